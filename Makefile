@@ -1,0 +1,79 @@
+# One word per task. `make` alone lists them.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
+UV ?= $(BIN)/uv
+STAMP := $(VENV)/.complete
+SERVICES := ingest router broker
+SOURCES := $(wildcard slatemq libs services tests examples)
+
+.PHONY: help setup demo up test lint types protos lock faults compose-test clean
+
+help: ## List the tasks
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Create .venv with every pinned dependency (quick when it is there already)
+
+# The stamp comes last, so that an interrupted set-up starts over. No build isolation: the build
+# backend is pinned and hash-checked like everything else.
+$(STAMP): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"SlateMQ needs Python 3.11 to 3.13, not {v.major}.{v.minor}: make PYTHON=…" if not (3, 11) <= v < (3, 14) else 0)'
+	@echo 'Setting up $(VENV): about a minute, once'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) --require-hashes -r requirements/dev.txt
+	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: setup ## Show it all in a minute: publish, route, consume, kill a broker, lose nothing
+	$(BIN)/python -m examples.demo $(ARGS)
+
+up: setup ## Run the whole stack on this machine, data in ./data
+	$(BIN)/python -m services --data data --ports 7420 $(ARGS)
+
+test: setup ## Run every test
+	$(BIN)/python -m pytest tests -m 'not compose' $(ARGS)
+
+lint: setup ## Check style, import contracts and protos
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --cache-dir $(VENV)/import-linter
+	if [ -d protos ]; then $(BIN)/buf lint; fi
+
+types: setup ## Check types, strictly
+	$(BIN)/mypy $(SOURCES)
+
+# The Python path of a stub is the path of its .proto below -I: protos/slatemq/v1/x.proto gives
+# slatemq/v1/x_pb2.py, with nothing to rewrite.
+protos: setup ## Generate the Python stubs from protos/
+	find slatemq/v1 -name '*_pb2*.py*' -delete
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos \
+	  --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. \
+	  $$(cd protos && find slatemq -name '*.proto' | LC_ALL=C sort)
+
+# dev.txt holds everything in one resolution; each service's file is a part of it, so that tests run
+# what images run. What is already pinned stays: `make lock ARGS=--upgrade` moves on.
+lock: ## Pin all dependencies with hashes into requirements/
+	$(UV) pip compile pyproject.toml --all-extras --group dev -o requirements/dev.txt $(LOCK_FLAGS) $(ARGS)
+	for service in $(SERVICES); do \
+	  $(UV) pip compile pyproject.toml --group $$service -o requirements/$$service.txt \
+	    --constraints requirements/dev.txt $(LOCK_FLAGS) $(ARGS); \
+	done
+
+LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+  --no-emit-index-url --no-emit-find-links --quiet
+
+faults: setup ## Long runs under faults: 100,000 messages and ten kills; ingest away for a minute
+	$(BIN)/python -m tests.faults kills --command $(ARGS)
+	$(BIN)/python -m tests.faults ingest-away $(ARGS)
+
+compose-test: setup ## Build the images, run a workload through the containers, kill one, check
+	$(BIN)/python -m pytest -m compose tests $(ARGS)
+
+clean: ## Remove everything that can be made again
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find slatemq libs services tests -name __pycache__ -type d -prune -exec rm -rf {} +
