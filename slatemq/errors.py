@@ -1,0 +1,224 @@
+"""Every error that a caller of SlateMQ may see.
+
+::
+
+    SlateMQError
+    ├── InvalidArgument      the call itself is wrong: fix it
+    ├── NotFound             the thing named does not exist
+    ├── AlreadyExists        the thing to create is there already
+    ├── FailedPrecondition   right call, wrong state: look at `reason`
+    ├── Aborted              somebody else changed it first: read again, then retry
+    ├── ResourceExhausted    a bound was reached: wait `retry_after_ms`, then retry
+    ├── Unavailable          a part is away: wait `retry_after_ms`, then retry
+    ├── DeadlineExceeded     no answer in time: the call may or may not have happened
+    ├── DataLoss             stored bytes are damaged or gone for good
+    └── Internal             a fault of ours: report it
+
+There is one class for each thing a caller would do differently, and no more. What exactly happened
+stands in `reason`, an UPPER_SNAKE word that programs may compare; `message` is for people and may
+change. On the wire each kind is one gRPC code, with `reason` and `metadata` as google.rpc.ErrorInfo
+(see `slatemq.rpc_status`). This module imports nothing, so that every layer may raise these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+__all__ = [
+    "Aborted",
+    "AlreadyExists",
+    "DataLoss",
+    "DeadlineExceeded",
+    "FailedPrecondition",
+    "Internal",
+    "InvalidArgument",
+    "NotFound",
+    "ResourceExhausted",
+    "SlateMQError",
+    "Unavailable",
+]
+
+DEFAULT_RETRY_AFTER_MS = 100
+"""How long a caller waits before the first retry when the server has no better guess."""
+
+
+class SlateMQError(Exception):
+    """Base of all errors of SlateMQ; catch it to catch them all.
+
+    Attributes:
+        message: What happened, for people.
+        reason: What happened, for programs: UPPER_SNAKE, stable between versions.
+        metadata: Further facts for programs, such as the current etag.
+    """
+
+    default_reason: ClassVar[str] = "UNKNOWN"
+
+    def __init__(
+        self, message: str, *, reason: str = "", metadata: Mapping[str, str] | None = None
+    ) -> None:
+        """Keep the message, the reason (the kind's own if none is given) and the metadata."""
+        super().__init__(message)
+        self.message = message
+        self.reason = reason or self.default_reason
+        self.metadata: dict[str, str] = dict(metadata or {})
+
+
+class InvalidArgument(SlateMQError):
+    """The request breaks a rule, whatever the state. Fix the field named; a retry cannot help.
+
+    Nothing was changed. `field` is the path in the request, e.g. `messages[3].headers`, and
+    `description` the rule it broke; `message` is both.
+    """
+
+    default_reason = "INVALID_FIELD"
+
+    def __init__(
+        self,
+        field: str,
+        description: str,
+        *,
+        reason: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Name the field and the rule; an empty field means the request as a whole."""
+        message = f"{field}: {description}" if field else description
+        super().__init__(message, reason=reason, metadata=metadata)
+        self.field = field
+        self.description = description
+
+
+class _ResourceError(SlateMQError):
+    """Names one resource by type (`queue`, `message`, …) and name."""
+
+    _phrase: ClassVar[str]
+
+    def __init__(
+        self,
+        resource_type: str,
+        resource_name: str,
+        message: str = "",
+        *,
+        reason: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Name the resource; the message is made from it unless one is given."""
+        super().__init__(
+            message or f"{resource_type} {resource_name!r} {self._phrase}",
+            reason=reason or f"{resource_type.upper()}_{self.default_reason}",
+            metadata=metadata,
+        )
+        self.resource_type = resource_type
+        self.resource_name = resource_name
+
+
+class NotFound(_ResourceError):
+    """The resource does not exist. Check the name, or create it. Reason: e.g. QUEUE_NOT_FOUND."""
+
+    default_reason = "NOT_FOUND"
+    _phrase = "does not exist"
+
+
+class AlreadyExists(_ResourceError):
+    """The resource exists. Use it, or choose another name. Reason: e.g. QUEUE_ALREADY_EXISTS."""
+
+    default_reason = "ALREADY_EXISTS"
+    _phrase = "exists already"
+
+
+class FailedPrecondition(SlateMQError):
+    """The call is right but the state forbids it. Change the state first; a bare retry fails again.
+
+    `reason` says which state, e.g. LEASE_ENDED (drop the message: it is no longer yours).
+    `subject` names what is in that state.
+    """
+
+    default_reason = "FAILED_PRECONDITION"
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        *,
+        subject: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Say which state forbids it; the reason comes first since no call does without one."""
+        super().__init__(message, reason=reason, metadata=metadata)
+        self.subject = subject
+
+
+class Aborted(SlateMQError):
+    """Somebody else changed it since you read it. Read again, apply your change, retry.
+
+    `etag` is the current one, where there is one to give.
+    """
+
+    default_reason = "CONFLICT"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        etag: str = "",
+        reason: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Keep the current etag (also in the metadata, which is how it crosses the wire)."""
+        facts = dict(metadata or {})
+        if etag:
+            facts["etag"] = etag
+        super().__init__(message, reason=reason, metadata=facts)
+        self.etag = facts.get("etag", "")
+
+
+class _RetryableError(SlateMQError):
+    """Nothing was changed, and the same call may succeed after `retry_after_ms`."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_ms: int = DEFAULT_RETRY_AFTER_MS,
+        reason: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Keep how long to wait before the next try."""
+        super().__init__(message, reason=reason, metadata=metadata)
+        self.retry_after_ms = retry_after_ms
+
+
+class ResourceExhausted(_RetryableError):
+    """A bound (bytes, streams, waiting claims) was reached. Send less, or wait and retry.
+
+    Unless the reason is a limit on the request itself (MESSAGE_TOO_LARGE): then send it in parts.
+    """
+
+    default_reason = "LIMIT_REACHED"
+
+
+class Unavailable(_RetryableError):
+    """The service or one it needs is away or starting. Wait `retry_after_ms`, then retry.
+
+    A publish that carries a request ID, an ack and a nack may always be repeated.
+    """
+
+    default_reason = "UNAVAILABLE"
+
+
+class DeadlineExceeded(SlateMQError):
+    """No answer before the deadline; it may still have happened. Repeat only what is idempotent."""
+
+    default_reason = "DEADLINE_EXCEEDED"
+
+
+class DataLoss(SlateMQError):
+    """Stored bytes are damaged or gone for good. Do not retry; restore, or drop what is named."""
+
+    default_reason = "DATA_LOSS"
+
+
+class Internal(SlateMQError):
+    """A fault in SlateMQ itself, or an answer that this version does not know. Report it."""
+
+    default_reason = "INTERNAL"

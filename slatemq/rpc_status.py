@@ -1,0 +1,247 @@
+"""Errors on the wire: `slatemq.errors` to google.rpc.Status and back, in one table.
+
+==================== =================== =============================================
+error                gRPC code           details, next to ErrorInfo (domain "slatemq")
+==================== =================== =============================================
+InvalidArgument      INVALID_ARGUMENT    BadRequest: the field and the rule
+NotFound             NOT_FOUND           ResourceInfo: type and name
+AlreadyExists        ALREADY_EXISTS      ResourceInfo: type and name
+FailedPrecondition   FAILED_PRECONDITION PreconditionFailure: type = reason, subject
+Aborted              ABORTED             ErrorInfo.metadata["etag"]
+ResourceExhausted    RESOURCE_EXHAUSTED  QuotaFailure: subject = reason; RetryInfo
+Unavailable          UNAVAILABLE         RetryInfo
+DeadlineExceeded     DEADLINE_EXCEEDED
+DataLoss             DATA_LOSS
+Internal             INTERNAL
+==================== =================== =============================================
+
+A call that fails as a whole carries the Status in the trailer `grpc-status-details-bin`; a batch
+answer carries one Status per item, made by the same two functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar, cast
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from google.rpc import code_pb2, error_details_pb2
+from google.rpc.status_pb2 import Status
+
+from slatemq import errors
+
+ERROR_DOMAIN = "slatemq"
+
+STATUS_DETAILS_KEY = "grpc-status-details-bin"
+
+MESSAGE_BYTES_MAX = 1024
+"""A message travels up to three times in the trailers (percent-encoded as text, and twice in the
+details), and a peer may refuse trailers over 8 KiB: with this cap they stay below."""
+
+FACT_BYTES_MAX = 256
+"""Cap of a field path, a subject, a name and each metadata value, for the same reason."""
+
+_CODES: dict[type[errors.SlateMQError], code_pb2.Code] = {
+    errors.InvalidArgument: code_pb2.INVALID_ARGUMENT,
+    errors.NotFound: code_pb2.NOT_FOUND,
+    errors.AlreadyExists: code_pb2.ALREADY_EXISTS,
+    errors.FailedPrecondition: code_pb2.FAILED_PRECONDITION,
+    errors.Aborted: code_pb2.ABORTED,
+    errors.ResourceExhausted: code_pb2.RESOURCE_EXHAUSTED,
+    errors.Unavailable: code_pb2.UNAVAILABLE,
+    errors.DeadlineExceeded: code_pb2.DEADLINE_EXCEEDED,
+    errors.DataLoss: code_pb2.DATA_LOSS,
+    errors.Internal: code_pb2.INTERNAL,
+}
+
+_M = TypeVar("_M", bound=Message)
+
+_GRPC_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class _FailedCall(Protocol):
+    """What synchronous and asyncio failures of grpcio have in common."""
+
+    def code(self) -> grpc.StatusCode: ...
+
+    def details(self) -> str | None: ...
+
+    def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
+
+
+def to_status(error: errors.SlateMQError) -> Status:
+    """Make the google.rpc.Status of an error: code, message, ErrorInfo, and the kind's details."""
+    message = _capped(error.message, MESSAGE_BYTES_MAX)
+    status = Status(code=_code(type(error)), message=message)
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN)
+    for key, value in error.metadata.items():
+        info.metadata[key] = _capped(value, FACT_BYTES_MAX)
+    for detail in (info, *_kind_details(error)):
+        status.details.add().Pack(detail)
+    return status
+
+
+def from_status(status: Status) -> errors.SlateMQError:
+    """Make the error of a google.rpc.Status; a code that has no kind of its own is Internal.
+
+    Raises:
+        ValueError: The status is OK, which is no error.
+    """
+    if status.code == code_pb2.OK:
+        raise ValueError("an OK status is no error")
+    return _Reader(status).error()
+
+
+def grpc_code(status: Status) -> grpc.StatusCode:
+    """The gRPC code of a status."""
+    return _GRPC_CODES.get(status.code, grpc.StatusCode.UNKNOWN)
+
+
+def from_rpc_error(error: grpc.RpcError) -> errors.SlateMQError:
+    """Make the error of a failed call, from its trailer or, where it has none, from its code."""
+    call = cast("_FailedCall", error)
+    code = int(call.code().value[0])
+    for key, value in call.trailing_metadata() or ():
+        if key == STATUS_DETAILS_KEY and isinstance(value, bytes):
+            try:
+                status = Status.FromString(value)
+            except DecodeError:
+                break
+            if status.code == code:
+                return from_status(status)
+    return from_status(Status(code=code, message=call.details() or call.code().name))
+
+
+@contextmanager
+def raising_slatemq_errors() -> Iterator[None]:
+    """Within it, a failed call raises an error of `slatemq.errors` instead of an RpcError."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from error
+
+
+def _code(kind: type[errors.SlateMQError]) -> code_pb2.Code:
+    for parent in kind.__mro__:
+        if parent in _CODES:
+            return _CODES[parent]
+    return code_pb2.INTERNAL
+
+
+def _kind_details(error: errors.SlateMQError) -> tuple[Message, ...]:
+    details = error_details_pb2
+    match error:
+        case errors.InvalidArgument():
+            field = _capped(error.field, FACT_BYTES_MAX)
+            rule = _capped(error.description, MESSAGE_BYTES_MAX)
+            violation = details.BadRequest.FieldViolation(field=field, description=rule)
+            return (details.BadRequest(field_violations=[violation]),)
+        case errors.NotFound() | errors.AlreadyExists():
+            name = _capped(error.resource_name, FACT_BYTES_MAX)
+            return (details.ResourceInfo(resource_type=error.resource_type, resource_name=name),)
+        case errors.FailedPrecondition():
+            subject = _capped(error.subject, FACT_BYTES_MAX)
+            state = details.PreconditionFailure.Violation(type=error.reason, subject=subject)
+            return (details.PreconditionFailure(violations=[state]),)
+        case errors.ResourceExhausted():
+            quota = details.QuotaFailure.Violation(subject=error.reason)
+            return (
+                details.QuotaFailure(violations=[quota]),
+                _retry_info(error.retry_after_ms),
+            )
+        case errors.Unavailable():
+            return (_retry_info(error.retry_after_ms),)
+    return ()
+
+
+def _retry_info(retry_after_ms: int) -> error_details_pb2.RetryInfo:
+    info = error_details_pb2.RetryInfo()
+    info.retry_delay.FromMilliseconds(retry_after_ms)
+    return info
+
+
+def _capped(text: str, bytes_max: int) -> str:
+    """The text in at most so many UTF-8 bytes; lone surrogates, which have none, become `?`."""
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= bytes_max:
+        return encoded.decode()
+    return encoded[: bytes_max - 3].decode("utf-8", "ignore") + "…"
+
+
+class _Reader:
+    """Takes a Status apart; details that are missing or of other types leave defaults behind."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self._info = self._detail(error_details_pb2.ErrorInfo)
+
+    def error(self) -> errors.SlateMQError:
+        status, reason, metadata = self._status, self._info.reason, dict(self._info.metadata)
+        message = status.message
+        match status.code:
+            case code_pb2.INVALID_ARGUMENT | code_pb2.OUT_OF_RANGE:
+                field, rule = self._violation()
+                return errors.InvalidArgument(field, rule, reason=reason, metadata=metadata)
+            case code_pb2.NOT_FOUND | code_pb2.ALREADY_EXISTS:
+                made = (
+                    errors.NotFound if status.code == code_pb2.NOT_FOUND else errors.AlreadyExists
+                )
+                found = self._detail(error_details_pb2.ResourceInfo)
+                kind = found.resource_type or "resource"
+                return made(kind, found.resource_name, message, reason=reason, metadata=metadata)
+            case code_pb2.FAILED_PRECONDITION:
+                failure = self._detail(error_details_pb2.PreconditionFailure).violations
+                subject = failure[0].subject if failure else ""
+                return errors.FailedPrecondition(
+                    reason, message, subject=subject, metadata=metadata
+                )
+            case code_pb2.ABORTED:
+                return errors.Aborted(message, reason=reason, metadata=metadata)
+            case code_pb2.RESOURCE_EXHAUSTED:
+                if (
+                    not reason and "larger than max" in message
+                ):  # gRPC's own refusal, on either side
+                    reason = "MESSAGE_TOO_LARGE"
+                retry_after_ms = self._retry_after_ms()
+                return errors.ResourceExhausted(
+                    message, retry_after_ms=retry_after_ms, reason=reason, metadata=metadata
+                )
+            case code_pb2.UNAVAILABLE | code_pb2.CANCELLED:
+                if status.code == code_pb2.CANCELLED:
+                    reason = reason or "CANCELLED"
+                retry_after_ms = self._retry_after_ms()
+                return errors.Unavailable(
+                    message, retry_after_ms=retry_after_ms, reason=reason, metadata=metadata
+                )
+            case code_pb2.DEADLINE_EXCEEDED:
+                return errors.DeadlineExceeded(message, reason=reason, metadata=metadata)
+            case code_pb2.DATA_LOSS:
+                return errors.DataLoss(message, reason=reason, metadata=metadata)
+            case _:
+                reason = reason or grpc_code(status).name
+                return errors.Internal(message, reason=reason, metadata=metadata)
+
+    def _detail(self, kind: type[_M]) -> _M:
+        found = kind()
+        for packed in self._status.details:
+            if packed.Is(found.DESCRIPTOR):
+                try:
+                    packed.Unpack(found)
+                except DecodeError:
+                    return kind()
+                break
+        return found
+
+    def _violation(self) -> tuple[str, str]:
+        violations = self._detail(error_details_pb2.BadRequest).field_violations
+        if not violations:
+            return "", self._status.message
+        return violations[0].field, violations[0].description
+
+    def _retry_after_ms(self) -> int:
+        info = self._detail(error_details_pb2.RetryInfo)
+        if info.HasField("retry_delay"):
+            return int(info.retry_delay.ToMilliseconds())
+        return errors.DEFAULT_RETRY_AFTER_MS

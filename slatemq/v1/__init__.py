@@ -1,0 +1,1 @@
+"""The generated protobuf messages and gRPC stubs of slatemq.v1."""
