@@ -1,0 +1,1 @@
+"""The libraries that the services share; each knows nothing of any service."""

@@ -1,0 +1,51 @@
+"""Payloads too large for a record: one object each, below `blobs/`, under a random name.
+
+A blob is durable before its URI is handed out, and the URI is what the payload record holds:
+`<root URL>/blobs/<2 hex>/<30 hex>`, without options or credentials.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+from libs.storage.errors import ForeignUri
+from libs.storage.roots import Root
+
+__all__ = ["Blobs"]
+
+_FOLDER: Final = "blobs"
+_NAME_BYTES: Final = 16
+_HEX: Final = frozenset("0123456789abcdef")
+
+
+class Blobs:
+    """The payload objects of one root. Methods raise StoreUnavailable when the store is away."""
+
+    def __init__(self, root: Root) -> None:
+        self._objects = root.objects
+        self._base = root.url if root.url.endswith("/") else f"{root.url}/"
+
+    async def put(self, payload: bytes) -> str:
+        """Store `payload` under a fresh name; durable on return. Gives its URI."""
+        name = secrets.token_hex(_NAME_BYTES)
+        # 256 folders: a local one with millions of entries gets slow.
+        path = f"{_FOLDER}/{name[:2]}/{name[2:]}"
+        await self._objects.put(path, payload)
+        return self._base + path
+
+    async def get(self, uri: str) -> bytes:
+        """The payload at `uri`. Raises ObjectNotFound, and ForeignUri for one outside this root."""
+        return await self._objects.get(self._path(uri))
+
+    async def delete(self, uri: str) -> None:
+        """Remove the payload; no error if it is gone. Raises ForeignUri."""
+        await self._objects.delete(self._path(uri))
+
+    def _path(self, uri: str) -> str:
+        path = uri.removeprefix(self._base)
+        parts = path.split("/")
+        ours = path != uri and len(parts) == 3 and parts[0] == _FOLDER
+        if not ours or not all(set(part) <= _HEX and part for part in parts[1:]):
+            raise ForeignUri(uri, self._base)
+        return path

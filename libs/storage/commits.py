@@ -1,0 +1,240 @@
+"""Group commit: changes apply in memory at once, one loop makes them durable, then answers go out.
+
+    mark_dirty ──▶ gathering ──drain──▶ written (in memory) ──flush, sync──▶ durable ──▶ answers
+                       ▲                      at most two, in order                │
+                       └──────────── the next commit gathers meanwhile ◀───────────┘
+
+Whoever waits shares one future per commit. Commits become durable strictly in order. When one
+fails, memory is ahead of the disk: every waiter gets the error and there is never another commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from libs.storage.clocks import Clock
+from libs.storage.errors import StorageError, StoreFailed
+from libs.storage.keys import CLOCK_KEY
+from libs.storage.slate import Batch, Database
+from libs.storage.states import encode_clock
+
+__all__ = ["MAX_IN_FLIGHT", "GroupCommit", "Source"]
+
+MAX_IN_FLIGHT: Final = 2
+"""Commits written and not yet durable: one being synced while the next is written."""
+
+
+class Source(Protocol):
+    """What is committed: the owner's changed records."""
+
+    def drain(self, batch: Batch) -> None:
+        """Put everything that changed since the last drain; called on the event loop.
+
+        `batch.commit` is the number of this commit, the one its `on_durable` hooks will get. Put
+        nothing if nothing changed: no commit is made then, and the number is used again. Must not
+        raise: an error here counts as a failed commit.
+        """
+
+
+class _Commit:
+    __slots__ = ("done", "number", "size_bytes", "started_at")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.size_bytes = 0
+        self.started_at = 0.0
+
+
+class GroupCommit:
+    """The commit loop of one database; `run` must be running for anything to become durable.
+
+    `interval_ms` is the least time between the starts of two commits: 0 on a disk, more where each
+    commit is a paid PUT.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        source: Source,
+        interval_ms: int = 0,
+        in_flight: int = MAX_IN_FLIGHT,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._source = source
+        self._interval_s = interval_ms / 1000
+        self._in_flight: deque[_Commit] = deque()
+        self._slots = asyncio.Semaphore(in_flight)
+        self._wake = asyncio.Event()
+        self._hooks: list[Callable[[int], None]] = []
+        self._number = 1
+        self._gathering: _Commit | None = None
+        self._gathered_bytes = 0
+        self._closing = False
+        self._running = False
+        self._finished = asyncio.Event()
+        self._finisher: asyncio.Task[None] | None = None
+        self.failed: StorageError | None = None
+        """Why there will be no further commit; None while all is well."""
+
+    def mark_dirty(self, size_bytes: int = 0) -> None:
+        """Something changed in memory: the next commit will drain it.
+
+        `size_bytes` counts towards `uncommitted_bytes` until the drain, which then knows better.
+        """
+        if self._gathering is None:
+            self._gathering = _Commit(self._number)
+            self._wake.set()
+        self._gathered_bytes += size_bytes
+
+    async def durable(self) -> None:
+        """Wait for the newest commit that could hold anything applied so far; none: return at once.
+
+        Raises the error of a failed commit. Cancelling one waiter disturbs no other.
+        """
+        if self.failed is not None:
+            raise self.failed
+        newest = self._gathering or (self._in_flight[-1] if self._in_flight else None)
+        if newest is not None:
+            await asyncio.shield(newest.done)
+
+    def on_durable(self, callback: Callable[[int], None]) -> None:
+        """Call `callback(commit number)` after each durable commit, before its waiters go on."""
+        self._hooks.append(callback)
+
+    def overdue_ms(self) -> int:
+        """Age of the oldest commit in flight, in milliseconds; 0 if there is none."""
+        if not self._in_flight:
+            return 0
+        return int((time.monotonic() - self._in_flight[0].started_at) * 1000)
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """Bytes gathered or in flight, not durable yet: what back-pressure is judged by."""
+        return self._gathered_bytes + sum(commit.size_bytes for commit in self._in_flight)
+
+    async def run(self) -> None:
+        """Commit until closed. Raises the cause when a commit fails; then the process must stop."""
+        self._running = True
+        try:
+            while self.failed is None:
+                await self._wake.wait()
+                await self._slots.acquire()
+                if self._gathering is None or self.failed is not None:
+                    break
+                await self._commit(self._gathering)
+            if self._finisher is not None:
+                await self._finisher
+            if self.failed is not None:
+                raise self.failed
+        except asyncio.CancelledError:
+            self._fail(StoreFailed("the commit loop was stopped"))
+            raise
+        finally:
+            self._running = False
+            self._finished.set()
+
+    async def close(self) -> None:
+        """Make durable what is still dirty, then end `run`. Never raises: look at `failed`.
+
+        Await `run`'s task afterwards; a `run` that has not begun yet does its work there.
+        """
+        self._closing = True
+        self._wake.set()
+        if self._running:
+            await self._finished.wait()
+
+    async def _commit(self, commit: _Commit) -> None:
+        await asyncio.sleep(0)  # what is ready to run now may still join this commit
+        if self.failed is not None:
+            return
+        started = time.monotonic()
+        batch = Batch()
+        batch.commit = commit.number
+        try:
+            self._source.drain(batch)
+        except Exception as error:  # noqa: BLE001 - a half-drained source must never commit again
+            self._fail(error)
+            return
+        self._gathering = None
+        self._gathered_bytes = 0
+        self._wake.clear()
+        if self._closing:
+            self._wake.set()
+        if len(batch) == 0:
+            self._slots.release()
+            self._release_empty(commit)
+            return
+        batch.put(CLOCK_KEY, encode_clock(self._clock.now_ms()))
+        commit.size_bytes = batch.size_bytes
+        commit.started_at = started
+        self._number += 1
+        self._in_flight.append(commit)
+        try:
+            await self._database.write(batch)
+        except Exception as error:  # noqa: BLE001 - memory is ahead of the disk, whatever it was
+            self._fail(error)
+            return
+        self._finisher = asyncio.create_task(self._finish(commit, self._finisher))
+        if self._interval_s:
+            await self._pause(started + self._interval_s - time.monotonic())
+
+    async def _finish(self, commit: _Commit, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        if self.failed is not None:
+            return
+        try:
+            await self._database.flush()
+            self._in_flight.popleft()
+            for hook in self._hooks:
+                hook(commit.number)
+        except Exception as error:  # noqa: BLE001 - no answer may rest on what went wrong
+            self._fail(error, commit)
+            return
+        commit.done.set_result(None)
+        self._slots.release()
+
+    def _release_empty(self, commit: _Commit) -> None:
+        """Nothing had changed: its waiters wait for what is in flight, if anything is."""
+        if not self._in_flight:
+            commit.done.set_result(None)
+            return
+
+        def follow(newest: asyncio.Future[None]) -> None:
+            error = newest.exception()
+            if error is None:
+                commit.done.set_result(None)
+            else:
+                commit.done.set_exception(error)
+                commit.done.exception()
+
+        self._in_flight[-1].done.add_done_callback(follow)
+
+    async def _pause(self, seconds: float) -> None:
+        if seconds > 0 and not self._closing:
+            await asyncio.sleep(seconds)
+
+    def _fail(self, error: BaseException, commit: _Commit | None = None) -> None:
+        if self.failed is None:
+            if isinstance(error, StorageError):
+                self.failed = error
+            else:
+                self.failed = StoreFailed(f"the commit loop broke: {error!r}")
+                self.failed.__cause__ = error
+        waiting = [*self._in_flight]
+        waiting += [one for one in (commit, self._gathering) if one is not None]
+        self._in_flight.clear()
+        self._gathering = None
+        for one in waiting:
+            if not one.done.done():
+                one.done.set_exception(self.failed)
+                one.done.exception()  # nobody may be waiting: that is no error of its own
+        self._wake.set()
+        self._slots.release()

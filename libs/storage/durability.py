@@ -1,0 +1,137 @@
+"""What stands between a finished write and an answer that survives a power failure.
+
+A finished PUT of an object store is durable. SlateDB's and obstore's local stores never fsync, so
+on `file://` a commit counts only after a sync of the data folder. On Linux that is one syncfs,
+which covers new files, their folders, and renames alike; elsewhere every file that changed since
+the last sync is synced, and every folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import os
+import sys
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Protocol
+
+__all__ = ["Durability", "FileSync", "FolderSync", "NoSync", "durability_of"]
+
+_FULL_FSYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
+"""macOS only, where fsync alone leaves data in the drive's cache."""
+
+
+class Durability(Protocol):
+    """Makes what was written before the call survive a power failure."""
+
+    async def sync(self) -> None:
+        """Everything in the data folder that was written before the call. Raises OSError."""
+
+    async def sync_file(self, path: Path) -> None:
+        """One file below the data folder and the folders that lead to it. Raises OSError."""
+
+
+class NoSync:
+    """For object stores, for memory, and for measuring what syncing costs."""
+
+    async def sync(self) -> None:
+        """Nothing to do."""
+
+    async def sync_file(self, path: Path) -> None:
+        """Nothing to do."""
+
+
+class _InThread(ABC):
+    """Runs blocking syncs in one thread of its own, never on the event loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="sync")
+
+    async def sync(self) -> None:
+        """Everything in the data folder that was written before the call."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._sync)
+
+    async def sync_file(self, path: Path) -> None:
+        """One file below the data folder and the folders that lead to it."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._sync_file, path)
+
+    @abstractmethod
+    def _sync(self) -> None: ...
+
+    def _sync_file(self, path: Path) -> None:
+        fsync_path(path)
+        folder = path.parent
+        while folder != self._folder.parent:
+            fsync_path(folder)
+            folder = folder.parent
+
+
+class FolderSync(_InThread):
+    """Linux: one syncfs of the file system that holds the data folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+    def _sync(self) -> None:
+        if self._libc.syncfs(self._descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(self._folder))
+
+    def __del__(self) -> None:
+        descriptor = getattr(self, "_descriptor", None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+class FileSync(_InThread):
+    """Anywhere: fsync of every file that changed since the last sync, then of every folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._synced: dict[str, tuple[int, int, int]] = {}
+
+    def _sync(self) -> None:
+        seen: dict[str, tuple[int, int, int]] = {}
+        folders: list[str] = []
+        for folder, _, names in os.walk(self._folder):
+            folders.append(folder)
+            for name in names:
+                path = os.path.join(folder, name)
+                try:
+                    stat = os.stat(path)
+                    mark = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+                    if self._synced.get(path) != mark:
+                        fsync_path(Path(path))
+                except FileNotFoundError:
+                    continue  # collected or renamed meanwhile: it holds nothing that counts
+                seen[path] = mark
+        for folder in folders:
+            fsync_path(Path(folder))
+        self._synced = seen
+
+
+def fsync_path(path: Path) -> None:
+    """Bring one file or folder to the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if _FULL_FSYNC is None:
+            os.fsync(descriptor)
+        else:
+            fcntl.fcntl(descriptor, _FULL_FSYNC)
+    finally:
+        os.close(descriptor)
+
+
+def durability_of(folder: Path | None, enabled: bool = True) -> Durability:
+    """The right one for a data folder (None: the store is not a local folder)."""
+    if folder is None or not enabled:
+        return NoSync()
+    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "syncfs"):
+        return FolderSync(folder)
+    return FileSync(folder)

@@ -1,0 +1,91 @@
+"""Every error that the storage library raises on its own account."""
+
+import re
+
+
+class StorageError(Exception):
+    """Base of all errors of this package; catch it to catch them all."""
+
+
+class CorruptRecord(StorageError):
+    """The bytes of a key or value are not what its layout says.
+
+    `record` names the record ("active value", "payload key", ...), `detail` says what is wrong and
+    where. Nothing was changed; the caller must not guess at a meaning, but report the record and
+    stop using it.
+    """
+
+    def __init__(self, record: str, detail: str) -> None:
+        super().__init__(f"corrupt {record}: {detail}")
+        self.record = record
+        self.detail = detail
+
+
+class SequenceExhausted(StorageError):
+    """The ingest shard has no message IDs left; messages must go to another shard."""
+
+
+def readable(message: str) -> str:
+    """A store's own message, on one line, without URL queries (which may hold signatures)."""
+    code = re.search(r"<Code>(\w+)</Code>", message)
+    first = re.sub(r"\?[^\s\"')]*", "", message.strip().partition("<?xml")[0].partition("\n")[0])
+    return f"{first.strip()} {code[1]}" if code else first
+
+
+class StoreUnavailable(StorageError):
+    """The object store cannot be used now: unreachable, no such bucket, or credentials refused.
+
+    Nothing is known to be damaged. At start: report it and stop. Later: the database is unusable,
+    the process restarts. The message never holds credentials.
+    """
+
+
+class StoreFailed(StorageError):
+    """A write or flush failed, or the database is closed. Memory may be ahead of the disk.
+
+    The database object is unusable from here on; the process restarts from what is durable.
+    """
+
+
+class Fenced(StoreFailed):
+    """Another process opened this database for writing; this one may never commit again.
+
+    Stop, with the exit code of its own that no supervisor restarts.
+    """
+
+
+class DamagedStore(StorageError):
+    """SlateDB found its own files missing or damaged. Do not go on; restore or inspect by hand."""
+
+
+class UnsafeStore(StorageError):
+    """The store ignores create-if-absent, so two writers could both believe they own a database."""
+
+
+class ClockAhead(StorageError):
+    """This machine's clock is more than a minute ahead of the store's; correct it, then start.
+
+    `ahead_ms` says by how much (milliseconds).
+    """
+
+    def __init__(self, ahead_ms: int) -> None:
+        super().__init__(
+            f"the clock of this machine is {ahead_ms} ms ahead of the object store's clock"
+        )
+        self.ahead_ms = ahead_ms
+
+
+class ObjectNotFound(StorageError):
+    """There is no object under this path or URI; `path` names it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"no object at {path}")
+        self.path = path
+
+
+class ForeignUri(StorageError):
+    """A payload URI points outside this instance's root; it is not followed. `uri` names it."""
+
+    def __init__(self, uri: str, root: str) -> None:
+        super().__init__(f"{uri} is not a payload object below {root}")
+        self.uri = uri

@@ -1,0 +1,397 @@
+"""Every key, drawn beside the code that builds it, and the parsers of those that are scanned.
+
+A key starts with `version u8 = 01 | type u8`; every number in a key is big-endian, so that bytes
+sort like numbers. <queue> is the queue's ID in UTF-8 as TerminatedBytes, so no queue's keys lie
+among another's. Builders raise ValueError for a number out of bounds, parsers CorruptRecord.
+"""
+
+from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from libs.storage.ids import MAX_MESSAGE_ID
+from libs.storage.primitives import Fixed, KeyRange, Reader, terminated
+
+KEY_VERSION = 1
+
+
+class RecordType(IntEnum):
+    """The second byte of a key: the RFC's own types, and ours from 0x40 up.
+
+    0x44 (dedupe key), 0x45 (outbox) and 0x47 (note) are reserved.
+    """
+
+    PAYLOAD = 0x01  # the metadata log's entries too: the two never meet, see LOG_KEY
+    ACTIVE = 0x02
+    DONE = 0x03
+    FAILED = 0x04
+    ATTEMPTS = 0x05
+    CONFIG = 0x06
+    QUEUE_STATE = 0x40
+    ROUTING_CURSOR = 0x41
+    ID_BLOCK = 0x42
+    REQUEST_IDS = 0x43
+    PURGE_EPOCH = 0x46
+    CLOCK = 0x48
+    CONFIG_REVISION = 0x49
+    FINISHED_LEASES = 0x4A
+
+
+_NUMBER = Fixed(order=">", number="Q")
+_MESSAGE_ID = Fixed(order=">", message_id="Q")
+_BUCKET = Fixed(order=">", bucket="Q")
+_REQUEST_IDS = Fixed(order=">", minute="I", first_sequence="Q")
+_SLOT = Fixed(order=">", slot="H")
+_LAST_NUMBER = (1 << 64) - 1
+
+
+def _head(record_type: RecordType) -> bytes:
+    return bytes((KEY_VERSION, record_type))
+
+
+def _read_type(reader: Reader) -> int:
+    version, found = reader.take("version and type", 2)
+    if version != KEY_VERSION:
+        raise reader.corrupt(f"unknown version {version:02x}")
+    return found
+
+
+def _open(record: str, record_type: RecordType, key: bytes) -> Reader:
+    reader = Reader(record, key)
+    found = _read_type(reader)
+    if found != record_type:
+        raise reader.corrupt(f"type {found:02x} instead of {record_type:02x}")
+    return reader
+
+
+def _through(first: bytes, last: bytes) -> KeyRange:
+    # The smallest key after `last` is `last` with a zero byte.
+    return KeyRange(first, last + b"\x00")
+
+
+# --- Ingest database: payloads and the metadata log -------------------------
+#
+#   payload    | 01 | 01 | message ID u64 |
+#   log entry  | 01 | 01 | log key, TerminatedBytes | sequence u64 |
+#
+# The log key starts with "o" (6F), the highest byte of a message ID is at most 3F: one sorts after
+# the other, whole.
+
+LOG_KEY = b"opendata-queue/messages/metadata"
+assert LOG_KEY[0] > MAX_MESSAGE_ID >> 56, "payload keys would reach into the metadata log"
+
+_PAYLOAD_HEAD = _head(RecordType.PAYLOAD)
+
+
+def payload_key(message_id: int) -> bytes:
+    """Key of a message's payload."""
+    if not 0 <= message_id <= MAX_MESSAGE_ID:
+        raise ValueError(f"message_id = {message_id} is not within 0..{MAX_MESSAGE_ID}")
+    return _PAYLOAD_HEAD + message_id.to_bytes(8, "big")
+
+
+def parse_payload_key(key: bytes) -> int:
+    """The message ID in a payload key."""
+    return _read_message_id(_open("payload key", RecordType.PAYLOAD, key))
+
+
+def payload_range(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> KeyRange:
+    """The payloads of all messages from `first_id` to `last_id`, both included."""
+    return _through(payload_key(first_id), payload_key(last_id))
+
+
+@lru_cache(maxsize=64)
+def _log_head(instance: str) -> bytes:
+    return _PAYLOAD_HEAD + terminated(LOG_KEY + (f"/{instance}".encode() if instance else b""))
+
+
+def log_key(sequence: int, instance: str = "") -> bytes:
+    """Key of the log entry whose first message has the ID `sequence`.
+
+    `instance` names the queue system where several share one database; empty where there is one.
+    """
+    return _log_head(instance) + _NUMBER.pack(sequence)
+
+
+def parse_log_key(key: bytes, instance: str = "") -> int:
+    """The sequence in a log entry's key; CorruptRecord when it is of another instance."""
+    reader = _open("log key", RecordType.PAYLOAD, key)
+    if terminated(reader.terminated("log key")) != _log_head(instance)[2:]:
+        raise reader.corrupt("another log")
+    (sequence,) = reader.fixed("sequence", _NUMBER)
+    reader.finish()
+    return int(sequence)
+
+
+def log_range(
+    first_sequence: int, last_sequence: int = _LAST_NUMBER, instance: str = ""
+) -> KeyRange:
+    """The log entries from `first_sequence` to `last_sequence`, both included."""
+    return _through(log_key(first_sequence, instance), log_key(last_sequence, instance))
+
+
+# --- Broker database: the lists of a queue ----------------------------------
+#
+#   active     | 01 | 02 | <queue> | bucket u64 |
+#   done       | 01 | 03 | <queue> | bucket u64 |
+#   failed     | 01 | 04 | <queue> | bucket u64 |          RFC form of these three: no bucket
+#
+# The bucket number is drawn in buckets.py.
+
+
+class BucketKey(NamedTuple):
+    """The key of an active, done or failed record; `bucket` is None in the RFC's form."""
+
+    queue: str
+    bucket: int | None
+
+
+def _queue_head(record_type: RecordType, queue: str) -> bytes:
+    if not queue:
+        raise ValueError("queue is empty")
+    return _head(record_type) + terminated(queue.encode())
+
+
+def _bucket_key(record_type: RecordType, queue: str, bucket: int) -> bytes:
+    return _queue_head(record_type, queue) + _BUCKET.pack(bucket)
+
+
+def _read_queue(reader: Reader) -> str:
+    try:
+        queue = reader.terminated("queue").decode()
+    except UnicodeDecodeError as error:
+        raise reader.corrupt(f"queue is not valid UTF-8: {error.reason}") from None
+    if not queue:
+        raise reader.corrupt("queue is empty")
+    return queue
+
+
+def _read_message_id(reader: Reader) -> int:
+    (message_id,) = reader.fixed("message ID", _MESSAGE_ID)
+    reader.finish()
+    if message_id > MAX_MESSAGE_ID:
+        raise reader.corrupt(f"{message_id:#x} is no message ID")
+    return int(message_id)
+
+
+def _parse_bucket_key(record: str, record_type: RecordType, key: bytes) -> BucketKey:
+    reader = _open(record, record_type, key)
+    queue = _read_queue(reader)
+    bucket = None if reader.at_end else reader.fixed("bucket", _BUCKET)[0]
+    reader.finish()
+    return BucketKey(queue, bucket)
+
+
+def _bucket_range(record_type: RecordType, queue: str, first: int, last: int) -> KeyRange:
+    return _through(_bucket_key(record_type, queue, first), _bucket_key(record_type, queue, last))
+
+
+def active_key(queue: str, bucket: int) -> bytes:
+    """Key of one bucket of a queue's available and in-flight messages."""
+    return _bucket_key(RecordType.ACTIVE, queue, bucket)
+
+
+def parse_active_key(key: bytes) -> BucketKey:
+    """The queue and bucket of an active key, in our form or the RFC's."""
+    return _parse_bucket_key("active key", RecordType.ACTIVE, key)
+
+
+def active_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
+    """The active buckets from `first_bucket` to `last_bucket`, both included.
+
+    From `bucket_number(p, k, order)` to `bucket_number(p, k, last_order(epoch))`: all buckets of
+    one priority, kind and epoch from a known head on.
+    """
+    return _bucket_range(RecordType.ACTIVE, queue, first_bucket, last_bucket)
+
+
+def done_key(queue: str, bucket: int) -> bytes:
+    """Key of one bucket of a queue's done messages."""
+    return _bucket_key(RecordType.DONE, queue, bucket)
+
+
+def parse_done_key(key: bytes) -> BucketKey:
+    """The queue and bucket of a done key, in our form or the RFC's."""
+    return _parse_bucket_key("done key", RecordType.DONE, key)
+
+
+def done_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
+    """The done buckets from `first_bucket` to `last_bucket`, both included."""
+    return _bucket_range(RecordType.DONE, queue, first_bucket, last_bucket)
+
+
+def failed_key(queue: str, bucket: int) -> bytes:
+    """Key of one bucket of a queue's failed messages."""
+    return _bucket_key(RecordType.FAILED, queue, bucket)
+
+
+def parse_failed_key(key: bytes) -> BucketKey:
+    """The queue and bucket of a failed key, in our form or the RFC's."""
+    return _parse_bucket_key("failed key", RecordType.FAILED, key)
+
+
+def failed_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
+    """The failed buckets from `first_bucket` to `last_bucket`, both included."""
+    return _bucket_range(RecordType.FAILED, queue, first_bucket, last_bucket)
+
+
+# --- Broker database: one record per queue, or per message in a queue -------
+#
+#   attempts     | 01 | 05 | <queue> | message ID u64 |    RFC form: | 01 | 05 | message ID u64 |
+#   config       | 01 | 06 | <queue> |
+#   queue state  | 01 | 40 | <queue> |
+
+
+class AttemptsKey(NamedTuple):
+    """The key of an attempts record; `queue` is None in the RFC's form."""
+
+    queue: str | None
+    message_id: int
+
+
+def attempts_key(queue: str, message_id: int) -> bytes:
+    """Key of the failed attempts of one message in one queue."""
+    return _queue_head(RecordType.ATTEMPTS, queue) + _MESSAGE_ID.pack(message_id)
+
+
+def parse_attempts_key(key: bytes) -> AttemptsKey:
+    """The queue and message of an attempts key, in our form or the RFC's."""
+    reader = _open("attempts key", RecordType.ATTEMPTS, key)
+    # Ours has at least a terminator more than the eight bytes of the RFC's.
+    queue = None if reader.left == _MESSAGE_ID.size else _read_queue(reader)
+    return AttemptsKey(queue, _read_message_id(reader))
+
+
+def attempts_range(queue: str, first_id: int, last_id: int) -> KeyRange:
+    """A queue's attempts records from message `first_id` to `last_id`, both included."""
+    return _through(attempts_key(queue, first_id), attempts_key(queue, last_id))
+
+
+def config_key(queue: str) -> bytes:
+    """Key of a queue's configuration."""
+    return _queue_head(RecordType.CONFIG, queue)
+
+
+def parse_config_key(key: bytes) -> str:
+    """The queue of a config key."""
+    return _parse_queue_key("config key", RecordType.CONFIG, key)
+
+
+def config_range(after: str | None = None) -> KeyRange:
+    """The configurations of all queues, or of those whose ID sorts after `after`."""
+    return _queue_range(RecordType.CONFIG, after)
+
+
+def queue_state_key(queue: str) -> bytes:
+    """Key of a queue's state record."""
+    return _queue_head(RecordType.QUEUE_STATE, queue)
+
+
+def parse_queue_state_key(key: bytes) -> str:
+    """The queue of a state key."""
+    return _parse_queue_key("queue state key", RecordType.QUEUE_STATE, key)
+
+
+def queue_state_range(after: str | None = None) -> KeyRange:
+    """The state records of all queues, or of those whose ID sorts after `after`."""
+    return _queue_range(RecordType.QUEUE_STATE, after)
+
+
+def _parse_queue_key(record: str, record_type: RecordType, key: bytes) -> str:
+    reader = _open(record, record_type, key)
+    queue = _read_queue(reader)
+    reader.finish()
+    return queue
+
+
+def _queue_range(record_type: RecordType, after: str | None) -> KeyRange:
+    head = _head(record_type)
+    start = head if after is None else _queue_head(record_type, after) + b"\x00"
+    return KeyRange(start, head + b"\xff")
+
+
+# --- Either database: single records and small series -----------------------
+#
+#   routing cursor   | 01 | 41 | log shard u64 |                                          broker
+#   ID block         | 01 | 42 |                                                          ingest
+#   request IDs      | 01 | 43 | minute u32 | first sequence of the commit u64 |          ingest
+#   purge epoch      | 01 | 46 |                                                          ingest
+#   clock            | 01 | 48 |                                                          both
+#   config revision  | 01 | 49 |                                                          broker
+#   finished leases  | 01 | 4A | slot u16 |                                               broker
+
+ID_BLOCK_KEY = _head(RecordType.ID_BLOCK)
+PURGE_EPOCH_KEY = _head(RecordType.PURGE_EPOCH)
+CLOCK_KEY = _head(RecordType.CLOCK)
+CONFIG_REVISION_KEY = _head(RecordType.CONFIG_REVISION)
+
+
+class RequestIdsKey(NamedTuple):
+    """The key of a request IDs row: minutes since 1970, and the commit's first sequence."""
+
+    minute: int
+    first_sequence: int
+
+
+def routing_cursor_key(log_shard: int) -> bytes:
+    """Key of a broker's position in the metadata log of one ingest shard."""
+    return _head(RecordType.ROUTING_CURSOR) + _NUMBER.pack(log_shard)
+
+
+def parse_routing_cursor_key(key: bytes) -> int:
+    """The ingest shard of a routing cursor key."""
+    reader = _open("routing cursor key", RecordType.ROUTING_CURSOR, key)
+    (log_shard,) = reader.fixed("log shard", _NUMBER)
+    reader.finish()
+    return int(log_shard)
+
+
+def routing_cursor_range() -> KeyRange:
+    """All routing cursors of a broker."""
+    return _through(routing_cursor_key(0), routing_cursor_key(_LAST_NUMBER))
+
+
+def request_ids_key(minute: int, first_sequence: int) -> bytes:
+    """Key of the request IDs of one commit, by the minute since 1970 in which it was made."""
+    return _head(RecordType.REQUEST_IDS) + _REQUEST_IDS.pack(minute, first_sequence)
+
+
+def parse_request_ids_key(key: bytes) -> RequestIdsKey:
+    """The minute and first sequence of a request IDs key."""
+    reader = _open("request IDs key", RecordType.REQUEST_IDS, key)
+    parsed = RequestIdsKey(*reader.fixed("minute and sequence", _REQUEST_IDS))
+    reader.finish()
+    return parsed
+
+
+def request_ids_range(first_minute: int, last_minute: int) -> KeyRange:
+    """The request IDs rows of the minutes from `first_minute` to `last_minute`, both included."""
+    return _through(request_ids_key(first_minute, 0), request_ids_key(last_minute, _LAST_NUMBER))
+
+
+def finished_leases_key(slot: int) -> bytes:
+    """Key of one slot in the ring of finished leases."""
+    return _head(RecordType.FINISHED_LEASES) + _SLOT.pack(slot)
+
+
+def parse_finished_leases_key(key: bytes) -> int:
+    """The slot of a finished leases key."""
+    reader = _open("finished leases key", RecordType.FINISHED_LEASES, key)
+    (slot,) = reader.fixed("slot", _SLOT)
+    reader.finish()
+    return int(slot)
+
+
+def finished_leases_range() -> KeyRange:
+    """All slots of finished leases of a broker."""
+    return _through(finished_leases_key(0), finished_leases_key(0xFFFF))
+
+
+def record_type_of(key: bytes) -> RecordType:
+    """The type byte of any key, for readers of a whole database."""
+    reader = Reader("key", key)
+    found = _read_type(reader)
+    try:
+        return RecordType(found)
+    except ValueError:
+        raise reader.corrupt(f"unknown type {found:02x}") from None

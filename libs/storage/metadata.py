@@ -1,0 +1,200 @@
+"""The metadata of published messages: the RFC's record value, and the log entry that packs them.
+
+    record     | message ID u64 | created at i64 | received at i64 | visible at i64 | retention u32
+               | header count u8 | key Utf8 | value Utf8 | ... |
+    log entry  | records: Array<record> | delay: Array<i64> | payload bytes: Array<u32> |
+
+Little-endian; times in milliseconds since 1970, UTC. `visible at` 0: the producer set none.
+Retention in seconds, 0: for ever. Delay in milliseconds, -1: none. The two arrays after the records
+are ours: in the order of the records, and read as "no delay" and 0 bytes where they are missing.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from libs.storage.errors import CorruptRecord
+from libs.storage.primitives import Fixed, Reader, count_prefix, number_array, utf8
+
+# The header count is a u8.
+MAX_HEADERS = 255
+
+_HEAD = Fixed(
+    message_id="Q",
+    created_at_ms="q",
+    received_at_ms="q",
+    visible_at_ms="q",
+    retention_s="I",
+    header_count="B",
+)
+_U16 = struct.Struct("<H")
+_BEFORE_HEADERS = struct.Struct("<QqqqI")
+_NO_DELAY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MessageMetadata:
+    """What is known of a message without its payload.
+
+    Header keys and values are at most 65,535 bytes of UTF-8 each; their order is kept.
+    `delay_ms` and `payload_bytes` are in log entries only; a bare record has None and 0.
+    """
+
+    message_id: int
+    created_at_ms: int
+    received_at_ms: int
+    visible_at_ms: int
+    retention_s: int
+    headers: Mapping[str, str]
+    delay_ms: int | None = None
+    payload_bytes: int = 0
+
+
+def encode_metadata_record(message: MessageMetadata) -> bytes:
+    """One record, without delay and payload size; ValueError naming what does not fit."""
+    headers = message.headers
+    if len(headers) > MAX_HEADERS:
+        raise ValueError(f"headers: {len(headers)}, at most {MAX_HEADERS} fit")
+    head = _HEAD.pack(
+        message.message_id,
+        message.created_at_ms,
+        message.received_at_ms,
+        message.visible_at_ms,
+        message.retention_s,
+        len(headers),
+    )
+    if not headers:
+        return head
+    try:
+        parts = [head]
+        for key, value in headers.items():
+            raw_key, raw_value = key.encode(), value.encode()
+            parts += (_U16.pack(len(raw_key)), raw_key, _U16.pack(len(raw_value)), raw_value)
+        return b"".join(parts)
+    except (struct.error, UnicodeEncodeError):
+        # Again, slowly, for the name of the header at fault.
+        pairs = ((utf8("header key", k), utf8(f"header {k[:64]!r}", v)) for k, v in headers.items())
+        return head + b"".join(part for pair in pairs for part in pair)
+
+
+def decode_metadata_record(data: bytes) -> MessageMetadata:
+    """One record by itself; CorruptRecord when it is not one."""
+    record = "metadata record"
+    (fields, headers), at = _read_record(record, data, 0)
+    if at != len(data):
+        raise CorruptRecord(record, f"{len(data) - at} bytes too many after byte {at}")
+    return MessageMetadata(*fields, headers)
+
+
+def encode_log_entry(messages: Sequence[MessageMetadata]) -> bytes:
+    """The log entry of these messages, 1 to 65,535; ValueError naming what does not fit."""
+    delays = [_delay_number(message.delay_ms) for message in messages]
+    sizes = [message.payload_bytes for message in messages]
+    parts = [count_prefix("log entry", messages)]
+    parts.extend(map(encode_metadata_record, messages))
+    parts.append(number_array("delay_ms", "q", delays))
+    parts.append(number_array("payload_bytes", "I", sizes))
+    return b"".join(parts)
+
+
+def encode_headers(headers: Mapping[str, str]) -> bytes:
+    """The end of a record, from its header count on, keys ascending; ValueError as for a record."""
+    if len(headers) > MAX_HEADERS:
+        raise ValueError(f"headers: {len(headers)}, at most {MAX_HEADERS} fit")
+    parts = [len(headers).to_bytes(1, "little")]
+    pairs = sorted(headers.items())
+    try:
+        for key, value in pairs:
+            raw_key, raw_value = key.encode(), value.encode()
+            parts += (_U16.pack(len(raw_key)), raw_key, _U16.pack(len(raw_value)), raw_value)
+    except (struct.error, UnicodeEncodeError):
+        # Again, slowly, for the name of the header at fault.
+        for key, value in pairs:
+            parts += (utf8("header key", key), utf8(f"header {key[:64]!r}", value))
+    return b"".join(parts)
+
+
+def encode_log_columns(
+    first_id: int,
+    received_at_ms: int,
+    created_at_ms: Sequence[int],
+    retention_s: Sequence[int],
+    headers: Sequence[bytes],
+    payload_bytes: Sequence[int],
+) -> bytes:
+    """The log entry of messages with IDs in a row, without delays, from columns of equal length.
+
+    The same bytes as `encode_log_entry`, without an object per message: every publish passes here.
+    `headers` are encoded already (`encode_headers`). ValueError naming what does not fit.
+    """
+    parts = [count_prefix("log entry", headers)]
+    pack = _BEFORE_HEADERS.pack
+    columns = zip(created_at_ms, retention_s, headers, strict=True)
+    try:
+        for message_id, (created, retention, encoded) in enumerate(columns, first_id):
+            parts += (pack(message_id, created, received_at_ms, 0, retention), encoded)
+    except struct.error as error:
+        raise ValueError(f"log entry {first_id}: a number does not fit: {error}") from None
+    parts.append(number_array("delay_ms", "q", (_NO_DELAY,) * len(headers)))
+    parts.append(number_array("payload_bytes", "I", payload_bytes))
+    return b"".join(parts)
+
+
+def decode_log_entry(data: bytes) -> list[MessageMetadata]:
+    """The messages of a log entry, in order; CorruptRecord when it is not one."""
+    reader = Reader("log entry", data)
+    count = reader.number("count of records", "H")
+    records, at = [], 2
+    for _ in range(count):
+        record, at = _read_record("log entry", data, at)
+        records.append(record)
+    reader.take("records", at - 2)
+    delays = reader.parallel_numbers("delay_ms", "q", count, default=_NO_DELAY)
+    sizes = reader.parallel_numbers("payload_bytes", "I", count)
+    reader.finish()
+    if count and min(delays) < _NO_DELAY:
+        raise reader.corrupt(f"delay_ms = {min(delays)}")
+    return [
+        MessageMetadata(*fields, headers, None if delay == _NO_DELAY else delay, size)
+        for (fields, headers), delay, size in zip(records, delays, sizes, strict=True)
+    ]
+
+
+def _delay_number(delay_ms: int | None) -> int:
+    if delay_ms is None:
+        return _NO_DELAY
+    if delay_ms < 0:
+        raise ValueError(f"delay_ms = {delay_ms} is negative")
+    return delay_ms
+
+
+_Fields = tuple[int, int, int, int, int]
+
+
+def _read_record(record: str, data: bytes, at: int) -> tuple[tuple[_Fields, dict[str, str]], int]:
+    """The record at offset `at` and the offset after it.
+
+    Written out rather than read field by field, as every message passes here once per router. A
+    slice never fails, so one look at the end tells whether any of them ran past it.
+    """
+    try:
+        *fields, header_count = _HEAD.unpack_from(data, at)
+        at += _HEAD.size
+        headers = {}
+        for _ in range(header_count):
+            start = at + 2
+            at = start + _U16.unpack_from(data, at)[0]
+            key = str(data[start:at], "utf-8")
+            start = at + 2
+            at = start + _U16.unpack_from(data, at)[0]
+            headers[key] = str(data[start:at], "utf-8")
+    except struct.error:
+        raise CorruptRecord(record, f"ends within the record before byte {at}") from None
+    except UnicodeDecodeError as error:
+        detail = f"a header before byte {at} is not valid UTF-8: {error.reason}"
+        raise CorruptRecord(record, detail) from None
+    if at > len(data):
+        raise CorruptRecord(record, f"ends within the record before byte {at}")
+    if len(headers) != header_count:
+        raise CorruptRecord(record, f"a header key stands twice before byte {at}")
+    return (tuple(fields), headers), at

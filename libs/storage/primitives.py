@@ -1,0 +1,234 @@
+"""The building bricks of keys and values: TerminatedBytes, Utf8, Array<T>, and one reader for them.
+
+    TerminatedBytes   | escaped bytes | 00 |               00 -> 01 01, 01 -> 01 02, FF -> 01 03
+    Utf8              | length u16 LE | bytes |             at most 65,535 bytes, valid UTF-8
+    Array<T>          | count u16 LE | T | T | ... |        at most 65,535 elements, no padding
+
+Keys are big-endian, values little-endian. Encoding raises ValueError naming the field that does not
+fit; decoding raises CorruptRecord naming the record. Nothing here knows a record of its own.
+"""
+
+import re
+import struct
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import starmap
+from typing import Any, NamedTuple, TypeVar
+
+from libs.storage.errors import CorruptRecord
+
+# Lengths and counts are u16 in the layouts of the RFC, so nothing longer can be written down.
+UTF8_MAX_BYTES = 65_535
+ARRAY_MAX_COUNT = 65_535
+
+_T = TypeVar("_T")
+
+_U16 = struct.Struct("<H")
+_NUMBER_WIDTHS = {"B": 1, "H": 2, "I": 4, "Q": 8, "q": 8}
+_ESCAPE = re.compile(rb"\x01(.?)", re.DOTALL)
+_UNESCAPED = {b"\x01": b"\x00", b"\x02": b"\x01", b"\x03": b"\xff"}
+
+
+class KeyRange(NamedTuple):
+    """All keys k with start <= k < end, as bytes."""
+
+    start: bytes
+    end: bytes
+
+
+def escape(raw: bytes) -> bytes:
+    """`raw` as TerminatedBytes, but without its terminator."""
+    # 01 first: the other two replacements bring in new 01 bytes.
+    escaped = raw.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01")
+    return escaped.replace(b"\xff", b"\x01\x03")
+
+
+def terminated(raw: bytes) -> bytes:
+    """`raw` as TerminatedBytes: none is a prefix of another, and UTF-8 keeps its byte order."""
+    return escape(raw) + b"\x00"
+
+
+def prefix_range(head: bytes, raw_prefix: bytes) -> KeyRange:
+    """All keys of `head | TerminatedBytes | ...` whose raw bytes start with `raw_prefix`."""
+    stem = head + escape(raw_prefix)
+    return KeyRange(stem + b"\x00", stem + b"\xff")
+
+
+def utf8(field: str, text: str) -> bytes:
+    """`text` as Utf8; ValueError naming `field` when it is too long or holds a lone surrogate."""
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{field} is not valid Unicode: {error.reason}") from None
+    if len(data) > UTF8_MAX_BYTES:
+        raise ValueError(f"{field} has {len(data)} bytes, at most {UTF8_MAX_BYTES} fit")
+    return _U16.pack(len(data)) + data
+
+
+def count_prefix(field: str, elements: Collection[Any]) -> bytes:
+    """The count that opens an Array; ValueError naming `field` when there are too many elements."""
+    if len(elements) > ARRAY_MAX_COUNT:
+        raise ValueError(f"{field} has {len(elements)} elements, at most {ARRAY_MAX_COUNT} fit")
+    return _U16.pack(len(elements))
+
+
+def utf8_array(field: str, texts: Sequence[str]) -> bytes:
+    """Array<Utf8>. Each distinct text is encoded once: consumers and reasons repeat a lot."""
+    encoded = {text: utf8(field, text) for text in set(texts)}
+    return count_prefix(field, texts) + b"".join(map(encoded.__getitem__, texts))
+
+
+def number_array(field: str, code: str, numbers: Sequence[int]) -> bytes:
+    """Array of one integer type, `code` being its letter in `struct` (B, H, I, Q or q)."""
+    try:
+        return struct.pack(f"<H{len(numbers)}{code}", len(numbers), *numbers)
+    except struct.error as error:
+        count_prefix(field, numbers)
+        raise ValueError(f"{field} holds a number that does not fit: {error}") from None
+
+
+class Fixed:
+    """Fields of fixed width in a row, as one precompiled struct that can name the field at fault.
+
+    Made of `name=letter` pairs, the letters being those of the `struct` module; little-endian
+    unless told otherwise.
+    """
+
+    __slots__ = ("_codes", "_struct", "names", "size")
+
+    def __init__(self, *, order: str = "<", **codes: str) -> None:
+        self._codes = {name: order + code for name, code in codes.items()}
+        self._struct = struct.Struct(order + "".join(codes.values()))
+        self.size = self._struct.size
+        self.names = tuple(codes)
+
+    def pack(self, *values: Any) -> bytes:
+        """One row; ValueError naming the first field whose value does not fit."""
+        try:
+            return self._struct.pack(*values)
+        except struct.error as error:
+            raise self._refusal(values, error) from None
+
+    def pack_array(self, field: str, rows: Sequence[tuple[Any, ...]]) -> bytes:
+        """Array of rows; ValueError naming the array or the field that does not fit."""
+        try:
+            return count_prefix(field, rows) + b"".join(starmap(self._struct.pack, rows))
+        except struct.error:
+            return count_prefix(field, rows) + b"".join(starmap(self.pack, rows))
+
+    def unpack_from(self, data: bytes, at: int) -> tuple[Any, ...]:
+        """The row at offset `at`; struct.error when the data end before it does."""
+        return self._struct.unpack_from(data, at)
+
+    def iter_unpack(self, rows: memoryview) -> Iterator[tuple[Any, ...]]:
+        """All rows of a buffer that is a whole number of rows long."""
+        return self._struct.iter_unpack(rows)
+
+    def _refusal(self, values: Iterable[Any], error: struct.error) -> ValueError:
+        for (name, code), value in zip(self._codes.items(), values, strict=True):
+            try:
+                struct.pack(code, value)
+            except struct.error as cause:
+                return ValueError(f"{name} = {value!r} does not fit: {cause}")
+        return ValueError(str(error))
+
+
+class Reader:
+    """A cursor over one key or value; a read that fails raises CorruptRecord naming the record."""
+
+    __slots__ = ("_at", "_data", "record")
+
+    def __init__(self, record: str, data: bytes) -> None:
+        self.record = record
+        self._data = data
+        self._at = 0
+
+    @property
+    def at_end(self) -> bool:
+        """Whether everything has been read."""
+        return self._at == len(self._data)
+
+    @property
+    def left(self) -> int:
+        """Bytes not yet read."""
+        return len(self._data) - self._at
+
+    def corrupt(self, detail: str) -> CorruptRecord:
+        """The error to raise for what was found just before this point."""
+        return CorruptRecord(self.record, f"{detail} (before byte {self._at} of {len(self._data)})")
+
+    def finish(self) -> None:
+        """Nothing may follow."""
+        if not self.at_end:
+            raise self.corrupt(f"{self.left} bytes too many")
+
+    def take(self, field: str, size: int) -> bytes:
+        """The next `size` bytes."""
+        if size > self.left:
+            raise self.corrupt(f"ends within {field}: {size} bytes wanted, {self.left} left")
+        start = self._at
+        self._at = start + size
+        return self._data[start : self._at]
+
+    def fixed(self, field: str, layout: Fixed) -> tuple[Any, ...]:
+        """One row of fixed fields."""
+        return layout.unpack_from(self.take(field, layout.size), 0)
+
+    def number(self, field: str, code: str) -> int:
+        """One little-endian integer, `code` as in `number_array`."""
+        number: int = struct.unpack("<" + code, self.take(field, _NUMBER_WIDTHS[code]))[0]
+        return number
+
+    def utf8(self, field: str) -> str:
+        """One Utf8."""
+        data = self.take(field, self.number(f"length of {field}", "H"))
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise self.corrupt(f"{field} is not valid UTF-8: {error.reason}") from None
+
+    def terminated(self, field: str) -> bytes:
+        """One TerminatedBytes, raw."""
+        end = self._data.find(b"\x00", self._at)
+        if end < 0:
+            raise self.corrupt(f"{field} has no terminator")
+        escaped = self.take(field, end - self._at)
+        self._at += 1
+        if b"\xff" in escaped:
+            raise self.corrupt(f"{field} holds an unescaped FF")
+        if b"\x01" not in escaped:
+            return escaped
+        try:
+            return _ESCAPE.sub(lambda match: _UNESCAPED[match[1]], escaped)
+        except KeyError as error:
+            raise self.corrupt(f"{field} holds the unknown escape 01 {error}") from None
+
+    def array(self, field: str, layout: Fixed) -> Iterator[tuple[Any, ...]]:
+        """Array of fixed rows, as bare tuples."""
+        count = self.number(f"count of {field}", "H")
+        return layout.iter_unpack(memoryview(self.take(field, count * layout.size)))
+
+    def utf8_array(self, field: str) -> list[str]:
+        """Array<Utf8>."""
+        return [self.utf8(field) for _ in range(self.number(f"count of {field}", "H"))]
+
+    def number_array(self, field: str, code: str) -> tuple[int, ...]:
+        """Array of one integer type."""
+        count = self.number(f"count of {field}", "H")
+        return struct.unpack(f"<{count}{code}", self.take(field, count * _NUMBER_WIDTHS[code]))
+
+    def parallel_numbers(
+        self, field: str, code: str, count: int, default: int = 0
+    ) -> Sequence[int]:
+        """A trailing Array beside one of `count` elements; missing or empty, all are `default`."""
+        numbers = () if self.at_end else self.number_array(field, code)
+        return self._beside(field, numbers, count) or (default,) * count
+
+    def parallel_texts(self, field: str, count: int) -> Sequence[str]:
+        """A trailing Array<Utf8> beside one of `count` elements; missing or empty, all are ""."""
+        texts = () if self.at_end else self.utf8_array(field)
+        return self._beside(field, texts, count) or ("",) * count
+
+    def _beside(self, field: str, values: Sequence[_T], count: int) -> Sequence[_T]:
+        if values and len(values) != count:
+            raise self.corrupt(f"{field} has {len(values)} elements beside {count}")
+        return values

@@ -1,0 +1,216 @@
+"""The values of a queue's lists: a bucket of active, done or failed messages, and attempts.
+
+    active value       | Array<AvailableMessage> | Array<InFlightMessage>
+                       | retention deadline: Array<i64> | lease length: Array<u32>
+                       | consumer: Array<Utf8> | lease: Array<u64> |             of those in flight
+    AvailableMessage   | message ID u64 | priority u8 | visible at i64 | retention deadline i64
+                       | attempts u16 |
+    InFlightMessage    | message ID u64 | priority u8 | claimed at i64 | lease deadline i64
+                       | attempts u16 |
+
+    done value         | Array<DoneMessage>
+                       | consumer: Array<Utf8> | first claimed at: Array<i64> | lease: Array<u64> |
+    DoneMessage        | message ID u64 | done at i64 | attempts u16 |
+
+    failed value       | Array<FailedMessage>
+                       | priority: Array<u8> | retention deadline: Array<i64>
+                       | reason: Array<Utf8> |
+    FailedMessage      | message ID u64 | failed at i64 | attempts u16 |
+
+    attempts value     | consumer: Array<Utf8>
+                       | claimed at: Array<i64> | outcome and reason: Array<Utf8> |
+
+Little-endian; times and deadlines in milliseconds since 1970, UTC, lengths in milliseconds; a
+retention deadline of 0 means never. The arrays below the first line of a value are ours: in element
+order, so a reader of the RFC's layout stops before them, and read as 0 or "" where they are missing
+or empty.
+
+Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from libs.storage.primitives import Fixed, Reader, number_array, utf8_array
+
+_AVAILABLE = Fixed(
+    message_id="Q", priority="B", visible_at_ms="q", retention_deadline_ms="q", attempts="H"
+)
+_IN_FLIGHT = Fixed(
+    message_id="Q", priority="B", claimed_at_ms="q", lease_deadline_ms="q", attempts="H"
+)
+_DONE = Fixed(message_id="Q", done_at_ms="q", attempts="H")
+_FAILED = Fixed(message_id="Q", failed_at_ms="q", attempts="H")
+
+
+class AvailableMessage(NamedTuple):
+    """A message that waits, or is delayed until `visible_at_ms`."""
+
+    message_id: int
+    priority: int
+    visible_at_ms: int
+    retention_deadline_ms: int
+    attempts: int
+
+
+class InFlightMessage(NamedTuple):
+    """A claimed message; the RFC's five fields first, then ours. A lease of 0 is none."""
+
+    message_id: int
+    priority: int
+    claimed_at_ms: int
+    lease_deadline_ms: int
+    attempts: int
+    retention_deadline_ms: int = 0
+    lease_length_ms: int = 0
+    consumer: str = ""
+    lease: int = 0
+
+
+class DoneMessage(NamedTuple):
+    """An acked message; the RFC's three fields first, then ours."""
+
+    message_id: int
+    done_at_ms: int
+    attempts: int
+    consumer: str = ""
+    first_claimed_at_ms: int = 0
+    lease: int = 0
+
+
+class FailedMessage(NamedTuple):
+    """A message without attempts left; the RFC's three fields first, then ours."""
+
+    message_id: int
+    failed_at_ms: int
+    attempts: int
+    priority: int = 0
+    retention_deadline_ms: int = 0
+    reason: str = ""
+
+
+class FailedAttempt(NamedTuple):
+    """One failed attempt at a message: who claimed it when, and how it ended ("nack: boom")."""
+
+    consumer: str
+    claimed_at_ms: int = 0
+    outcome: str = ""
+
+
+def encode_active(
+    available: Sequence[AvailableMessage], in_flight: Sequence[InFlightMessage]
+) -> bytes:
+    """Active value of one bucket."""
+    waiting = _AVAILABLE.pack_array("available", available)
+    if not in_flight:
+        return waiting + _NO_IN_FLIGHT
+    columns = list(zip(*in_flight, strict=True))
+    return b"".join(
+        (
+            waiting,
+            _IN_FLIGHT.pack_array("in_flight", list(zip(*columns[:5], strict=True))),
+            number_array("retention_deadline_ms", "q", columns[5]),
+            number_array("lease_length_ms", "I", columns[6]),
+            utf8_array("consumer", columns[7]),
+            number_array("lease", "Q", columns[8]),
+        )
+    )
+
+
+# Six empty arrays less the available one: most buckets hold no message in flight.
+_NO_IN_FLIGHT = bytes(5 * 2)
+
+
+def decode_active(data: bytes) -> tuple[list[AvailableMessage], list[InFlightMessage]]:
+    """The available and the in-flight messages of one bucket."""
+    reader = Reader("active value", data)
+    available = list(map(AvailableMessage._make, reader.array("available", _AVAILABLE)))
+    rows = list(reader.array("in_flight", _IN_FLIGHT))
+    count = len(rows)
+    columns = (
+        reader.parallel_numbers("retention_deadline_ms", "q", count),
+        reader.parallel_numbers("lease_length_ms", "I", count),
+        reader.parallel_texts("consumer", count),
+        reader.parallel_numbers("lease", "Q", count),
+    )
+    reader.finish()
+    return available, list(map(InFlightMessage, *zip(*rows, strict=True), *columns))
+
+
+def encode_done(done: Sequence[DoneMessage]) -> bytes:
+    """Done value of one bucket."""
+    columns = _columns(done, len(DoneMessage._fields))
+    return b"".join(
+        (
+            _DONE.pack_array("done", list(zip(*columns[:3], strict=True))),
+            utf8_array("consumer", columns[3]),
+            number_array("first_claimed_at_ms", "q", columns[4]),
+            number_array("lease", "Q", columns[5]),
+        )
+    )
+
+
+def decode_done(data: bytes) -> list[DoneMessage]:
+    """The done messages of one bucket."""
+    reader = Reader("done value", data)
+    rows = list(reader.array("done", _DONE))
+    columns = (
+        reader.parallel_texts("consumer", len(rows)),
+        reader.parallel_numbers("first_claimed_at_ms", "q", len(rows)),
+        reader.parallel_numbers("lease", "Q", len(rows)),
+    )
+    reader.finish()
+    return list(map(DoneMessage, *zip(*rows, strict=True), *columns))
+
+
+def encode_failed(failed: Sequence[FailedMessage]) -> bytes:
+    """Failed value of one bucket."""
+    columns = _columns(failed, len(FailedMessage._fields))
+    return b"".join(
+        (
+            _FAILED.pack_array("failed", list(zip(*columns[:3], strict=True))),
+            number_array("priority", "B", columns[3]),
+            number_array("retention_deadline_ms", "q", columns[4]),
+            utf8_array("reason", columns[5]),
+        )
+    )
+
+
+def decode_failed(data: bytes) -> list[FailedMessage]:
+    """The failed messages of one bucket."""
+    reader = Reader("failed value", data)
+    rows = list(reader.array("failed", _FAILED))
+    columns = (
+        reader.parallel_numbers("priority", "B", len(rows)),
+        reader.parallel_numbers("retention_deadline_ms", "q", len(rows)),
+        reader.parallel_texts("reason", len(rows)),
+    )
+    reader.finish()
+    return list(map(FailedMessage, *zip(*rows, strict=True), *columns))
+
+
+def encode_attempts(attempts: Sequence[FailedAttempt]) -> bytes:
+    """Attempts value of one message in one queue, in the order of the claims."""
+    consumers, claimed_at_ms, outcomes = _columns(attempts, len(FailedAttempt._fields))
+    return b"".join(
+        (
+            utf8_array("consumer", consumers),
+            number_array("claimed_at_ms", "q", claimed_at_ms),
+            utf8_array("outcome", outcomes),
+        )
+    )
+
+
+def decode_attempts(data: bytes) -> list[FailedAttempt]:
+    """The failed attempts of one message in one queue, in the order of the claims."""
+    reader = Reader("attempts value", data)
+    consumers = reader.utf8_array("consumer")
+    count = len(consumers)
+    claimed_at_ms = reader.parallel_numbers("claimed_at_ms", "q", count)
+    outcomes = reader.parallel_texts("outcome", count)
+    reader.finish()
+    return list(map(FailedAttempt, consumers, claimed_at_ms, outcomes))
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[tuple[Any, ...]]:
+    return list(zip(*rows, strict=True)) if rows else [()] * width

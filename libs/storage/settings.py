@@ -1,0 +1,107 @@
+"""The one table of SlateDB settings, for each kind of database, every value with its reason.
+
+Names and forms are SlateDB's own (`Settings`, 0.17.0); dotted names reach into nested options. What
+is not named here stays at its default. Two things are no `Settings` but belong to the same budget,
+a service under 400 MB resident at full publishing speed: the block cache and the metadata cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from slatedb.uniffi import Settings
+
+__all__ = ["Kind", "Tuning", "slatedb_settings", "tuning_of"]
+
+MIB: Final = 1 << 20
+
+
+class Kind(StrEnum):
+    """The two kinds of database."""
+
+    INGEST = "ingest"
+    BROKER = "broker"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Everything that one kind of database is opened with."""
+
+    block_cache_bytes: int
+    """Blocks of sorted tables; shared by nobody."""
+
+    meta_cache_bytes: int
+    """Indexes and filters of sorted tables; without it every cold get reads them anew."""
+
+    replay_commits: int
+    """Flushes after which the memtable is flushed too, which bounds the WAL objects that a start
+    after a crash has to replay. SlateDB's own bound (max_wal_flushes_before_l0_flush) may not be
+    set below 4,096: a second from a disk, a minute from S3 (a GET each)."""
+
+    settings: Mapping[str, object]
+    """SlateDB's settings by dotted name."""
+
+
+_BOTH: Final[Mapping[str, object]] = {
+    # We flush ourselves after each commit: 0.3 ms instead of up to the interval, and nothing that
+    # was not asked for becomes durable behind a commit's back.
+    "flush_interval": None,
+    # A newer writer is noticed within this time when nothing is written; costs a GET each time.
+    "manifest_poll_interval": "1s",
+    # 16 MiB tables: with memtables of that size in flight the whole stays under the bound below.
+    "l0_sst_size_bytes": 16 * MIB,
+    # Written but not yet in a sorted table; writers wait above it. The default of 1 GiB is what a
+    # slow store would make us hold in memory; 128 MiB cost 60 MB more than 64 and were no faster.
+    "max_unflushed_bytes": 64 * MIB,
+    # Sorted tables before writers wait for the compactor: 8 (the default) stalls a burst.
+    "l0_max_ssts": 32,
+    "l0_max_ssts_per_key": 32,
+    # Each compaction buffers its inputs and the tables it writes. Two at a time, undivided, with
+    # tables of 32 MiB (256 by default) are enough for two cores and took 50 MB less than four parts
+    # (peak 292 MB while 1 GB was published, with nothing of a service beside it).
+    "l0_flush_parallelism": 2,
+    "compactor_options.max_concurrent_compactions": 2,
+    "compactor_options.worker.max_concurrent_compactions": 2,
+    "compactor_options.worker.max_subcompactions": 1,
+    "compactor_options.worker.bytes_to_fetch": 1 * MIB,
+    "compactor_options.worker.max_sst_size": 32 * MIB,
+    # A compaction whose inputs do not overlap moves them instead of rewriting them.
+    "compactor_options.enable_trivial_move": True,
+    # Collected every minute, not every ten: a thousand commits a second leave as many WAL objects.
+    # The age stays at 300 s: a reader that is slower than that finds its files gone.
+    "garbage_collector_options.wal_options.interval": "60s",
+    "garbage_collector_options.compacted_options.interval": "60s",
+    "garbage_collector_options.manifest_options.interval": "60s",
+    "garbage_collector_options.compactions_options.interval": "60s",
+    # Off for good: with it a paused old writer got OK for a commit that exists nowhere.
+    "garbage_collector_options.wal_fence_options.dry_run": True,
+    # What tells a collector where the live data begins; must stay on.
+    "garbage_collector_options.boundary_files_enabled": True,
+    # A store that is away for longer than these retries last fails the commit, and the process
+    # restarts from disk: better than answers that never come. Measured: 16 s until the error.
+    "object_store_max_retries": 3,
+}
+
+_TABLE: Final[Mapping[Kind, Tuning]] = {
+    # Payloads are read once, soon after they are written, and mostly from the broker's cache.
+    Kind.INGEST: Tuning(16 * MIB, 16 * MIB, 1024, _BOTH),
+    # Buckets live in the broker's own memory; the cache serves cold ones and idempotency look-ups.
+    Kind.BROKER: Tuning(16 * MIB, 16 * MIB, 1024, _BOTH),
+}
+
+
+def tuning_of(kind: Kind) -> Tuning:
+    """The row of the table for one kind of database."""
+    return _TABLE[kind]
+
+
+def slatedb_settings(tuning: Tuning) -> Settings:
+    """SlateDB's settings object with the table's values set on top of its defaults."""
+    settings = Settings.default()
+    for name, value in tuning.settings.items():
+        settings.set(name, json.dumps(value))
+    return settings

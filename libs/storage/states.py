@@ -1,0 +1,272 @@
+"""The values of our own records, key types 0x40 and up, except the ID block (see ids.py).
+
+    queue state 0x40       | version u8 = 01 | epoch u8 | deleted u8 (0, 1) | last order u64
+                           | garbage epochs: Array<u8> | created revision u64 | in-flight count u32
+                           | done count u64 | failed count u64 | first in-flight order u64
+                           | oldest done order u64 | oldest failed order u64 | lanes: Array<Lane> |
+    Lane (28 bytes)        | priority u8 | kind u8 | head order u64 | head offset u16
+                           | tail order u64 | waiting count u64 |
+    routing cursor 0x41    | log sequence u64 |
+    request IDs 0x43       | Array<(request ID Utf8 | first message ID u64 | message count u32
+                           | fingerprint 16 bytes)> |
+    purge epoch 0x46       | epoch u64 |
+    clock 0x48             | milliseconds i64 |
+    config revision 0x49   | revision u64 |
+    finished leases 0x4A   | sequence u64 | leases: Array<u64> | outcomes: Array<u8> |
+
+Little-endian. How they grow: a new field goes to the end, and a value that ends exactly where a
+later field would begin reads as that field's default; where that is not enough, the queue state
+takes a new version and the others a new type byte. Bytes after the last field that a program knows
+are refused: it would lose them when it writes the record again.
+
+Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from libs.storage.buckets import BucketKind
+from libs.storage.primitives import Fixed, Reader, count_prefix, number_array, utf8
+
+QUEUE_STATE_VERSION = 1
+FINGERPRINT_BYTES = 16
+
+_STATE_HEAD = Fixed(version="B", epoch="B", deleted="B", last_order="Q")
+_STATE_BODY = Fixed(
+    created_revision="Q",
+    in_flight_count="I",
+    done_count="Q",
+    failed_count="Q",
+    first_in_flight_order="Q",
+    oldest_done_order="Q",
+    oldest_failed_order="Q",
+)
+_body_of = attrgetter(*_STATE_BODY.names)
+_LANE = Fixed(
+    priority="B",
+    kind="B",
+    head_order="Q",
+    head_offset="H",
+    tail_order="Q",
+    waiting_count="Q",
+)
+_row_of = attrgetter(*_LANE.names)
+_U64 = Fixed(number="Q")
+_I64 = Fixed(milliseconds="q")
+_REQUEST = Fixed(first_message_id="Q", message_count="I")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRecord:
+    """One run of buckets of a queue: all of one priority and kind.
+
+    The head is the bucket with the first message still there, `head_offset` how many of its
+    elements are gone; the tail is the last bucket. `waiting_count` is in messages.
+    """
+
+    priority: int
+    kind: BucketKind
+    head_order: int
+    head_offset: int
+    tail_order: int
+    waiting_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStateRecord:
+    """Where a queue's lists begin and end, and how long they are.
+
+    `epoch` is the queue's incarnation, as in the orders of its buckets; `last_order` the highest
+    order ever taken; `garbage_epochs` those whose buckets are still to be removed;
+    `created_revision` the config revision at which this incarnation was made.
+    """
+
+    epoch: int
+    deleted: bool
+    last_order: int
+    garbage_epochs: tuple[int, ...]
+    created_revision: int
+    in_flight_count: int
+    done_count: int
+    failed_count: int
+    first_in_flight_order: int
+    oldest_done_order: int
+    oldest_failed_order: int
+    lanes: tuple[LaneRecord, ...]
+
+
+class RequestIdRecord(NamedTuple):
+    """One publish: its request ID, its messages' IDs, and a fingerprint of its content."""
+
+    request_id: str
+    first_message_id: int
+    message_count: int
+    fingerprint: bytes
+
+
+class LeaseOutcome(IntEnum):
+    """How a lease was finished: by its holder, or by the clock."""
+
+    ACKED = 1
+    NACKED = 2
+    ENDED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedLeasesRecord:
+    """The leases finished by one commit, each with its outcome; `sequence` tells slots' ages."""
+
+    sequence: int
+    leases: tuple[int, ...]
+    outcomes: tuple[LeaseOutcome, ...]
+
+
+def encode_queue_state(state: QueueStateRecord) -> bytes:
+    """Queue state value."""
+    return b"".join(
+        (
+            _STATE_HEAD.pack(QUEUE_STATE_VERSION, state.epoch, state.deleted, state.last_order),
+            number_array("garbage_epochs", "B", state.garbage_epochs),
+            _STATE_BODY.pack(*_body_of(state)),
+            _LANE.pack_array("lanes", list(map(_row_of, state.lanes))),
+        )
+    )
+
+
+def decode_queue_state(data: bytes) -> QueueStateRecord:
+    """Queue state value."""
+    reader = Reader("queue state", data)
+    version = reader.number("version", "B")
+    if version != QUEUE_STATE_VERSION:
+        raise reader.corrupt(f"unknown version {version:02x}")
+    epoch = reader.number("epoch", "B")
+    deleted = reader.number("deleted", "B")
+    if deleted > 1:
+        raise reader.corrupt(f"deleted = {deleted} is neither 0 nor 1")
+    last_order = reader.number("last order", "Q")
+    garbage_epochs = reader.number_array("garbage epochs", "B")
+    body = reader.fixed("counts and orders", _STATE_BODY)
+    lanes = tuple(_lane(reader, row) for row in reader.array("lanes", _LANE))
+    reader.finish()
+    return QueueStateRecord(
+        epoch=epoch,
+        deleted=bool(deleted),
+        last_order=last_order,
+        garbage_epochs=garbage_epochs,
+        lanes=lanes,
+        **dict(zip(_STATE_BODY.names, body, strict=True)),
+    )
+
+
+def _lane(reader: Reader, row: tuple[Any, ...]) -> LaneRecord:
+    priority, kind, *rest = row
+    try:
+        return LaneRecord(priority, BucketKind(kind), *rest)
+    except ValueError:
+        raise reader.corrupt(f"unknown kind {kind} of a lane") from None
+
+
+def encode_request_ids(requests: Sequence[RequestIdRecord]) -> bytes:
+    """Request IDs value: the publishes of one commit."""
+    parts = [count_prefix("request IDs", requests)]
+    for request in requests:
+        if len(request.fingerprint) != FINGERPRINT_BYTES:
+            raise ValueError(f"fingerprint has not {FINGERPRINT_BYTES} bytes")
+        parts += (
+            utf8("request ID", request.request_id),
+            _REQUEST.pack(request.first_message_id, request.message_count),
+            request.fingerprint,
+        )
+    return b"".join(parts)
+
+
+def decode_request_ids(data: bytes) -> list[RequestIdRecord]:
+    """Request IDs value."""
+    reader = Reader("request IDs", data)
+    requests = []
+    for _ in range(reader.number("count of requests", "H")):
+        request_id = reader.utf8("request ID")
+        first_id, message_count = reader.fixed("message IDs", _REQUEST)
+        fingerprint = reader.take("fingerprint", FINGERPRINT_BYTES)
+        requests.append(RequestIdRecord(request_id, first_id, message_count, fingerprint))
+    reader.finish()
+    return requests
+
+
+def encode_finished_leases(finished: FinishedLeasesRecord) -> bytes:
+    """Finished leases value; there must be as many outcomes as leases."""
+    if len(finished.outcomes) != len(finished.leases):
+        raise ValueError(f"outcomes: {len(finished.outcomes)}, leases: {len(finished.leases)}")
+    return b"".join(
+        (
+            _U64.pack(finished.sequence),
+            number_array("leases", "Q", finished.leases),
+            number_array("outcomes", "B", finished.outcomes),
+        )
+    )
+
+
+def decode_finished_leases(data: bytes) -> FinishedLeasesRecord:
+    """Finished leases value."""
+    reader = Reader("finished leases", data)
+    sequence = reader.number("sequence", "Q")
+    leases = reader.number_array("leases", "Q")
+    numbers = reader.number_array("outcomes", "B")
+    reader.finish()
+    if len(numbers) != len(leases):
+        raise reader.corrupt(f"{len(numbers)} outcomes beside {len(leases)} leases")
+    try:
+        outcomes = tuple(map(LeaseOutcome, numbers))
+    except ValueError as error:
+        raise reader.corrupt(f"unknown outcome: {error}") from None
+    return FinishedLeasesRecord(sequence, leases, outcomes)
+
+
+def encode_routing_cursor(log_sequence: int) -> bytes:
+    """Routing cursor value: the last log sequence whose messages have been routed."""
+    return _U64.pack(log_sequence)
+
+
+def decode_routing_cursor(data: bytes) -> int:
+    """Routing cursor value."""
+    return _single("routing cursor", "Q", data)
+
+
+def encode_purge_epoch(epoch: int) -> bytes:
+    """Purge epoch value."""
+    return _U64.pack(epoch)
+
+
+def decode_purge_epoch(data: bytes) -> int:
+    """Purge epoch value."""
+    return _single("purge epoch", "Q", data)
+
+
+def encode_clock(now_ms: int) -> bytes:
+    """Clock value: the owner's time at the commit, milliseconds since 1970."""
+    return _I64.pack(now_ms)
+
+
+def decode_clock(data: bytes) -> int:
+    """Clock value."""
+    return _single("clock", "q", data)
+
+
+def encode_config_revision(revision: int) -> bytes:
+    """Config revision value: raised by every change of any queue's config."""
+    return _U64.pack(revision)
+
+
+def decode_config_revision(data: bytes) -> int:
+    """Config revision value."""
+    return _single("config revision", "Q", data)
+
+
+def _single(record: str, code: str, data: bytes) -> int:
+    reader = Reader(record, data)
+    number = reader.number("number", code)
+    reader.finish()
+    return number

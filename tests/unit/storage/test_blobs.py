@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from libs.storage import durability
+from libs.storage.blobs import Blobs
+from libs.storage.errors import ForeignUri, ObjectNotFound, StoreUnavailable
+from libs.storage.roots import Root, open_root
+
+
+@pytest.fixture(params=["file", "memory"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Root:
+    return open_root(tmp_path.as_uri() if request.param == "file" else "memory:///")
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_536, 1 << 20])
+async def test_a_payload_comes_back_from_its_uri(root: Root, size: int) -> None:
+    blobs = Blobs(root)
+    payload = os.urandom(size)
+
+    uri = await blobs.put(payload)
+
+    assert uri.startswith(f"{root.url.rstrip('/')}/" if root.address.folder else "memory:///blobs/")
+    assert await blobs.get(uri) == payload
+    await blobs.delete(uri)
+    with pytest.raises(ObjectNotFound):
+        await blobs.get(uri)
+    await blobs.delete(uri)
+
+
+async def test_each_payload_has_a_name_of_its_own(root: Root) -> None:
+    blobs = Blobs(root)
+    assert len({await blobs.put(b"same") for _ in range(50)}) == 50
+
+
+async def test_a_uri_outside_the_root_is_refused(root: Root) -> None:
+    blobs = Blobs(root)
+    base = (await blobs.put(b"x")).partition("blobs/")[0]
+    outside = [
+        "",
+        "file:///etc/passwd",
+        "s3://other/blobs/00/11",
+        "blobs/00/11",
+        f"{base}topology/00/11",
+        f"{base}blobs/../secret",
+        f"{base}blobs/00/../../x",
+        f"{base}blobs/00/",
+        f"{base}blobs/00/11/22",
+        f"{base}blobs/00/11?x=1",
+    ]
+    for uri in outside:
+        with pytest.raises(ForeignUri):
+            await blobs.get(uri)
+        with pytest.raises(ForeignUri):
+            await blobs.delete(uri)
+
+
+async def test_a_blob_on_a_disk_is_synced_with_its_folders_before_its_uri_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    real = durability.fsync_path
+
+    def watching(path: Path) -> None:
+        real(path)
+        synced.append(path)
+
+    monkeypatch.setattr(durability, "fsync_path", watching)
+    uri = await Blobs(open_root(tmp_path.as_uri())).put(b"payload")
+
+    file = Path(uri.removeprefix("file://"))
+    assert synced == [file, file.parent, tmp_path / "blobs", tmp_path]
+
+
+async def test_a_folder_that_is_gone_is_reported_not_swallowed(tmp_path: Path) -> None:
+    root = open_root(tmp_path.as_uri())
+    (tmp_path / "blobs").write_text("in the way")
+    with pytest.raises(StoreUnavailable):
+        await Blobs(root).put(b"payload")

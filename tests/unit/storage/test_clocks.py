@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.storage.clocks import HybridClock, wait_until_past
+
+
+class _Hands:
+    """A wall clock and a monotonic one, both set by the test (seconds)."""
+
+    def __init__(self, wall: float = 1000.0) -> None:
+        self.wall = wall
+        self.monotonic = 5.0
+
+    def clock(self, last_ms: int = 0) -> HybridClock:
+        return HybridClock(last_ms, lambda: self.wall, lambda: self.monotonic)
+
+
+def test_it_follows_the_wall_clock() -> None:
+    hands = _Hands(wall=1000.0)
+    clock = hands.clock()
+    assert clock.now_ms() == 1_000_000
+    hands.wall += 2.5
+    assert clock.now_ms() == 1_002_500
+
+
+def test_a_wall_clock_that_jumps_back_is_bridged_by_the_monotonic_one() -> None:
+    hands = _Hands(wall=1000.0)
+    clock = hands.clock()
+    assert clock.now_ms() == 1_000_000
+    hands.wall -= 600
+    hands.monotonic += 0.25
+    assert clock.now_ms() == 1_000_250
+
+
+def test_it_goes_on_from_the_last_value_of_the_process_before() -> None:
+    hands = _Hands(wall=1000.0)
+    clock = hands.clock(last_ms=1_050_000)
+    assert clock.now_ms() == 1_050_000
+    hands.monotonic += 1
+    assert clock.now_ms() == 1_051_000
+
+
+@given(st.lists(st.tuples(st.floats(-100, 100), st.floats(0, 100)), max_size=50))
+def test_it_never_goes_back_and_never_stands_still(steps: list[tuple[float, float]]) -> None:
+    hands = _Hands(wall=10_000.0)
+    clock = hands.clock()
+    last = clock.now_ms()
+    for wall_step, passed in steps:
+        hands.wall += wall_step
+        hands.monotonic += passed
+        now = clock.now_ms()
+        assert now >= last + int(passed * 1000) - 1
+        assert now >= int(hands.wall * 1000)
+        last = now
+
+
+async def test_waiting_ends_once_the_wall_clock_is_past_the_last_tick() -> None:
+    hands = _Hands(wall=1000.0)
+    behind: list[int] = []
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        hands.wall += seconds
+
+    await wait_until_past(1_002_500, behind.append, lambda: hands.wall, sleep)
+
+    assert behind == [2500, 1500, 500]
+    assert slept == [1.0, 1.0, 0.501]
+    assert hands.wall * 1000 > 1_002_500
+
+
+async def test_a_clock_that_is_ahead_of_the_last_tick_waits_for_nothing() -> None:
+    async def sleep(seconds: float) -> None:
+        raise AssertionError("must not sleep")
+
+    await wait_until_past(999_999, lambda _: None, lambda: 1000.0, sleep)

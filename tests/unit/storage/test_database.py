@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from libs.storage.durability import NoSync
+from libs.storage.errors import Fenced, StoreFailed, StoreUnavailable
+from libs.storage.roots import Root, open_root
+from libs.storage.settings import Kind, slatedb_settings, tuning_of
+from libs.storage.slate import Batch, Database
+
+
+@pytest.fixture
+def root() -> Root:
+    return open_root("memory:///")
+
+
+@pytest.fixture
+async def database(root: Root) -> AsyncIterator[Database]:
+    database = await root.database("broker/0", Kind.BROKER)
+    yield database
+    await database.close()
+
+
+def _batch(*rows: tuple[bytes, bytes]) -> Batch:
+    batch = Batch()
+    for key, value in rows:
+        batch.put(key, value)
+    return batch
+
+
+async def test_a_write_is_in_memory_at_once_and_durable_after_the_flush(
+    database: Database,
+) -> None:
+    await database.write(_batch((b"k", b"v")))
+    assert await database.get(b"k") == b"v"
+    assert await database.get(b"k", durable=True) is None
+    assert [page async for page in database.scan(b"a", b"z", durable=True)] == []
+
+    await database.flush()
+
+    assert await database.get(b"k", durable=True) == b"v"
+    assert [page async for page in database.scan(b"a", b"z", durable=True)] == [[(b"k", b"v")]]
+
+
+async def test_many_keys_are_read_in_their_order(database: Database) -> None:
+    await database.commit(_batch((b"a", b"1"), (b"c", b"3")))
+    assert await database.get_many([b"c", b"b", b"a"]) == [b"3", None, b"1"]
+    assert await database.get_many([]) == []
+
+
+async def test_a_scan_ends_before_its_end_and_at_its_limit(database: Database) -> None:
+    rows = [(b"k%04d" % number, b"%d" % number) for number in range(2500)]
+    await database.commit(_batch(*rows))
+
+    async def scanned(
+        start: bytes, end: bytes, limit: int | None = None, descending: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        pages = database.scan(start, end, limit, descending=descending)
+        return [row async for page in pages for row in page]
+
+    assert await scanned(b"k", b"l") == rows
+    assert await scanned(b"k0010", b"k0020") == rows[10:20]
+    assert await scanned(b"k0010", b"l", limit=3) == rows[10:13]
+    assert await scanned(b"k", b"l", limit=1001) == rows[:1001]
+    assert await scanned(b"k", b"l", limit=2, descending=True) == rows[:-3:-1]
+    assert await scanned(b"k0010", b"k0010") == []
+    assert await scanned(b"l", b"k") == []
+    assert await scanned(b"k", b"l", limit=0) == []
+
+
+async def test_a_batch_counts_its_operations_and_its_bytes() -> None:
+    batch = Batch()
+    assert (len(batch), batch.size_bytes) == (0, 0)
+    batch.put(b"key", b"v" * 1000)
+    batch.delete(b"key")
+    assert len(batch) == 2
+    assert 1006 <= batch.size_bytes < 1200
+
+
+async def test_a_second_writer_fences_the_first(root: Root) -> None:
+    old = await root.database("broker/0", Kind.BROKER)
+    await old.commit(_batch((b"kept", b"1")))
+    new = await root.database("broker/0", Kind.BROKER)
+
+    with pytest.raises(Fenced):
+        await old.commit(_batch((b"lost", b"1")))
+    with pytest.raises(Fenced):  # and for ever
+        await old.commit(_batch((b"lost", b"2")))
+    assert isinstance(old.failed, Fenced)
+    assert await asyncio.wait_for(old.wait_closed(), 5) == "fenced"
+    await old.close()
+
+    assert await new.get(b"kept", durable=True) == b"1"
+    assert await new.get(b"lost") is None
+    await new.commit(_batch((b"new", b"1")))
+    await new.close()
+
+
+@pytest.mark.slow
+async def test_an_idle_writer_notices_that_it_was_fenced(root: Root) -> None:
+    """Slow: SlateDB looks for a newer writer once a second."""
+    old = await root.database("broker/0", Kind.BROKER)
+    waiting = asyncio.create_task(old.wait_closed())
+    new = await root.database("broker/0", Kind.BROKER)
+
+    assert await asyncio.wait_for(waiting, 10) == "fenced"
+    await old.close()
+    await new.close()
+
+
+async def test_a_closed_database_refuses_writes_and_says_so(root: Root) -> None:
+    database = await root.database("broker/0", Kind.BROKER)
+    await database.close()
+    await database.close()
+
+    assert database.closed_reason == "clean"
+    with pytest.raises(StoreFailed):
+        await database.commit(_batch((b"k", b"v")))
+    with pytest.raises(StoreFailed):
+        await database.get(b"k")
+
+
+async def test_after_a_failed_write_the_database_stays_failed(tmp_path: Path) -> None:
+    database = await open_root(tmp_path.as_uri(), timeout_s=5).database("broker/0", Kind.BROKER)
+    await database.commit(_batch((b"k", b"v")))
+    wal = tmp_path / "broker" / "0" / "wal"
+    wal.rename(tmp_path / "moved")
+    wal.write_text("a file where the folder was")
+
+    with pytest.raises((StoreUnavailable, StoreFailed)) as caught:
+        await asyncio.wait_for(database.commit(_batch((b"k", b"w"))), 20)
+    assert database.failed is caught.value
+
+    wal.unlink()
+    (tmp_path / "moved").rename(wal)
+    with pytest.raises(type(caught.value)):
+        await database.commit(_batch((b"k", b"x")))
+
+
+async def test_a_failed_database_closes_without_making_its_memory_durable(
+    tmp_path: Path,
+) -> None:
+    class BrokenDisk(NoSync):
+        async def sync(self) -> None:
+            raise OSError(5, "Input/output error")
+
+    root = open_root(tmp_path.as_uri())
+    root.durability = BrokenDisk()
+    database = await root.database("broker/0", Kind.BROKER)
+    with pytest.raises(StoreFailed, match="Input/output error"):
+        await database.commit(_batch((b"k", b"v")))
+    await database.close()
+    assert database.closed_reason == "clean"
+
+
+async def test_the_tick_of_the_last_write_can_be_read_back(database: Database) -> None:
+    before = int(time.time() * 1000)
+    await database.commit(_batch((b"k", b"v")))
+    written = await database.written_ms(b"k")
+    assert written is not None
+    assert before <= written <= int(time.time() * 1000)
+    assert await database.written_ms(b"other") is None
+
+
+@pytest.mark.parametrize(("bound", "behind"), [(5, True), (1000, False)])
+async def test_the_memtable_is_flushed_behind_every_so_many_commits(
+    tmp_path: Path, bound: int, behind: bool
+) -> None:
+    tuning = replace(tuning_of(Kind.INGEST), replay_commits=bound)
+    database = await open_root(tmp_path.as_uri()).database("ingest/0", Kind.INGEST, tuning)
+    for number in range(9):
+        await database.commit(_batch((b"k%d" % number, b"v")))
+    await database.close()  # which flushes what is left
+
+    tables = len(list((tmp_path / "ingest" / "0" / "compacted").glob("*.sst")))
+    assert (tables > 1) is behind
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_every_setting_is_one_that_slatedb_knows(kind: Kind) -> None:
+    table = tuning_of(kind).settings
+    found = json.loads(slatedb_settings(tuning_of(kind)).to_json_string())
+    for name, value in table.items():
+        at = found
+        for part in name.split("."):
+            at = at[part]
+        assert at == value, name
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_fences_in_the_wal_are_never_collected(kind: Kind) -> None:
+    settings = tuning_of(kind).settings
+    assert settings["garbage_collector_options.wal_fence_options.dry_run"] is True
+    assert settings["garbage_collector_options.boundary_files_enabled"] is True

@@ -1,0 +1,64 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.storage.metadata import (
+    MessageMetadata,
+    decode_log_entry,
+    encode_headers,
+    encode_log_columns,
+    encode_log_entry,
+)
+
+rows = st.lists(
+    st.tuples(
+        st.integers(0, 2**62),
+        st.integers(0, 2**32 - 1),
+        st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=4),
+        st.integers(0, 2**32 - 1),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(rows, st.integers(1, 2**60), st.integers(0, 2**60))
+def test_columns_encode_to_the_bytes_of_the_messages_they_stand_for(
+    rows: list[tuple[int, int, dict[str, str], int]], first_id: int, received_ms: int
+) -> None:
+    created, retention, headers, sizes = zip(*rows, strict=True)
+    messages = [
+        MessageMetadata(
+            message_id=first_id + at,
+            created_at_ms=created[at],
+            received_at_ms=received_ms,
+            visible_at_ms=0,
+            retention_s=retention[at],
+            headers=dict(sorted(headers[at].items())),
+            payload_bytes=sizes[at],
+        )
+        for at in range(len(rows))
+    ]
+
+    encoded = encode_log_columns(
+        first_id, received_ms, created, retention, [encode_headers(h) for h in headers], sizes
+    )
+
+    assert encoded == encode_log_entry(messages)
+    assert decode_log_entry(encoded) == messages
+
+
+def test_a_header_that_does_not_fit_is_named() -> None:
+    with pytest.raises(ValueError, match="header 'x' has 65536 bytes"):
+        encode_headers({"x": "v" * 65_536})
+    with pytest.raises(ValueError, match="header key has 65536 bytes"):
+        encode_headers({"k" * 65_536: ""})
+    with pytest.raises(ValueError, match="256"):
+        encode_headers({str(n): "" for n in range(256)})
+
+
+def test_a_number_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="log entry 5"):
+        encode_log_columns(5, 0, [0], [2**32], [b"\x00"], [0])
+    with pytest.raises(ValueError, match="payload_bytes"):
+        encode_log_columns(5, 0, [0], [0], [b"\x00"], [2**32])
