@@ -1,0 +1,95 @@
+"""What must hold of the headers for a filter to match, in a form an inverted index can use.
+
+A condition is a set of alternatives, each a set of (key, value) pairs that must all be among the
+headers; the filter can only match if one alternative holds. No alternatives: it never matches.
+None: nothing useful can be said.
+Errors need no care: an evaluation that errs is no match either way.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from libs.filters.syntax import Node
+
+__all__ = ["Condition", "is_exact", "necessary"]
+
+Condition: TypeAlias = frozenset[frozenset[tuple[str, str]]]
+
+ALTERNATIVES_MAX = 1_024
+"""Beyond these a condition is weakened or dropped rather than let grow."""
+
+NEVER: Condition = frozenset()
+
+
+def necessary(node: Node) -> Condition | None:
+    """The necessary condition of a checked filter."""
+    if node.kind == "literal" and node.value is False:
+        return NEVER
+    if node.kind == "or":
+        return _any([necessary(part) for part in node.parts])
+    if node.kind == "and":
+        return _all([necessary(part) for part in node.parts])
+    if node.kind == "cond":
+        test, yes, no = (necessary(part) for part in node.parts)
+        return _any([_all([test, yes]), no])
+    return _leaf(node)
+
+
+def is_exact(node: Node) -> bool:
+    """Whether the condition is sufficient too: equalities joined by || alone."""
+    if node.kind == "or":
+        return all(is_exact(part) for part in node.parts)
+    return _leaf(node) is not None
+
+
+def _any(conditions: list[Condition | None]) -> Condition | None:
+    union: set[frozenset[tuple[str, str]]] = set()
+    for condition in conditions:
+        if condition is None:
+            return None
+        union |= condition
+    return frozenset(union) if len(union) <= ALTERNATIVES_MAX else None
+
+
+def _all(conditions: list[Condition | None]) -> Condition | None:
+    known = sorted((one for one in conditions if one is not None), key=len)
+    if not known:
+        return None
+    result = known[0]
+    for condition in known[1:]:
+        if len(result) * len(condition) <= ALTERNATIVES_MAX:
+            joined = (one | other for one in result for other in condition)
+            result = frozenset(pairs for pairs in joined if len(dict(pairs)) == len(pairs))
+    return result
+
+
+def _leaf(node: Node) -> Condition | None:
+    if node.kind != "binary" or node.name not in ("==", "in"):
+        return None
+    left, right = node.parts
+    if node.name == "==":
+        if _key(left) is None:
+            left, right = right, left
+        values = [right]
+    else:
+        values = list(right.parts) if right.kind == "list" else [right]
+    key = _key(left)
+    if key is None or not all(one.kind == "literal" and one.name == "string" for one in values):
+        return None
+    if node.name == "in" and right.kind != "list":
+        return None
+    return frozenset(frozenset({(key, one.value)}) for one in values)
+
+
+def _key(node: Node) -> str | None:
+    """k, if this is headers["k"] or headers.k."""
+    if node.kind not in ("select", "index"):
+        return None
+    target = node.parts[0]
+    if target.kind != "ident" or target.name != "headers":
+        return None
+    if node.kind == "select":
+        return node.name
+    key = node.parts[1]
+    return key.value if key.kind == "literal" and key.name == "string" else None

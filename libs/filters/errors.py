@@ -1,0 +1,22 @@
+"""What a bad filter or priority raises."""
+
+from __future__ import annotations
+
+__all__ = ["FilterError"]
+
+
+class FilterError(ValueError):
+    """The expression is refused; fix it where `position` points.
+
+    Attributes:
+        message: What is wrong, for people.
+        position: Line and column, both from 1, counted in characters.
+        offset: Characters before the place, from 0.
+    """
+
+    def __init__(self, message: str, position: tuple[int, int] = (1, 1), offset: int = 0) -> None:
+        """Keep what is wrong and where."""
+        super().__init__(f"line {position[0]}, column {position[1]}: {message}")
+        self.message = message
+        self.position = position
+        self.offset = offset

@@ -1,0 +1,171 @@
+"""Filters and priorities: checked once, compiled once, evaluated for every message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import cel
+
+from libs.filters.conditions import Condition, is_exact, necessary
+from libs.filters.syntax import Node, parse
+from libs.filters.typecheck import type_of
+
+__all__ = [
+    "DEFAULT_FILTER",
+    "Checked",
+    "Filter",
+    "Outcome",
+    "Priority",
+    "check",
+    "compile_filter",
+    "compile_priority",
+    "context",
+]
+
+PRIORITY_MAX = 255
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS_MIN, _MS_MAX = -62_135_596_800_000, 253_402_300_799_999
+_INT_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A good expression.
+
+    Attributes:
+        source: As given.
+        variables: Those of ours it uses; without the timestamps a context is cheaper.
+        equalities: A filter's necessary condition; see `libs.filters.conditions`.
+        exact: The condition is sufficient as well, so that it needs no evaluation.
+    """
+
+    source: str
+    variables: frozenset[str]
+    equalities: Condition | None
+    exact: bool
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether it reads a timestamp."""
+        return not self.variables.isdisjoint(("created_at", "received_at"))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The judgement of one message; `error` is empty unless the evaluation failed."""
+
+    matched: bool
+    error: str = ""
+
+
+def check(source: str, want: Literal["bool", "int"] = "bool") -> Checked:
+    """What is known of a filter ("bool") or priority ("int"); raises FilterError if it is bad."""
+    tree = parse(source)
+    try:
+        kind = type_of(tree)
+    except RecursionError:
+        raise tree.error("nested too deep") from None
+    if kind not in (want, "dyn"):
+        what = "a filter" if want == "bool" else "a priority"
+        name = kind if isinstance(kind, str) else kind[0]
+        raise tree.error(f"{what} must give {want}, not {name}")
+    names = frozenset(_names(tree)) & {"headers", "created_at", "received_at", "size"}
+    if want == "int":
+        return Checked(source, names, None, exact=False)
+    return Checked(source, names, necessary(tree), is_exact(tree))
+
+
+def _names(node: Node) -> set[str]:
+    own = {node.name} if node.kind == "ident" else set()
+    return own.union(*(_names(part) for part in node.parts))
+
+
+def context(
+    headers: dict[str, str],
+    created_at_ms: int,
+    received_at_ms: int,
+    size: int,
+    *,
+    times: bool = True,
+) -> cel.Context:
+    """What expressions are evaluated on, one per message; `times` only where one needs them.
+
+    Times are ms since the Unix epoch, held within the years 1 to 9999.
+    """
+    variables: dict[str, Any] = {"headers": headers, "size": min(size, _INT_MAX)}
+    if times:
+        variables["created_at"] = _time(created_at_ms)
+        variables["received_at"] = _time(received_at_ms)
+    return cel.Context(variables)
+
+
+def _time(time_ms: int) -> datetime:
+    return _EPOCH + timedelta(milliseconds=min(max(time_ms, _MS_MIN), _MS_MAX))
+
+
+def _evaluate(program: cel.Program, message: cel.Context) -> tuple[Any, str]:
+    """The value, or None and the error, also where the library panics (no Exception to Python)."""
+    try:
+        return program.execute(message), ""
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except KeyError as error:
+        return None, f"no such key: {error}"
+    except BaseException as error:  # noqa: BLE001 - one bad expression must not stop the router
+        return None, " ".join(str(error).split()) or type(error).__name__
+
+
+class Filter:
+    """A compiled filter."""
+
+    def __init__(self, source: str) -> None:
+        """Check and compile; raises FilterError."""
+        self.checked = check(source, "bool")
+        self._program = cel.compile(source)
+
+    def matches(self, message: cel.Context) -> bool:
+        """Whether it matches; an evaluation error is no match."""
+        return self.explain(message).matched
+
+    def explain(self, message: cel.Context) -> Outcome:
+        """Whether it matches, and what failed if something did."""
+        value, error = _evaluate(self._program, message)
+        if not error and not isinstance(value, bool):
+            error = f"gave {type(value).__name__}, not a boolean"
+        return Outcome(value is True, error)
+
+
+class Priority:
+    """A compiled priority."""
+
+    def __init__(self, source: str) -> None:
+        """Check and compile; raises FilterError."""
+        self.checked = check(source, "int")
+        self._program = cel.compile(source)
+
+    def value(self, message: cel.Context) -> int | None:
+        """0 to 255, clamped here; None on an evaluation error or where it is not an int."""
+        value, error = _evaluate(self._program, message)
+        if error or isinstance(value, bool) or not isinstance(value, int):
+            return None
+        return min(max(value, 0), PRIORITY_MAX)
+
+
+def compile_filter(source: str) -> Filter:
+    """A filter ready to judge; raises FilterError."""
+    return Filter(source)
+
+
+def compile_priority(source: str) -> Priority:
+    """A priority ready to be asked; raises FilterError."""
+    return Priority(source)
+
+
+def DEFAULT_FILTER(queue_id: str) -> str:  # noqa: N802 - it stands where a constant would
+    """The filter of a queue without one: what is published with header `queue` set to its ID."""
+    escaped = "".join(
+        c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in queue_id
+    )
+    return f'headers["queue"] == "{escaped}"'

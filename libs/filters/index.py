@@ -1,0 +1,176 @@
+"""Which queues a message goes to, at a cost that hardly grows with the number of queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import cel
+
+from libs.filters.conditions import Condition
+from libs.filters.expressions import (
+    Filter,
+    Outcome,
+    Priority,
+    compile_filter,
+    compile_priority,
+    context,
+)
+
+__all__ = ["DEFAULT_PRIORITY", "FilterIndex", "QueueOutcome", "RuleSet"]
+
+DEFAULT_PRIORITY = 128
+
+Pair = tuple[str, str]
+
+
+class FilterIndex:
+    """Queue IDs by one header pair of each alternative of their conditions."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._by_pair: dict[Pair, set[str]] = {}
+        self._unindexed: set[str] = set()
+        self._pairs: dict[str, set[Pair]] = {}
+
+    def add(self, queue_id: str, condition: Condition | None) -> None:
+        """Hold the queue (again); of each alternative its rarest pair here stands for all."""
+        self.remove(queue_id)
+        if condition is None or frozenset() in condition:
+            self._unindexed.add(queue_id)
+            return
+        chosen = {min(pairs, key=lambda pair: (self._load(pair), pair)) for pairs in condition}
+        self._pairs[queue_id] = chosen
+        for pair in chosen:
+            self._by_pair.setdefault(pair, set()).add(queue_id)
+
+    def remove(self, queue_id: str) -> None:
+        """Forget the queue, if it is here."""
+        self._unindexed.discard(queue_id)
+        for pair in self._pairs.pop(queue_id, ()):
+            self._by_pair[pair].discard(queue_id)
+            if not self._by_pair[pair]:
+                del self._by_pair[pair]
+
+    def candidates(self, headers: Mapping[str, str]) -> set[str]:
+        """The queues whose condition could hold, and those without one."""
+        found = set(self._unindexed)
+        for pair in headers.items():
+            if queues := self._by_pair.get(pair):
+                found |= queues
+        return found
+
+    def _load(self, pair: Pair) -> int:
+        return len(self._by_pair.get(pair, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOutcome:
+    """Whether a message would reach a queue, with which priority (128 if not), and why in words."""
+
+    queue_id: str
+    matched: bool
+    priority: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    filter: Filter
+    priority: Priority | None
+    fallback_priority: int
+
+    @property
+    def decided_by_index(self) -> bool:
+        """Whether being a candidate already means to match."""
+        checked = self.filter.checked
+        return checked.exact and checked.equalities is not None
+
+    @property
+    def needs_times(self) -> bool:
+        priority = self.priority
+        own = self.filter.checked.needs_times
+        return own or (priority is not None and priority.checked.needs_times)
+
+
+class RuleSet:
+    """The filters and priorities of all queues, kept by the router."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._index = FilterIndex()
+        self._rules: dict[str, tuple[_Rule, bool, bool]] = {}
+
+    def replace(
+        self,
+        queue_id: str,
+        filter_source: str,
+        priority_source: str | None = None,
+        fallback_priority: int = DEFAULT_PRIORITY,
+    ) -> None:
+        """Set a queue's rule; FilterError leaves the one before. No priority source means 128."""
+        priority = compile_priority(priority_source) if priority_source else None
+        rule = _Rule(compile_filter(filter_source), priority, fallback_priority)
+        self._rules[queue_id] = (rule, rule.decided_by_index, rule.needs_times)
+        self._index.add(queue_id, rule.filter.checked.equalities)
+
+    def remove(self, queue_id: str) -> None:
+        """Forget the queue, if it is here."""
+        self._rules.pop(queue_id, None)
+        self._index.remove(queue_id)
+
+    def route(
+        self, headers: dict[str, str], created_at_ms: int, received_at_ms: int, size: int
+    ) -> list[tuple[str, int]]:
+        """The queues that match and their priorities, in ascending order of queue ID."""
+        routed: list[tuple[str, int]] = []
+        message = None
+        timed = False
+        for queue_id in sorted(self._index.candidates(headers)):
+            rule, decided, needs_times = self._rules[queue_id]
+            if decided and rule.priority is None:
+                routed.append((queue_id, DEFAULT_PRIORITY))
+                continue
+            if message is None or (needs_times and not timed):
+                timed = needs_times
+                message = context(headers, created_at_ms, received_at_ms, size, times=timed)
+            if decided or rule.filter.matches(message):
+                routed.append((queue_id, _priority(rule, message)[0]))
+        return routed
+
+    def explain(
+        self,
+        headers: dict[str, str],
+        created_at_ms: int,
+        received_at_ms: int,
+        size: int,
+        queue_ids: Iterable[str] | None = None,
+    ) -> list[QueueOutcome]:
+        """The judgement of these queues, or all: matches first, each part by queue ID.
+
+        Raises KeyError for a queue that is not here.
+        """
+        message = context(headers, created_at_ms, received_at_ms, size)
+        wanted = self._rules if queue_ids is None else set(queue_ids)
+        outcomes = [_explained(one, self._rules[one][0], message) for one in wanted]
+        return sorted(outcomes, key=lambda outcome: (not outcome.matched, outcome.queue_id))
+
+
+def _priority(rule: _Rule, message: cel.Context) -> tuple[int, str]:
+    if rule.priority is None:
+        return DEFAULT_PRIORITY, "no priority is set"
+    value = rule.priority.value(message)
+    source = rule.priority.checked.source
+    if value is None:
+        return rule.fallback_priority, f"the priority {source} failed: its fallback holds"
+    return value, f"by the priority {source}"
+
+
+def _explained(queue_id: str, rule: _Rule, message: cel.Context) -> QueueOutcome:
+    outcome: Outcome = rule.filter.explain(message)
+    source = rule.filter.checked.source
+    if outcome.matched:
+        priority, why = _priority(rule, message)
+        return QueueOutcome(queue_id, True, priority, f"the filter {source} holds; {why}")
+    why = f"could not be evaluated: {outcome.error}" if outcome.error else "does not hold"
+    return QueueOutcome(queue_id, False, DEFAULT_PRIORITY, f"the filter {source} {why}")

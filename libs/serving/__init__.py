@@ -1,0 +1,14 @@
+"""One way to start, watch and drain a service.
+
+`main`       the whole of a service's `__main__`: settings, logs, event loop, exit code
+`server`     `Service` (what a service is) and `run_service` (its life on one server)
+`guard`      around every call: admission, errors as google.rpc.Status, undecodable bytes
+`config`     settings from flags and environment        `logs`       structured logs
+`telemetry`  traces and metrics, W3C context in headers `exits`      exit codes and causes
+`topology`   who serves what, through the root          `channels`   one channel per peer
+`limits`     message sizes, keepalive, backoff, each with its reason
+`parent`     ending with the process that started this one
+`healthprobe` the same question from outside, as a command
+
+Imports go down only: main → server → guard, telemetry, config → limits, exits; channels → topology.
+"""

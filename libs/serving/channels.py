@@ -1,0 +1,151 @@
+"""Channels to other services: one per peer for the whole process.
+
+A channel knows its address only by the topology. When the peer moves, the next `to` gives a new
+channel and the old one ends with its calls. Calls never wait for a peer that is away (no
+wait-for-ready): they fail at once with UNAVAILABLE, and the caller decides when to try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from libs.serving import limits
+from libs.serving.topology import TopologyDirectory
+from slatemq.errors import Unavailable
+
+RESOLVE_AGAIN_MS = 250
+"""How old the topology may be for a peer that cannot be reached: it may just have moved."""
+
+CLOSE_GRACE_SECONDS = 30.0
+"""For the calls on the channel of a peer that has moved: longer than any deadline of ours."""
+
+_AWAY = (grpc.ChannelConnectivity.CONNECTING, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+
+
+@dataclass
+class _Peer:
+    address: str
+    channel: grpc.aio.Channel
+
+
+class Channels:
+    """The channels of one process, by service and shard."""
+
+    def __init__(
+        self,
+        directory: TopologyDirectory,
+        *,
+        payload_bytes_max: int = limits.PAYLOAD_BYTES_MAX,
+        call_deadline_ms: int = limits.CALL_DEADLINE_MS,
+    ) -> None:
+        """Find peers in this directory; unary calls without a deadline get this one."""
+        self._directory = directory
+        self._options = limits.channel_options(payload_bytes_max)
+        self._deadline = call_deadline_ms / 1000
+        self._peers: dict[tuple[str, int], _Peer] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def to(self, service: str, shard: int) -> grpc.aio.Channel:
+        """The channel to one process, for the generated stubs.
+
+        Cheap enough to ask for before every call; do not keep it for longer than one.
+
+        Raises:
+            Unavailable: No such process has announced itself (reason PEER_UNKNOWN).
+            StoreUnavailable: The topology was never read and cannot be.
+        """
+        known = self._peers.get((service, shard))
+        # While the peer answers, no call waits for the store; else it may just have moved.
+        topology = None if _is_away(known) else self._directory.last()
+        if topology is None:
+            topology = await self._directory.read(RESOLVE_AGAIN_MS)
+        address = topology.address(service, shard)
+        if address is None:
+            raise Unavailable(
+                f"no {service} {shard} has announced itself",
+                reason="PEER_UNKNOWN",
+                retry_after_ms=limits.RECONNECT_BACKOFF_MS_MAX,
+            )
+        # Another caller may have been here while this one read.
+        known = self._peers.get((service, shard))
+        if known is None or known.address != address:
+            if known is not None:
+                self._close_later(known.channel)
+            known = _Peer(address, open_channel(address, self._options, self._deadline))
+            self._peers[service, shard] = known
+        return known.channel
+
+    async def close(self) -> None:
+        """Close all channels; calls on them end with CANCELLED."""
+        peers, self._peers = list(self._peers.values()), {}
+        for closing in self._closing:
+            closing.cancel()
+        await asyncio.gather(*(peer.channel.close() for peer in peers))
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _close_later(self, channel: grpc.aio.Channel) -> None:
+        closing = asyncio.create_task(_close(channel))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+
+def open_channel(
+    address: str,
+    options: Sequence[tuple[str, int]] | None = None,
+    deadline_seconds: float = limits.CALL_DEADLINE_MS / 1000,
+) -> grpc.aio.Channel:
+    """A channel to `host:port` whose unary calls have a deadline, stated or not."""
+    channel = grpc.aio.insecure_channel(address, options=options or limits.channel_options())
+    return cast("grpc.aio.Channel", _DeadlineChannel(channel, deadline_seconds))
+
+
+def _is_away(peer: _Peer | None) -> bool:
+    if peer is None:
+        return True
+    state = peer.channel.get_state()
+    return state in (
+        grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+        grpc.ChannelConnectivity.CONNECTING,
+    )
+
+
+async def _close(channel: grpc.aio.Channel) -> None:
+    try:
+        await channel.close(CLOSE_GRACE_SECONDS)
+    except asyncio.CancelledError:
+        await channel.close()
+
+
+class _DeadlineChannel:
+    """A channel that gives unary calls a deadline; anything else is the channel's own.
+
+    Not a client interceptor, which would put a task of its own around every call.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, deadline_seconds: float) -> None:
+        self._channel = channel
+        self._deadline = deadline_seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    async def __aenter__(self) -> _DeadlineChannel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
+        call = self._channel.unary_unary(*args, **kwargs)
+        deadline = self._deadline
+
+        def with_deadline(request: Any, *, timeout: float | None = None, **rest: Any) -> Any:
+            return call(request, timeout=deadline if timeout is None else timeout, **rest)
+
+        return with_deadline

@@ -1,0 +1,60 @@
+"""Why a service process ends, and with which exit code.
+
+A supervisor (the local stack, systemd, Kubernetes) decides by the code alone whether to start the
+process again, so these numbers are part of the interface.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+EXIT_CLEAN = 0
+"""Drained and stopped because it was asked to."""
+
+EXIT_FAILED = 1
+"""Something broke (a commit failed, say): start it again, it recovers from disk."""
+
+EXIT_USAGE = 2
+"""A setting is wrong: starting it again cannot help until the setting is changed."""
+
+EXIT_FENCED = 77
+"""Another process owns the shard now. NEVER restart it: the two would fence each other for ever.
+77 is "permission denied" in sysexits.h, which is what the store said."""
+
+
+@dataclass(frozen=True)
+class ExitCause:
+    """Why the process ends: the exit code, a stable word for logs, and a sentence for people."""
+
+    code: int
+    event: str
+    message: str
+
+    @classmethod
+    def clean(cls, message: str) -> ExitCause:
+        """Asked to stop."""
+        return cls(EXIT_CLEAN, "stopped", message)
+
+    @classmethod
+    def failed(cls, message: str) -> ExitCause:
+        """Memory is ahead of the disk, or a part broke: restart from disk."""
+        return cls(EXIT_FAILED, "failed", message)
+
+    @classmethod
+    def fenced(cls, message: str) -> ExitCause:
+        """Another process has taken over the shard: stop and stay down."""
+        return cls(EXIT_FENCED, "fenced", message)
+
+    @classmethod
+    def usage(cls, message: str) -> ExitCause:
+        """A setting is wrong in a way that only shows once it is used."""
+        return cls(EXIT_USAGE, "wrong_setting", message)
+
+
+class FatalError(Exception):
+    """Raised by a service's `start` when the process must end for a cause that it knows."""
+
+    def __init__(self, cause: ExitCause) -> None:
+        """Keep the cause, with which the process will end."""
+        super().__init__(cause.message)
+        self.cause = cause

@@ -1,0 +1,97 @@
+"""Sizes and times that both ends of every connection agree on, each with its reason.
+
+These are the gRPC channel arguments of servers and of channels between services; the public client
+takes its own from the same numbers.
+"""
+
+from __future__ import annotations
+
+MEBIBYTE = 1024 * 1024
+
+PAYLOAD_BYTES_MAX = 64 * MEBIBYTE
+"""The largest payload by default; a setting of the instance may change it."""
+
+HEADERS_COUNT_MAX = 255
+"""Headers per message: their count is a u8 on disk (RFC 0001, metadata log)."""
+
+HEADER_TEXT_BYTES_MAX = 65_535
+"""Bytes of one header's key or value: the length of a Utf8 is a u16 on disk."""
+
+HEADERS_BYTES_MAX = HEADERS_COUNT_MAX * (2 * HEADER_TEXT_BYTES_MAX + 16)
+"""All headers of one message on the wire: 255 full keys and values, tags and lengths (33 MB)."""
+
+HEADROOM_BYTES = 1 * MEBIBYTE
+"""For everything else in a request, and for the framing of the messages of a full batch."""
+
+PAYLOAD_BYTES_CEILING = 1024 * MEBIBYTE
+"""The most the payload setting may ask: protobuf ends at 2 GiB, and each call is in memory."""
+
+LARGE_REQUEST_BYTES = 4 * MEBIBYTE
+"""From here on a request counts as large: each takes three to four times its bytes in work."""
+
+LARGE_BYTES_MAX = 64 * MEBIBYTE
+"""Bytes of large requests in work at once, one alone aside; over it callers are told to wait, since
+a dozen of 64 MiB each took two gigabytes."""
+
+ADMISSION_CALLS_MAX = 10_000
+"""Calls in flight per process. A waiting claim costs about 20 KiB, so this is some 200 MB at worst;
+over it, callers are told to wait instead of everybody becoming slow."""
+
+KEEPALIVE_TIME_MS = 20_000
+"""Ping an idle connection this often: below the 60 s after which cloud load balancers forget it."""
+
+KEEPALIVE_TIMEOUT_MS = 10_000
+"""Without an answer to a ping for this long, the peer is gone."""
+
+PING_INTERVAL_MS_MIN = 5_000
+"""Peers may ping this often; gRPC's own 5 min would cut off clients that keep alive long polls."""
+
+RECONNECT_BACKOFF_MS_MIN = 50
+RECONNECT_BACKOFF_MS_MAX = 1_000
+"""A restarted service is back within a second or two: gRPC's 120 s would look like an outage."""
+
+CALL_DEADLINE_MS = 10_000
+"""Of a call between services that states none of its own."""
+
+
+def message_bytes_max(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> int:
+    """The largest gRPC message: any legal single message fits, in a request and in an answer."""
+    return payload_bytes_max + HEADERS_BYTES_MAX + HEADROOM_BYTES
+
+
+def server_options(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> list[tuple[str, int]]:
+    """Channel arguments of a server."""
+    size = message_bytes_max(payload_bytes_max)
+    return [
+        # Twice the limit, so that what is a little too large gets an answer that says so (the guard
+        # holds the limit); gRPC's own refusal comes without details.
+        ("grpc.max_receive_message_length", 2 * size),
+        ("grpc.max_send_message_length", size),
+        # Without this Linux lets two processes share a port, each getting half of the calls.
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS_MIN),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MS_MIN),
+    ]
+
+
+def channel_options(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> list[tuple[str, int]]:
+    """Channel arguments of a channel to another service."""
+    size = message_bytes_max(payload_bytes_max)
+    return [
+        ("grpc.max_receive_message_length", size),
+        ("grpc.max_send_message_length", size),
+        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MIN),
+        ("grpc.min_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MIN),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MAX),
+        # Our own retries know which calls may be repeated; gRPC's would hide an outage.
+        ("grpc.enable_retries", 0),
+        # One subchannel per channel: a closed channel leaves no backoff behind for the next one.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]

@@ -1,0 +1,90 @@
+"""Structured logs on stderr: one line per event, as text or as JSON.
+
+Log with the standard library and name the facts in `extra`::
+
+    log.info("commit failed", extra={"shard": 3, "duration_ms": 12})
+
+gives `2026-01-01T00:00:00.000Z ERROR broker libs.x: commit failed shard=3 duration_ms=12`, or the
+same as one JSON object per line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import TextIO
+
+_KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""What the standard library keeps in a record itself; everything else came in by `extra`."""
+
+
+def configure(
+    service: str, level: str = "info", form: str = "text", stream: TextIO | None = None
+) -> None:
+    """Send all logs of the process to `stream` (stderr); replaces what was configured before.
+
+    Args:
+        service: Name of the process, on every line.
+        level: Least severity: debug, info, warning or error.
+        form: `text` for people, `json` for collectors.
+        stream: Where to write.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines(service) if form == "json" else TextLines(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+class TextLines(logging.Formatter):
+    """Time, level, service and logger, the message, then `key=value` for every fact."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and the traceback below it where there is one."""
+        facts = "".join(f" {key}={_bare(value)}" for key, value in _facts(record).items())
+        line = (
+            f"{_timestamp(record)} {record.levelname} {self._service} {record.name}: "
+            f"{record.getMessage()}{facts}"
+        )
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line; the facts stand beside time, level, service, logger, message."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line; a traceback is a field of it."""
+        line = _facts(record) | {
+            "time": _timestamp(record),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _facts(record: logging.LogRecord) -> dict[str, object]:
+    return {key: value for key, value in vars(record).items() if key not in _KNOWN}
+
+
+def _timestamp(record: logging.LogRecord) -> str:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{seconds}.{int(record.msecs):03d}Z"
+
+
+def _bare(value: object) -> str:
+    text = str(value)
+    return text if text and not any(c.isspace() or c in '"=' for c in text) else json.dumps(text)

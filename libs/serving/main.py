@@ -1,0 +1,83 @@
+"""The whole of a service's `__main__`, but for its three names.
+
+As in::
+
+from libs.serving.main import main
+from services.broker.config import BrokerConfig
+from services.broker.service import BrokerService
+
+if __name__ == "__main__":
+    main("broker", BrokerConfig, BrokerService)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from libs.serving import logs, parent, telemetry
+from libs.serving.config import ServingConfig, load
+from libs.serving.exits import EXIT_FENCED, ExitCause, FatalError
+from libs.serving.memory import bound_arenas
+from libs.serving.server import Service, run_service
+
+try:
+    from uvloop import new_event_loop
+except ImportError:  # Not on every platform; everything works without, at half the calls/s.
+    from asyncio import new_event_loop  # type: ignore[assignment]
+
+C = TypeVar("C", bound=ServingConfig)
+
+
+def main(
+    name: str,
+    config_type: type[C],
+    build: Callable[[C, telemetry.Telemetry], Service],
+    argv: Sequence[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> NoReturn:
+    """Read the settings, run the service, exit with the code of its end (see `exits`).
+
+    Args:
+        name: Of the service, e.g. `broker`.
+        config_type: Its settings.
+        build: Makes the service; called on the running loop. Raises FatalError to name the exit.
+        argv: The arguments without the program's name; the process's own by default.
+        environ: The environment; the process's own by default.
+    """
+    config = load(
+        config_type,
+        f"python -m services.{name}",
+        sys.argv[1:] if argv is None else argv,
+        os.environ if environ is None else environ,
+    )
+    logs.configure(name, config.log_level, config.log_format)
+    bound_arenas()
+    if config.parent_pid:
+        parent.end_with(config.parent_pid)
+    cause = _run(_serve(name, config, build))
+    logging.shutdown()
+    sys.exit(config.fenced_exit_code if cause.code == EXIT_FENCED else cause.code)
+
+
+async def _serve(
+    name: str, config: C, build: Callable[[C, telemetry.Telemetry], Service]
+) -> ExitCause:
+    instance = f"{name}-{os.getpid()}"
+    told = telemetry.configure(name, instance, config.otlp_endpoint, config.trace_sample_percent)
+    try:
+        return await run_service(build(config, told), config, told)
+    except FatalError as error:
+        logging.getLogger(__name__).error("%s", error.cause.message)
+        return error.cause
+    finally:
+        await asyncio.to_thread(told.shutdown)
+
+
+def _run(work: Coroutine[Any, Any, ExitCause]) -> ExitCause:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(work)

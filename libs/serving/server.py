@@ -1,0 +1,279 @@
+"""The life of a service on its server: start, serve, drain, stop.
+
+::
+
+    bind ── start ──────────── serving ──────────── drain ─────── stop ── exit 0
+     │      NOT_SERVING        SERVING,             NOT_SERVING,    │
+     │      calls: STARTING    ready file written   calls: DRAINING │
+     └─ start fails, or a fatal cause at any time ──────────────────┴── exit 1, or 77 when fenced
+
+The port is bound before the service starts (so its address is known, and health can say "not yet");
+a fatal cause skips the drain, since what is in memory must not be answered any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from libs.serving import limits
+from libs.serving.config import ServingConfig
+from libs.serving.exits import ExitCause, FatalError
+from libs.serving.guard import CallGuard, Gate
+from libs.serving.telemetry import Telemetry
+from libs.storage.errors import Fenced, StorageError, UnsafeStore
+
+log = logging.getLogger(__name__)
+
+FATAL_GRACE_SECONDS = 0.2
+"""After a fatal cause: long enough for errors on their way to callers, and for nothing else."""
+
+SENDING_GRACE_SECONDS = 1.0
+"""After the last handler has returned while draining, for its answer to leave. What is still open
+then is a watch on our health, which would go on for ever."""
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Service(Protocol):
+    """What a service must be so that `run_service` can run it."""
+
+    @property
+    def name(self) -> str:
+        """Name of this process for logs and telemetry, e.g. `broker-3`."""
+
+    @property
+    def grpc_services(self) -> Sequence[str]:
+        """Full names of its gRPC services, for health and reflection."""
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register the servicers. Called first; calls reach them only once `start` is done."""
+
+    async def start(self, address: str) -> None:
+        """Open what is owned and become ready to serve under this advertised `host:port`.
+
+        May take its time; may be cancelled by a signal. Raises FatalError to name the exit;
+        the errors of libs.storage name it by themselves (Fenced exits as fenced).
+        """
+
+    async def wait_fatal(self) -> ExitCause:
+        """Return only when the process must end: fenced, a commit failed. Called after `start`."""
+
+    async def drain(self) -> None:
+        """Bring long calls to an end (waiting claims, streams); called when asked to stop."""
+
+    async def stop(self) -> None:
+        """Close what `start` opened; also called after a `start` that failed or was cancelled."""
+
+
+async def run_service(
+    service: Service, config: ServingConfig, telemetry: Telemetry | None = None
+) -> ExitCause:
+    """Run a service until SIGTERM, SIGINT or a fatal cause; returns why it ended.
+
+    A second signal while draining ends the calls in flight at once.
+    """
+    running = RunningService(service, config, telemetry or Telemetry())
+    with _Signals() as signals:
+        return await running.run(signals)
+
+
+class _Signals:
+    """SIGTERM and SIGINT as events, while the context lasts."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        self.name = ""
+
+    def __enter__(self) -> _Signals:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._received, number)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    def _received(self, number: signal.Signals) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+        self.name = self.name or number.name
+
+
+class RunningService:
+    """One service on one server; `run_service` is the usual way to use it.
+
+    Attributes:
+        gate: Whether calls are let in.
+        address: The advertised `host:port`, once bound.
+    """
+
+    def __init__(self, service: Service, config: ServingConfig, telemetry: Telemetry) -> None:
+        """Prepare; nothing is bound yet."""
+        self.gate = Gate(config.concurrent_calls_max)
+        self.address = ""
+        self._service = service
+        self._config = config
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(
+            interceptors=[
+                CallGuard(self.gate, telemetry, limits.message_bytes_max(config.payload_bytes_max))
+            ],
+            options=limits.server_options(config.payload_bytes_max),
+        )
+
+    async def run(self, signals: _Signals) -> ExitCause:
+        """Bind, start, serve, and stop once there is a cause."""
+        try:
+            await self._bind()
+        except OSError as error:
+            return self._ended(ExitCause.failed(f"cannot listen: {error}"))
+        cause = await self._serve(signals)
+        await self._set_health(_NOT_SERVING)
+        if cause.code == 0:
+            await self._drain(signals)
+        else:
+            self.gate.close(cause.event.upper(), "the service is stopping")
+            await self._server.stop(FATAL_GRACE_SECONDS)
+        cause = await self._stop_service(cause)
+        return self._ended(cause)
+
+    async def _bind(self) -> None:
+        names = [*self._service.grpc_services, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        await self._set_health(_NOT_SERVING)
+        self._service.add_to(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(names, self._server)
+        listen = f"{self._config.host}:{self._config.port}"
+        try:
+            port = self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise OSError(f"{listen}: {error}") from error
+        self.address = self._config.advertised_address or f"{self._config.host}:{port}"
+        await self._server.start()
+        log.info("listening", extra={"address": self.address})
+
+    async def _serve(self, signals: _Signals) -> ExitCause:
+        """Start, then serve until something ends it."""
+        asked = asyncio.ensure_future(signals.first.wait())
+        try:
+            started = asyncio.ensure_future(self._service.start(self.address))
+            await _first(asked, started)
+            if started.cancelled() or not started.done():
+                await _cancel(started)
+                return ExitCause.clean(f"{signals.name} while starting")
+            failure = _failure_of(started)
+            if failure is not None:
+                return failure
+            fatal = asyncio.ensure_future(self._service.wait_fatal())
+            await self._announce()
+            await _first(asked, fatal)
+            if fatal.done():
+                return _failure_of(fatal) or fatal.result()
+            await _cancel(fatal)
+            return ExitCause.clean(signals.name)
+        finally:
+            await _cancel(asked)
+
+    async def _announce(self) -> None:
+        self.gate.open()
+        await self._set_health(_SERVING)
+        if self._config.ready_file:
+            _write_whole(Path(self._config.ready_file), json.dumps({"address": self.address}))
+        log.info("serving", extra={"address": self.address})
+
+    async def _drain(self, signals: _Signals) -> None:
+        """End the calls in flight: by themselves within the grace, then by force."""
+        log.info("draining", extra={"calls": self.gate.calls_count, "signal": signals.name})
+        self.gate.close("DRAINING", "the service is stopping")
+        grace = self._config.drain_ms / 1000
+        drained = asyncio.ensure_future(self._drain_calls(grace))
+        impatient = asyncio.ensure_future(signals.second.wait())
+        await _first(drained, impatient)
+        await _cancel(impatient)
+        if not drained.done():
+            await _cancel(drained)
+            await self._server.stop(0)
+
+    async def _drain_calls(self, grace: float) -> None:
+        stopped = asyncio.ensure_future(self._server.stop(grace))
+        try:
+            await asyncio.wait_for(self._service.drain(), grace)
+        except TimeoutError:
+            log.warning("the service did not drain in time", extra={"drain_ms": grace * 1000})
+        except Exception:  # stopping goes on, whatever a service does here
+            log.exception("drain failed")
+        idle = asyncio.ensure_future(self.gate.idle())
+        await _first(stopped, idle)
+        await _cancel(idle)
+        await self._server.stop(SENDING_GRACE_SECONDS)
+        await stopped
+
+    async def _stop_service(self, cause: ExitCause) -> ExitCause:
+        try:
+            await self._service.stop()
+        except Exception as error:
+            log.exception("stop failed")
+            # What ended the service matters more than what closing it then ran into.
+            return cause if cause.code else _cause_of(error)
+        return cause
+
+    async def _set_health(self, status: Any) -> None:
+        for name in ("", *self._service.grpc_services):
+            await self._health.set(name, status)
+
+    def _ended(self, cause: ExitCause) -> ExitCause:
+        level = logging.INFO if cause.code == 0 else logging.ERROR
+        facts = {"event": cause.event, "exit_code": cause.code}
+        log.log(level, "%s: %s", cause.event, cause.message, extra=facts)
+        return cause
+
+
+async def _first(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _cancel(future: asyncio.Future[Any]) -> None:
+    future.cancel()
+    with suppress(asyncio.CancelledError):
+        await asyncio.wait([future])
+
+
+def _failure_of(done: asyncio.Future[Any]) -> ExitCause | None:
+    """The cause that an exception stands for; None where there was none."""
+    error = done.exception()
+    return None if error is None else _cause_of(error)
+
+
+def _cause_of(error: BaseException) -> ExitCause:
+    if isinstance(error, FatalError):
+        return error.cause
+    if isinstance(error, Fenced):
+        return ExitCause.fenced(f"another process owns the shard now: {error}")
+    if isinstance(error, UnsafeStore):
+        return ExitCause.usage(str(error))
+    if isinstance(error, StorageError):
+        return ExitCause.failed(str(error))
+    log.error("the service failed", exc_info=error)
+    return ExitCause.failed(f"{type(error).__name__}: {error}")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write so that a reader who is waiting for the file never sees half of it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(path)

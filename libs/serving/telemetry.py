@@ -1,0 +1,227 @@
+"""Traces and metrics by OpenTelemetry's messaging conventions, and W3C context in headers.
+
+Nothing is sent unless an OTLP endpoint is configured. Without one every tracer and instrument is
+the API's no-op, and calls are not even wrapped, so that the cost is none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from contextlib import aclosing
+from typing import Any
+
+from opentelemetry import metrics, trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from libs.serving import limits
+
+SCOPE_NAME = "slatemq"
+
+MESSAGING_SYSTEM = "messaging.system"
+MESSAGING_OPERATION_NAME = "messaging.operation.name"
+MESSAGING_OPERATION_TYPE = "messaging.operation.type"
+MESSAGING_DESTINATION_NAME = "messaging.destination.name"
+MESSAGING_MESSAGE_ID = "messaging.message.id"
+MESSAGING_MESSAGE_BODY_SIZE = "messaging.message.body.size"
+MESSAGING_BATCH_MESSAGE_COUNT = "messaging.batch.message_count"
+MESSAGING_CLIENT_ID = "messaging.client.id"
+"""Attribute names of OpenTelemetry's messaging conventions, as services use them."""
+
+SENT_MESSAGES = "messaging.client.sent.messages"
+CONSUMED_MESSAGES = "messaging.client.consumed.messages"
+OPERATION_DURATION = "messaging.client.operation.duration"
+PROCESS_DURATION = "messaging.process.duration"
+"""Names of OpenTelemetry's messaging metrics; durations are in seconds there."""
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+class Telemetry:
+    """The tracer and the meter of one process.
+
+    Attributes:
+        enabled: Whether anything is recorded at all.
+        tracer: For spans of the service's own.
+        meter: For instruments of the service's own.
+    """
+
+    def __init__(
+        self, tracers: TracerProvider | None = None, meters: MeterProvider | None = None
+    ) -> None:
+        """Record with these providers; without them, nothing."""
+        self.enabled = tracers is not None
+        self._tracers = tracers
+        self._meters = meters
+        self.tracer: trace.Tracer = (
+            tracers.get_tracer(SCOPE_NAME) if tracers else trace.NoOpTracer()
+        )
+        self.meter: metrics.Meter = (
+            meters.get_meter(SCOPE_NAME) if meters else metrics.NoOpMeter(SCOPE_NAME)
+        )
+        self._call_duration = self.meter.create_histogram(
+            "rpc.server.duration", unit="ms", description="Duration of calls served"
+        )
+
+    def shutdown(self) -> None:
+        """Send what is left and stop; waits for the exporter, so call it off the event loop."""
+        if self._tracers is not None:
+            self._tracers.shutdown()
+        if self._meters is not None:
+            self._meters.shutdown()
+
+    def traced(
+        self, method: str, behavior: Callable[[Any, Any], Awaitable[Any]]
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        """The handler with a server span and its duration around each call."""
+        if not self.enabled:
+            return behavior
+
+        async def traced(request: Any, context: Any) -> Any:
+            with _Call(self, method, context):
+                return await behavior(request, context)
+
+        return traced
+
+    def traced_stream(
+        self, method: str, behavior: Callable[[Any, Any], AsyncIterator[Any]]
+    ) -> Callable[[Any, Any], AsyncIterator[Any]]:
+        """The same for a handler that is an async generator."""
+        if not self.enabled:
+            return behavior
+
+        async def traced(request: Any, context: Any) -> AsyncIterator[Any]:
+            # The span is not made the current one: a generator's frames run in their caller's
+            # context, where a token set before a yield cannot be reset after it.
+            call = _Call(self, method, context, current=False)
+            with call:
+                responses: Any = behavior(request, context)
+                async with aclosing(responses):
+                    async for response in responses:
+                        yield response
+
+        return traced
+
+    def record_call(self, method: str, duration_ms: float, failed: bool) -> None:
+        """Count one served call."""
+        service, _, name = method.strip("/").rpartition("/")
+        self._call_duration.record(
+            duration_ms,
+            {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name, "failed": failed},
+        )
+
+
+class _Call:
+    """One served call: a span under the caller's, and its duration."""
+
+    def __init__(
+        self, telemetry: Telemetry, method: str, context: Any, *, current: bool = True
+    ) -> None:
+        self._telemetry, self._method = telemetry, method
+        service, _, name = method.strip("/").rpartition("/")
+        self._span = telemetry.tracer.start_span(
+            method.strip("/"),
+            context=extract(dict(context.invocation_metadata() or ())),
+            kind=trace.SpanKind.SERVER,
+            attributes={"rpc.system": "grpc", "rpc.service": service, "rpc.method": name},
+        )
+        self._scope = trace.use_span(self._span, end_on_exit=False) if current else None
+        self._began = time.monotonic()
+
+    def __enter__(self) -> None:
+        if self._scope is not None:
+            self._scope.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if self._scope is not None:
+            self._scope.__exit__(kind, error, traceback)
+        elif isinstance(error, Exception):
+            self._span.record_exception(error)
+            self._span.set_status(trace.StatusCode.ERROR, str(error))
+        self._span.end()
+        duration_ms = (time.monotonic() - self._began) * 1000
+        self._telemetry.record_call(self._method, duration_ms, failed=error is not None)
+
+
+def configure(
+    service: str,
+    instance: str,
+    otlp_endpoint: str = "",
+    sample_percent: int = 100,
+) -> Telemetry:
+    """Set up what the settings ask for: with an empty endpoint, nothing at all.
+
+    Args:
+        service: Name of the service, e.g. `broker`.
+        instance: Tells processes of one service apart, e.g. `broker-3`.
+        otlp_endpoint: URL of an OTLP/gRPC collector; `http://` means without TLS.
+        sample_percent: Share of new traces to record; a caller's decision is always followed.
+    """
+    if not otlp_endpoint:
+        return Telemetry()
+    insecure = not otlp_endpoint.startswith("https://")
+    return recording(
+        service,
+        instance,
+        BatchSpanProcessor(OTLPSpanExporter(endpoint=otlp_endpoint, insecure=insecure)),
+        PeriodicExportingMetricReader(
+            OTLPMetricExporter(endpoint=otlp_endpoint, insecure=insecure)
+        ),
+        sample_percent,
+    )
+
+
+def recording(
+    service: str,
+    instance: str,
+    spans: SpanProcessor,
+    measures: MetricReader,
+    sample_percent: int = 100,
+) -> Telemetry:
+    """Telemetry that hands its spans and metrics to these."""
+    resource = Resource.create(
+        {
+            "service.name": f"slatemq-{service}",
+            "service.namespace": "slatemq",
+            "service.instance.id": instance,
+        }
+    )
+    sampler = ParentBased(TraceIdRatioBased(sample_percent / 100))
+    tracers = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
+    tracers.add_span_processor(spans)
+    meters = MeterProvider([measures], resource=resource, shutdown_on_exit=False)
+    return Telemetry(tracers, meters)
+
+
+def inject(headers: MutableMapping[str, str], context: Context | None = None) -> None:
+    """Put the current trace context into a message's headers, where there is room for it.
+
+    A context that the producer set by itself stays. When the message has no room for both
+    `traceparent` and `tracestate`, the state is left out, or both: a trace is never worth a
+    refused message.
+    """
+    if "traceparent" in headers:
+        return
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier, context)
+    for key in ("traceparent", "tracestate"):
+        value = carrier.get(key)
+        if value is None or len(headers) >= limits.HEADERS_COUNT_MAX:
+            return
+        if len(value.encode()) <= limits.HEADER_TEXT_BYTES_MAX:
+            headers.setdefault(key, value)
+
+
+def extract(headers: Mapping[str, Any]) -> Context:
+    """The trace context in a message's headers or a call's metadata; empty where there is none."""
+    carrier = {key: headers[key] for key in ("traceparent", "tracestate") if key in headers}
+    return _PROPAGATOR.extract(carrier, Context())

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.filters import (
+    DEFAULT_FILTER,
+    SOURCE_BYTES_MAX,
+    FilterError,
+    FilterIndex,
+    RuleSet,
+    check,
+    compile_filter,
+    compile_priority,
+    context,
+)
+from libs.filters.signatures import FUNCTIONS, METHODS
+from libs.filters.syntax import parse
+from tests.unit.filters.corpus import BAD, GOOD
+
+HEADERS = {"a": "b", "n": "6"}
+MESSAGE = context(HEADERS, 0, 3_600_000, 7)
+NAMES = st.sampled_from("abc")
+KEYS = NAMES.flatmap(
+    lambda k: st.sampled_from([f'headers["{k}"]', f"headers.{k}", f"headers['{k}']"])
+)
+VALUES = st.sampled_from(['"a"', "'b'", 'r"c"', '"\\x61"', '"""b"""'])
+LEAVES = st.one_of(
+    st.tuples(KEYS, VALUES).map(" == ".join),
+    st.tuples(VALUES, KEYS).map(" == ".join),
+    st.tuples(KEYS, VALUES).map(" != ".join),
+    st.tuples(KEYS, st.lists(VALUES, max_size=3)).map(lambda p: f"{p[0]} in [{', '.join(p[1])}]"),
+    st.sampled_from(["true", "false", "size > 3", "has(headers.a)", '"b" in headers']),
+)
+FILTERS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from([" && ", " || ", " == "]), inner).map(
+            lambda p: f"({p[0]}){p[1]}({p[2]})"
+        ),
+        inner.map(lambda one: f"!({one})"),
+        st.tuples(inner, inner, inner).map(lambda p: f"({p[0]}) ? ({p[1]}) : ({p[2]})"),
+    ),
+    max_leaves=6,
+)
+PIECES = st.lists(
+    st.sampled_from(
+        [
+            "headers",
+            "size",
+            "created_at",
+            "received_at",
+            ".",
+            "[",
+            "]",
+            "(",
+            ")",
+            "{",
+            "}",
+            '"',
+            "'",
+            'r"',
+            "\\",
+            "//",
+            "&&",
+            "||",
+            "==",
+            "!=",
+            "<",
+            "+",
+            "-",
+            "*",
+            "/",
+            "%",
+            "!",
+            "?",
+            ":",
+            ",",
+            "in",
+            "true",
+            "false",
+            "null",
+            "1",
+            "2u",
+            "1.5",
+            '"a"',
+            ".a",
+            '["a"]',
+            "has(",
+            ".all(x,",
+            "x",
+            ".map(x,",
+            ".size()",
+            "int(",
+            'duration("1h")',
+        ]
+    ),
+    max_size=14,
+).map(" ".join)
+
+
+@pytest.mark.parametrize("source", GOOD)
+def test_a_good_filter_is_accepted_and_gives_a_boolean(source: str) -> None:
+    outcome = compile_filter(source).explain(MESSAGE)
+    assert isinstance(outcome.matched, bool)
+    assert "not a boolean" not in outcome.error
+    assert "Undefined" not in outcome.error
+    assert "overload" not in outcome.error
+
+
+@pytest.mark.parametrize(("column", "source"), BAD)
+def test_a_bad_filter_is_refused_where_it_is_bad(column: int, source: str) -> None:
+    with pytest.raises(FilterError) as refused:
+        check(source)
+    assert refused.value.position == (1, column)
+    assert refused.value.offset == column - 1
+    assert refused.value.message
+
+
+def test_a_position_counts_lines_and_characters() -> None:
+    with pytest.raises(FilterError) as refused:
+        check('size > 1 &&\n  "é" == nope')
+    assert (refused.value.position, refused.value.offset) == ((2, 10), 21)
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "(" * 4000, "(" * 3000 + "1" + ")" * 3000, "[" * 4000 + "]" * 4000, "1" + "+1" * 4000,
+        "true" + "==true" * 1300, "headers" + ".a" * 4000, "dyn(" * 40 + "1" + ")" * 40 + "+" * 99,
+        "true ? 1 : " * 700 + "1", "x" * (SOURCE_BYTES_MAX + 1), "\ud800", "", "  ", '"' * 999,
+        "size == 1" + " + headers.a" * 17, "size" + "[0]" * 2000, "! - " * 2000 + "1",
+    ],
+)  # fmt: skip
+def test_a_bomb_is_refused_on_a_thread_of_small_stack(bomb: str) -> None:
+    refused: list[FilterError] = []
+
+    def run() -> None:
+        try:
+            check(bomb)
+        except FilterError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert len(refused) == 1
+
+
+def test_hundreds_of_alternatives_are_fine() -> None:
+    source = " || ".join(f'headers.a == "{n}"' for n in range(350)) + ' || headers.a == "b"'
+    assert compile_filter(source).matches(MESSAGE)
+
+
+@given(st.one_of(st.text(max_size=40), PIECES, FILTERS))
+@settings(max_examples=400, deadline=None)
+def test_any_text_is_checked_or_refused_and_what_is_checked_never_raises(source: str) -> None:
+    for want in ("bool", "int"):
+        try:
+            check(source, want)
+        except FilterError:
+            continue
+        if want == "bool":
+            assert compile_filter(source).matches(MESSAGE) in (True, False)
+        else:
+            value = compile_priority(source).value(MESSAGE)
+            assert value is None or 0 <= value <= 255
+
+
+@given(FILTERS, st.dictionaries(NAMES, NAMES))
+@settings(max_examples=600, deadline=None)
+def test_a_filter_matches_only_where_its_condition_holds(
+    source: str, headers: dict[str, str]
+) -> None:
+    made = compile_filter(source)
+    condition = made.checked.equalities
+    holds = condition is None or any(pairs <= headers.items() for pairs in condition)
+    matched = made.matches(context(headers, 0, 0, 5))
+    assert holds or not matched
+    if made.checked.exact and condition is not None:
+        assert matched == holds
+
+
+@given(st.lists(FILTERS, max_size=5), st.dictionaries(NAMES, NAMES))
+@settings(max_examples=200, deadline=None)
+def test_routing_by_the_index_equals_judging_every_filter(
+    sources: list[str], headers: dict[str, str]
+) -> None:
+    rules = RuleSet()
+    for number, source in enumerate(sources):
+        rules.replace(f"q{number}", source)
+    message = context(headers, 0, 0, 5)
+    expected = [f"q{n}" for n, s in enumerate(sources) if compile_filter(s).matches(message)]
+    assert [queue for queue, _ in rules.route(headers, 0, 0, 5)] == expected
+    told = rules.explain(headers, 0, 0, 5)
+    assert [one.queue_id for one in told if one.matched] == expected
+    assert len(told) == len(sources)
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("int(headers.n)", 6), ("-size", 0), ("size * 100", 255), ('headers.a == "b" ? 0 : 5', 0),
+        ("int(headers.zz)", None), ("int(headers.a)", None), ("size / 0", None),
+        ("dyn(true)", None), ("dyn(1.5)", None),
+    ],
+)  # fmt: skip
+def test_a_priority_is_an_int_clamped_or_none(source: str, value: int | None) -> None:
+    assert compile_priority(source).value(MESSAGE) == value
+
+
+def test_a_missing_header_is_no_match_and_explained() -> None:
+    outcome = compile_filter('headers.zz == "b"').explain(MESSAGE)
+    assert (outcome.matched, "zz" in outcome.error) == (False, True)
+
+
+def test_a_priority_that_fails_falls_back_and_none_means_128() -> None:
+    rules = RuleSet()
+    rules.replace("b", "true", "int(headers.zz)", 9)
+    rules.replace("a", DEFAULT_FILTER("x"))
+    rules.replace("c", "created_at < received_at", "created_at.getHours() + 3")
+    assert rules.route({"queue": "x"}, 0, 1, 0) == [("a", 128), ("b", 9), ("c", 3)]
+    rules.remove("b")
+    assert rules.route({}, 0, 0, 0) == []
+
+
+def test_a_refused_replacement_leaves_the_rule_before() -> None:
+    rules = RuleSet()
+    rules.replace("a", "true")
+    with pytest.raises(FilterError):
+        rules.replace("a", "false", "nope")
+    assert rules.route({}, 0, 0, 0) == [("a", 128)]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
+def test_the_default_filter_takes_exactly_its_queue(queue_id: str) -> None:
+    made = compile_filter(DEFAULT_FILTER(queue_id))
+    assert made.matches(context({"queue": queue_id}, 0, 0, 0))
+    assert not made.matches(context({"queue": queue_id + "x"}, 0, 0, 0))
+    assert made.checked.exact
+
+
+def test_the_index_forgets_what_is_removed() -> None:
+    index = FilterIndex()
+    index.add("a", check('headers.k == "1" || headers.k == "2"').equalities)
+    index.add("b", None)
+    assert index.candidates({"k": "2"}) == {"a", "b"}
+    index.add("a", check('headers.k == "3"').equalities)
+    index.remove("b")
+    assert index.candidates({"k": "2"}) == set()
+    assert index.candidates({"k": "3"}) == {"a"}
+
+
+def test_times_beyond_what_a_date_holds_are_clamped() -> None:
+    late = context({}, 2**62, -(2**62), 0)
+    assert compile_filter("created_at > received_at").matches(late)
+
+
+SAMPLES = {
+    "string": 'headers["n"]', "int": "size", "uint": "2u", "double": "1.5", "bytes": 'b"a"',
+    "timestamp": "created_at", "duration": 'duration("1h")', "list": "[1]", "map": "headers",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), [(n, k) for n in FUNCTIONS for k in FUNCTIONS[n]])
+def test_every_function_listed_is_supported_by_the_library(name: str, kind: str) -> None:
+    argument = "created_at" if (name, kind) == ("timestamp", "string") else SAMPLES[kind]
+    argument = (
+        {"timestamp": "string(created_at)", "duration": '"1h"'}.get(name, argument)
+        if (kind == "string")
+        else argument
+    )
+    call = f"type({name}({argument}))"
+    outcome = compile_filter(f"{call} == {call}").explain(MESSAGE)
+    assert (outcome.matched, outcome.error) == (True, "")
+
+
+@pytest.mark.parametrize(("name", "kind"), [(n, k) for n in METHODS for k in sorted(METHODS[n][0])])
+def test_every_method_listed_is_supported_by_the_library(name: str, kind: str) -> None:
+    argument = '"a"' if METHODS[name][1] else ""
+    call = f"({SAMPLES[kind]}).{name}({argument})"
+    assert compile_filter(f"{call} == {call}").explain(MESSAGE).error == ""
+
+
+def test_a_single_equals_sign_is_told_how_to_compare() -> None:
+    with pytest.raises(FilterError, match="to compare, write =="):
+        parse('headers.region = "eu"')
+    with pytest.raises(FilterError) as refused:
+        parse('headers.region === "eu"')
+    assert "to compare" not in str(refused.value)

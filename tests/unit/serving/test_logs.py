@@ -1,0 +1,51 @@
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from libs.serving import logs
+
+
+@pytest.fixture(autouse=True)
+def _restored_root_logger() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_a_text_line_ends_with_the_facts() -> None:
+    stream = io.StringIO()
+    logs.configure("broker", "info", "text", stream)
+
+    logging.getLogger("x.y").info("claimed %d", 3, extra={"queue": "orders", "why": "a b"})
+
+    line = stream.getvalue()
+    assert line.endswith(' INFO broker x.y: claimed 3 queue=orders why="a b"\n')
+
+
+def test_a_json_line_is_one_object_with_the_facts_as_fields() -> None:
+    stream = io.StringIO()
+    logs.configure("broker", "debug", "json", stream)
+
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        logging.getLogger("x").exception("broke", extra={"shard": 3})
+
+    (line,) = stream.getvalue().splitlines()
+    told = json.loads(line)
+    assert (told["level"], told["service"], told["shard"]) == ("error", "broker", 3)
+    assert "ValueError: two\nlines" in told["traceback"]
+
+
+def test_what_is_below_the_level_is_left_out() -> None:
+    stream = io.StringIO()
+    logs.configure("broker", "warning", "text", stream)
+
+    logging.getLogger("x").info("idle")
+
+    assert stream.getvalue() == ""

@@ -1,0 +1,66 @@
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from libs.serving import telemetry
+
+
+@pytest.fixture
+def recording() -> Iterator[telemetry.Telemetry]:
+    made = telemetry.recording(
+        "broker", "broker-0", SimpleSpanProcessor(InMemorySpanExporter()), InMemoryMetricReader()
+    )
+    yield made
+    made.shutdown()
+
+
+def test_nothing_is_recorded_or_wrapped_without_an_endpoint() -> None:
+    off = telemetry.configure("broker", "broker-0")
+
+    async def behavior(request: object, context: object) -> object:
+        return request
+
+    assert not off.enabled
+    assert off.traced("/a/B", behavior) is behavior
+    with off.tracer.start_as_current_span("x") as span:
+        assert not span.is_recording()
+
+
+def test_the_context_crosses_in_the_headers(recording: telemetry.Telemetry) -> None:
+    headers = {"type": "order"}
+
+    with recording.tracer.start_as_current_span("publish") as span:
+        telemetry.inject(headers)
+
+    found = trace.get_current_span(telemetry.extract(headers)).get_span_context()
+    assert found.trace_id == span.get_span_context().trace_id
+    assert headers["type"] == "order"
+
+
+def test_a_message_with_255_headers_gets_no_context(recording: telemetry.Telemetry) -> None:
+    headers = {f"k{n}": "" for n in range(255)}
+
+    with recording.tracer.start_as_current_span("publish"):
+        telemetry.inject(headers)
+
+    assert len(headers) == 255
+    assert "traceparent" not in headers
+
+
+def test_a_context_set_by_the_producer_stays(recording: telemetry.Telemetry) -> None:
+    headers = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
+
+    with recording.tracer.start_as_current_span("publish"):
+        telemetry.inject(headers)
+
+    assert headers["traceparent"].startswith("00-1111")
+
+
+def test_headers_without_a_context_give_an_empty_one() -> None:
+    found = trace.get_current_span(telemetry.extract({"traceparent": "rubbish"}))
+
+    assert not found.get_span_context().is_valid

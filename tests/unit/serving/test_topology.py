@@ -1,0 +1,153 @@
+import asyncio
+import json
+
+import pytest
+
+from libs.serving.topology import CACHE_MS, Peer, TopologyDirectory
+from libs.storage.errors import StoreUnavailable
+from libs.storage.objects import Objects
+from libs.storage.roots import open_root
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def objects() -> Objects:
+    return open_root("memory:///").objects
+
+
+async def test_what_processes_announce_everybody_reads(objects: Objects) -> None:
+    # Given three processes that announced themselves
+    directory = TopologyDirectory(objects)
+    for peer in (Peer("broker", 10, "b:10"), Peer("broker", 2, "b:2"), Peer("ingest", 0, "i:0")):
+        await directory.announce(peer)
+
+    # When another process reads
+    topology = await TopologyDirectory(objects).read()
+
+    # Then they are there, in the order of their shards
+    assert list(topology.brokers.items()) == [(2, "b:2"), (10, "b:10")]
+    assert topology.address("ingest", 0) == "i:0"
+    assert topology.address("ingest", 1) is None
+    assert dict(topology.routers) == {}
+
+
+async def test_services_and_clients_each_get_the_address_that_they_can_reach(
+    objects: Objects,
+) -> None:
+    # Given a process in a container, whose port is published on another address
+    directory = TopologyDirectory(objects)
+    await directory.announce(Peer("broker", 0, "127.0.0.1:7422", "broker:7420"))
+
+    topology = await TopologyDirectory(objects).read()
+
+    assert topology.address("broker", 0) == "broker:7420"
+    assert dict(topology.brokers) == {0: "broker:7420"}
+    assert dict(topology.advertised("broker")) == {0: "127.0.0.1:7422"}
+
+
+async def test_a_process_that_moved_replaces_its_entry(objects: Objects) -> None:
+    directory = TopologyDirectory(objects)
+    await directory.announce(Peer("broker", 0, "old:1"))
+    await directory.read()
+
+    await directory.announce(Peer("broker", 0, "new:1"))
+
+    assert (await directory.read()).address("broker", 0) == "new:1"
+
+
+async def test_a_reading_serves_until_it_is_old(objects: Objects) -> None:
+    clock = Clock()
+    reader = TopologyDirectory(objects, clock)
+    await reader.read()
+    await TopologyDirectory(objects).announce(Peer("router", 1, "r:1"))
+
+    clock.now = CACHE_MS / 1000
+    assert dict((await reader.read()).routers) == {}
+    assert dict((await reader.read(max_age_ms=250)).routers) == {1: "r:1"}
+
+
+async def test_an_old_reading_is_renewed_behind_the_caller(objects: Objects) -> None:
+    clock = Clock()
+    reader = TopologyDirectory(objects, clock)
+    assert reader.last() is None
+    await reader.read()
+    await TopologyDirectory(objects).announce(Peer("router", 1, "r:1"))
+    clock.now = CACHE_MS / 1000 + 1
+
+    last = reader.last()
+
+    assert last is not None
+    assert dict(last.routers) == {}
+    async with asyncio.timeout(5):
+        while not (last := reader.last()) or not last.routers:
+            await asyncio.sleep(0)
+    await reader.close()
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b"\xff", b'{"service": "broker"}'])
+async def test_a_damaged_entry_hides_nobody_else(objects: Objects, damage: bytes) -> None:
+    directory = TopologyDirectory(objects)
+    await directory.announce(Peer("broker", 0, "b:0"))
+    await objects.put("topology/broker-1.json", damage)
+
+    assert dict((await directory.read()).brokers) == {0: "b:0"}
+
+
+async def test_a_withdrawn_router_is_gone(objects: Objects) -> None:
+    directory = TopologyDirectory(objects)
+    router = Peer("router", 0, "r:0")
+    await directory.announce(router)
+
+    await directory.withdraw(router)
+
+    assert dict((await directory.read()).routers) == {}
+
+
+class _AwayAtTimes:
+    """A store that can be switched off, around a real one."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self.away = False
+
+    async def get(self, path: str) -> bytes:
+        return await self._objects.get(path)
+
+    async def put(self, path: str, data: bytes) -> None:
+        await self._objects.put(path, data)
+
+    async def list(self, prefix: str) -> list[str]:
+        if self.away:
+            raise StoreUnavailable("off")
+        return await self._objects.list(prefix)
+
+    async def delete(self, path: str) -> None:
+        await self._objects.delete(path)
+
+
+async def test_the_last_reading_serves_while_the_store_is_away(objects: Objects) -> None:
+    store = _AwayAtTimes(objects)
+    directory = TopologyDirectory(store)
+    await directory.announce(Peer("broker", 0, "b:0"))
+    await directory.read()
+
+    store.away = True
+
+    assert dict((await directory.read(max_age_ms=-1)).brokers) == {0: "b:0"}
+    with pytest.raises(StoreUnavailable):
+        await TopologyDirectory(store).read()
+
+
+async def test_an_entry_is_plain_json(objects: Objects) -> None:
+    await TopologyDirectory(objects).announce(Peer("broker", 3, "h:1"))
+
+    told = json.loads(await objects.get("topology/broker-3.json"))
+
+    assert told == {"service": "broker", "shard": 3, "address": "h:1"}
