@@ -1,0 +1,122 @@
+"""What was accepted and what was committed, as columns: no object per message on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
+from libs.storage.states import FINGERPRINT_BYTES
+
+__all__ = ["ENTRY_HEADERS_BYTES_MAX", "ENTRY_MESSAGES_MAX", "NOT_SET", "Accepted", "Columns"]
+
+NOT_SET: Final = -1
+"""Stands for "created when received" in the column of creation times."""
+
+ENTRY_MESSAGES_MAX: Final = 65_535
+"""Messages in one log entry: the count of its Array is a u16."""
+
+ENTRY_HEADERS_BYTES_MAX: Final = 4 << 20
+"""Header bytes in one log entry, unless one message alone has more: an entry must fit into an
+answer of TailLog, and readers hold whole entries."""
+
+MESSAGE_OVERHEAD_BYTES: Final = 256
+"""About what a message costs in memory and on disk beyond payload and headers."""
+
+
+@dataclass(slots=True)
+class Columns:
+    """The metadata of messages in a row.
+
+    Attributes:
+        headers: As mappings, for those who tail the log.
+        header_bytes: The same, encoded (libs.storage.metadata.encode_headers).
+        created_at_ms: By the producers' clocks; NOT_SET = when received.
+        retention_s: 0 = for ever.
+        payload_bytes: Sizes.
+    """
+
+    headers: list[dict[str, str]] = field(default_factory=list)
+    header_bytes: list[bytes] = field(default_factory=list)
+    created_at_ms: list[int] = field(default_factory=list)
+    retention_s: list[int] = field(default_factory=list)
+    payload_bytes: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    def extend(self, other: Columns) -> None:
+        """Append the messages of another run."""
+        self.headers += other.headers
+        self.header_bytes += other.header_bytes
+        self.created_at_ms += other.created_at_ms
+        self.retention_s += other.retention_s
+        self.payload_bytes += other.payload_bytes
+
+    def entries(self) -> Iterator[tuple[int, Columns]]:
+        """The runs that fit into one log entry each, with the offsets of their first messages."""
+        total = sum(map(len, self.header_bytes))
+        if len(self) <= ENTRY_MESSAGES_MAX and total <= ENTRY_HEADERS_BYTES_MAX:
+            yield 0, self
+            return
+        start = size = 0
+        for at, encoded in enumerate(self.header_bytes):
+            full = at - start == ENTRY_MESSAGES_MAX or size + len(encoded) > ENTRY_HEADERS_BYTES_MAX
+            if full and at > start:
+                yield start, self._slice(start, at)
+                start, size = at, 0
+            size += len(encoded)
+        yield start, self._slice(start, len(self))
+
+    def _slice(self, start: int, end: int) -> Columns:
+        return Columns(
+            self.headers[start:end],
+            self.header_bytes[start:end],
+            self.created_at_ms[start:end],
+            self.retention_s[start:end],
+            self.payload_bytes[start:end],
+        )
+
+
+@dataclass(slots=True)
+class Accepted:
+    """A publish whose content is right: its payloads and metadata, and who asked.
+
+    Attributes:
+        payloads: The bytes of each message.
+        columns: Their metadata, in the same order.
+        request_id: Empty = none.
+        large: Offsets of the payloads that do not fit into a record.
+        size_bytes: What it costs until it is durable.
+    """
+
+    payloads: list[bytes]
+    columns: Columns
+    request_id: str
+    large: list[int]
+    size_bytes: int
+
+    def fingerprint(self) -> bytes:
+        """Tells other content from the same: every field of every message, lengths included."""
+        columns = self.columns
+        count = len(self.payloads)
+        digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
+        digest.update(struct.pack(f"<I{count}Q", count, *columns.payload_bytes))
+        digest.update(struct.pack(f"<{count}I", *map(len, columns.header_bytes)))
+        digest.update(struct.pack(f"<{count}q", *columns.created_at_ms))
+        digest.update(struct.pack(f"<{count}I", *columns.retention_s))
+        digest.update(b"".join(columns.header_bytes))
+        if self.large:
+            for payload in self.payloads:
+                digest.update(payload)
+        else:
+            digest.update(b"".join(self.payloads))
+        return digest.digest()
+
+
+def is_large(payload_bytes: int) -> bool:
+    """Whether a payload of this size becomes a blob."""
+    return payload_bytes > INLINE_PAYLOAD_MAX_BYTES

@@ -1,0 +1,83 @@
+"""Settings of ingest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from libs.serving.config import Scope, ServingConfig, setting
+from libs.storage.ids import DEFAULT_BLOCK_SIZE, MAX_SHARD
+
+MIB: Final = 1 << 20
+
+RETENTION_S_MAX: Final = (1 << 32) - 1
+"""The retention of a message is a u32 on disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestConfig(ServingConfig):
+    """The SlateMQ ingest: accepts messages, stores them, serves payloads and the metadata log."""
+
+    shard: int = setting(
+        "Number of this ingest shard; a second process of the same number takes it over.",
+        default=0,
+        minimum=0,
+        maximum=MAX_SHARD,
+    )
+    retention_s: int = setting(
+        "How long a message lives whose producer does not say, in seconds; 0 = for ever.",
+        default=7 * 24 * 3600,
+        scope=Scope.INSTANCE,
+        minimum=0,
+        maximum=RETENTION_S_MAX,
+    )
+    request_id_window_s: int = setting(
+        "For how long a repeated request ID gets the first answer, in seconds; counted in whole "
+        "minutes, and at least 10 of them are promised to producers.",
+        default=600,
+        scope=Scope.INSTANCE,
+        minimum=600,
+        maximum=24 * 3600,
+    )
+    id_block_size: int = setting(
+        "Message IDs reserved by one block record; a restart skips the rest of a block.",
+        default=DEFAULT_BLOCK_SIZE,
+        minimum=1,
+        maximum=1 << 40,
+    )
+    uncommitted_bytes_max: int = setting(
+        "Bytes accepted and not yet durable, blobs on their way included; over it publishes get "
+        "RESOURCE_EXHAUSTED.",
+        default=128 * MIB,
+        minimum=1,
+    )
+    commit_interval_ms: int = setting(
+        "Least time between the starts of two commits, in ms: 0 on a disk, more where each commit "
+        "is a paid request.",
+        default=0,
+        minimum=0,
+        maximum=10_000,
+    )
+    payload_cache_bytes: int = setting(
+        "Fresh payloads kept in memory, in bytes, for the brokers that will soon ask for them.",
+        default=32 * MIB,
+        minimum=0,
+    )
+    log_cache_bytes: int = setting(
+        "Recent log entries kept in memory, in bytes of their encoding (in memory they take some "
+        "three times as much); a tailer further behind reads the database.",
+        default=16 * MIB,
+        minimum=0,
+    )
+    tail_streams_max: int = setting(
+        "TailLog streams open at once; over it RESOURCE_EXHAUSTED.", default=256, minimum=1
+    )
+    heartbeat_ms: int = setting(
+        "An idle TailLog stream sends an empty answer this often, in ms.",
+        default=5_000,
+        minimum=1,
+        maximum=10_000,
+    )
+    blob_uploads_max: int = setting(
+        "Large payloads uploaded at the same time.", default=16, minimum=1
+    )

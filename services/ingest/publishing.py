@@ -1,0 +1,268 @@
+"""Publishing: from what was accepted to what is durable.
+
+IDs, log sequences and the time of receipt are taken in `drain`, inside the commit loop: a publish
+whose blobs take long enters a later commit, and the log's order is the order of the commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from libs.storage.blobs import Blobs
+from libs.storage.clocks import Clock
+from libs.storage.commits import GroupCommit
+from libs.storage.errors import SequenceExhausted, StorageError
+from libs.storage.ids import IdAllocator, encode_seq_block, message_id
+from libs.storage.keys import ID_BLOCK_KEY, log_key, payload_key
+from libs.storage.metadata import encode_log_columns
+from libs.storage.payloads import encode_inline, encode_uri
+from libs.storage.slate import Batch, Database
+from services.ingest.batches import NOT_SET, Accepted, Columns
+from services.ingest.payload_cache import PayloadCache
+from services.ingest.request_ids import Answered, RequestIds
+from services.ingest.tailing import MetadataLog, Recent
+from slatemq.errors import ResourceExhausted, SlateMQError, Unavailable
+
+__all__ = ["Publisher", "PublisherLimits", "Stamped"]
+
+E = TypeVar("E")
+
+UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
+"""A blob that nobody refers to may be collected after a while; one that is older than this when it
+would be committed may be next."""
+
+HASH_INLINE_BYTES_MAX: Final = 4 << 20
+"""Content up to this size is hashed on the event loop: 4 ms."""
+
+_RETRY_MS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """The messages of one log entry with their IDs, `first_id` and up, and time of receipt."""
+
+    first_id: int
+    received_at_ms: int
+    columns: Columns
+
+
+@dataclass(frozen=True)
+class PublisherLimits:
+    """Bounds of publishing: bytes on their way to durability, and uploads at the same time."""
+
+    uncommitted_bytes: int
+    blob_uploads: int
+    commit_interval_ms: int
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A publish on its way. `uris` are its blobs by offset, the first of them begun at `began`."""
+
+    accepted: Accepted
+    uris: dict[int, str] = field(default_factory=dict)
+    began_ms: int = 0
+    first_id: int = 0
+    refusal: SlateMQError | None = None
+
+
+@dataclass(slots=True)
+class _Commit(Generic[E]):
+    """What becomes true once a commit is durable."""
+
+    minute: int = 0
+    entries: list[Recent[E]] = field(default_factory=list)
+    payloads: list[tuple[int, Accepted]] = field(default_factory=list)
+    answers: list[tuple[str, Answered]] = field(default_factory=list)
+
+
+class Publisher(Generic[E]):
+    """Stores publishes. The source of the shard's commit loop, which is `commits`."""
+
+    def __init__(
+        self,
+        database: Database,
+        blobs: Blobs,
+        clock: Clock,
+        shard: int,
+        ids: IdAllocator,
+        requests: RequestIds,
+        log: MetadataLog[E],
+        cache: PayloadCache,
+        entry: Callable[[Stamped], E],
+        limits: PublisherLimits,
+    ) -> None:
+        """Publish to this database; `entry` makes the form of a log entry that tailers are sent."""
+        self.commits = GroupCommit(database, clock, self, limits.commit_interval_ms)
+        self.commits.on_durable(self._durable)
+        self._blobs = blobs
+        self._clock = clock
+        self._shard = shard
+        self._ids = ids
+        self._requests = requests
+        self._log = log
+        self._cache = cache
+        self._entry = entry
+        self._bytes_max = limits.uncommitted_bytes
+        self._uploads = asyncio.Semaphore(limits.blob_uploads)
+        self._uploading_bytes = 0
+        self._waiting: list[_Waiting] = []
+        self._in_flight: dict[int, _Commit[E]] = {}
+
+    async def publish(
+        self, accepted: Accepted, complete: Callable[[Columns], None] | None = None
+    ) -> Answered:
+        """Store a batch; durable on return. The IDs are consecutive.
+
+        `complete` may add to the headers what is no part of the content that a repeat must have.
+
+        A repeated request ID gets the first answer. Raises ResourceExhausted, Unavailable, the
+        errors of the store, and InvalidArgument for a request ID used with other content.
+        """
+        if accepted.request_id:
+            if accepted.size_bytes > HASH_INLINE_BYTES_MAX:
+                fingerprint = await asyncio.to_thread(accepted.fingerprint)
+            else:
+                fingerprint = accepted.fingerprint()
+            known = await self._requests.begin(accepted.request_id, fingerprint)
+            if known is not None:
+                return known
+        return await self._store(_Waiting(accepted), complete)
+
+    async def _store(
+        self, waiting: _Waiting, complete: Callable[[Columns], None] | None
+    ) -> Answered:
+        accepted = waiting.accepted
+        try:
+            self._admit(accepted.size_bytes)
+            if complete is not None:
+                complete(accepted.columns)
+            if accepted.large:
+                await self._upload(waiting)
+        except BaseException:
+            # Not handed over yet: the request ID is free for the next try.
+            self._requests.forget(accepted.request_id)
+            raise
+        self._waiting.append(waiting)
+        self.commits.mark_dirty(accepted.size_bytes)
+        try:
+            await self.commits.durable()
+        except StorageError:
+            self._requests.forget(accepted.request_id)
+            raise
+        if waiting.refusal is not None:
+            raise waiting.refusal
+        return Answered(waiting.first_id, len(accepted.payloads))
+
+    def _admit(self, size_bytes: int) -> None:
+        """Raises ResourceExhausted over the bound; a batch larger than the bound may go alone."""
+        on_their_way = self.commits.uncommitted_bytes + self._uploading_bytes
+        if on_their_way and on_their_way + size_bytes > self._bytes_max:
+            raise ResourceExhausted(
+                "too much waits to be stored", reason="UNCOMMITTED_BYTES", retry_after_ms=_RETRY_MS
+            )
+
+    # --- Blobs ----------------------------------------------------------------
+
+    async def _upload(self, waiting: _Waiting) -> None:
+        accepted = waiting.accepted
+        waiting.began_ms = self._clock.now_ms()
+        self._uploading_bytes += accepted.size_bytes
+        try:
+            async with asyncio.TaskGroup() as uploads:
+                for at in accepted.large:
+                    uploads.create_task(self._upload_one(waiting, at))
+        except* StorageError as failed:
+            # The other blobs stay: nothing refers to them, and the janitor removes such.
+            raise failed.exceptions[0] from None
+        finally:
+            self._uploading_bytes -= accepted.size_bytes
+
+    async def _upload_one(self, waiting: _Waiting, at: int) -> None:
+        async with self._uploads:
+            waiting.uris[at] = await self._blobs.put(waiting.accepted.payloads[at])
+
+    # --- Commits --------------------------------------------------------------
+
+    def drain(self, batch: Batch) -> None:
+        """Put everything that waits (see libs.storage.commits.Source)."""
+        waiting, self._waiting = self._waiting, []
+        now_ms = self._clock.now_ms()
+        commit: _Commit[E] = _Commit()
+        columns = Columns()
+        for publish in waiting:
+            self._put_payloads(batch, publish, now_ms)
+            if publish.refusal is None:
+                columns.extend(publish.accepted.columns)
+                commit.payloads.append((publish.first_id, publish.accepted))
+                if publish.accepted.request_id:
+                    answered = Answered(publish.first_id, len(publish.accepted.payloads))
+                    commit.answers.append((publish.accepted.request_id, answered))
+        if commit.payloads:
+            first_id = commit.payloads[0][0]
+            for offset, part in columns.entries():
+                commit.entries.append(self._put_entry(batch, first_id + offset, part, now_ms))
+        commit.minute = self._requests.put(batch, commit.answers, now_ms)
+        if len(batch):
+            self._in_flight[batch.commit] = commit
+
+    def _put_payloads(self, batch: Batch, publish: _Waiting, now_ms: int) -> None:
+        """Take the IDs of a publish and put its payloads, or set its refusal."""
+        accepted, uris = publish.accepted, publish.uris
+        if uris and now_ms - publish.began_ms > UPLOAD_AGE_MS_MAX:
+            return self._refuse(publish, Unavailable("the upload took over an hour, retry"))
+        try:
+            sequence, block = self._ids.allocate(len(accepted.payloads))
+        except SequenceExhausted as error:
+            full = ResourceExhausted(f"this shard is full: {error}", reason="SHARD_FULL")
+            return self._refuse(publish, full)
+        if block is not None:
+            batch.put(ID_BLOCK_KEY, encode_seq_block(block))
+        publish.first_id = first_id = message_id(self._shard, sequence)
+        put = batch.put
+        if uris:
+            for at, payload in enumerate(accepted.payloads):
+                uri = uris.get(at)
+                record = encode_inline(payload) if uri is None else encode_uri(uri)
+                put(payload_key(first_id + at), record)
+        else:
+            for at, payload in enumerate(accepted.payloads, first_id):
+                put(payload_key(at), encode_inline(payload))
+        return None
+
+    def _refuse(self, publish: _Waiting, error: SlateMQError) -> None:
+        publish.refusal = error
+        self._requests.forget(publish.accepted.request_id)
+
+    def _put_entry(self, batch: Batch, first_id: int, part: Columns, now_ms: int) -> Recent[E]:
+        created = part.created_at_ms
+        if NOT_SET in created:
+            part.created_at_ms = [now_ms if at == NOT_SET else at for at in created]
+        encoded = encode_log_columns(
+            first_id,
+            now_ms,
+            part.created_at_ms,
+            part.retention_s,
+            part.header_bytes,
+            part.payload_bytes,
+        )
+        batch.put(log_key(first_id), encoded)
+        entry = self._entry(Stamped(first_id, now_ms, part))
+        return Recent(first_id, first_id + len(part) - 1, entry, len(encoded))
+
+    def _durable(self, number: int) -> None:
+        commit = self._in_flight.pop(number)
+        for first_id, accepted in commit.payloads:
+            self._cache.add(first_id, accepted.payloads, accepted.size_bytes)
+        if commit.entries:
+            self._log.append(commit.entries)
+        self._requests.settle(commit.minute, commit.answers)
+
+    def tidy(self) -> None:
+        """Do a little of what can wait; call it some times a second."""
+        self._requests.tidy(self._clock.now_ms())
+        if self._requests.has_expired:
+            self.commits.mark_dirty()

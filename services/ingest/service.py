@@ -1,0 +1,80 @@
+"""The ingest process: what it opens, when it serves, how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc.aio
+
+from libs.serving.exits import ExitCause, FatalError
+from libs.serving.telemetry import Telemetry
+from libs.serving.topology import Peer, TopologyDirectory
+from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
+from libs.serving.topology_servicer import TopologyServicer
+from libs.storage.errors import StorageError
+from libs.storage.probe import probe_store
+from libs.storage.roots import open_root
+from services.ingest.config import IngestConfig
+from services.ingest.servicer import FORMS, SERVICE_NAME, IngestServicer
+from services.ingest.shard import open_shard
+from slatemq.v1 import ingest_pb2_grpc, topology_pb2_grpc
+
+__all__ = ["IngestProcess"]
+
+
+class IngestProcess:
+    """One ingest shard as `libs.serving.server` runs it."""
+
+    def __init__(self, config: IngestConfig, telemetry: Telemetry) -> None:
+        """Prepare; raises FatalError for a root that means nothing."""
+        try:
+            self._root = open_root(config.root)
+        except (ValueError, StorageError) as error:
+            raise FatalError(ExitCause.usage(str(error))) from error
+        self._config = config
+        self._directory = TopologyDirectory(self._root.objects)
+        self._servicer = IngestServicer(config, telemetry)
+
+    @property
+    def name(self) -> str:
+        """Name of this process for logs and telemetry."""
+        return f"ingest-{self._config.shard}"
+
+    @property
+    def grpc_services(self) -> Sequence[str]:
+        """What it serves."""
+        return (SERVICE_NAME, TOPOLOGY_SERVICE)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register the servicers."""
+        ingest_pb2_grpc.add_IngestServiceServicer_to_server(self._servicer, server)
+        topology_pb2_grpc.add_TopologyServiceServicer_to_server(
+            TopologyServicer(self._directory), server
+        )
+
+    async def start(self, address: str) -> None:
+        """Probe the store, open the shard, tell everybody where it is."""
+        await probe_store(self._root.objects)
+        self._servicer.shard = await open_shard(self._root, self._config, FORMS)
+        config = self._config
+        await self._directory.announce(Peer("ingest", config.shard, address, config.peer_address))
+
+    async def wait_fatal(self) -> ExitCause:
+        """Wait until the shard is lost; raises the error of a failed commit."""
+        if self._servicer.shard is None:
+            raise RuntimeError("not started")
+        reason = await self._servicer.shard.wait_broken()
+        if reason == "fenced":
+            return ExitCause.fenced("another process owns the shard now")
+        return ExitCause.failed(f"the database is closed: {reason}")
+
+    async def drain(self) -> None:
+        """End the streams; publishes in flight end by themselves."""
+        if self._servicer.shard is not None:
+            self._servicer.shard.drain()
+
+    async def stop(self) -> None:
+        """Commit what was accepted, close the database."""
+        if self._servicer.shard is not None:
+            await self._servicer.shard.close()
+        await self._directory.close()

@@ -1,0 +1,109 @@
+"""IngestService; protobuf messages stop here and in `wire`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+from opentelemetry import trace
+
+from libs.serving import limits
+from libs.serving import telemetry as told
+from libs.serving.telemetry import Telemetry
+from services.ingest import wire
+from services.ingest.config import IngestConfig
+from services.ingest.shard import Forms, Shard
+from slatemq.errors import InvalidArgument, Unavailable
+from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
+
+SERVICE_NAME: Final = ingest_pb2.DESCRIPTOR.services_by_name["IngestService"].full_name
+"""For `Service.grpc_services`."""
+
+FORMS: Final = Forms(wire.log_entry, wire.stored_log_entry, wire.within)
+"""How the shard makes and reads the entries that it keeps for tailers."""
+
+READ_BYTES: Final = 32 << 20
+"""Payload bytes in one answer when the caller sets no bound."""
+
+_SPAN: Final = {
+    told.MESSAGING_SYSTEM: "slatemq",
+    told.MESSAGING_OPERATION_NAME: "publish",
+    told.MESSAGING_OPERATION_TYPE: "send",
+}
+
+
+class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
+    """Answers from the shard, once there is one."""
+
+    def __init__(self, config: IngestConfig, telemetry: Telemetry) -> None:
+        """Answer with these settings; `shard` is set by the process when it has started."""
+        self.shard: Shard[ingest_pb2.LogEntry] | None = None
+        self._config = config
+        self._telemetry = telemetry
+        self._sent = telemetry.meter.create_counter(
+            told.SENT_MESSAGES, unit="{message}", description="Messages answered, repeats included"
+        )
+
+    async def Publish(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.PublishRequest, context: Any
+    ) -> ingest_pb2.PublishResponse:
+        """See the proto."""
+        config = self._config
+        accepted = wire.accept(request, config.payload_bytes_max, config.retention_s)
+        publisher = self._open().publisher
+        count = len(accepted.payloads)
+        if not self._telemetry.enabled:
+            answered = await publisher.publish(accepted)
+        else:
+            facts: dict[str, str | int] = {**_SPAN, told.MESSAGING_BATCH_MESSAGE_COUNT: count}
+            tracer = self._telemetry.tracer
+            with tracer.start_as_current_span(
+                "publish", kind=trace.SpanKind.PRODUCER, attributes=facts
+            ):
+                answered = await publisher.publish(accepted, wire.carry_trace)
+        self._sent.add(count, _SPAN)
+        first = answered.first_message_id
+        return ingest_pb2.PublishResponse(message_ids=range(first, first + answered.message_count))
+
+    async def BatchGetPayloads(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.BatchGetPayloadsRequest, context: Any
+    ) -> ingest_pb2.BatchGetPayloadsResponse:
+        """See the proto."""
+        if request.max_bytes < 0:
+            raise InvalidArgument("max_bytes", "may not be negative")
+        wire.check_message_ids(request.message_ids, self._config.shard)
+        bound = limits.message_bytes_max(self._config.payload_bytes_max)
+        read = await self._open().reader.read(
+            list(request.message_ids), request.max_bytes or READ_BYTES, bound
+        )
+        return ingest_pb2.BatchGetPayloadsResponse(
+            messages=[wire.to_message(*one) for one in read.messages],
+            missing_ids=read.missing_ids,
+        )
+
+    async def TailLog(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.TailLogRequest, context: Any
+    ) -> AsyncIterator[ingest_pb2.TailLogResponse]:
+        """See the proto."""
+        async with aclosing(self._open().log.tail(request.after_sequence)) as updates:
+            async for update in updates:
+                yield ingest_pb2.TailLogResponse(
+                    entries=update.entries, durable_sequence=update.durable_sequence
+                )
+
+    async def GetLogStatus(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.GetLogStatusRequest, context: Any
+    ) -> ingest_pb2.GetLogStatusResponse:
+        """See the proto."""
+        end = self._open().log.end
+        return ingest_pb2.GetLogStatusResponse(
+            shard=self._config.shard,
+            durable_sequence=end.sequence,
+            last_message_id=end.last_message_id,
+        )
+
+    def _open(self) -> Shard[ingest_pb2.LogEntry]:
+        if self.shard is None:
+            raise Unavailable("the service is starting", reason="STARTING")
+        return self.shard

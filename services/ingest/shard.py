@@ -1,0 +1,189 @@
+"""One ingest shard, opened: its database and everything that works on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+from libs.storage.blobs import Blobs
+from libs.storage.clocks import Clock, HybridClock, wait_until_past
+from libs.storage.errors import StoreUnavailable
+from libs.storage.ids import IdAllocator, decode_seq_block
+from libs.storage.keys import CLOCK_KEY, ID_BLOCK_KEY
+from libs.storage.metadata import MessageMetadata
+from libs.storage.roots import Root
+from libs.storage.settings import Kind
+from libs.storage.slate import Database
+from libs.storage.states import decode_clock
+from services.ingest.config import IngestConfig
+from services.ingest.payload_cache import PayloadCache
+from services.ingest.publishing import Publisher, PublisherLimits, Stamped
+from services.ingest.reading import Metadata, Reader
+from services.ingest.request_ids import RequestIds
+from services.ingest.tailing import MetadataLog, read_log_end
+
+__all__ = ["Forms", "Shard", "open_shard"]
+
+log = logging.getLogger(__name__)
+
+E = TypeVar("E")
+
+TIDY_S: Final = 0.25
+"""64 tables of request IDs are to be sealed in a minute: this does 240."""
+
+
+class Forms(Generic[E]):
+    """How log entries look to those who tail the log, and back."""
+
+    def __init__(
+        self,
+        fresh: Callable[[Stamped], E],
+        stored: Callable[[int, list[MessageMetadata]], E],
+        within: Callable[[E, int], Metadata | None],
+    ) -> None:
+        """Made from what was committed or read back; `within` finds a message in one."""
+        self.fresh = fresh
+        self.stored = stored
+        self.within = within
+
+
+class Shard(Generic[E]):
+    """One opened shard; `open_shard` makes it.
+
+    Attributes:
+        publisher: Stores publishes.
+        reader: Gives messages by ID.
+        log: Is tailed.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        publisher: Publisher[E],
+        reader: Reader[E],
+        log: MetadataLog[E],
+    ) -> None:
+        """Begin to commit."""
+        self.publisher = publisher
+        self.reader = reader
+        self.log = log
+        self._database = database
+        self._committing = asyncio.create_task(publisher.commits.run())
+        self._tidying = asyncio.create_task(self._tidy())
+
+    async def wait_broken(self) -> str:
+        """Return why the database is closed, or raise why nothing can be committed any more."""
+        closed = asyncio.create_task(self._database.wait_closed())
+        try:
+            await asyncio.wait(
+                (closed, self._committing, self._tidying), return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in (self._committing, self._tidying):
+                if task.done():
+                    task.result()
+            return closed.result() if closed.done() else "committing ended"
+        finally:
+            closed.cancel()
+            await asyncio.wait([closed])
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(TIDY_S)
+            self.publisher.tidy()
+
+    def drain(self) -> None:
+        """End the tailers; publishes in flight end by themselves."""
+        self.log.close()
+
+    async def close(self) -> None:
+        """Make durable what was accepted, and close the database. For a broken shard as well."""
+        self.log.close()
+        self._tidying.cancel()
+        await self.publisher.commits.close()
+        await asyncio.wait([self._committing, self._tidying])
+        for task in (self._committing, self._tidying):
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                log.debug("ended with %r", error)
+        await self._database.close()
+
+
+async def open_shard(
+    root: Root,
+    config: IngestConfig,
+    forms: Forms[E],
+    clock: Callable[[int], Clock] = HybridClock,
+) -> Shard[E]:
+    """Open the shard's database, which fences an older process, and go on where it ended.
+
+    `clock` makes a clock that goes on from the time of the last commit, in ms. Raises the errors of
+    libs.storage.
+    """
+    database = await root.database(f"ingest/{config.shard}", Kind.INGEST)
+    try:
+        # A process killed between writing and syncing left commits that are served from now on.
+        await _sync(root)
+        return await _recover(database, Blobs(root), config, forms, clock)
+    except BaseException:
+        await database.close()
+        raise
+
+
+async def _sync(root: Root) -> None:
+    try:
+        await root.durability.sync()
+    except OSError as error:
+        raise StoreUnavailable(f"syncing the data folder: {error}") from error
+
+
+async def _recover(
+    database: Database,
+    blobs: Blobs,
+    config: IngestConfig,
+    forms: Forms[E],
+    make_clock: Callable[[int], Clock],
+) -> Shard[E]:
+    told = await database.get(CLOCK_KEY)
+    last_ms = decode_clock(told) if told is not None else 0
+    await wait_until_past(last_ms, _say_waiting)
+    clock = make_clock(last_ms)
+    told = await database.get(ID_BLOCK_KEY)
+    block = decode_seq_block(told) if told is not None else None
+    requests = RequestIds(database, config.request_id_window_s * 1000)
+    await requests.load(last_ms, clock.now_ms())
+    metadata_log: MetadataLog[E] = MetadataLog(
+        database,
+        await read_log_end(database, config.shard),
+        forms.stored,
+        bytes_max=config.log_cache_bytes,
+        streams_max=config.tail_streams_max,
+        heartbeat_ms=config.heartbeat_ms,
+    )
+    cache = PayloadCache(config.payload_cache_bytes)
+    publisher = Publisher(
+        database,
+        blobs,
+        clock,
+        config.shard,
+        IdAllocator(block, config.id_block_size),
+        requests,
+        metadata_log,
+        cache,
+        forms.fresh,
+        PublisherLimits(
+            uncommitted_bytes=config.uncommitted_bytes_max,
+            blob_uploads=config.blob_uploads_max,
+            commit_interval_ms=config.commit_interval_ms,
+        ),
+    )
+    reader = Reader(database, blobs, metadata_log, cache, forms.within)
+    return Shard(database, publisher, reader, metadata_log)
+
+
+def _say_waiting(behind_ms: int) -> None:
+    log.warning(
+        "the wall clock is behind the last commit: waiting until it has caught up",
+        extra={"behind_ms": behind_ms},
+    )

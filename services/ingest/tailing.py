@@ -1,0 +1,231 @@
+"""The metadata log, followed: recent entries from memory, older ones from the database.
+
+::
+
+    database                    ......|======================|   durable
+    recent, in memory                         (floor, durable]
+    a tailer behind the floor   reads the database up to durable, then looks again
+    a tailer at the floor on    reads memory, then waits for the next commit
+
+Everything above the floor is in memory, and the floor only rises to positions that are durable, so
+a tailer that changes from one to the other neither misses an entry nor sees one twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Callable
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from libs.storage.ids import MAX_SEQUENCE, message_id
+from libs.storage.keys import log_key, log_range, parse_log_key
+from libs.storage.metadata import MessageMetadata, decode_log_entry
+from libs.storage.slate import Database
+from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
+
+__all__ = ["LogEnd", "MetadataLog", "Recent", "Update", "read_log_end"]
+
+E = TypeVar("E")
+
+UPDATE_BYTES_MAX: Final = 4 << 20
+"""Encoded entries in one answer, unless one entry alone has more."""
+
+READ_ROWS_MIN: Final = 8
+READ_ROWS_MAX: Final = 64
+"""Entries read from the database at once: a scan begins in 0.3 ms, and an entry may have 4 MiB."""
+
+
+class LogEnd(NamedTuple):
+    """Where the log ends: its last entry, and that entry's last message; 0 when it is empty."""
+
+    sequence: int
+    last_message_id: int
+
+
+class Recent(NamedTuple, Generic[E]):
+    """One durable entry in memory."""
+
+    sequence: int
+    last_message_id: int
+    entry: E
+    size_bytes: int
+
+
+class Update(NamedTuple, Generic[E]):
+    """What a tailer gets: entries in ascending order (none: a heartbeat), and the log's end."""
+
+    entries: list[E]
+    durable_sequence: int
+
+
+async def read_log_end(database: Database, shard: int) -> LogEnd:
+    """The end of a shard's log, read backwards from the highest key."""
+    first, last = message_id(shard, 1), message_id(shard, MAX_SEQUENCE)
+    async for rows in database.scan(*log_range(first, last), limit=1, descending=True):
+        key, value = rows[0]
+        return LogEnd(parse_log_key(key), decode_log_entry(value)[-1].message_id)
+    return LogEnd(0, 0)
+
+
+class MetadataLog(Generic[E]):
+    """The durable log of one shard, in the form `E` that tailers are sent.
+
+    `decode` makes that form from a sequence and the messages of an entry that was read back.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        end: LogEnd,
+        decode: Callable[[int, list[MessageMetadata]], E],
+        *,
+        bytes_max: int,
+        streams_max: int,
+        heartbeat_ms: int,
+    ) -> None:
+        """Begin at this end; keep `bytes_max` of entries, let `streams_max` tailers in."""
+        self.end = end
+        self.streams_count = 0
+        self._database = database
+        self._decode = decode
+        self._bytes_max = bytes_max
+        self._streams_max = streams_max
+        self._heartbeat_s = heartbeat_ms / 1000
+        self._floor = end.sequence
+        self._sequences: list[int] = []
+        self._recent: list[Recent[E]] = []
+        self._size_bytes = 0
+        self._closed = False
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def append(self, entries: list[Recent[E]]) -> None:
+        """Add entries that have just become durable; wakes the tailers."""
+        for recent in entries:
+            self._sequences.append(recent.sequence)
+            self._recent.append(recent)
+            self._size_bytes += recent.size_bytes
+        self.end = LogEnd(entries[-1].sequence, entries[-1].last_message_id)
+        self._evict()
+        self._wake()
+
+    def close(self) -> None:
+        """End all tailers with Unavailable."""
+        self._closed = True
+        self._wake()
+
+    def recent(self, message_id: int) -> Recent[E] | None:
+        """The entry in memory whose range of IDs has this one."""
+        at = bisect_right(self._sequences, message_id) - 1
+        if at < 0 or message_id > self._recent[at].last_message_id:
+            return None
+        return self._recent[at]
+
+    async def stored(self, message_id: int) -> tuple[int, list[MessageMetadata]] | None:
+        """The entry in the database that would have this message, with its sequence."""
+        start, end = log_key(0), log_range(message_id, message_id).end
+        async for rows in self._database.scan(start, end, limit=1, durable=True, descending=True):
+            key, value = rows[0]
+            return parse_log_key(key), decode_log_entry(value)
+        return None
+
+    async def tail(self, after_sequence: int) -> AsyncGenerator[Update[E], None]:
+        """Every entry after this sequence, in order, each once, without end.
+
+        Begins with an update at once, if only a heartbeat. Raises InvalidArgument,
+        ResourceExhausted, and Unavailable once the log is closed.
+        """
+        if not 0 <= after_sequence <= self.end.sequence:
+            raise InvalidArgument(
+                "after_sequence", f"must be within 0..{self.end.sequence}, the end of the log"
+            )
+        if self.streams_count >= self._streams_max:
+            raise ResourceExhausted(
+                f"{self._streams_max} streams are open", reason="TOO_MANY_STREAMS"
+            )
+        self.streams_count += 1
+        try:
+            async for update in self._follow(after_sequence):
+                yield update
+        finally:
+            self.streams_count -= 1
+
+    async def _follow(self, position: int) -> AsyncGenerator[Update[E], None]:
+        fresh, rows = True, READ_ROWS_MIN
+        while True:
+            if self._closed:
+                raise Unavailable("the service is stopping", reason="DRAINING")
+            if position < self._floor:
+                position, entries, size_bytes = await self._read(position, rows)
+                rows = _next_rows(rows, size_bytes)
+            elif position < self.end.sequence:
+                position, entries = self._take(position)
+            elif fresh or not await self._news():
+                entries = []
+            else:
+                continue
+            fresh = False
+            yield Update(entries, self.end.sequence)
+
+    def _take(self, position: int) -> tuple[int, list[E]]:
+        """The next entries from memory, and the position after them."""
+        first = at = bisect_right(self._sequences, position)
+        size_bytes = 0
+        while at < len(self._recent):
+            size_bytes += self._recent[at].size_bytes
+            if at > first and size_bytes > UPDATE_BYTES_MAX:
+                break
+            at += 1
+        return self._sequences[at - 1], [recent.entry for recent in self._recent[first:at]]
+
+    async def _read(self, position: int, rows_max: int) -> tuple[int, list[E], int]:
+        """The next entries from the database, the position after them, and their size."""
+        durable = self.end.sequence
+        span = log_range(position + 1, durable)
+        entries: list[E] = []
+        size_bytes = 0
+        async for rows in self._database.scan(*span, limit=rows_max, durable=True):
+            for key, value in rows:
+                size_bytes += len(value)
+                if entries and size_bytes > UPDATE_BYTES_MAX:
+                    return position, entries, size_bytes
+                position = parse_log_key(key)
+                entries.append(self._decode(position, decode_log_entry(value)))
+        # With none left, what stood between here and the end has been removed.
+        return position if entries else durable, entries, size_bytes
+
+    async def _news(self) -> bool:
+        """Wait for the next commit; False: it is time for a heartbeat."""
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(news)
+        try:
+            async with asyncio.timeout(self._heartbeat_s):
+                await news
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting.discard(news)
+        return True
+
+    def _wake(self) -> None:
+        for news in self._waiting:
+            if not news.done():
+                news.set_result(None)
+        self._waiting.clear()
+
+    def _evict(self) -> None:
+        if self._size_bytes <= self._bytes_max:
+            return
+        count = 0
+        # An eighth more than needed, so that the lists are not cut at every commit.
+        while self._size_bytes > self._bytes_max - self._bytes_max // 8:
+            self._size_bytes -= self._recent[count].size_bytes
+            self._floor = self._recent[count].sequence
+            count += 1
+        del self._recent[:count], self._sequences[:count]
+
+
+def _next_rows(rows: int, size_bytes: int) -> int:
+    if size_bytes > UPDATE_BYTES_MAX:
+        return max(READ_ROWS_MIN, rows // 2)
+    return min(READ_ROWS_MAX, rows * 2)

@@ -1,0 +1,180 @@
+"""Messages and log entries, from and to protobuf. The limits of the proto are checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from libs.serving import telemetry
+from libs.serving.limits import HEADER_TEXT_BYTES_MAX, HEADERS_COUNT_MAX
+from libs.storage.ids import shard_of
+from libs.storage.metadata import MessageMetadata, encode_headers
+from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
+from services.ingest.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, Columns
+from services.ingest.config import RETENTION_S_MAX
+from services.ingest.publishing import Stamped
+from services.ingest.reading import Metadata
+from slatemq.errors import InvalidArgument
+from slatemq.v1.ingest_pb2 import LogEntry, LogMessage, PublishRequest
+from slatemq.v1.message_pb2 import Message
+
+MESSAGES_MAX: Final = 10_000
+"""Messages in a batch, and IDs in a request for payloads: some milliseconds of the event loop."""
+
+REQUEST_ID_BYTES_MAX: Final = 128
+"""A UUID has 36; every request ID is stored for ten minutes."""
+
+_SHOWN_CHARACTERS: Final = 64
+
+
+def accept(request: PublishRequest, payload_bytes_max: int, retention_s: int) -> Accepted:
+    """The batch as columns. Raises InvalidArgument naming the first field that breaks a rule.
+
+    `retention_s` is for messages that state none. Protobuf has seen to it that text is UTF-8.
+    """
+    messages = request.messages
+    if not 1 <= len(messages) <= MESSAGES_MAX:
+        raise InvalidArgument("messages", f"1 to {MESSAGES_MAX} messages, not {len(messages)}")
+    if len(request.request_id.encode()) > REQUEST_ID_BYTES_MAX:
+        raise InvalidArgument("request_id", f"at most {REQUEST_ID_BYTES_MAX} bytes")
+    columns = Columns()
+    payloads: list[bytes] = []
+    large: list[int] = []
+    size_bytes = 0
+    for at, message in enumerate(messages):
+        payload = message.payload
+        payload_bytes = len(payload)
+        if payload_bytes > INLINE_PAYLOAD_MAX_BYTES:
+            if payload_bytes > payload_bytes_max:
+                raise InvalidArgument(
+                    f"messages[{at}].payload",
+                    f"{payload_bytes} bytes, at most {payload_bytes_max} are allowed",
+                )
+            large.append(at)
+        created = retention = NOT_SET
+        if message.HasField("created_at_ms"):
+            created = message.created_at_ms
+            if created < 0:
+                raise InvalidArgument(f"messages[{at}].created_at_ms", "may not be negative")
+        if message.HasField("retention_s"):
+            retention = message.retention_s
+            if not 0 <= retention <= RETENTION_S_MAX:
+                raise InvalidArgument(
+                    f"messages[{at}].retention_s", f"must be within 0..{RETENTION_S_MAX}"
+                )
+        else:
+            retention = retention_s
+        given = message.headers
+        headers = {key: given[key] for key in given}  # dict(given) takes half as long again
+        encoded = _encode_headers(at, headers)
+        payloads.append(payload)
+        columns.headers.append(headers)
+        columns.header_bytes.append(encoded)
+        columns.created_at_ms.append(created)
+        columns.retention_s.append(retention)
+        columns.payload_bytes.append(payload_bytes)
+        size_bytes += payload_bytes + len(encoded)
+    size_bytes += len(payloads) * MESSAGE_OVERHEAD_BYTES
+    return Accepted(payloads, columns, request.request_id, large, size_bytes)
+
+
+def _encode_headers(at: int, headers: dict[str, str]) -> bytes:
+    if "" not in headers:
+        try:
+            return encode_headers(headers)
+        except ValueError:
+            # Of the rules that it checks, find the one that was broken.
+            pass
+    field = f"messages[{at}].headers"
+    if len(headers) > HEADERS_COUNT_MAX:
+        raise InvalidArgument(field, f"{len(headers)} pairs, at most {HEADERS_COUNT_MAX}")
+    for key, value in headers.items():
+        key_bytes, value_bytes = len(key.encode()), len(value.encode())
+        shown = key if len(key) <= _SHOWN_CHARACTERS else f"{key[:_SHOWN_CHARACTERS]}…"
+        named = f'{field}["{shown}"]'
+        if not 1 <= key_bytes <= HEADER_TEXT_BYTES_MAX:
+            raise InvalidArgument(named, f"a key has 1 to {HEADER_TEXT_BYTES_MAX} bytes")
+        if value_bytes > HEADER_TEXT_BYTES_MAX:
+            raise InvalidArgument(
+                named, f"{value_bytes} bytes, at most {HEADER_TEXT_BYTES_MAX} are allowed"
+            )
+    raise InvalidArgument(field, "cannot be stored")
+
+
+def carry_trace(columns: Columns) -> None:
+    """Put the current trace context into the headers of each message that has room for it."""
+    for at, headers in enumerate(columns.headers):
+        telemetry.inject(headers)
+        columns.header_bytes[at] = encode_headers(headers)
+
+
+def log_entry(stamped: Stamped) -> LogEntry:
+    """The entry as tailers get it, from what has just been committed."""
+    entry = LogEntry(sequence=stamped.first_id)
+    add = entry.messages.add
+    columns = stamped.columns
+    received = stamped.received_at_ms
+    rows = zip(
+        columns.headers,
+        columns.created_at_ms,
+        columns.retention_s,
+        columns.payload_bytes,
+        strict=True,
+    )
+    for message_id, (headers, created, retention, size) in enumerate(rows, stamped.first_id):
+        add(
+            message_id=message_id,
+            headers=headers,
+            created_at_ms=created,
+            received_at_ms=received,
+            retention_s=retention,
+            payload_bytes=size,
+        )
+    return entry
+
+
+def stored_log_entry(sequence: int, messages: Sequence[MessageMetadata]) -> LogEntry:
+    """The same from an entry that was read back."""
+    return LogEntry(
+        sequence=sequence,
+        messages=[
+            LogMessage(
+                message_id=message.message_id,
+                headers=message.headers,
+                created_at_ms=message.created_at_ms,
+                received_at_ms=message.received_at_ms,
+                visible_at_ms=message.visible_at_ms,
+                retention_s=message.retention_s,
+                payload_bytes=message.payload_bytes,
+            )
+            for message in messages
+        ],
+    )
+
+
+def within(entry: LogEntry, message_id: int) -> LogMessage | None:
+    """The message with this ID in an entry of our own making, whose IDs have no gaps."""
+    return entry.messages[message_id - entry.sequence]
+
+
+def to_message(metadata: Metadata, payload: bytes) -> Message:
+    """A message as consumers receive it."""
+    return Message(
+        message_id=metadata.message_id,
+        payload=payload,
+        headers=metadata.headers,
+        created_at_ms=metadata.created_at_ms,
+        received_at_ms=metadata.received_at_ms,
+        retention_s=metadata.retention_s,
+    )
+
+
+def check_message_ids(message_ids: Sequence[int], shard: int) -> None:
+    """Raises InvalidArgument for too few or too many IDs, and for one of another shard."""
+    if not 1 <= len(message_ids) <= MESSAGES_MAX:
+        raise InvalidArgument("message_ids", f"1 to {MESSAGES_MAX} IDs, not {len(message_ids)}")
+    for at, message_id in enumerate(message_ids):
+        if message_id <= 0 or shard_of(message_id) != shard:
+            raise InvalidArgument(
+                f"message_ids[{at}]", f"{message_id} is no message of ingest shard {shard}"
+            )
