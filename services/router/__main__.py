@@ -1,0 +1,10 @@
+"""`python -m services.router`: one router process."""
+
+from __future__ import annotations
+
+from libs.serving.main import main
+from services.router.config import RouterConfig
+from services.router.service import RouterProcess
+
+if __name__ == "__main__":
+    main("router", RouterConfig, RouterProcess)

@@ -1,0 +1,66 @@
+"""Settings of the router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from libs.serving.config import ServingConfig, setting
+
+SHARDS_MAX = 16_384
+"""Ingest shards have 14 bits in a message ID."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig(ServingConfig):
+    """The SlateMQ router: judges published messages by the queues' filters, tells the brokers."""
+
+    shard: int = setting(
+        "Number that tells this router from others; two of the same number replace each other's "
+        "address in the topology, and harm nothing.",
+        default=0,
+        minimum=0,
+        maximum=SHARDS_MAX - 1,
+    )
+    ingest_shards: str = setting(
+        "Ingest shards whose logs this router reads, such as 0,2,8-15; empty means all there are. "
+        "Routers may overlap: it costs work, and routes nothing twice.",
+        default="",
+    )
+    hold_ms: int = setting(
+        "How long a piece of a log without any match waits for one before the broker is told, "
+        "in ms.",
+        default=1_000,
+        minimum=0,
+        maximum=60_000,
+    )
+    buffer_messages: int = setting(
+        "Messages held for one log and one broker shard; about a kilobyte of memory each.",
+        default=24_576,
+        minimum=1,
+    )
+    buffer_bytes: int = setting(
+        "Bytes of log held for one log and one broker shard, as received; in memory they take "
+        "several times as much.",
+        default=8 * 1024 * 1024,
+        minimum=1,
+    )
+
+
+def parse_shards(text: str) -> frozenset[int] | None:
+    """The shards in a list such as `0,2,8-15`; None, for all, where it is empty.
+
+    Raises:
+        ValueError: The text is no such list, or a shard is not 0-16,383.
+    """
+    if not text.strip():
+        return None
+    shards: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"ingest_shards: {part!r} is neither a shard nor a range like 8-15")
+        begin, end = int(first), int(last or first)
+        if not begin <= end < SHARDS_MAX:
+            raise ValueError(f"ingest_shards: {part!r} is not within 0-{SHARDS_MAX - 1}")
+        shards.update(range(begin, end + 1))
+    return frozenset(shards)

@@ -1,0 +1,44 @@
+"""What would happen to a message, and why; nothing is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from libs.filters import QueueOutcome
+from services.router.router import Router
+from services.router.routing import LogMessage
+from slatemq.errors import NotFound, Unavailable
+
+
+class Explainer:
+    """Judges messages by the current queues of all broker shards."""
+
+    def __init__(self, router: Router) -> None:
+        """Use this router's rules, which are the ones that route."""
+        self._router = router
+
+    async def explain(self, message: LogMessage, queue_ids: Sequence[str]) -> list[QueueOutcome]:
+        """The judgement of these queues, or of all: matches first, each part by queue ID.
+
+        Queues created before this is called are seen; those of a broker that does not answer now
+        are judged as they were last known.
+
+        Raises:
+            NotFound: A queue asked for does not exist.
+            Unavailable: No broker's queues are known, or one asked for may be at a silent broker.
+        """
+        silent = await self._router.refresh_rules()
+        all_rules = [link.rules for link in self._router.links.values()]
+        known = frozenset[str]().union(*(rules.queue_ids for rules in all_rules))
+        for queue_id in queue_ids:
+            if queue_id not in known:
+                if silent:
+                    raise Unavailable(
+                        f"queue {queue_id!r} is not known, and broker {silent[0]} does not answer",
+                        reason="QUEUES_UNKNOWN",
+                    )
+                raise NotFound("queue", queue_id)
+        outcomes: list[QueueOutcome] = []
+        for rules in all_rules:
+            outcomes += rules.explain(message, queue_ids or rules.queue_ids)
+        return sorted(outcomes, key=lambda outcome: (not outcome.matched, outcome.queue_id))

@@ -1,0 +1,100 @@
+"""Calling other processes: what counts as a failure of theirs, backoff, what is logged of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import grpc.aio
+
+from libs.storage.errors import StorageError
+from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError
+from slatemq.rpc_status import from_rpc_error
+
+log = logging.getLogger(__name__)
+
+BACKOFF_MS_MIN = 20
+BACKOFF_MS_MAX = 1_000
+"""A process that restarts is back within a second or two; nothing is routed until we notice."""
+
+
+class PeerFailed(Exception):
+    """A peer is away, refused a call, or gave an answer that makes no sense. Start over with it."""
+
+
+class PeerBusy(PeerFailed):
+    """A peer has too much to do: the same call may succeed in a while."""
+
+
+class PeerRefused(PeerFailed):
+    """A peer says that the call itself is wrong, so what we believe of it is."""
+
+
+@contextmanager
+def peer_failures() -> Iterator[None]:
+    """Turn everything that a peer can do to a call into PeerFailed.
+
+    A call whose channel is closed (the peer moved) ends with CancelledError, which is told from a
+    cancellation of the task itself by the task's own count of them.
+    """
+    try:
+        yield
+    except grpc.RpcError as error:
+        told = from_rpc_error(error)
+        raise _KINDS.get(type(told), PeerFailed)(f"{told.reason}: {told.message}") from error
+    except (grpc.aio.BaseError, SlateMQError, StorageError, OSError) as error:
+        raise PeerFailed(f"{type(error).__name__}: {error}") from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise PeerFailed("the channel was closed") from None
+
+
+_KINDS: dict[type[SlateMQError], type[PeerFailed]] = {
+    InvalidArgument: PeerRefused,
+    ResourceExhausted: PeerBusy,
+}
+
+
+class Backoff:
+    """Waits that double from 20 ms to 1 s, each shortened at random so that routers spread."""
+
+    def __init__(self) -> None:
+        """Begin with the shortest."""
+        self._next_ms = BACKOFF_MS_MIN
+
+    def reset(self) -> None:
+        """It worked: the next wait is the shortest again."""
+        self._next_ms = BACKOFF_MS_MIN
+
+    def next_seconds(self) -> float:
+        """How long to wait now."""
+        wait_ms = self._next_ms
+        self._next_ms = min(2 * wait_ms, BACKOFF_MS_MAX)
+        return random.uniform(0.5, 1.0) * wait_ms / 1000
+
+
+class Presence:
+    """Whether a peer is there, with one log line for each change and none for each attempt."""
+
+    def __init__(self, peer: str) -> None:
+        """Know nothing yet of this peer (`broker 3`)."""
+        self._peer = peer
+        self._there: bool | None = None
+
+    def there(self) -> None:
+        """It does what it should."""
+        if self._there is not True:
+            log.info("%s is there", self._peer)
+        self._there = True
+
+    def away(self, failure: PeerFailed) -> None:
+        """It does not; we go on trying."""
+        if self._there is not False:
+            log.warning("%s is away, trying on: %s", self._peer, failure)
+        self._there = False

@@ -1,0 +1,178 @@
+"""Finds logs and brokers in the topology, and joins each log with each broker shard."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, NamedTuple
+
+from libs.serving.channels import Channels
+from libs.serving.telemetry import Telemetry
+from libs.serving.topology import CACHE_MS, TopologyDirectory
+from libs.storage.errors import StorageError
+from services.router.brokers import BrokerLink
+from services.router.metrics import Metrics
+from services.router.peers import PeerFailed
+from services.router.route import PieceLimits
+from services.router.tails import Buffer, Log
+from slatemq.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+SEARCH_MS = 250
+"""How often to look for processes while no log or no broker is known: all are just starting."""
+
+REFRESH_SECONDS = 2.0
+"""How long Explain waits for a broker's newest configs before it goes by the last ones known."""
+
+
+class Progress(NamedTuple):
+    """How far one log is routed to one broker shard."""
+
+    ingest_shard: int
+    broker_shard: int
+    cursor: int
+    durable_sequence: int
+    pending_count: int
+
+
+class Router:
+    """All logs and brokers of one router process.
+
+    Attributes:
+        logs: By ingest shard.
+        links: By broker shard.
+    """
+
+    def __init__(
+        self,
+        directory: TopologyDirectory,
+        channels: Channels,
+        telemetry: Telemetry,
+        *,
+        ingest_shards: frozenset[int] | None = None,
+        limits: PieceLimits | None = None,
+        buffer: Buffer | None = None,
+        look_again_ms: int = CACHE_MS,
+    ) -> None:
+        """Route these logs (None: all there are); nothing runs before `run`.
+
+        New processes are looked for every `look_again_ms`; what is known of them is that old.
+        """
+        self.logs: dict[int, Log] = {}
+        self.links: dict[int, BrokerLink] = {}
+        self._directory = directory
+        self._channels = channels
+        self._ingest_shards = ingest_shards
+        self._limits = limits or PieceLimits()
+        self._buffer = buffer or Buffer()
+        self._metrics = Metrics(telemetry, self._pending)
+        self._look_again_ms = look_again_ms
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._broken: asyncio.Future[None] | None = None
+
+    async def run(self) -> None:
+        """Route until cancelled. Raises only what is a fault of ours."""
+        self._broken = asyncio.get_running_loop().create_future()
+        searching = self._start(self._search())
+        try:
+            await asyncio.shield(self._broken)
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(searching, *self._tasks, return_exceptions=True)
+
+    @property
+    def is_routing(self) -> bool:
+        """Whether every log and broker known is read and sent to, and there are some of both."""
+        return (
+            bool(self.logs and self.links)
+            and all(known.is_read for known in self.logs.values())
+            and all(link.is_live for link in self.links.values())
+        )
+
+    def progress(self) -> Iterator[Progress]:
+        """How far each log is routed to each broker shard, in order of both."""
+        for ingest_shard, known in sorted(self.logs.items()):
+            for broker_shard, link in sorted(self.links.items()):
+                route = link.route(ingest_shard)
+                if route is not None:
+                    # What a broker has assigned is durable, even if the log has not said so yet.
+                    durable = max(known.durable_sequence, route.cursor)
+                    yield Progress(
+                        ingest_shard, broker_shard, route.cursor, durable, route.pending_count
+                    )
+
+    async def refresh_rules(self) -> list[int]:
+        """Learn every broker's newest configs; returns the shards of those that did not tell.
+
+        Raises:
+            Unavailable: No broker's configs are known.
+        """
+        links = sorted(self.links.items())
+        found = await asyncio.gather(
+            *(link.refresh_rules(REFRESH_SECONDS) for _, link in links), return_exceptions=True
+        )
+        silent = []
+        for (shard, _), failure in zip(links, found, strict=True):
+            if isinstance(failure, PeerFailed):
+                silent.append(shard)
+            elif failure is not None:
+                raise failure
+        if not any(link.is_known for link in self.links.values()):
+            raise Unavailable("no broker's queues are known yet", reason="QUEUES_UNKNOWN")
+        return silent
+
+    async def _search(self) -> None:
+        while True:
+            every_ms = self._look_again_ms if self.logs and self.links else SEARCH_MS
+            try:
+                topology = await self._directory.read(every_ms)
+            except StorageError as error:
+                log.warning("the topology cannot be read: %s", error)
+            else:
+                self._add(list(topology.ingests), list(topology.brokers))
+            await asyncio.sleep(every_ms / 1000)
+
+    def _add(self, ingests: list[int], brokers: list[int]) -> None:
+        """Take in processes that are new. Shards are only ever added."""
+        for shard in ingests:
+            wanted = self._ingest_shards is None or shard in self._ingest_shards
+            if wanted and shard not in self.logs:
+                self.logs[shard] = Log(
+                    shard, self._connector("ingest", shard), self._start, self._buffer
+                )
+                for link in self.links.values():
+                    link.add_log(self.logs[shard])
+                self._start(self.logs[shard].watch())
+        for shard in brokers:
+            if shard not in self.links:
+                link = BrokerLink(
+                    shard, self._connector("broker", shard), self._limits, self._metrics
+                )
+                self.links[shard] = link
+                for known in self.logs.values():
+                    link.add_log(known)
+                self._start(link.run())
+
+    def _connector(self, service: str, shard: int) -> Callable[[], Coroutine[Any, Any, Any]]:
+        return lambda: self._channels.to(service, shard)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a part of the router; its failure, which none expects, is the router's."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or self._broken is None or self._broken.done():
+            return
+        error = task.exception()
+        if error is not None:
+            self._broken.set_exception(error)
+
+    def _pending(self) -> Iterator[tuple[int, int, int]]:
+        return ((p.ingest_shard, p.broker_shard, p.pending_count) for p in self.progress())

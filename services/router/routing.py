@@ -1,0 +1,147 @@
+"""What is judged, by what, and what comes of it: log entries, rules, columns of matches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from libs.filters import DEFAULT_FILTER, DEFAULT_PRIORITY, FilterError, QueueOutcome, RuleSet
+
+log = logging.getLogger(__name__)
+
+
+class LogMessage(NamedTuple):
+    """The metadata of one message; times in ms since 1970, a deadline of 0 means never."""
+
+    message_id: int
+    headers: dict[str, str]
+    created_at_ms: int
+    received_at_ms: int
+    visible_at_ms: int
+    retention_deadline_ms: int
+    payload_bytes: int
+
+
+class LogEntry(NamedTuple):
+    """What one commit of ingest added to the log; `size_bytes` is its size on the wire."""
+
+    sequence: int
+    messages: Sequence[LogMessage]
+    size_bytes: int
+
+
+class QueueRule(NamedTuple):
+    """One queue as far as routing goes: its expressions, or that it is gone.
+
+    A filter of None is the default one: the messages whose header `queue` is the queue's ID.
+    """
+
+    queue_id: str
+    filter: str | None = None
+    priority: str = ""
+    deleted: bool = False
+
+
+class QueueColumns:
+    """The matches of one queue in one range of a log, in log order, as columns of equal length."""
+
+    __slots__ = ("message_ids", "priorities", "retention_deadlines_ms", "visible_at_ms")
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self.message_ids: list[int] = []
+        self.priorities: list[int] = []
+        self.retention_deadlines_ms: list[int] = []
+        self.visible_at_ms: list[int] = []
+
+
+Columns = dict[str, QueueColumns]
+"""The matches by queue."""
+
+
+class Judgement(NamedTuple):
+    """What judging one entry came to: matches, and messages without any."""
+
+    matches_count: int
+    unmatched_count: int
+
+
+class BrokerRules:
+    """The queues of one broker shard, ready to judge by.
+
+    A filter or priority that this router cannot compile (its broker is newer, say) matches nothing;
+    the log and Explain tell.
+
+    Attributes:
+        revision: The config revision of the shard that these are. Set it when all changes up to it
+            are in: until then the broker refuses what was judged, since it was under the old one.
+    """
+
+    def __init__(self) -> None:
+        """Begin without queues, before the first revision."""
+        self.revision = 0
+        self._rules = RuleSet()
+        self._broken: dict[str, str] = {}
+        self._queue_ids: set[str] = set()
+
+    @property
+    def queue_ids(self) -> frozenset[str]:
+        """The queues known."""
+        return frozenset(self._queue_ids)
+
+    def change(self, changes: Iterable[QueueRule]) -> None:
+        """Take in queues that changed."""
+        for queue_id, source, priority, deleted in changes:
+            self._broken.pop(queue_id, None)
+            if deleted:
+                self._queue_ids.discard(queue_id)
+                self._rules.remove(queue_id)
+                continue
+            self._queue_ids.add(queue_id)
+            try:
+                self._rules.replace(
+                    queue_id, DEFAULT_FILTER(queue_id) if source is None else source, priority
+                )
+            except FilterError as error:
+                self._rules.remove(queue_id)
+                self._broken[queue_id] = f"this router cannot read its expressions: {error}"
+                log.error("queue %s gets nothing: %s", queue_id, self._broken[queue_id])
+
+    def judge(self, entry: LogEntry, columns: Columns) -> Judgement:
+        """Add the matches of an entry to the columns of the queues."""
+        route = self._rules.route
+        matches_count = unmatched_count = 0
+        for message in entry.messages:
+            message_id, headers, created, received, visible_at_ms, deadline_ms, size = message
+            matches = route(headers, created, received, size)
+            if not matches:
+                unmatched_count += 1
+                continue
+            matches_count += len(matches)
+            for queue_id, priority in matches:
+                column = columns.get(queue_id)
+                if column is None:
+                    column = columns[queue_id] = QueueColumns()
+                column.message_ids.append(message_id)
+                column.priorities.append(priority)
+                column.retention_deadlines_ms.append(deadline_ms)
+                column.visible_at_ms.append(visible_at_ms)
+        return Judgement(matches_count, unmatched_count)
+
+    def explain(self, message: LogMessage, queue_ids: Iterable[str]) -> list[QueueOutcome]:
+        """What these queues, which must be known, would do with a message, and why."""
+        asked = self._queue_ids.intersection(queue_ids)
+        sound = asked.difference(self._broken)
+        outcomes = self._rules.explain(
+            message.headers,
+            message.created_at_ms,
+            message.received_at_ms,
+            message.payload_bytes,
+            sound,
+        )
+        outcomes += [
+            QueueOutcome(queue_id, False, DEFAULT_PRIORITY, self._broken[queue_id])
+            for queue_id in asked - sound
+        ]
+        return outcomes

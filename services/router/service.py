@@ -1,0 +1,122 @@
+"""The router's process: what it opens, when it serves, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+import grpc.aio
+
+from libs.serving.channels import Channels
+from libs.serving.exits import ExitCause, FatalError
+from libs.serving.telemetry import Telemetry
+from libs.serving.topology import Peer, TopologyDirectory
+from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
+from libs.serving.topology_servicer import TopologyServicer
+from libs.storage.errors import StorageError
+from libs.storage.roots import open_root
+from services.router.config import RouterConfig, parse_shards
+from services.router.explain import Explainer
+from services.router.route import PieceLimits
+from services.router.router import Router
+from services.router.servicer import SERVICE_NAME, RouterServicer
+from services.router.tails import Buffer
+from slatemq.v1 import router_pb2_grpc, topology_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+READY_WAIT_SECONDS = 5.0
+"""How long the start waits for a log and a broker. After it the process serves all the same: that
+somebody else is away is told by GetRoutingStatus, and no reason to restart the router."""
+
+READY_LOOK_SECONDS = 0.02
+
+
+class RouterProcess:
+    """A router as `libs.serving.server` runs it."""
+
+    def __init__(self, config: RouterConfig, telemetry: Telemetry) -> None:
+        """Prepare; raises FatalError for settings that mean nothing."""
+        try:
+            shards = parse_shards(config.ingest_shards)
+            root = open_root(config.root)
+        except (ValueError, StorageError) as error:
+            raise FatalError(ExitCause.usage(str(error))) from error
+        self._config = config
+        self._directory = TopologyDirectory(root.objects)
+        self._channels = Channels(self._directory, payload_bytes_max=config.payload_bytes_max)
+        self.router = Router(
+            self._directory,
+            self._channels,
+            telemetry,
+            ingest_shards=shards,
+            limits=PieceLimits(hold_ms=config.hold_ms),
+            buffer=Buffer(config.buffer_messages, config.buffer_bytes),
+        )
+        self._routing: asyncio.Task[None] | None = None
+        self._peer: Peer | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of this process for logs and telemetry."""
+        return f"router-{self._config.shard}"
+
+    @property
+    def grpc_services(self) -> Sequence[str]:
+        """What it serves."""
+        return (SERVICE_NAME, TOPOLOGY_SERVICE)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register the servicers."""
+        servicer = RouterServicer(self.router, Explainer(self.router))
+        router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
+        topology_pb2_grpc.add_TopologyServiceServicer_to_server(
+            TopologyServicer(self._directory), server
+        )
+
+    async def start(self, address: str) -> None:
+        """Begin to route, and give it a moment to be under way."""
+        self._peer = Peer("router", self._config.shard, address, self._config.peer_address)
+        try:
+            await self._directory.announce(self._peer)
+        except StorageError as error:
+            raise FatalError(ExitCause.failed(str(error))) from error
+        self._routing = asyncio.create_task(self.router.run())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READY_WAIT_SECONDS):
+                while not (self.router.is_routing or self._routing.done()):  # noqa: ASYNC110
+                    # Made of what many tasks know; looked at for seconds, once.
+                    await asyncio.sleep(READY_LOOK_SECONDS)
+        if not self.router.is_routing:
+            log.warning("serving, although some log or broker cannot be reached yet")
+
+    async def wait_fatal(self) -> ExitCause:
+        """Wait until routing breaks, which only a fault of ours can do."""
+        if self._routing is None:
+            raise RuntimeError("not started")
+        await asyncio.shield(self._routing)
+        return ExitCause.failed("routing ended")
+
+    async def drain(self) -> None:
+        """Nothing: calls are short, and what is not assigned yet, the next router assigns."""
+
+    async def stop(self) -> None:
+        """Stop routing, leave the topology, close the channels."""
+        if self._routing is not None:
+            self._routing.cancel()
+            await asyncio.gather(self._routing, return_exceptions=True)
+        await self._channels.close()
+        if self._peer is not None:
+            await self._withdraw(self._peer)
+        await self._directory.close()
+
+    async def _withdraw(self, peer: Peer) -> None:
+        """Leave the topology, unless another process has taken the number over already."""
+        try:
+            topology = await self._directory.read(max_age_ms=0)
+            if topology.advertised(peer.service).get(peer.shard) == peer.address:
+                await self._directory.withdraw(peer)
+        except StorageError as error:
+            log.warning("still in the topology: %s", error)

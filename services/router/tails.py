@@ -1,0 +1,286 @@
+"""Reading the logs: one stream per log that all routes share, and own streams for those that lag.
+
+::
+
+    TailLog ──▶ Tail ──offer──▶ Route (log, broker 0)      a tail stands at one position and
+                     └─offer──▶ Route (log, broker 1)      feeds every route that is not behind it
+
+A route that is behind every tail (a new broker, one that was away) gets a tail of its own, which
+joins the shared one when it has caught up. So an entry is read and decoded once, however many
+brokers there are, except by those who lag; each of them costs ingest one more stream meanwhile.
+
+Bounds: a route holds `Buffer.messages_max` messages or `Buffer.bytes_max` bytes. While one is full
+its tail does not read, and gRPC's flow control holds ingest back. A route that is full while its
+broker is away lets go of its entries and leaves; its log is read again from the broker's cursor
+once that is back. One that is full because its broker is slow leaves the others after `grace_ms`
+and goes on by itself. So a broker that is away costs no memory and stops nobody, and a slow one
+holds the others up once, for that long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import grpc.aio
+
+from services.router.peers import Backoff, PeerFailed, Presence, peer_failures
+from services.router.route import Route
+from services.router.wire import log_entries
+from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
+
+JOIN_GAP = 4_096
+"""A route that begins joins a tail that is so many sequences behind it at most; the entries in
+between are read for nothing, which costs less than another stream."""
+
+
+WATCH_SECONDS = 1.0
+"""How often a log that no stream reads, because every broker is away, is asked where it stands."""
+
+
+class Buffer(NamedTuple):
+    """What one route may hold, and how long a full one may hold up others.
+
+    Attributes:
+        messages_max: Messages. Each costs about a kilobyte of memory, shared between routes.
+        bytes_max: Bytes on the wire.
+        grace_ms: How long a full route may hold up the other routes of its tail.
+        silence_ms: Without an answer for this long a stream is dead: heartbeats come every 10 s.
+    """
+
+    messages_max: int = 24_576
+    bytes_max: int = 8 * 1024 * 1024
+    grace_ms: int = 1_000
+    silence_ms: int = 25_000
+
+    def is_full(self, route: Route) -> bool:
+        """Whether the route may not be offered more."""
+        return route.pending_count >= self.messages_max or route.pending_bytes >= self.bytes_max
+
+
+@dataclass(eq=False)
+class Subscriber:
+    """One route and its broker's side of it.
+
+    Attributes:
+        route: What is fed.
+        wake: Called when entries were offered.
+        is_live: Whether its broker answers.
+        tail: What feeds it now; None = nothing.
+    """
+
+    route: Route
+    wake: Callable[[], None]
+    is_live: Callable[[], bool]
+    tail: Tail | None = field(default=None, repr=False)
+
+
+class Log:
+    """The metadata log of one ingest shard, and the streams that read it.
+
+    Attributes:
+        ingest_shard: Whose log it is.
+        durable_sequence: Its last durable entry, as last told.
+        subscribers: All routes of this log.
+    """
+
+    def __init__(
+        self,
+        ingest_shard: int,
+        connect: Callable[[], Coroutine[Any, Any, grpc.aio.Channel]],
+        start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        buffer: Buffer,
+    ) -> None:
+        """Read from the channel that `connect` gives, in tasks that `start` watches over."""
+        self.ingest_shard = ingest_shard
+        self.durable_sequence = 0
+        self.subscribers: list[Subscriber] = []
+        self.tails: list[Tail] = []
+        self._connect = connect
+        self.buffer = buffer
+        self.presence = Presence(f"the log of ingest {ingest_shard}")
+        self._start = start
+
+    @property
+    def is_read(self) -> bool:
+        """Whether some stream of the log is open."""
+        return any(tail.is_open for tail in self.tails)
+
+    async def watch(self) -> None:
+        """Ask where the log stands while no stream says it, so that the lag stays visible."""
+        while True:
+            if not self.is_read:
+                try:
+                    with peer_failures():
+                        await self.open()
+                except PeerFailed as failure:
+                    self.presence.away(failure)
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def open(self) -> ingest_pb2_grpc.IngestServiceAsyncStub:
+        """A stub for the log's ingest, once it has said where the log stands. Raises PeerFailed."""
+        stub = ingest_pb2_grpc.IngestServiceStub(await self._connect())
+        status = await stub.GetLogStatus(ingest_pb2.GetLogStatusRequest())
+        if not isinstance(status, ingest_pb2.GetLogStatusResponse):
+            raise PeerFailed("an answer that cannot be read")
+        if status.shard != self.ingest_shard:
+            raise PeerFailed(f"ingest shard {status.shard} answers there")
+        self.told(status.durable_sequence)
+        return stub
+
+    def told(self, durable_sequence: int) -> None:
+        """Ingest said where its log stands."""
+        self.durable_sequence = max(self.durable_sequence, durable_sequence)
+
+    def refresh(self, subscriber: Subscriber) -> None:
+        """A route's cursor moved, or its broker came back: see that it is fed from where it is."""
+        tail, route = subscriber.tail, subscriber.route
+        if tail is not None and tail.position > route.position:
+            tail.leave(subscriber)
+            tail = None
+        if tail is not None:
+            tail.room.set()
+        elif subscriber.is_live() and not self.buffer.is_full(route):
+            self._tail_for(route.position).join(subscriber)
+
+    def broker_away(self, subscriber: Subscriber) -> None:
+        """Its broker is away, and what was sent to it is in the route again."""
+        if subscriber.tail is None:
+            subscriber.route.forget()  # It was full and has left: what came back is read again too.
+        else:
+            subscriber.tail.room.set()  # Nobody need wait for room in a full route any longer.
+
+    def _tail_for(self, position: int) -> Tail:
+        for tail in self.tails:
+            if 0 <= position - tail.position <= JOIN_GAP and not tail.is_paused:
+                return tail
+        tail = Tail(self, position)
+        self.tails.append(tail)
+        self._start(tail.run())
+        return tail
+
+
+class Tail:
+    """One stream of a log.
+
+    Attributes:
+        position: Sequence up to which it was read.
+        subscribers: The routes it feeds; without any it ends.
+        room: Set when a full route may have room again.
+        is_open: Whether the stream is answering.
+        is_paused: Whether it waits for room.
+    """
+
+    def __init__(self, log: Log, position: int) -> None:
+        """Begin behind this sequence."""
+        self.position = position
+        self.subscribers: list[Subscriber] = []
+        self.room = asyncio.Event()
+        self.is_open = False
+        self.is_paused = False
+        self._log = log
+
+    def join(self, subscriber: Subscriber) -> None:
+        """Feed this route too; it must not be behind."""
+        subscriber.tail = self
+        self.subscribers.append(subscriber)
+
+    def leave(self, subscriber: Subscriber) -> None:
+        """Feed this route no more."""
+        subscriber.tail = None
+        self.subscribers.remove(subscriber)
+        self.room.set()
+
+    async def run(self) -> None:
+        """Read until nobody is fed; start over, from the same place, whenever that fails."""
+        backoff = Backoff()
+        try:
+            while self.subscribers:
+                try:
+                    with peer_failures():
+                        await self._read(backoff)
+                except PeerFailed as failure:
+                    self._log.presence.away(failure)
+                    await asyncio.sleep(backoff.next_seconds())
+        finally:
+            if self in self._log.tails:
+                self._log.tails.remove(self)
+
+    async def _read(self, backoff: Backoff) -> None:
+        stub = await self._log.open()
+        self.is_open = True
+        call = stub.TailLog(ingest_pb2.TailLogRequest(after_sequence=self.position))
+        try:
+            while await self._has_room():
+                async with asyncio.timeout(self._log.buffer.silence_ms / 1000):
+                    response = await call.read()
+                if not isinstance(response, ingest_pb2.TailLogResponse):
+                    raise PeerFailed("the log's stream ended")
+                backoff.reset()
+                self._log.presence.there()
+                self._take(response)
+        except TimeoutError:
+            raise PeerFailed("the log's stream is silent") from None
+        finally:
+            self.is_open = False
+            call.cancel()
+
+    def _take(self, response: ingest_pb2.TailLogResponse) -> None:
+        log, before = self._log, self.position
+        log.told(response.durable_sequence)
+        if not response.entries:
+            return
+        entries = log_entries(response.entries)
+        if any(later.sequence <= entry.sequence for entry, later in pairwise(entries)):
+            raise PeerFailed("the log's entries are out of order")
+        for subscriber in self.subscribers:
+            subscriber.route.offer(before, entries)
+            subscriber.wake()
+        self.position = max(before, entries[-1].sequence)
+        for other in log.tails:
+            met = before <= other.position <= self.position
+            if met and other is not self and not other.is_paused and other.subscribers:
+                self._merge_into(other)
+                return
+
+    def _merge_into(self, other: Tail) -> None:
+        for subscriber in list(self.subscribers):
+            self.leave(subscriber)
+            other.join(subscriber)
+
+    async def _has_room(self) -> bool:
+        """Wait until every route that is fed has room; returns False when none is left."""
+        buffer = self._log.buffer
+        grace = asyncio.get_running_loop().time() + buffer.grace_ms / 1000
+        while True:
+            full = [s for s in self.subscribers if buffer.is_full(s.route)]
+            for subscriber in full:
+                if not subscriber.is_live():
+                    subscriber.route.forget()
+                    self.leave(subscriber)
+            full = [s for s in full if s.tail is self]
+            if not full:
+                return bool(self.subscribers)
+            if len(full) == len(self.subscribers):
+                await self._wait_for_room(None)
+            elif not await self._wait_for_room(grace):
+                for subscriber in full:
+                    subscriber.route.forget()
+                    self.leave(subscriber)
+                    self._log.refresh(subscriber)
+
+    async def _wait_for_room(self, until: float | None) -> bool:
+        """Wait for `room`, at most until this time of the loop; returns whether it came."""
+        self.room.clear()
+        self.is_paused = True
+        try:
+            async with asyncio.timeout_at(until):
+                await self.room.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self.is_paused = False
+        return True
