@@ -1,0 +1,17 @@
+"""The broker: owns the queues of one shard, and every lease on their messages.
+
+The pure core, in the order in which to read it:
+
+`queue_settings`  what a queue's owner may set
+`waiting_buckets` one record of available messages
+`lanes`           the available messages of one priority and kind, of which memory holds a prefix
+`walks`           the way of a claim over the lanes of one priority
+`available`       all lanes of a queue
+`leases`          the messages in flight, when they end, and what became of those that are not
+`queue_machine`   one queue: what each command does to its messages
+`queue_lifecycle` how the records of a queue begin and end
+`attempts`        the failed attempts of messages
+`commands`        what a shard is told, and how it answers
+`shard_machine`   all queues of the shard, cursors; what goes into a commit
+`loading`         the way back from the database: the state at start, cold buckets on demand
+"""

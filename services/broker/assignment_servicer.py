@@ -1,0 +1,178 @@
+"""AssignmentService: what routers tell the broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from libs.storage.buckets import MAX_PRIORITY
+from libs.storage.ids import MAX_MESSAGE_ID, MAX_SHARD, shard_of
+from services.broker.delivery import Delivery
+from services.broker.owner import ShardOwner
+from services.broker.queue_conversion import changes_between
+from services.broker.shard_machine import Assignment, Range
+from slatemq.errors import InvalidArgument
+from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, queue_pb2
+
+HAND_OVER_S = 2.0
+"""How long an assignment waits for payloads of messages that somebody waits for; then it goes on
+without, and the claims fetch them."""
+
+
+class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
+    """Turns requests into commands on the shard."""
+
+    _owner: ShardOwner
+    _delivery: Delivery
+
+    def __init__(self, shard: int) -> None:
+        """Serve this broker shard, from `begin` on."""
+        self._shard = shard
+
+    def begin(self, owner: ShardOwner, delivery: Delivery) -> None:
+        """Take over what the start has opened; no call comes earlier."""
+        self._owner = owner
+        self._delivery = delivery
+
+    async def GetRoutingState(  # noqa: N802 - the RPC's name
+        self, request: assignment_pb2.GetRoutingStateRequest, context: Any
+    ) -> assignment_pb2.GetRoutingStateResponse:
+        """See the proto."""
+        if request.known_revision < 0:
+            raise InvalidArgument("known_revision", "must not be negative", reason="OUT_OF_RANGE")
+        await self._owner.durable()
+        return assignment_pb2.GetRoutingStateResponse(
+            config_revision=self._owner.durable_revision,
+            changes=self._changes(request.known_revision),
+            cursors=[
+                assignment_pb2.LogCursor(ingest_shard=log, sequence=sequence)
+                for log, sequence in sorted(self._owner.durable_cursors.items())
+            ],
+            broker_shard=self._shard,
+        )
+
+    async def Assign(  # noqa: N802 - the RPC's name
+        self, request: assignment_pb2.AssignRequest, context: Any
+    ) -> assignment_pb2.AssignResponse:
+        """See the proto."""
+        if request.config_revision < 0:
+            raise InvalidArgument("config_revision", "must not be negative", reason="OUT_OF_RANGE")
+        ranges = _ranges(request.ranges)
+        self._owner.admit()
+        if request.config_revision == self._owner.shard.revision:
+            await self._check_queues(ranges)
+            await self._fetch(ranges)
+        # The revision may have moved while the payloads were fetched: only this look counts.
+        applied = await self._owner.run(
+            lambda now_ms: self._apply(request.config_revision, ranges, now_ms),
+            request.ByteSize(),
+        )
+        cursors = dict(self._owner.shard.cursors)
+        await self._owner.durable()
+        revision = self._owner.durable_revision
+        return assignment_pb2.AssignResponse(
+            results=[
+                assignment_pb2.LogRangeResult(
+                    ingest_shard=piece.log, applied=done, cursor=cursors.get(piece.log, 0)
+                )
+                for piece, done in zip(ranges, applied, strict=True)
+            ],
+            config_revision=revision,
+            changes=self._changes(request.config_revision),
+        )
+
+    def _apply(self, revision: int, ranges: list[Range], now_ms: int) -> list[bool]:
+        shard = self._owner.shard
+        if revision != shard.revision:
+            return [False] * len(ranges)
+        applied = shard.assign(ranges, now_ms)
+        # In the same turn, so in the same commit: one durable point from log to consumer.
+        for piece, done in zip(ranges, applied, strict=True):
+            if done:
+                for assignment in piece.assignments:
+                    self._delivery.hand_over(shard.queues[assignment.queue_id], now_ms)
+        return applied
+
+    async def _check_queues(self, ranges: list[Range]) -> None:
+        for index, piece in enumerate(ranges):
+            for place, assignment in enumerate(piece.assignments):
+                if assignment.queue_id not in self._owner.shard.queues:
+                    await self._owner.durable()
+                    raise InvalidArgument(
+                        f"ranges[{index}].assignments[{place}].queue_id",
+                        f"there is no queue {assignment.queue_id!r} at this revision",
+                    )
+
+    async def _fetch(self, ranges: list[Range]) -> None:
+        fetches = [
+            self._delivery.fetch_for_waiters(
+                self._owner.shard.queues[assignment.queue_id], assignment.message_ids
+            )
+            for piece in ranges
+            for assignment in piece.assignments
+            if self._delivery.has_waiters(assignment.queue_id)
+        ]
+        if fetches:
+            try:
+                async with asyncio.timeout(HAND_OVER_S):
+                    await asyncio.gather(*fetches)
+            except TimeoutError:
+                return  # The claims fetch for themselves.
+
+    def _changes(self, after: int) -> list[queue_pb2.QueueChange]:
+        until = self._owner.durable_revision
+        if after == until:
+            return []
+        shard = self._owner.shard
+        changes = changes_between(shard.queues, shard.deleted, after, until, self._shard)
+        return [change for _, change in changes]
+
+
+def _ranges(pieces: Iterable[assignment_pb2.LogRange]) -> list[Range]:
+    ranges = []
+    logs: set[int] = set()
+    for index, piece in enumerate(pieces):
+        ranges.append(_range(index, piece))
+        if piece.ingest_shard in logs:
+            raise InvalidArgument(f"ranges[{index}].ingest_shard", "is named twice")
+        logs.add(piece.ingest_shard)
+    return ranges
+
+
+def _range(index: int, piece: assignment_pb2.LogRange) -> Range:
+    field = f"ranges[{index}]"
+    if not 0 <= piece.ingest_shard <= MAX_SHARD:
+        raise InvalidArgument(f"{field}.ingest_shard", f"must be 0..{MAX_SHARD}")
+    if not 0 <= piece.previous_sequence <= MAX_MESSAGE_ID:
+        raise InvalidArgument(f"{field}.previous_sequence", "must be 0, or a message ID")
+    if not piece.previous_sequence < piece.last_sequence <= MAX_MESSAGE_ID:
+        raise InvalidArgument(
+            f"{field}.last_sequence", "must be a message ID above previous_sequence"
+        )
+    assignments = [
+        _assignment(f"{field}.assignments[{place}]", told, piece.ingest_shard)
+        for place, told in enumerate(piece.assignments)
+    ]
+    return Range(piece.ingest_shard, piece.previous_sequence, piece.last_sequence, assignments)
+
+
+def _assignment(field: str, told: assignment_pb2.QueueAssignment, ingest_shard: int) -> Assignment:
+    ids = list(told.message_ids)
+    if not ids:
+        raise InvalidArgument(f"{field}.message_ids", "must not be empty")
+    if min(ids) < 1 or max(ids) > MAX_MESSAGE_ID:
+        raise InvalidArgument(f"{field}.message_ids", "holds a number that is no message ID")
+    if shard_of(min(ids)) != ingest_shard or shard_of(max(ids)) != ingest_shard:
+        raise InvalidArgument(f"{field}.message_ids", "holds a message of another log")
+    columns: dict[str, list[int]] = {}
+    for name in ("priorities", "retention_deadlines_ms", "visible_at_ms"):
+        column = list(getattr(told, name))
+        if column and len(column) != len(ids):
+            raise InvalidArgument(
+                f"{field}.{name}", f"has {len(column)} values for {len(ids)} messages"
+            )
+        if column and (min(column) < 0 or (name == "priorities" and max(column) > MAX_PRIORITY)):
+            raise InvalidArgument(f"{field}.{name}", "holds a value out of range")
+        columns[name] = column
+    return Assignment(told.queue_id, ids, **columns)

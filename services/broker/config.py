@@ -1,0 +1,48 @@
+"""The settings of a broker process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from libs.serving.config import ServingConfig, setting
+from libs.storage.ids import MAX_SHARD
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerConfig(ServingConfig):
+    """What a broker can be told, beside what every service can."""
+
+    shard: int = setting(
+        "Number of the broker shard that this process owns.",
+        default=0,
+        minimum=0,
+        maximum=MAX_SHARD,
+    )
+    commit_interval_ms: int = setting(
+        "Least time between two commits, in ms: 0 is right on a disk; where each commit is a paid "
+        "request, 100 or so saves money for latency.",
+        default=0,
+        minimum=0,
+        maximum=60_000,
+    )
+    uncommitted_bytes_max: int = setting(
+        "Bytes waiting to be stored above which calls get RESOURCE_EXHAUSTED.",
+        default=64 << 20,
+        minimum=1 << 20,
+    )
+    payload_cache_bytes: int = setting(
+        "Bytes of payloads kept for messages about to be claimed.",
+        default=32 << 20,
+        minimum=0,
+    )
+    waiting_claims_max: int = setting(
+        "Claims and streams that may be open at once.",
+        default=10_000,
+        minimum=1,
+    )
+    concurrent_calls_max: int = setting(
+        "Calls in flight at once; over it callers get RESOURCE_EXHAUSTED. Well above "
+        "waiting_claims_max, or waiting claims keep out the calls that would end their waiting.",
+        default=15_000,
+        minimum=1,
+    )

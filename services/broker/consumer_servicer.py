@@ -1,0 +1,389 @@
+"""ConsumerService: claims, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from uuid import uuid4
+
+from google.rpc.status_pb2 import Status
+
+from services.broker.delivery import Delivery
+from services.broker.owner import ShardOwner
+from services.broker.queue_conversion import checked_id
+from services.broker.queue_machine import Queue
+from services.broker.queue_settings import MAX_LEASE_MS
+from services.broker.shard_machine import Finish, Nack
+from services.broker.tokens import parse_token, token_text
+from services.broker.waiters import Delivered, OneClaim, Stream
+from slatemq.errors import (
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    SlateMQError,
+    Unavailable,
+)
+from slatemq.rpc_status import to_status
+from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+MESSAGES_MAX = 10_000
+"""Messages or tokens in one call at most: some 100 ms of work, in which others wait."""
+
+CLAIM_BYTES = 32 << 20
+CLAIM_BYTES_MAX = 64 << 20
+WAIT_MS_MAX = 60_000
+LEASE_MS_MIN = 1000
+CONSUMER_ID_BYTES_MAX = 255
+REASON_BYTES_MAX = 1024
+FINISHED_BYTES = 100
+"""About what finishing a lease adds to a commit."""
+
+_OK = Status()
+_OK_RESULT = consumer_pb2.AckResponse(results=[_OK]).SerializeToString()
+"""One result of an answer in which every item succeeded: so many together parse in no time."""
+
+
+class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
+    """Turns requests into commands on the shard, and leases into messages."""
+
+    _owner: ShardOwner
+    _delivery: Delivery
+
+    def __init__(self, shard: int) -> None:
+        """Serve this broker shard, from `begin` on."""
+        self._shard = shard
+        self._draining = asyncio.Event()
+
+    def begin(self, owner: ShardOwner, delivery: Delivery) -> None:
+        """Take over what the start has opened; no call comes earlier."""
+        self._owner = owner
+        self._delivery = delivery
+
+    # --- Claims -------------------------------------------------------------
+
+    async def Claim(  # noqa: N802 - the RPC's name
+        self, request: consumer_pb2.ClaimRequest, context: Any
+    ) -> consumer_pb2.ClaimResponse:
+        """See the proto."""
+        queue_id = checked_id(request.queue_id, "queue_id")
+        count = within("max_messages", request.max_messages, 0, MESSAGES_MAX) or 1
+        size = within("max_bytes", request.max_bytes, 0) or CLAIM_BYTES
+        asked_ms = lease_wish("lease_ms", request.lease_ms)
+        wait_ms = within("wait_ms", request.wait_ms, 0, WAIT_MS_MAX)
+        consumer = consumer_id(request.consumer_id)
+        queue = await self._owner.find(queue_id)
+        lease_ms = lease_length(asked_ms, queue)
+        size = min(size, CLAIM_BYTES_MAX)
+        claim = OneClaim(consumer, lease_ms, count, size, patient=wait_ms > 0)
+        try:
+            with self._delivery.place():
+                await self._wait(queue, claim, wait_ms)
+            await self._owner.durable()
+        except BaseException:
+            # The caller is gone, or will not hear of it: nobody must wait for the leases to end.
+            await self._release(claim.given)
+            raise
+        if claim.error is not None:
+            raise claim.error
+        if self._too_late(claim.given):
+            await self._release(claim.given)
+            raise Unavailable(
+                "storing the claim took half of its lease; it was undone", reason="SLOW_COMMIT"
+            )
+        answer = consumer_pb2.ClaimResponse(consumer_id=consumer)
+        self._tell(claim.given, answer.messages)
+        return answer
+
+    async def _wait(self, queue: Queue, claim: OneClaim, wait_ms: int) -> None:
+        self._delivery.add(queue, claim)
+        try:
+            async with asyncio.timeout(wait_ms / 1000 if wait_ms else None):
+                await claim.done.wait()
+        except TimeoutError:
+            if not claim.done.is_set():
+                claim.error = self._delivery.away(queue)
+        finally:
+            self._delivery.remove(queue, claim)
+
+    def _too_late(self, given: Sequence[Delivered]) -> bool:
+        now_ms = self._owner.clock.now_ms()
+        return any(now_ms - lease.claimed_at_ms > lease.length_ms // 2 for lease, _ in given[:1])
+
+    async def _release(self, given: Sequence[Delivered]) -> None:
+        leases = [lease for lease, _ in given]
+        # After a failed commit nobody knows what the disk holds: the restart will tell.
+        if leases and self._owner.commits.failed is None:
+            await self._owner.run(lambda _: self._owner.shard.release(leases))
+
+    def _tell(self, given: Sequence[Delivered], messages: Any) -> None:
+        """Adds the messages to an answer; the way that copies each payload only once."""
+        shard = self._shard
+        for lease, held in given:
+            messages.add(
+                lease_token=token_text(shard, lease.token),
+                lease_deadline_ms=lease.deadline_ms,
+                attempts_count=lease.attempts,
+                priority=lease.priority,
+                lease_ms=lease.length_ms,
+            ).message.CopyFrom(held.message)
+
+    # --- Streams ------------------------------------------------------------
+
+    async def Consume(  # noqa: N802 - the RPC's name
+        self, request_iterator: AsyncIterator[consumer_pb2.ConsumeRequest], context: Any
+    ) -> AsyncIterator[consumer_pb2.ConsumeResponse]:
+        """See the proto."""
+        with self._delivery.place():
+            start = await self._start_of(request_iterator)
+            queue_id = checked_id(start.queue_id, "start.queue_id")
+            asked_ms = lease_wish("start.lease_ms", start.lease_ms)
+            consumer = consumer_id(start.consumer_id, "start.consumer_id")
+            queue = await self._owner.find(queue_id)
+            stream = Stream(consumer, lease_length(asked_ms, queue))
+            if start.HasField("credit"):
+                stream.grant(start.credit, "start.credit")
+            self._delivery.streams[stream] = queue
+            reading = asyncio.create_task(self._read_credits(request_iterator, queue, stream))
+            try:
+                yield consumer_pb2.ConsumeResponse(consumer_id=consumer)
+                while answer := await self._next_answer(queue, stream):
+                    yield answer
+                    stream.sent()
+            finally:
+                reading.cancel()
+                del self._delivery.streams[stream]
+                self._delivery.remove(queue, stream)
+                await self._release(stream.give_back())
+
+    async def _start_of(
+        self, requests: AsyncIterator[consumer_pb2.ConsumeRequest]
+    ) -> consumer_pb2.ConsumeStart:
+        reading = asyncio.ensure_future(_first(requests))
+        draining = asyncio.ensure_future(self._draining.wait())
+        try:
+            await asyncio.wait({reading, draining}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise stopping()
+            first = reading.result()
+        finally:
+            reading.cancel()
+            draining.cancel()
+        if first is None or first.WhichOneof("action") != "start":
+            raise InvalidArgument("start", "must be the first request of the stream")
+        return first.start
+
+    async def _next_answer(
+        self, queue: Queue, stream: Stream
+    ) -> consumer_pb2.ConsumeResponse | None:
+        """What the stream sends next; None at its end. Raises what ended it."""
+        while True:
+            self._line_up(queue, stream)
+            given = await stream.next()
+            await self._owner.durable()
+            if not given:
+                if stream.error is not None:
+                    raise stream.error
+                return None
+            if self._too_late(given):
+                await self._release(stream.give_back())
+                continue
+            answer = consumer_pb2.ConsumeResponse(consumer_id=stream.consumer)
+            self._tell(given, answer.messages)
+            stream.sending()
+            return answer
+
+    async def _read_credits(
+        self,
+        requests: AsyncIterator[consumer_pb2.ConsumeRequest],
+        queue: Queue,
+        stream: Stream,
+    ) -> None:
+        try:
+            async for request in requests:
+                action = request.WhichOneof("action")
+                if action != "credit":
+                    raise InvalidArgument(
+                        action or "credit", "only credit may follow the start of a stream"
+                    )
+                stream.grant(request.credit, "credit")
+                self._line_up(queue, stream)
+            stream.no_more_credit()
+        except SlateMQError as error:
+            stream.failed(error)
+        except Exception:
+            log.exception("reading the credit of a stream failed")
+            stream.failed(Internal("internal error; the service's log says more"))
+
+    def _line_up(self, queue: Queue, stream: Stream) -> None:
+        """Puts the stream in line, if it wants anything."""
+        if stream.wants:
+            try:
+                self._delivery.add(queue, stream)
+            except SlateMQError as error:
+                stream.failed(error)
+
+    def drain(self) -> None:
+        """Ends the streams that have not begun; the others are `Delivery.drain`'s."""
+        self._draining.set()
+
+    # --- Finishing ----------------------------------------------------------
+
+    async def Ack(  # noqa: N802 - the RPC's name
+        self, request: consumer_pb2.AckRequest, context: Any
+    ) -> consumer_pb2.AckResponse:
+        """See the proto."""
+        _check_count("lease_tokens", len(request.lease_tokens))
+        tokens, results = self._leases(request.lease_tokens, "lease_tokens[{}]")
+        done = await self._owner.run(
+            lambda now_ms: self._owner.shard.ack(tokens, now_ms), len(tokens) * FINISHED_BYTES
+        )
+        await self._owner.durable()
+        if done.count(Finish.OK) == len(results):
+            return consumer_pb2.AckResponse.FromString(_OK_RESULT * len(results))
+        return consumer_pb2.AckResponse(results=merged(results, map(_status, done)))
+
+    async def Nack(  # noqa: N802 - the RPC's name
+        self, request: consumer_pb2.NackRequest, context: Any
+    ) -> consumer_pb2.NackResponse:
+        """See the proto."""
+        _check_count("items", len(request.items))
+        for index, item in enumerate(request.items):
+            within(f"items[{index}].delay_ms", item.delay_ms, 0, MAX_LEASE_MS)
+            if len(item.reason.encode()) > REASON_BYTES_MAX:
+                raise InvalidArgument(
+                    f"items[{index}].reason", f"has more than {REASON_BYTES_MAX} bytes"
+                )
+        texts = [item.lease_token for item in request.items]
+        tokens, results = self._leases(texts, "items[{}].lease_token")
+        told = [item for item, status in zip(request.items, results, strict=True) if status is None]
+        nacks = [
+            Nack(token, item.reason, item.delay_ms, item.release)
+            for token, item in zip(tokens, told, strict=True)
+        ]
+        done = await self._owner.run(
+            lambda now_ms: self._owner.shard.nack(nacks, now_ms), request.ByteSize()
+        )
+        await self._owner.durable()
+        return consumer_pb2.NackResponse(results=merged(results, map(_status, done)))
+
+    async def ExtendLease(  # noqa: N802 - the RPC's name
+        self, request: consumer_pb2.ExtendLeaseRequest, context: Any
+    ) -> consumer_pb2.ExtendLeaseResponse:
+        """See the proto."""
+        lease_ms = lease_wish("lease_ms", request.lease_ms)
+        _check_count("lease_tokens", len(request.lease_tokens))
+        tokens, results = self._leases(request.lease_tokens, "lease_tokens[{}]")
+        done = await self._owner.run(
+            lambda now_ms: self._owner.shard.extend(tokens, lease_ms, now_ms)
+        )
+        await self._owner.durable()
+        statuses = merged(results, (_status(finish) for finish, _ in done))
+        deadlines = iter(deadline_ms for _, deadline_ms in done)
+        return consumer_pb2.ExtendLeaseResponse(
+            results=[
+                consumer_pb2.ExtendLeaseResult(
+                    status=status, lease_deadline_ms=next(deadlines) if refused is None else 0
+                )
+                for status, refused in zip(statuses, results, strict=True)
+            ]
+        )
+
+    def _leases(self, texts: Sequence[str], field: str) -> tuple[list[int], list[Status | None]]:
+        """The leases of this shard, and for every token None or why it is refused unseen."""
+        leases: list[int] = []
+        refused: list[Status | None] = []
+        for index, text in enumerate(texts):
+            try:
+                shard, lease = parse_token(text, field.format(index))
+                if shard != self._shard:
+                    raise NotFound("lease", text, reason="LEASE_UNKNOWN")
+            except SlateMQError as error:
+                refused.append(to_status(error))
+            else:
+                leases.append(lease)
+                refused.append(None)
+        return leases, refused
+
+
+def within(field: str, value: int, least: int, most: int | None = None) -> int:
+    """The value; InvalidArgument naming the field when it is out of bounds."""
+    if value < least or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"{least}..{most}"
+        raise InvalidArgument(field, f"must be {bounds}, not {value}", reason="OUT_OF_RANGE")
+    return value
+
+
+def lease_wish(field: str, asked_ms: int) -> int:
+    """The lease asked for, 0 = none; InvalidArgument when it is too short."""
+    if asked_ms and asked_ms < LEASE_MS_MIN:
+        raise InvalidArgument(
+            field, f"must be 0 or at least {LEASE_MS_MIN}, not {asked_ms}", reason="OUT_OF_RANGE"
+        )
+    return asked_ms
+
+
+def lease_length(asked_ms: int, queue: Queue) -> int:
+    """How long a claim's leases run."""
+    return min(asked_ms or queue.settings.lease_ms, queue.settings.max_lease_ms)
+
+
+def consumer_id(asked: str, field: str = "consumer_id") -> str:
+    """The consumer's ID, or one made up."""
+    if len(asked.encode()) > CONSUMER_ID_BYTES_MAX:
+        raise InvalidArgument(field, f"has more than {CONSUMER_ID_BYTES_MAX} bytes")
+    return asked or f"consumer-{uuid4().hex[:12]}"
+
+
+async def _first(
+    requests: AsyncIterator[consumer_pb2.ConsumeRequest],
+) -> consumer_pb2.ConsumeRequest | None:
+    return await anext(requests, None)
+
+
+def stopping() -> Unavailable:
+    """What those hear who wait while the process drains."""
+    return Unavailable("the broker is stopping", reason="DRAINING")
+
+
+def _check_count(field: str, count: int) -> None:
+    if not count:
+        raise InvalidArgument(field, "must not be empty", reason="OUT_OF_RANGE")
+    if count > MESSAGES_MAX:
+        raise InvalidArgument(
+            field, f"has {count} items, at most {MESSAGES_MAX} fit", reason="OUT_OF_RANGE"
+        )
+
+
+def merged(refused: Sequence[Status | None], others: Any) -> list[Status]:
+    """One status for each item: why it was refused unseen, or the next of the others."""
+    rest = iter(others)
+    return [status if status is not None else next(rest) for status in refused]
+
+
+def _status(finish: Finish) -> Status:
+    return _STATUSES[finish]
+
+
+_STATUSES = {
+    Finish.OK: _OK,
+    Finish.ENDED: to_status(
+        FailedPrecondition(
+            "LEASE_ENDED",
+            "the lease ran out or was finished otherwise; another consumer may have the message",
+            subject="lease",
+        )
+    ),
+    Finish.UNKNOWN: to_status(
+        NotFound(
+            "lease",
+            "",
+            "no such lease: never given out, or its message is gone",
+            reason="LEASE_UNKNOWN",
+        )
+    ),
+}

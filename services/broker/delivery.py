@@ -1,0 +1,374 @@
+"""Brings waiting claims and messages together.
+
+Each queue that somebody waits on has a desk. Whenever something may have changed, the desk looks at
+the messages that come next, fetches those whose payloads are not here, and only then claims them: a
+payload that cannot be had costs nobody an attempt. New messages whose payloads were fetched in time
+are claimed in the commit that assigns them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+
+from libs.storage.ids import shard_of
+from libs.storage.queues import AvailableMessage
+from services.broker.owner import ShardOwner
+from services.broker.payloads import Fetched, Held, Payloads
+from services.broker.queue_machine import Choice, NeedsLane, Queue
+from services.broker.waiters import Delivered, Waiter
+from slatemq.errors import NotFound, ResourceExhausted, SlateMQError, Unavailable
+
+log = logging.getLogger(__name__)
+
+LOOK_AHEAD = 10_000
+"""Messages looked at, and fetched, for the claims of one queue at a time: as many as an ingest
+gives at once, and as one claim may ask for."""
+
+ANSWER_BYTES_MAX = 64 << 20
+"""Messages in one answer, headers and all, unless one alone is larger: gRPC's limit is above it."""
+
+SHARE_MIN = 100
+"""When several wait for what little there is, each gets its share, but no less than this at once:
+an answer for every single message would cost everybody more than the wait."""
+
+AWAY_MS = 200
+"""How long an ingest that could not be asked is not asked again."""
+
+TIMER_MAX_MS = 60_000
+"""A timer is set for at most this long; it is set again when it has run out."""
+
+GONE = "payload gone"
+"""The reason of a dead letter whose payload is not stored any more."""
+
+
+class Desk:
+    """The waiters of one queue, in line."""
+
+    __slots__ = ("again", "away", "impatient", "line", "queue", "stuck", "task", "timer")
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.line: OrderedDict[Waiter, None] = OrderedDict()
+        self.impatient: set[Waiter] = set()
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.again = False
+        self.stuck = False  # there were messages at the last look, and none could be claimed
+        self.away: SlateMQError | None = None
+
+    def wanted(self) -> int:
+        """How many messages to look at for those in line."""
+        # No more than there are: most who wait, wait on a queue that has none.
+        most = min(self.queue.ready_count + self.queue.timed_count, LOOK_AHEAD)
+        wanted = 0
+        for waiter in self.line:
+            if wanted >= most:
+                return most
+            wanted += waiter.wants
+        return min(wanted, most)
+
+
+class Delivery:
+    """All desks of a broker."""
+
+    def __init__(self, owner: ShardOwner, payloads: Payloads, waiters_max: int) -> None:
+        """Serve claims from this shard; more than `waiters_max` claims and streams are refused."""
+        self._owner = owner
+        self._payloads = payloads
+        self._waiters_max = waiters_max
+        self._desks: dict[Queue, Desk] = {}
+        self._away: dict[int, asyncio.TimerHandle] = {}  # ingests left alone for a moment
+        self._closed: SlateMQError | None = None
+        self.streams: dict[Waiter, Queue] = {}
+        """Open streams, in line or not: their ends are told here, too."""
+        self.places_count = 0
+        """Claims and streams that hold a place."""
+        owner.on_change = self._changed
+
+    # --- Waiters ------------------------------------------------------------
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for one claim or stream, for as long as it is open; or ResourceExhausted."""
+        if self.places_count >= self._waiters_max:
+            raise ResourceExhausted(
+                f"{self._waiters_max} claims are waiting", reason="TOO_MANY_WAITING_CLAIMS"
+            )
+        self.places_count += 1
+        try:
+            yield
+        finally:
+            self.places_count -= 1
+
+    def add(self, queue: Queue, waiter: Waiter) -> None:
+        """Puts a waiter in line until it wants no more or is removed.
+
+        Raises NotFound for a queue that was deleted, and what `drain` was told from then on.
+        """
+        if self._closed is not None:
+            raise self._closed
+        if not self._owner.owns(queue):
+            raise NotFound("queue", queue.queue_id)
+        desk = self._desks.get(queue)
+        if desk is None:
+            desk = self._desks[queue] = Desk(queue)
+        desk.line[waiter] = None
+        if not waiter.patient:
+            desk.impatient.add(waiter)
+        self._kick(desk)
+
+    def remove(self, queue: Queue, waiter: Waiter) -> None:
+        """Takes a waiter out of the line; nothing happens if it is out already."""
+        desk = self._desks.get(queue)
+        if desk is not None and waiter in desk.line:
+            self._leave(desk, waiter)
+            self._tidy(desk)
+
+    def _leave(self, desk: Desk, waiter: Waiter) -> None:
+        del desk.line[waiter]
+        desk.impatient.discard(waiter)
+
+    def drain(self, error: SlateMQError) -> None:
+        """Ends all waiting with this error, and any that begins from now on."""
+        self._closed = error
+        for stream in self.streams:
+            stream.failed(error)
+        for desk in list(self._desks.values()):
+            self._dismiss(desk, error)
+
+    async def close(self) -> None:
+        """Ends what still runs; for the end of the process."""
+        for timer in self._away.values():
+            timer.cancel()
+        tasks = [desk.task for desk in self._desks.values() if desk.task is not None]
+        for desk in list(self._desks.values()):
+            self._dismiss(desk, self._closed)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _dismiss(self, desk: Desk, error: SlateMQError | None) -> None:
+        line, desk.line = desk.line, OrderedDict()
+        desk.impatient.clear()
+        self._tidy(desk)
+        for waiter in line:
+            waiter.failed(error)
+
+    def _tidy(self, desk: Desk) -> None:
+        if not desk.line:
+            if desk.timer is not None:
+                desk.timer.cancel()
+                desk.timer = None
+            if desk.task is None:
+                self._desks.pop(desk.queue, None)
+
+    def queue_deleted(self, queue: Queue) -> None:
+        """Tells everybody who waits on the queue, with credit or without, that it is gone."""
+        error = NotFound("queue", queue.queue_id)
+        for stream, its_queue in self.streams.items():
+            if its_queue is queue:
+                stream.failed(error)
+        desk = self._desks.get(queue)
+        if desk is not None:
+            self._dismiss(desk, error)
+
+    # --- Serving ------------------------------------------------------------
+
+    def _changed(self, queue: Queue) -> None:
+        desk = self._desks.get(queue)
+        if desk is not None and desk.line:
+            self._kick(desk)
+
+    def _kick(self, desk: Desk) -> None:
+        desk.again = True
+        if desk.task is None:
+            desk.task = asyncio.create_task(self._serve(desk))
+            desk.task.add_done_callback(lambda task: self._served(desk, task))
+
+    def _served(self, desk: Desk, task: asyncio.Task[None]) -> None:
+        desk.task = None
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("serving %s failed", desk.queue.queue_id, exc_info=error)
+            known = error if isinstance(error, SlateMQError) else None
+            self._dismiss(desk, known or Unavailable("the queue cannot be read now"))
+        elif desk.line and desk.again and not task.cancelled():
+            self._kick(desk)
+        self._tidy(desk)
+
+    async def _serve(self, desk: Desk) -> None:
+        while desk.line:
+            desk.again = False
+            if await self._step(desk):
+                await asyncio.sleep(0)  # a step may have been all work and no wait
+            elif not desk.again:
+                self._rest(desk)
+                return
+
+    async def _step(self, desk: Desk) -> bool:
+        """Claims for those in line what can be claimed; False when that was nothing."""
+        queue = desk.queue
+        desk.away, desk.stuck = None, False
+        wanted = desk.wanted()
+        passed: set[int] = set()  # ingest shards whose messages were passed over
+
+        def reachable(message_id: int) -> bool:
+            if self._reachable(message_id):
+                return True
+            passed.add(shard_of(message_id))
+            return False
+
+        def peek(now_ms: int) -> list[int]:
+            # Looking drops what has expired: a queue that was deleted meanwhile must not change.
+            if not self._owner.owns(queue) or not queue.has_room:
+                return []
+            return queue.peek(wanted, reachable, now_ms)
+
+        ids = await self._owner.run(peek)
+        held, missing = self._payloads.look(ids)
+        fetched = await self._payloads.fetch(missing) if missing else Fetched()
+        held.update(fetched.held)
+        self._note_away(desk, fetched.away, passed)
+        if fetched.gone:
+            await self._fail_gone(queue, set(fetched.gone))
+            return True
+        claimed = await self._owner.run(lambda now_ms: self._claim_all(desk, held, now_ms))
+        desk.stuck = bool(ids) and not claimed
+        return claimed > 0
+
+    def _reachable(self, message_id: int) -> bool:
+        return not self._away or shard_of(message_id) not in self._away
+
+    def _note_away(self, desk: Desk, found: set[int], passed: set[int]) -> None:
+        if found or passed:
+            shards = ", ".join(map(str, sorted(found | passed)))
+            desk.away = Unavailable(f"ingest {shards} is away", reason="INGEST_AWAY")
+        loop = asyncio.get_running_loop()
+        for shard in found - self._away.keys():
+            self._away[shard] = loop.call_later(AWAY_MS / 1000, self._ask_again, shard)
+
+    def _ask_again(self, shard: int) -> None:
+        self._away.pop(shard, None)
+        for desk in list(self._desks.values()):
+            if desk.line:
+                self._kick(desk)
+
+    async def _fail_gone(self, queue: Queue, gone: set[int]) -> None:
+        def choose(item: AvailableMessage) -> Choice:
+            return Choice.TAKE if item.message_id in gone else Choice.SKIP
+
+        def fail(now_ms: int) -> None:
+            if self._owner.owns(queue):
+                leases = self._owner.shard.claim(queue, choose, 0, "", now_ms)
+                self._owner.shard.fail(leases, GONE, now_ms)
+
+        log.error("%d payloads of %s are gone", len(gone), queue.queue_id)
+        await self._owner.run(fail)
+
+    def _rest(self, desk: Desk) -> None:
+        """Nothing more can be claimed now: answers the impatient, sets a timer for the rest."""
+        for waiter in list(desk.impatient):
+            self._leave(desk, waiter)
+            waiter.failed(desk.away)
+        if desk.timer is not None:
+            desk.timer.cancel()
+            desk.timer = None
+        # A queue without room has nothing to wait for but an ack, which tells.
+        if desk.line and desk.queue.has_room:
+            delay_ms = self._next_look_ms(desk)
+            if delay_ms is not None:
+                loop = asyncio.get_running_loop()
+                desk.timer = loop.call_later(delay_ms / 1000, self._kick, desk)
+
+    def _next_look_ms(self, desk: Desk) -> int | None:
+        if desk.stuck:
+            return AWAY_MS
+        due_ms = desk.queue.next_due_ms()
+        if due_ms is None:
+            return None
+        # What was due at this look already cannot be had: not again at once.
+        left_ms = due_ms - self._owner.clock.now_ms()
+        return min(left_ms, TIMER_MAX_MS) if left_ms > 0 else AWAY_MS
+
+    # --- Claiming -----------------------------------------------------------
+
+    def hand_over(self, queue: Queue, now_ms: int) -> None:
+        """Claims for the waiters of a queue at once what is in memory with its payload."""
+        desk = self._desks.get(queue)
+        if desk is not None and desk.line:
+            try:
+                self._claim_all(desk, {}, now_ms)
+            except NeedsLane:
+                self._kick(desk)
+            self._tidy(desk)
+
+    def has_waiters(self, queue_id: str) -> bool:
+        """Whether somebody waits for messages of this queue."""
+        queue = self._owner.shard.queues.get(queue_id)
+        desk = self._desks.get(queue) if queue is not None else None
+        return desk is not None and bool(desk.line)
+
+    async def fetch_for_waiters(self, queue: Queue, ids: Sequence[int]) -> None:
+        """Fetches new messages that are about to be assigned, if somebody waits for them."""
+        desk = self._desks.get(queue)
+        if desk is None or queue.ready_count:
+            return  # Nobody waits, or older messages come first.
+        wanted = sum(waiter.wants for waiter in islice(desk.line, len(ids)))
+        _, missing = self._payloads.look(ids[: min(wanted, LOOK_AHEAD)])
+        missing = [message_id for message_id in missing if self._reachable(message_id)]
+        if missing:
+            fetched = await self._payloads.fetch(missing)
+            self._note_away(desk, fetched.away, set())
+
+    def _claim_all(self, desk: Desk, held: Mapping[int, Held], now_ms: int) -> int:
+        """Gives everybody in line one turn; tells how many messages were claimed."""
+        claimed = 0
+        share = desk.queue.ready_count // len(desk.line) + 1 if desk.line else 0
+        for _ in range(len(desk.line)):
+            waiter = next(iter(desk.line))
+            given = self._claim(desk.queue, waiter, max(share, SHARE_MIN), held, now_ms)
+            if not given:
+                break
+            claimed += len(given)
+            waiter.take(given)
+            if waiter.wants:
+                desk.line.move_to_end(waiter)
+            else:
+                self._leave(desk, waiter)
+        return claimed
+
+    def _claim(
+        self, queue: Queue, waiter: Waiter, share: int, held: Mapping[int, Held], now_ms: int
+    ) -> list[Delivered]:
+        chosen: list[Held] = []
+        count_max = min(waiter.wants, share)
+        payload_bytes_left = waiter.bytes_left
+        bytes_left = ANSWER_BYTES_MAX
+        get = self._payloads.get
+
+        def choose(item: AvailableMessage) -> Choice:
+            nonlocal payload_bytes_left, bytes_left
+            if len(chosen) >= count_max:
+                return Choice.STOP
+            one = held.get(item.message_id) or get(item.message_id)
+            if one is None:
+                return Choice.STOP if self._reachable(item.message_id) else Choice.SKIP
+            payload_bytes_left -= one.payload_bytes
+            bytes_left -= one.message_bytes
+            if chosen and (payload_bytes_left < 0 or bytes_left < 0):
+                return Choice.STOP
+            chosen.append(one)
+            return Choice.TAKE
+
+        leases = self._owner.shard.claim(queue, choose, waiter.lease_ms, waiter.consumer, now_ms)
+        return list(zip(leases, chosen, strict=True))
+
+    def away(self, queue: Queue) -> SlateMQError | None:
+        """Why the last look for a queue's waiters found nothing, if an ingest was away."""
+        desk = self._desks.get(queue)
+        return desk.away if desk is not None else None

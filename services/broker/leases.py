@@ -1,0 +1,332 @@
+"""Leases: the messages of a queue that are in flight, and what became of those that no longer are.
+
+In-flight messages lie in buckets too, one or more for each commit that claimed; a bucket is written
+again when some of its leases finish, and deleted with the last of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from libs.storage.buckets import BucketKind, bucket_number
+from libs.storage.keys import active_key
+from libs.storage.queues import InFlightMessage, encode_active
+from libs.storage.states import FinishedLeasesRecord, LeaseOutcome
+from services.broker.walks import Origin
+
+if TYPE_CHECKING:
+    from services.broker.queue_machine import Queue
+
+Row = tuple[bytes, bytes | None]
+"""A key and its new value; None deletes it."""
+
+IN_FLIGHT_BUCKET_MAX = 200
+"""Leases in a bucket at most: finishing one writes the others again, about 60 bytes each."""
+
+FINISHED_SLOTS = 2048
+"""Rows of the ring of finished leases; each takes FINISHED_SLOT_MIN before the next one."""
+
+FINISHED_SLOT_MIN = 64
+"""So 2,047 x 64 = 131,008 finished leases at least are remembered; the protos promise 100,000."""
+
+FINISHED_MAX = 300_000
+"""Finished leases in memory at most (about 30 MB): full commits make fuller slots."""
+
+
+GRACE_MS = 30_000
+"""A lease alive at the last commit gets this long (or its length) after a restart: no consumer
+could extend or ack while the broker was away."""
+
+
+class Lease:
+    """One message in flight. `origin` is the bucket it came from, for giving it back."""
+
+    __slots__ = (
+        "attempts",
+        "bucket",
+        "claimed_at_ms",
+        "consumer",
+        "deadline_ms",
+        "length_ms",
+        "message_id",
+        "origin",
+        "priority",
+        "queue",
+        "retention_deadline_ms",
+        "token",
+        "visible_at_ms",
+    )
+
+    bucket: LeaseBucket
+
+    def __init__(
+        self,
+        token: int,
+        message_id: int,
+        priority: int,
+        claimed_at_ms: int,
+        deadline_ms: int,
+        attempts: int,
+        retention_deadline_ms: int,
+        length_ms: int,
+        consumer: str,
+        queue: Queue,
+        visible_at_ms: int = 0,
+        origin: Origin | None = None,
+    ) -> None:
+        self.token = token
+        self.message_id = message_id
+        self.priority = priority
+        self.claimed_at_ms = claimed_at_ms
+        self.deadline_ms = deadline_ms
+        self.attempts = attempts
+        self.retention_deadline_ms = retention_deadline_ms
+        self.length_ms = length_ms
+        self.consumer = consumer
+        self.queue = queue
+        self.visible_at_ms = visible_at_ms
+        self.origin = origin
+
+    def record(self) -> InFlightMessage:
+        """The lease as it is stored."""
+        return InFlightMessage(
+            self.message_id,
+            self.priority,
+            self.claimed_at_ms,
+            self.deadline_ms,
+            self.attempts,
+            self.retention_deadline_ms,
+            self.length_ms,
+            self.consumer,
+            self.token,
+        )
+
+    @classmethod
+    def restore(cls, stored: InFlightMessage, deadline_ms: int, queue: Queue) -> Lease:
+        """The lease as it was stored, with the deadline that holds after a restart."""
+        return cls(
+            stored.lease,
+            stored.message_id,
+            stored.priority,
+            stored.claimed_at_ms,
+            deadline_ms,
+            stored.attempts,
+            stored.retention_deadline_ms,
+            stored.lease_length_ms,
+            stored.consumer,
+            queue,
+        )
+
+
+class LeaseBucket:
+    """Leases that share a record."""
+
+    __slots__ = ("leases", "order", "stored", "watched_ms")
+
+    def __init__(self, order: int, *, stored: bool = False) -> None:
+        self.order = order
+        self.leases: dict[int, Lease] = {}
+        self.stored = stored
+        self.watched_ms: int | None = None  # see Deadlines
+
+    def earliest_ms(self) -> int:
+        """The first deadline of its leases."""
+        return min(lease.deadline_ms for lease in self.leases.values())
+
+
+class InFlight:
+    """The in-flight messages of one queue, in buckets by the order in which they were claimed."""
+
+    def __init__(self, queue_id: str) -> None:
+        self.count = 0
+        self._queue_id = queue_id
+        self._buckets: dict[int, LeaseBucket] = {}
+        self._open: LeaseBucket | None = None
+        self._changed: dict[int, LeaseBucket] = {}
+
+    @property
+    def first_order(self) -> int:
+        """The order of the first bucket; 0 when there is none."""
+        return next(iter(self._buckets), 0)
+
+    def put(self, leases: Sequence[Lease], next_order: Callable[[], int]) -> None:
+        """Adds leases; `next_order` gives orders above all others, for the buckets needed."""
+        done = 0
+        while done < len(leases):
+            bucket = self._open
+            if bucket is None or len(bucket.leases) >= IN_FLIGHT_BUCKET_MAX:
+                bucket = self._open = LeaseBucket(next_order())
+                self._buckets[bucket.order] = bucket
+            part = leases[done : done + IN_FLIGHT_BUCKET_MAX - len(bucket.leases)]
+            for lease in part:
+                lease.bucket = bucket
+                bucket.leases[lease.token] = lease
+            self._changed[bucket.order] = bucket
+            done += len(part)
+        self.count += len(leases)
+
+    def take_out(self, leases: Iterable[Lease]) -> None:
+        """Removes leases."""
+        for lease in leases:
+            bucket = lease.bucket
+            del bucket.leases[lease.token]
+            self._changed[bucket.order] = bucket
+            self.count -= 1
+
+    def changed(self, bucket: LeaseBucket) -> None:
+        """Notes that a lease of this bucket differs from what is stored."""
+        self._changed[bucket.order] = bucket
+
+    def restore(self, lease: Lease, order: int, *, changed: bool) -> LeaseBucket:
+        """Takes in a stored lease; orders must come ascending."""
+        bucket = self._buckets.get(order)
+        if bucket is None:
+            bucket = self._buckets[order] = LeaseBucket(order, stored=True)
+        bucket.leases[lease.token] = lease
+        lease.bucket = bucket
+        if changed:
+            self._changed[order] = bucket
+        self.count += 1
+        return bucket
+
+    def leases(self) -> Iterator[Lease]:
+        """All of them."""
+        for bucket in self._buckets.values():
+            yield from bucket.leases.values()
+
+    def clear(self) -> list[int]:
+        """Drops all leases and gives their tokens; nothing of it is written."""
+        tokens = [lease.token for lease in self.leases()]
+        for bucket in self._buckets.values():
+            bucket.leases.clear()
+        self.count, self._buckets, self._changed, self._open = 0, {}, {}, None
+        return tokens
+
+    def drain(self) -> Iterator[Row]:
+        """The rows of the buckets that changed since the last drain."""
+        for order, bucket in self._changed.items():
+            key = active_key(self._queue_id, bucket_number(0, BucketKind.IN_FLIGHT, order))
+            if bucket.leases:
+                yield key, encode_active((), [lease.record() for lease in bucket.leases.values()])
+                bucket.stored = True
+            else:
+                del self._buckets[order]
+                if bucket.stored:
+                    yield key, None
+        self._changed = {}
+        self._open = None
+
+
+class Deadlines:
+    """Which buckets hold a lease that may have ended. About one entry a bucket, not a lease."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, LeaseBucket]] = []
+        self._count = 0  # breaks ties, since buckets do not compare
+        self._compact_at = 1024
+
+    def watch(self, bucket: LeaseBucket, deadline_ms: int) -> None:
+        """The bucket must be looked at when `deadline_ms` has come, or before."""
+        if bucket.watched_ms is not None and bucket.watched_ms <= deadline_ms:
+            return
+        bucket.watched_ms = deadline_ms
+        self._count += 1
+        heapq.heappush(self._heap, (deadline_ms, self._count, bucket))
+        if len(self._heap) > self._compact_at:
+            # Buckets emptied long before their deadline would stay for hours otherwise.
+            self._heap = [entry for entry in self._heap if _is_live(entry)]
+            heapq.heapify(self._heap)
+            self._compact_at = max(1024, 2 * len(self._heap))
+
+    def next_ms(self) -> int | None:
+        """When to look next; None when no lease runs."""
+        while self._heap and not _is_live(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def ended(self, now_ms: int, limit: int) -> list[Lease]:
+        """Up to about `limit` leases whose deadline has come, the oldest first.
+
+        The caller ends them now; those that it does not end are given again the next time.
+        """
+        due: list[Lease] = []
+        looked_at = []
+        while self._heap and self._heap[0][0] <= now_ms and len(due) < limit:
+            entry = heapq.heappop(self._heap)
+            bucket = entry[2]
+            if _is_live(entry):
+                bucket.watched_ms = None
+                looked_at.append(bucket)
+                due += [lease for lease in bucket.leases.values() if lease.deadline_ms <= now_ms]
+        for bucket in looked_at:
+            self.watch(bucket, bucket.earliest_ms())
+        return due
+
+
+def _is_live(entry: tuple[int, int, LeaseBucket]) -> bool:
+    """Whether an entry stands for a bucket; one that does not is to be dropped."""
+    deadline_ms, _, bucket = entry
+    if bucket.watched_ms != deadline_ms:
+        return False
+    if not bucket.leases:
+        bucket.watched_ms = None  # it may be open still, and be filled again
+        return False
+    return True
+
+
+class FinishedLeases:
+    """What became of the leases finished last: a repeated ack must be told from a forged one."""
+
+    def __init__(self, stored: Iterable[FinishedLeasesRecord] = ()) -> None:
+        self._outcomes: dict[int, LeaseOutcome] = {}
+        self._slots: deque[tuple[int, list[int]]] = deque()
+        self._open: list[int] = []
+        self._changed = False
+        newest_first = sorted(stored, key=lambda record: record.sequence, reverse=True)
+        self._sequence = newest_first[0].sequence + 1 if newest_first else 0
+        for record in newest_first:
+            if len(self._outcomes) + len(record.leases) > FINISHED_MAX:
+                break
+            self._slots.appendleft((record.sequence, list(record.leases)))
+            self._outcomes.update(zip(record.leases, record.outcomes, strict=True))
+
+    def add(self, token: int, outcome: LeaseOutcome) -> None:
+        """Remembers how a lease finished."""
+        self._outcomes[token] = outcome
+        self._open.append(token)
+        self._changed = True
+
+    def outcome(self, token: int) -> LeaseOutcome | None:
+        """How a lease finished; None when it runs, never was, or was forgotten."""
+        return self._outcomes.get(token)
+
+    def drain(self) -> list[tuple[int, FinishedLeasesRecord]]:
+        """The slots to write with the next commit: (slot, record)."""
+        if not self._changed:
+            return []
+        self._changed = False
+        rows = []
+        # One slot holds at most what an Array can count; the last one stays open while it is small.
+        while self._open:
+            part = self._open[:60_000]
+            outcomes = tuple(self._outcomes[token] for token in part)
+            record = FinishedLeasesRecord(self._sequence, tuple(part), outcomes)
+            rows.append((self._sequence % FINISHED_SLOTS, record))
+            if len(part) < FINISHED_SLOT_MIN:
+                break
+            self._slots.append((self._sequence, part))
+            self._sequence += 1
+            self._open = self._open[len(part) :]
+        self._forget_oldest()
+        return rows
+
+    def _forget_oldest(self) -> None:
+        while self._slots and (
+            self._slots[0][0] <= self._sequence - FINISHED_SLOTS
+            or len(self._outcomes) > FINISHED_MAX
+        ):
+            for token in self._slots.popleft()[1]:
+                self._outcomes.pop(token, None)

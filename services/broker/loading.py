@@ -1,0 +1,223 @@
+"""Reads the broker's database: all state at start, and cold buckets when a command needs them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from libs.storage.buckets import (
+    BucketKind,
+    bucket_number,
+    last_order,
+    order_of,
+    split_bucket,
+    split_order,
+)
+from libs.storage.configs import decode_config
+from libs.storage.keys import (
+    CLOCK_KEY,
+    CONFIG_REVISION_KEY,
+    active_range,
+    attempts_key,
+    config_range,
+    finished_leases_range,
+    parse_active_key,
+    parse_config_key,
+    parse_queue_state_key,
+    parse_routing_cursor_key,
+    queue_state_range,
+    routing_cursor_range,
+)
+from libs.storage.primitives import KeyRange
+from libs.storage.queues import AvailableMessage, decode_active, decode_attempts
+from libs.storage.states import (
+    QueueStateRecord,
+    decode_clock,
+    decode_config_revision,
+    decode_finished_leases,
+    decode_queue_state,
+    decode_routing_cursor,
+)
+from services.broker.available import Available
+from services.broker.lanes import COMPLETE, Lane
+from services.broker.leases import GRACE_MS, Lease
+from services.broker.queue_machine import NeedsLane, NeedsSlot, Queue
+from services.broker.queue_settings import QueueSettings
+from services.broker.shard_machine import Needs, Shard
+
+LOAD_MESSAGES = 4000
+"""Messages read at once when a lane goes on in the database."""
+
+LOAD_ROWS = 500
+"""Buckets read at once: of one message each, reading them takes some 3 ms."""
+
+
+class Store(Protocol):
+    """What is needed of a database: `libs.storage.slate.Database` has it."""
+
+    async def get(self, key: bytes) -> bytes | None:
+        """The value of a key."""
+
+    def scan(
+        self, start: bytes, end: bytes, limit: int | None = None
+    ) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+        """Rows with start ≤ key < end in key order, at most `limit`, in lists."""
+
+
+async def last_clock_ms(database: Store) -> int:
+    """The time of the last commit; 0 in a new database."""
+    value = await database.get(CLOCK_KEY)
+    return decode_clock(value) if value else 0
+
+
+async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
+    """The shard as the last commit left it; `last_ms` is the time of that commit."""
+    revision = await database.get(CONFIG_REVISION_KEY)
+    shard = Shard(
+        revision=decode_config_revision(revision) if revision else 0,
+        cursors={
+            parse_routing_cursor_key(key): decode_routing_cursor(value)
+            async for key, value in _rows(database, routing_cursor_range())
+        },
+        finished=[
+            decode_finished_leases(value)
+            async for _, value in _rows(database, finished_leases_range())
+        ],
+    )
+    states: dict[str, QueueStateRecord] = {}
+    async for key, value in _rows(database, queue_state_range()):
+        states[parse_queue_state_key(key)] = decode_queue_state(value)
+    async for key, value in _rows(database, config_range()):
+        queue_id = parse_config_key(key)
+        settings = QueueSettings.from_record(decode_config(value))
+        shard.restore_queue(Queue(queue_id, settings, states[queue_id], shard.notes))
+    shard.deleted = {queue_id: state for queue_id, state in states.items() if state.deleted}
+    for queue_id, queue in shard.queues.items():
+        if states[queue_id].in_flight_count:
+            await _load_leases(database, shard, queue, states[queue_id], last_ms, now_ms)
+    return shard
+
+
+async def _load_leases(
+    database: Store,
+    shard: Shard,
+    queue: Queue,
+    state: QueueStateRecord,
+    last_ms: int,
+    now_ms: int,
+) -> None:
+    first = bucket_number(0, BucketKind.IN_FLIGHT, state.first_in_flight_order)
+    last = bucket_number(0, BucketKind.IN_FLIGHT, last_order(state.epoch))
+    async for key, value in _rows(database, active_range(queue.queue_id, first, last)):
+        order = _order(key)
+        for stored in decode_active(value)[1]:
+            deadline_ms = stored.lease_deadline_ms
+            if deadline_ms > last_ms:
+                deadline_ms = max(deadline_ms, now_ms + min(stored.lease_length_ms, GRACE_MS))
+            # Written again where it moved: another restart must find it alive, too.
+            moved = deadline_ms != stored.lease_deadline_ms
+            shard.restore_lease(
+                queue, order, Lease.restore(stored, deadline_ms, queue), changed=moved
+            )
+
+
+class Loader:
+    """Answers what commands raise when memory does not hold enough."""
+
+    def __init__(self, database: Store, shard: Shard) -> None:
+        """Read this shard's records from this database."""
+        self._database = database
+        self._shard = shard
+        self._lanes: dict[Lane, asyncio.Task[None]] = {}
+
+    async def answer(self, need: NeedsLane | Needs) -> None:
+        """Reads what is needed into memory; the command can then be run again."""
+        if isinstance(need, NeedsLane):
+            await self._load_lane(need)
+            return
+        slots = [self._slot(slot) for slot in need.slots]
+        attempts = [self._attempts(key) for key in need.attempts]
+        # Offered all at once, so that nothing can happen between the first answer and the last.
+        self._shard.attempts.begin_read(need.attempts)
+        for slot in need.slots:
+            slot.lane.begin_read(slot.first_order, slot.last_order)
+        try:
+            found, records = await asyncio.gather(asyncio.gather(*slots), asyncio.gather(*attempts))
+        finally:
+            self._shard.attempts.end_read(need.attempts)
+            for slot in need.slots:
+                slot.lane.end_read(slot.first_order, slot.last_order)
+        for slot, rows in zip(need.slots, found, strict=True):
+            slot.available.offer_slot(slot, rows)
+        for key, value in zip(need.attempts, records, strict=True):
+            self._shard.attempts.offer(key, decode_attempts(value) if value else [])
+
+    async def _load_lane(self, need: NeedsLane) -> None:
+        task = self._lanes.get(need.lane)
+        if task is None:
+            if need.lane.complete:
+                return  # another command had it read meanwhile
+            need.lane.loading = True
+            task = asyncio.create_task(self._read_lane(need.available, need.lane))
+            self._lanes[need.lane] = task
+            task.add_done_callback(lambda _: self._lanes.pop(need.lane))
+        await asyncio.shield(task)
+
+    async def _read_lane(self, available: Available, lane: Lane) -> None:
+        first_unknown = lane.first_unknown
+        first = max(first_unknown, order_of(available.epoch, 0, 0))
+        rows: list[tuple[int, list[AvailableMessage]]] = []
+        count = 0
+        through = COMPLETE
+        buckets = active_range(
+            available.queue_id,
+            bucket_number(lane.priority, lane.kind, first),
+            bucket_number(lane.priority, lane.kind, last_order(available.epoch)),
+        )
+        try:
+            async for key, value in _rows(self._database, buckets, limit=LOAD_ROWS):
+                order = _order(key)
+                items = decode_active(value)[0]
+                rows.append((order, items))
+                count += len(items)
+                if count >= LOAD_MESSAGES:
+                    break
+        finally:
+            lane.loading = False
+        if count >= LOAD_MESSAGES or len(rows) >= LOAD_ROWS:
+            through = rows[-1][0]
+        lane.loaded(first_unknown, rows, through)
+
+    async def _slot(self, need: NeedsSlot) -> list[tuple[int, list[AvailableMessage]]]:
+        buckets = active_range(
+            need.available.queue_id,
+            bucket_number(need.lane.priority, need.lane.kind, need.first_order),
+            bucket_number(need.lane.priority, need.lane.kind, need.last_order),
+        )
+        return [
+            (_order(key), decode_active(value)[0])
+            async for key, value in _rows(self._database, buckets, limit=64)
+        ]
+
+    async def _attempts(self, key: tuple[str, int]) -> bytes | None:
+        return await self._database.get(attempts_key(*key))
+
+
+async def _rows(
+    database: Store, span: KeyRange, limit: int | None = None
+) -> AsyncIterator[tuple[bytes, bytes]]:
+    async for rows in database.scan(span.start, span.end, limit=limit):
+        for row in rows:
+            yield row
+
+
+def _order(key: bytes) -> int:
+    bucket = parse_active_key(key).bucket
+    assert bucket is not None, "the RFC's form of the key is never written here"
+    return split_bucket(bucket).order
+
+
+def epoch_of(bucket: int) -> int:
+    """The epoch of a bucket's order."""
+    return split_order(split_bucket(bucket).order).epoch

@@ -1,0 +1,178 @@
+"""The shard in its process: runs commands on the pure state, commits what they change, ends leases.
+
+command ──► memory ──► (answer waits) ──► group commit ──► durable ──► answer
+▲ NeedsLane, Needs: read from the database, run again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from libs.storage.clocks import Clock
+from libs.storage.commits import GroupCommit
+from libs.storage.errors import StoreUnavailable
+from libs.storage.slate import Batch, Database
+from services.broker.loading import Loader
+from services.broker.queue_machine import NeedsLane, Queue
+from services.broker.shard_machine import Needs, Shard
+from slatemq.errors import NotFound, ResourceExhausted, SlateMQError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+EXPIRE_AT_ONCE = 1000
+"""Leases ended in one go at most: some milliseconds, in which nothing else runs."""
+
+TICK_MAX_MS = 100
+"""How late a lease may end: the loop looks at least so often."""
+
+STANDSTILL_S = 1.0
+"""A loop that sleeps so long has stood still: no consumer could ack or extend in that time."""
+
+OVERDUE_MS = 1000
+"""While a commit takes longer than this no lease ends: no consumer could have acked in time."""
+
+
+class ShardOwner:
+    """Owns the shard's state and its database. One event loop, no locks."""
+
+    def __init__(
+        self, database: Database, shard: Shard, clock: Clock, *, interval_ms: int, bytes_max: int
+    ) -> None:
+        """Own this state; more than `bytes_max` not yet committed is refused (see `admit`)."""
+        self.shard = shard
+        self.clock = clock
+        self.commits = GroupCommit(database, clock, self, interval_ms)
+        self.commits.on_durable(self._durable)
+        self.on_change: Callable[[Queue], None] = lambda queue: None
+        """Called for every queue that may now have something for a waiting claim."""
+        self.durable_revision = shard.revision
+        self.durable_cursors = dict(shard.cursors)
+        self.on_revision: list[Callable[[], None]] = []
+        """Called when a change of the queues' configs has become durable."""
+        self._database = database
+        self._loader = Loader(database, shard)
+        self._bytes_max = bytes_max
+        self._pending: dict[int, tuple[int, dict[int, int]]] = {}
+
+    # --- Commands -----------------------------------------------------------
+
+    async def run(self, command: Callable[[int], T], size_bytes: int = 0) -> T:
+        """Runs a command, given the time, when all that it needs is in memory.
+
+        What it changed is in memory when this returns; await `durable` before you tell anybody.
+        `size_bytes` is about what it adds to the next commit. An error that the command raises is
+        passed on when all is durable that it may rest on.
+        """
+        # The time of the first try: with a later one it might need something else again.
+        now_ms = self.clock.now_ms()
+        while True:
+            try:
+                result = command(now_ms)
+            except (NeedsLane, Needs) as need:
+                self._note_changes(0)
+                await self._loader.answer(need)
+                continue
+            except SlateMQError:
+                self._note_changes(0)
+                await self.durable()
+                raise
+            self._note_changes(size_bytes)
+            return result
+
+    def _note_changes(self, size_bytes: int) -> None:
+        if self.shard.has_changes:
+            self.commits.mark_dirty(size_bytes)
+        if not self.shard.notes.to_serve:
+            return
+        served, self.shard.notes.to_serve = self.shard.notes.to_serve, set()
+        for queue in served:
+            self.on_change(queue)
+
+    async def durable(self) -> None:
+        """Waits for the newest commit that could hold anything seen so far."""
+        await self.commits.durable()
+
+    def admit(self) -> None:
+        """Raises ResourceExhausted while too much waits to be committed."""
+        if self.commits.uncommitted_bytes > self._bytes_max:
+            raise ResourceExhausted(
+                "too much waits to be stored", reason="UNCOMMITTED_BYTES", retry_after_ms=200
+            )
+
+    def queue(self, queue_id: str) -> Queue:
+        """The queue of this ID; raises NotFound. For commands: see `find` elsewhere."""
+        queue = self.shard.queues.get(queue_id)
+        if queue is None:
+            raise NotFound("queue", queue_id)
+        return queue
+
+    async def find(self, queue_id: str) -> Queue:
+        """The queue of this ID, at once; or NotFound, when it is durable that there is none."""
+        queue = self.shard.queues.get(queue_id)
+        if queue is None:
+            await self.durable()
+            raise NotFound("queue", queue_id)
+        return queue
+
+    def owns(self, queue: Queue) -> bool:
+        """Whether this queue still exists: nothing may be done to one that was deleted."""
+        return self.shard.queues.get(queue.queue_id) is queue
+
+    # --- Commits ------------------------------------------------------------
+
+    def drain(self, batch: Batch) -> None:
+        """Puts what changed since the last commit (see libs.storage.commits.Source)."""
+        for key, value in self.shard.drain(self.clock.now_ms()):
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+        if len(batch):
+            told = (self.shard.revision, dict(self.shard.cursors))
+            self._pending[batch.commit] = told
+
+    def _durable(self, commit: int) -> None:
+        self.shard.durable()
+        revision, self.durable_cursors = self._pending.pop(commit)
+        if revision != self.durable_revision:
+            self.durable_revision = revision
+            for told in self.on_revision:
+                told()
+
+    # --- Time ---------------------------------------------------------------
+
+    async def end_leases(self) -> None:
+        """Ends leases when their time has come; runs until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await self.end_leases_once()
+            except StoreUnavailable as error:
+                # Their attempts records cannot be read now: the leases go on a little longer.
+                log.warning("leases cannot be ended now: %s", error)
+            next_ms = self.shard.deadlines.next_ms()
+            wait_ms = TICK_MAX_MS if next_ms is None else next_ms - self.clock.now_ms()
+            slept_at, slept_ms = loop.time(), self.clock.now_ms()
+            await asyncio.sleep(min(max(wait_ms, 1), TICK_MAX_MS) / 1000)
+            # Only the sleep is measured: ending leases may take long where the store is slow, and
+            # that must not keep them alive for ever.
+            slept_s = loop.time() - slept_at
+            if slept_s > STANDSTILL_S:
+                # Paused, or starved: acks that came meanwhile are still to be read.
+                log.warning("stood still for %.1f s: leases go on", slept_s)
+                await self.run(partial(self.shard.resumed, slept_ms))
+
+    async def end_leases_once(self) -> None:
+        """Ends the leases whose time has come, unless the disk is behind."""
+        while self.commits.overdue_ms() < OVERDUE_MS:
+            next_ms = self.shard.deadlines.next_ms()
+            if next_ms is None or next_ms > self.clock.now_ms():
+                return
+            await self.run(lambda now_ms: self.shard.expire(now_ms, EXPIRE_AT_ONCE))
+            await asyncio.sleep(0)

@@ -1,0 +1,140 @@
+"""The messages that are about to be delivered: fetched from the ingests, kept until claimed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import grpc
+
+from libs.serving.channels import Channels
+from libs.storage.errors import StorageError
+from libs.storage.ids import shard_of
+from slatemq.errors import Unavailable
+from slatemq.v1.ingest_pb2 import BatchGetPayloadsRequest
+from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
+from slatemq.v1.message_pb2 import Message
+
+log = logging.getLogger(__name__)
+
+FETCH_BYTES = 32 << 20
+"""Payload bytes asked for at once: a full answer takes some 30 ms to send and decode."""
+
+FETCH_DEADLINE_S = 10.0
+"""An ingest that has not answered by then counts as away."""
+
+
+class Held(NamedTuple):
+    """A message in memory."""
+
+    message: Message
+    payload_bytes: int
+    message_bytes: int
+    """All of it on the wire: headers may be larger than the payload."""
+
+
+@dataclass(slots=True)
+class Fetched:
+    """What became of a fetch, beyond what is now in the cache."""
+
+    held: dict[int, Held] = field(default_factory=dict)
+    """What came: the cache may lose it to other fetches before it is claimed."""
+    gone: list[int] = field(default_factory=list)
+    """Not stored any more."""
+    away: set[int] = field(default_factory=set)
+    """Ingest shards that could not be asked."""
+
+
+class Ingests(Protocol):
+    """Where messages are read."""
+
+    async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
+        """Messages of one shard, and the IDs that are gone; raises Unavailable."""
+
+
+class IngestClient:
+    """Reads messages over gRPC."""
+
+    def __init__(self, channels: Channels) -> None:
+        """Call through these channels."""
+        self._channels = channels
+
+    async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
+        """See Ingests."""
+        request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=FETCH_BYTES)
+        try:
+            stub = IngestServiceStub(await self._channels.to("ingest", shard))
+            answer = await stub.BatchGetPayloads(request, timeout=FETCH_DEADLINE_S)
+        except (grpc.RpcError, StorageError) as error:
+            raise Unavailable(f"ingest {shard} is away: {error}", reason="INGEST_AWAY") from error
+        return answer.messages, answer.missing_ids
+
+
+class Payloads:
+    """A cache of messages, bounded in bytes, that fetches what it lacks."""
+
+    def __init__(self, ingests: Ingests, bytes_max: int) -> None:
+        """Keep at most `bytes_max` of messages: those that came last."""
+        self._ingests = ingests
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._cache: OrderedDict[int, Held] = OrderedDict()
+
+    def get(self, message_id: int) -> Held | None:
+        """The message, if it is here."""
+        return self._cache.get(message_id)
+
+    def look(self, ids: Iterable[int]) -> tuple[dict[int, Held], list[int]]:
+        """Those of the IDs whose messages are here, and the others."""
+        here: dict[int, Held] = {}
+        missing = []
+        for message_id in ids:
+            held = self._cache.get(message_id)
+            if held is None:
+                missing.append(message_id)
+            else:
+                here[message_id] = held
+        return here, missing
+
+    async def fetch(self, ids: Sequence[int]) -> Fetched:
+        """Reads messages into the cache: the first of them, as many as one answer holds."""
+        by_shard: dict[int, list[int]] = {}
+        for message_id in ids:
+            by_shard.setdefault(shard_of(message_id), []).append(message_id)
+        fetched = Fetched()
+        await asyncio.gather(
+            *(self._fetch_from(shard, part, fetched) for shard, part in by_shard.items())
+        )
+        return fetched
+
+    async def _fetch_from(self, shard: int, ids: list[int], fetched: Fetched) -> None:
+        try:
+            messages, gone = await self._ingests.read(shard, ids)
+        except Unavailable as error:
+            log.debug("%s", error.message)
+            fetched.away.add(shard)
+            return
+        fetched.gone += gone
+        came = {
+            message.message_id: Held(message, len(message.payload), message.ByteSize())
+            for message in messages
+        }
+        fetched.held.update(came)
+        self._keep(came)
+
+    def _keep(self, came: dict[int, Held]) -> None:
+        for message_id, held in came.items():
+            if message_id not in self._cache:
+                self._cache[message_id] = held
+                self._bytes += held.message_bytes + _OVERHEAD_BYTES
+        while self._bytes > self._bytes_max:
+            _, oldest = self._cache.popitem(last=False)
+            self._bytes -= oldest.message_bytes + _OVERHEAD_BYTES
+
+
+_OVERHEAD_BYTES = 500
+"""About what a message costs beside its bytes: the objects, its place here."""

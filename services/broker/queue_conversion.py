@@ -1,0 +1,167 @@
+"""Queues between protobuf and settings: validation, defaults, and the public form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from libs.filters import DEFAULT_FILTER, SOURCE_BYTES_MAX, FilterError, check
+from libs.storage.states import QueueStateRecord
+from services.broker.queue_machine import Queue
+from services.broker.queue_settings import MAX_LEASE_MS, QueueSettings
+from slatemq.errors import InvalidArgument
+from slatemq.v1 import queue_pb2
+
+QUEUE_ID = re.compile(r"[A-Za-z0-9._-]{1,255}")
+
+_DEFAULTS = QueueSettings(filter="")
+
+_U32_MAX = (1 << 32) - 1
+
+_LEAST_MOST = {
+    "max_attempts": (1, 65_535),
+    "lease_ms": (1000, MAX_LEASE_MS),
+    "max_lease_ms": (1000, MAX_LEASE_MS),
+    "done_retention_s": (0, _U32_MAX),
+    "max_in_flight": (1, 1_000_000),
+}
+
+SETTINGS = ("filter", "priority", *_LEAST_MOST)
+"""The settings that a queue's owner may set, as they are named in the proto."""
+
+
+def checked_id(queue_id: str, field: str) -> str:
+    """The queue ID; InvalidArgument naming `field` when it cannot be one."""
+    if not QUEUE_ID.fullmatch(queue_id):
+        raise InvalidArgument(
+            field, "must be 1 to 255 characters of A-Z a-z 0-9 . _ -", reason="INVALID_QUEUE_ID"
+        )
+    return queue_id
+
+
+def changes_of(queue: queue_pb2.Queue, names: Iterable[str]) -> dict[str, Any]:
+    """The settings named, checked one by one; those absent go to their default.
+
+    Checking an expression may take 50 ms: call it in a thread.
+    """
+    changes: dict[str, Any] = {}
+    defaults = QueueSettings(filter=DEFAULT_FILTER(queue.queue_id))
+    for name in names:
+        if queue.HasField(name):  # type: ignore[arg-type]
+            changes[name] = _CHECKS.get(name, _number)(name, getattr(queue, name))
+        else:
+            changes[name] = getattr(defaults, name)
+    if "lease_ms" in changes and not queue.HasField("lease_ms"):
+        changes["lease_ms"] = None  # as long as the default, or as it may be
+    return changes
+
+
+def changed(base: QueueSettings, changes: Mapping[str, Any]) -> QueueSettings:
+    """The settings with these changes; InvalidArgument when they do not go together."""
+    changes = dict(changes)
+    longest_ms = changes.get("max_lease_ms", base.max_lease_ms)
+    if "lease_ms" in changes and changes["lease_ms"] is None:
+        changes["lease_ms"] = min(_DEFAULTS.lease_ms, longest_ms)
+    lease_ms = changes.get("lease_ms", base.lease_ms)
+    if lease_ms > longest_ms:
+        raise InvalidArgument(
+            "queue.lease_ms" if "lease_ms" in changes else "queue.max_lease_ms",
+            f"lease_ms {lease_ms} would be above max_lease_ms {longest_ms}",
+            reason="OUT_OF_RANGE",
+        )
+    return base.changed(**changes)
+
+
+def _number(name: str, value: int) -> int:
+    least, most = _LEAST_MOST[name]
+    if not least <= value <= most:
+        raise InvalidArgument(
+            f"queue.{name}", f"must be {least}..{most}, not {value}", reason="OUT_OF_RANGE"
+        )
+    return value
+
+
+def _expression(name: str, source: str, want: str) -> str:
+    if len(source.encode()) > SOURCE_BYTES_MAX:
+        raise InvalidArgument(f"queue.{name}", f"has more than {SOURCE_BYTES_MAX} bytes")
+    if source:
+        try:
+            check(source, want)  # type: ignore[arg-type]
+        except FilterError as error:
+            line, column = error.position
+            raise InvalidArgument(
+                f"queue.{name}",
+                str(error),
+                reason="INVALID_EXPRESSION",
+                metadata={"line": str(line), "column": str(column)},
+            ) from error
+    return source
+
+
+def _filter(name: str, source: str) -> str:
+    if not source:
+        raise InvalidArgument(f"queue.{name}", "must not be empty; leave it out for the default")
+    return _expression(name, source, "bool")
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "filter": _filter,
+    "priority": lambda name, source: _expression(name, source, "int"),
+}
+
+
+def etag_of(settings: QueueSettings) -> str:
+    """Changes with every change of the settings."""
+    return f"{settings.revision:x}"
+
+
+def public(queue: Queue, shard: int, now_ms: int | None = None) -> queue_pb2.Queue:
+    """The queue as its users see it; with counts when the time is given."""
+    settings = queue.settings
+    told = queue_pb2.Queue(
+        queue_id=queue.queue_id,
+        filter=settings.filter,
+        priority=settings.priority,
+        max_attempts=settings.max_attempts,
+        lease_ms=settings.lease_ms,
+        max_lease_ms=settings.max_lease_ms,
+        done_retention_s=settings.done_retention_s,
+        max_in_flight=settings.max_in_flight,
+        broker_shard=shard,
+        revision=settings.revision,
+        etag=etag_of(settings),
+        created_at_ms=settings.created_at_ms,
+        updated_at_ms=settings.updated_at_ms,
+    )
+    if now_ms is not None:
+        told.counts.CopyFrom(
+            queue_pb2.QueueCounts(
+                available_count=queue.ready_count,
+                delayed_count=queue.timed_count,
+                in_flight_count=queue.in_flight_count,
+                done_count=queue.done_count,
+                failed_count=queue.failed_count,
+            )
+        )
+    return told
+
+
+def changes_between(
+    queues: dict[str, Queue],
+    deleted: dict[str, QueueStateRecord],
+    after: int,
+    until: int,
+    shard: int,
+) -> list[tuple[int, queue_pb2.QueueChange]]:
+    """What changed after one revision and up to another, in the order of (revision, change)."""
+    found: list[tuple[int, queue_pb2.QueueChange]] = []
+    for queue in queues.values():
+        if after < queue.settings.revision <= until:
+            change = queue_pb2.QueueChange(queue=public(queue, shard))
+            found.append((queue.settings.revision, change))
+    for queue_id, state in deleted.items():
+        if after < state.created_revision <= until:
+            change = queue_pb2.QueueChange(deleted_queue_id=queue_id)
+            found.append((state.created_revision, change))
+    return sorted(found, key=lambda pair: pair[0])

@@ -1,0 +1,68 @@
+"""How the records of a queue begin and end.
+
+A queue that was deleted and is made again goes on with the next epoch, so that its buckets never
+meet those of the former one, which are cleaned up behind.
+"""
+
+from __future__ import annotations
+
+from libs.storage.buckets import MAX_EPOCH, MAX_ORDER_N, order_of, split_order
+from libs.storage.configs import encode_config
+from libs.storage.keys import active_key, config_key, done_key, failed_key
+from libs.storage.queues import encode_active, encode_done, encode_failed
+from libs.storage.states import QueueStateRecord
+from services.broker.queue_machine import Queue, Row
+
+
+def new_state(before: QueueStateRecord | None, revision: int) -> QueueStateRecord:
+    """The state of a queue made at this config revision; `before` is what a former one left."""
+    if before is None:
+        return _empty_state(revision, deleted=False, epoch=0, last_order=0, garbage_epochs=())
+    return _empty_state(
+        revision,
+        deleted=False,
+        epoch=before.epoch,
+        last_order=before.last_order,
+        garbage_epochs=before.garbage_epochs,
+    )
+
+
+def deleted_state(queue: Queue, revision: int) -> QueueStateRecord:
+    """What stays of a queue deleted at this config revision: where the next one goes on."""
+    epoch = (queue.epoch + 1) % (MAX_EPOCH + 1)
+    return _empty_state(
+        revision,
+        deleted=True,
+        epoch=epoch,
+        last_order=order_of(epoch, split_order(queue.last_order).ms, MAX_ORDER_N),
+        garbage_epochs=(*queue.garbage_epochs, queue.epoch),
+    )
+
+
+def creation_rows(queue: Queue) -> tuple[Row, ...]:
+    """The RFC's workflow: the config and three empty records, in one batch."""
+    return (
+        (config_key(queue.queue_id), encode_config(queue.settings.record())),
+        (active_key(queue.queue_id, 0), encode_active((), ())),
+        (done_key(queue.queue_id, 0), encode_done(())),
+        (failed_key(queue.queue_id, 0), encode_failed(())),
+    )
+
+
+def _empty_state(
+    revision: int, *, deleted: bool, epoch: int, last_order: int, garbage_epochs: tuple[int, ...]
+) -> QueueStateRecord:
+    return QueueStateRecord(
+        epoch=epoch,
+        deleted=deleted,
+        last_order=last_order,
+        garbage_epochs=garbage_epochs,
+        created_revision=revision,
+        in_flight_count=0,
+        done_count=0,
+        failed_count=0,
+        first_in_flight_order=0,
+        oldest_done_order=0,
+        oldest_failed_order=0,
+        lanes=(),
+    )

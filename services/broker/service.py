@@ -1,0 +1,196 @@
+"""The broker process: opens its shard, serves it, and ends when it no longer owns it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import grpc.aio
+
+from libs.serving.channels import Channels
+from libs.serving.exits import ExitCause, FatalError
+from libs.serving.telemetry import Telemetry
+from libs.serving.topology import Peer, TopologyDirectory
+from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
+from libs.serving.topology_servicer import TopologyServicer
+from libs.storage.clocks import Clock, HybridClock, wait_until_past
+from libs.storage.errors import Fenced
+from libs.storage.keys import CLOCK_KEY
+from libs.storage.probe import probe_store
+from libs.storage.roots import Root, open_root
+from libs.storage.settings import Kind
+from libs.storage.slate import Database
+from services.broker.assignment_servicer import AssignmentServicer
+from services.broker.config import BrokerConfig
+from services.broker.consumer_servicer import ConsumerServicer, stopping
+from services.broker.delivery import Delivery
+from services.broker.loading import last_clock_ms, load_shard
+from services.broker.metrics import measure
+from services.broker.owner import ShardOwner
+from services.broker.payloads import IngestClient, Ingests, Payloads
+from services.broker.queue_servicer import QueueServicer
+from services.broker.sweeper import Sweeper
+from slatemq.v1 import (
+    assignment_pb2,
+    assignment_pb2_grpc,
+    consumer_pb2,
+    consumer_pb2_grpc,
+    queue_pb2,
+    queue_pb2_grpc,
+    topology_pb2_grpc,
+)
+
+log = logging.getLogger(__name__)
+
+GRPC_SERVICES = (
+    *(
+        pb2.DESCRIPTOR.services_by_name[name].full_name
+        for pb2, name in (
+            (queue_pb2, "QueueService"),
+            (consumer_pb2, "ConsumerService"),
+            (assignment_pb2, "AssignmentService"),
+        )
+    ),
+    TOPOLOGY_SERVICE,
+)
+
+
+class BrokerService:
+    """See libs.serving.server.Service."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        telemetry: Telemetry,
+        *,
+        root: Root | None = None,
+        make_clock: Callable[[int], Clock] = HybridClock,
+        wall: Callable[[], float] = time.time,
+        make_ingests: Callable[[Channels], Ingests] = IngestClient,
+    ) -> None:
+        """Prepare; `start` opens. The last four are for tests."""
+        self._config = config
+        self._telemetry = telemetry
+        self._make_clock = make_clock
+        self._wall = wall
+        self._make_ingests = make_ingests
+        self._root = root or _open_root(config.root)
+        self._directory = TopologyDirectory(self._root.objects)
+        self._channels = Channels(self._directory, payload_bytes_max=config.payload_bytes_max)
+        self._queues = QueueServicer(config.shard)
+        self._consumers = ConsumerServicer(config.shard)
+        self._assignments = AssignmentServicer(config.shard)
+        self._tasks: list[asyncio.Task[object]] = []
+        self._database: Database | None = None
+        self._owner: ShardOwner | None = None
+        self._delivery: Delivery | None = None
+
+    @property
+    def name(self) -> str:
+        """For logs."""
+        return f"broker-{self._config.shard}"
+
+    @property
+    def grpc_services(self) -> Sequence[str]:
+        """For health and reflection."""
+        return GRPC_SERVICES
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Registers all servicers."""
+        queue_pb2_grpc.add_QueueServiceServicer_to_server(self._queues, server)
+        consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(self._consumers, server)
+        assignment_pb2_grpc.add_AssignmentServiceServicer_to_server(self._assignments, server)
+        topology = TopologyServicer(self._directory)
+        topology_pb2_grpc.add_TopologyServiceServicer_to_server(topology, server)
+
+    async def start(self, address: str) -> None:
+        """Opens the shard, which fences whoever had it, and reads where it stands."""
+        config = self._config
+        await probe_store(self._root.objects)
+        database = await self._root.database(f"broker/{config.shard}", Kind.BROKER)
+        self._database = database
+        last_ms = await last_clock_ms(database)
+        tick_ms = await database.written_ms(CLOCK_KEY)
+        if tick_ms is not None:
+            await wait_until_past(tick_ms, _log_waiting, self._wall)
+        clock = self._make_clock(last_ms)
+        shard = await load_shard(database, last_ms, clock.now_ms())
+        owner = ShardOwner(
+            database,
+            shard,
+            clock,
+            interval_ms=config.commit_interval_ms,
+            bytes_max=config.uncommitted_bytes_max,
+        )
+        payloads = Payloads(self._make_ingests(self._channels), config.payload_cache_bytes)
+        delivery = Delivery(owner, payloads, config.waiting_claims_max)
+        sweeper = Sweeper(owner, database)
+        self._queues.begin(owner, delivery, sweeper)
+        self._consumers.begin(owner, delivery)
+        self._assignments.begin(owner, delivery)
+        self._owner, self._delivery = owner, delivery
+        measure(self._telemetry, shard)
+        await self._directory.announce(Peer("broker", config.shard, address, config.peer_address))
+        for work in (owner.commits.run(), owner.end_leases(), sweeper.run()):
+            self._tasks.append(asyncio.create_task(work))
+        log.info(
+            "shard %d: %d queues, revision %d", config.shard, len(shard.queues), shard.revision
+        )
+
+    async def wait_fatal(self) -> ExitCause:
+        """Ends when a background task does: the shard is not ours any more, or a commit failed."""
+        assert self._database is not None, "called after start"
+        closed = asyncio.create_task(self._database.wait_closed())
+        try:
+            await asyncio.wait([closed, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            if closed.done():
+                reason = closed.result()
+                if reason == "fenced":
+                    return ExitCause.fenced("another broker has taken over this shard")
+                return ExitCause.failed(f"the database closed: {reason}")
+        finally:
+            closed.cancel()
+        ended = [task for task in self._tasks if task.done() and not task.cancelled()]
+        error = next((task.exception() for task in ended), None)
+        if isinstance(error, Fenced):
+            return ExitCause.fenced("another broker has taken over this shard")
+        return ExitCause.failed(f"a background task ended: {error!r}")
+
+    async def drain(self) -> None:
+        """Sends the waiting away; what they hold stays theirs."""
+        self._queues.drain()
+        self._consumers.drain()
+        if self._delivery is not None:
+            self._delivery.drain(stopping())
+
+    async def stop(self) -> None:
+        """Commits what is left and closes."""
+        if self._delivery is not None:
+            await self._delivery.close()
+        if self._owner is not None and self._owner.commits.failed is None:
+            await self._owner.commits.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._channels.close()
+        await self._directory.close()
+        if self._database is not None:
+            await self._database.close()
+
+
+def _open_root(url: str) -> Root:
+    try:
+        return open_root(url)
+    except ValueError as error:
+        raise FatalError(ExitCause.usage(str(error))) from error
+
+
+def _log_waiting(behind_ms: int) -> None:
+    log.warning(
+        "the wall clock is %d ms behind the last commit: waiting until it has caught up, since the "
+        "store refuses writes from the past",
+        behind_ms,
+    )

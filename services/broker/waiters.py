@@ -1,0 +1,187 @@
+"""Who waits for messages of a queue: a claim, once, or a stream, again and again.
+
+A waiter stands in line as long as it wants something. What is claimed for it, it takes in the same
+turn; then it says what it still wants. A stream wants nothing while it has messages in hand that
+are not sent: so nothing grows old between claim and sending, and it holds one answer at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from services.broker.leases import Lease
+from services.broker.payloads import Held
+from slatemq.errors import InvalidArgument, SlateMQError
+from slatemq.v1 import consumer_pb2
+
+OUTSTANDING_MAX = 100_000
+"""Credit of a stream in messages at most."""
+
+STREAM_TURN = 2000
+"""Messages claimed at once for a stream at most: some 10 ms of work, in which others wait."""
+
+UNLIMITED = 1 << 62
+"""Bytes: more than anybody can claim."""
+
+Delivered = tuple[Lease, Held]
+
+
+class Waiter(ABC):
+    """Somebody who waits. `patient` says whether also for messages that are not there yet."""
+
+    def __init__(self, consumer: str, lease_ms: int, *, patient: bool = True) -> None:
+        self.consumer = consumer
+        self.lease_ms = lease_ms
+        self.patient = patient
+
+    @property
+    @abstractmethod
+    def wants(self) -> int:
+        """How many messages to claim for it now; 0: it is taken out of the line."""
+
+    @property
+    @abstractmethod
+    def bytes_left(self) -> int:
+        """How many bytes of payloads fit; one message fits always."""
+
+    @abstractmethod
+    def take(self, given: list[Delivered]) -> None:
+        """Is given what was claimed for it, at least one."""
+
+    @abstractmethod
+    def failed(self, error: SlateMQError | None) -> None:
+        """Is out of the line: for an error, or (None) nothing is there and it is not patient."""
+
+
+class OneClaim(Waiter):
+    """A unary claim: takes what comes first."""
+
+    def __init__(
+        self, consumer: str, lease_ms: int, count: int, payload_bytes: int, *, patient: bool
+    ) -> None:
+        super().__init__(consumer, lease_ms, patient=patient)
+        self.done = asyncio.Event()
+        self.given: list[Delivered] = []
+        self.error: SlateMQError | None = None
+        self._count = count
+        self._bytes = payload_bytes
+
+    @property
+    def wants(self) -> int:
+        """See Waiter."""
+        return 0 if self.done.is_set() else self._count
+
+    @property
+    def bytes_left(self) -> int:
+        """See Waiter."""
+        return self._bytes
+
+    def take(self, given: list[Delivered]) -> None:
+        """See Waiter."""
+        self.given = given
+        self.done.set()
+
+    def failed(self, error: SlateMQError | None) -> None:
+        """See Waiter."""
+        self.error = error
+        self.done.set()
+
+
+class Stream(Waiter):
+    """A Consume stream: its credit, and what was claimed and is not sent."""
+
+    def __init__(self, consumer: str, lease_ms: int) -> None:
+        super().__init__(consumer, lease_ms)
+        self.error: SlateMQError | None = None
+        self._count_left = 0
+        self._bytes_left: int | None = None  # None: never limited
+        self._last_credit = False
+        self._ended = False
+        self._is_sending = False
+        self._in_hand: list[Delivered] = []
+        self._wake = asyncio.Event()
+
+    @property
+    def _has_credit(self) -> bool:
+        return self._count_left > 0 and (self._bytes_left is None or self._bytes_left > 0)
+
+    @property
+    def wants(self) -> int:
+        """See Waiter."""
+        busy = bool(self._in_hand) or self._is_sending
+        if self._ended or busy or not self._has_credit:
+            return 0
+        return min(self._count_left, STREAM_TURN)
+
+    @property
+    def bytes_left(self) -> int:
+        """See Waiter."""
+        return UNLIMITED if self._bytes_left is None else self._bytes_left
+
+    def grant(self, credit: consumer_pb2.ConsumeCredit, field: str) -> None:
+        """Adds credit; InvalidArgument when it is none or too much."""
+        count, size = credit.messages_count, credit.payload_bytes
+        for name, value in (("messages_count", count), ("payload_bytes", size)):
+            if value < 0:
+                raise InvalidArgument(
+                    f"{field}.{name}", "must not be negative", reason="OUT_OF_RANGE"
+                )
+        if not count and not size:
+            raise InvalidArgument(f"{field}.messages_count", "grants nothing")
+        if self._count_left + count > OUTSTANDING_MAX:
+            raise InvalidArgument(
+                f"{field}.messages_count",
+                f"more than {OUTSTANDING_MAX} would be outstanding",
+                reason="OUT_OF_RANGE",
+            )
+        self._count_left += count
+        if size:
+            self._bytes_left = (self._bytes_left or 0) + size
+
+    def no_more_credit(self) -> None:
+        """The consumer closed its side: the stream ends with its credit."""
+        self._last_credit = True
+        self._wake.set()
+
+    def take(self, given: list[Delivered]) -> None:
+        """See Waiter."""
+        self._in_hand += given
+        self._spend(given, -1)
+        self._wake.set()
+
+    def give_back(self) -> Sequence[Delivered]:
+        """Takes back what is in hand, with its credit; the caller releases it."""
+        given, self._in_hand = self._in_hand, []
+        self._spend(given, 1)
+        return given
+
+    def _spend(self, given: Sequence[Delivered], sign: int) -> None:
+        self._count_left += sign * len(given)
+        if self._bytes_left is not None:
+            self._bytes_left += sign * sum(held.payload_bytes for _, held in given)
+
+    def failed(self, error: SlateMQError | None) -> None:
+        """See Waiter. The stream ends when what is in hand is sent."""
+        self._ended = True
+        self.error = self.error or error
+        self._wake.set()
+
+    async def next(self) -> Sequence[Delivered]:
+        """What is in hand, when something is; empty when the stream has ended (see `error`)."""
+        while not self._in_hand:
+            if self._ended or (self._last_credit and not self._has_credit):
+                return ()
+            self._wake.clear()
+            await self._wake.wait()
+        return self._in_hand
+
+    def sending(self) -> None:
+        """What is in hand goes out now: from here on it stays claimed, whatever happens."""
+        self._in_hand = []
+        self._is_sending = True
+
+    def sent(self) -> None:
+        """It has gone out: there is room for the next."""
+        self._is_sending = False

@@ -1,0 +1,102 @@
+"""The walk that a claim takes over a queue: which message is next, and what must be read first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from libs.storage.buckets import MAX_ORDER, MAX_ORDER_N, BucketKind, order_of
+from libs.storage.queues import AvailableMessage
+from services.broker.lanes import Lane
+from services.broker.waiting_buckets import Bucket
+
+if TYPE_CHECKING:
+    from services.broker.available import Available
+
+LAST_N = MAX_ORDER_N
+"""The last bucket of a millisecond."""
+
+MILLISECOND = MAX_ORDER_N + 1
+"""From an order to that of the next millisecond."""
+
+
+class NeedsLane(Exception):
+    """A lane goes on in the database: read from its `first_unknown` on, then run it again."""
+
+    def __init__(self, available: Available, lane: Lane) -> None:
+        super().__init__(f"{available.queue_id}: {lane.priority}/{lane.kind.name}")
+        self.available = available
+        self.lane = lane
+
+
+class NeedsSlot:
+    """The database may hold buckets of this millisecond: read them, then run the command again."""
+
+    def __init__(self, available: Available, lane: Lane, first_order: int) -> None:
+        self.available = available
+        self.lane = lane
+        self.first_order = first_order
+        self.last_order = first_order + LAST_N
+        self.known_until = lane.known_until
+
+
+class Choice(Enum):
+    """What a claim does with the message that it looks at."""
+
+    TAKE = 1
+    SKIP = 2  # it cannot be had now: leave it where it is
+    STOP = 3  # enough
+
+
+Chooser = Callable[[AvailableMessage], Choice]
+
+Origin = tuple[BucketKind, int, int]
+"""Where a message was taken from: kind, order and the place within the bucket."""
+
+Taken = tuple[AvailableMessage, Origin]
+"""A message taken for a claim."""
+
+
+class Walk:
+    """Goes over the buckets of one priority in the order in which they came or fell due.
+
+    Gives (lane, bucket), or (lane, None) where the lane must be read from the database first.
+    """
+
+    def __init__(self, lanes: list[Lane], epoch: int, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.stopped = False
+        self._due_until = order_of(epoch, now_ms, LAST_N)
+        self._lanes = lanes
+        self._visited = [0] * len(lanes)
+
+    def __iter__(self) -> Iterator[tuple[Lane, Bucket | None]]:
+        while not self.stopped:
+            best = -1
+            best_order = MAX_ORDER + 1
+            for index, lane in enumerate(self._lanes):
+                order = self._next_order(index, lane)
+                if order is not None and order < best_order:
+                    best, best_order = index, order
+            if best < 0:
+                return
+            bucket = self._lanes[best].cached_from(self._visited[best])
+            self._visited[best] += bucket is not None
+            yield self._lanes[best], bucket
+
+    def _next_order(self, index: int, lane: Lane) -> int | None:
+        bucket = lane.cached_from(self._visited[index])
+        if bucket is None and lane.complete:
+            return None
+        order = bucket.order if bucket else lane.first_unknown
+        if lane.kind == BucketKind.TIMED and order > self._due_until:
+            return None
+        return order
+
+    def settle(self) -> None:
+        """Lets the lanes drop what the walk has emptied."""
+        for lane, visited in zip(self._lanes, self._visited, strict=True):
+            if visited:
+                lane.settle(visited)
+        self._visited = [0] * len(self._lanes)

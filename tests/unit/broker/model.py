@@ -1,0 +1,162 @@
+"""What a shard is expected to do, in the obvious way: dicts and lists, nothing clever.
+
+It knows nothing of lanes, buckets or batches. Where the promise leaves room (two messages that came
+within the same millisecond; a message past its retention that nobody has looked at yet), so does
+the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+SPILL_MS = 16
+"""How late a message may be when very many are due in the same millisecond."""
+
+REMEMBERED = 20
+"""Finished leases that must be remembered with the limits of these tests."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    priority: int
+    visible_at_ms: int
+    deadline_ms: int  # of the retention; 0 = never
+    attempts: int
+    timed: bool
+    arrival: int
+    came_from_ms: int  # it was added, or fell due, not before
+    came_until_ms: int  # and not after
+
+    def expired(self, now_ms: int) -> bool:
+        return 0 < self.deadline_ms <= now_ms
+
+    def surely_before(self, other: Waiting) -> bool:
+        if self.timed == other.timed:
+            if not self.timed or self.visible_at_ms == other.visible_at_ms:
+                return self.arrival < other.arrival
+            return self.visible_at_ms + SPILL_MS < other.visible_at_ms
+        return self.came_until_ms < other.came_from_ms
+
+
+@dataclass(frozen=True)
+class Held:
+    token: int
+    consumer: str
+    claimed_at_ms: int
+    deadline_ms: int
+    length_ms: int
+    attempts: int
+    before: Waiting
+    releasable: bool = True
+
+
+@dataclass(frozen=True)
+class Done:
+    token: int
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    attempts: int
+    reason: str
+
+
+State = Waiting | Held | Done | Failed
+
+
+@dataclass
+class ModelQueue:
+    max_attempts: int
+    max_in_flight: int
+    created: int
+    lowest_max_attempts: int  # since the last commit: what had used them up is failed for good
+    walked_ms: int = 0  # the latest time at which a claim or peek looked, since the last start
+    entries: dict[int, State] = field(default_factory=dict)
+    attempts: dict[int, tuple[tuple[str, int, str], ...]] = field(default_factory=dict)
+
+    def copy(self) -> ModelQueue:
+        return replace(self, entries=dict(self.entries), attempts=dict(self.attempts))
+
+    def waiting(self) -> dict[int, Waiting]:
+        return {m: e for m, e in self.entries.items() if isinstance(e, Waiting)}
+
+    def held(self) -> dict[int, Held]:
+        return {m: e for m, e in self.entries.items() if isinstance(e, Held)}
+
+    def done(self) -> dict[int, Done]:
+        return {m: e for m, e in self.entries.items() if isinstance(e, Done)}
+
+    def failed(self) -> dict[int, Failed]:
+        return {m: e for m, e in self.entries.items() if isinstance(e, Failed)}
+
+    def surely_visible(self, now_ms: int) -> dict[int, Waiting]:
+        """What a claim must not pass over."""
+        return {
+            message_id: entry
+            for message_id, entry in self.waiting().items()
+            if not entry.expired(max(now_ms, self.walked_ms))
+            and entry.attempts < self.lowest_max_attempts
+            and (not entry.timed or entry.visible_at_ms + SPILL_MS <= now_ms)
+        }
+
+    def check_delivery(self, ids: list[int], now_ms: int, reachable: set[int]) -> None:
+        """Whether these messages, in this order, may be the next ones."""
+        waiting = self.waiting()
+        assert len(set(ids)) == len(ids), "one message twice"
+        for message_id in ids:
+            assert message_id in waiting, f"{message_id} is {self.entries.get(message_id)}"
+            entry = waiting[message_id]
+            assert not entry.expired(now_ms), "delivered after its retention"
+            assert not entry.timed or entry.visible_at_ms <= now_ms, "delivered early"
+            assert entry.attempts < self.max_attempts, "more attempts than allowed"
+            assert message_id in reachable, "delivered though its payload cannot be had"
+        given = [waiting[message_id] for message_id in ids]
+        for index, earlier in enumerate(given):
+            for later in given[index + 1 :]:
+                assert earlier.priority <= later.priority, "priorities are out of order"
+                if earlier.priority == later.priority:
+                    assert not later.surely_before(earlier), f"{later} came before {earlier}"
+        passed_over = [
+            entry
+            for message_id, entry in self.surely_visible(now_ms).items()
+            if message_id in reachable and message_id not in ids
+        ]
+        for entry in passed_over:
+            for other in given:
+                assert entry.priority >= other.priority, f"{entry} is more urgent than {other}"
+                if entry.priority == other.priority:
+                    assert not entry.surely_before(other), f"{entry} came before {other}"
+
+
+@dataclass
+class Model:
+    """All that a crash can take back."""
+
+    queues: dict[str, ModelQueue] = field(default_factory=dict)
+    cursors: dict[int, int] = field(default_factory=dict)
+    finished: dict[int, str] = field(default_factory=dict)  # oldest first
+    arrivals: int = 0
+    revision: int = 0
+
+    def copy(self) -> Model:
+        return replace(
+            self,
+            queues={name: queue.copy() for name, queue in self.queues.items()},
+            cursors=dict(self.cursors),
+            finished=dict(self.finished),
+        )
+
+    def arrival(self) -> int:
+        self.arrivals += 1
+        return self.arrivals
+
+    def surely_remembered(self, token: int) -> bool:
+        return token in list(self.finished)[-REMEMBERED:]
+
+    def holder(self, token: int) -> tuple[ModelQueue, int, Held] | None:
+        for queue in self.queues.values():
+            for message_id, entry in queue.held().items():
+                if entry.token == token:
+                    return queue, message_id, entry
+        return None

@@ -1,0 +1,77 @@
+"""The life of queues: made, changed, deleted, made again, more often than there are epochs."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from services.broker.queue_settings import QueueSettings
+from tests.unit.broker.histories import QUEUES, History
+from tests.unit.broker.model import ModelQueue
+from tests.unit.broker.stored import garbage_rows
+
+queue_ids = st.sampled_from(QUEUES)
+
+
+class QueueHistory(History):
+    """Its rules change the queues."""
+
+    @rule(
+        queue_id=queue_ids,
+        max_attempts=st.integers(1, 4),
+        max_in_flight=st.sampled_from([2, 5, 50]),
+    )
+    def create(self, queue_id: str, max_attempts: int, max_in_flight: int) -> None:
+        if queue_id in self.shard.queues:
+            return
+        assert self.shard.epoch_is_free(queue_id) == (queue_id not in self.full_circle())
+        if not self.shard.epoch_is_free(queue_id):
+            return
+        self.tick()
+        asked = QueueSettings("", max_attempts=max_attempts, max_in_flight=max_in_flight)
+        self.shard.create_queue(queue_id, asked)
+        self.model.revision += 1
+        self.model.queues[queue_id] = ModelQueue(
+            max_attempts, max_in_flight, self.model.revision, max_attempts
+        )
+
+    def full_circle(self) -> set[str]:
+        return {
+            queue_id
+            for queue_id, state in self.shard.deleted.items()
+            if len(state.garbage_epochs) > 31
+        }
+
+    @rule(queue_id=queue_ids, max_attempts=st.integers(1, 4), max_in_flight=st.integers(1, 9))
+    def update(self, queue_id: str, max_attempts: int, max_in_flight: int) -> None:
+        queue = self.queue(queue_id)
+        if queue is None:
+            return
+        changed = queue.settings.changed(max_attempts=max_attempts, max_in_flight=max_in_flight)
+        self.shard.update_queue(queue, changed)
+        self.model.revision += 1
+        expected = self.model.queues[queue_id]
+        expected.max_attempts, expected.max_in_flight = max_attempts, max_in_flight
+        expected.lowest_max_attempts = min(expected.lowest_max_attempts, max_attempts)
+
+    @rule(queue_id=queue_ids, sure=st.integers(0, 5), times=st.sampled_from([1, 1, 1, 34]))
+    def delete(self, queue_id: str, sure: int, times: int) -> None:
+        for _ in range(times if sure == 0 else 0):
+            self.tick()
+            queue = self.queue(queue_id)
+            if queue is not None:
+                self.shard.delete_queue(queue)
+                self.model.revision += 1
+                del self.model.queues[queue_id]
+            if times > 1:
+                self.sweep(queue_id)
+                self.create(queue_id, 2, 5)
+
+    @rule(queue_id=queue_ids)
+    def sweep(self, queue_id: str) -> None:
+        queue = self.queue(queue_id)
+        before = self.shard.deleted.get(queue_id)
+        epochs = queue.garbage_epochs if queue else before.garbage_epochs if before else ()
+        for epoch in epochs:
+            self.shard.delete_rows(garbage_rows(self.store.rows, queue_id, epoch))
+            self.shard.swept(queue_id, epoch)

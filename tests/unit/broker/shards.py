@@ -1,0 +1,99 @@
+"""A shard with its database in a dict, for tests that tell one story each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from libs.storage.queues import AvailableMessage
+from services.broker.leases import Lease
+from services.broker.loading import Loader, last_clock_ms, load_shard
+from services.broker.queue_machine import Choice, NeedsLane, Queue
+from services.broker.queue_settings import QueueSettings
+from services.broker.shard_machine import Assignment, Needs, Range, Shard
+from tests.unit.broker.stores import DictStore
+
+T = TypeVar("T")
+START_MS = 1_767_225_600_000
+
+
+class Rig:
+    """`now_ms` is moved by the test."""
+
+    def __init__(self) -> None:
+        self.store = DictStore()
+        self.shard = Shard()
+        self.now_ms = START_MS
+        self.sizes: list[int] = []
+        self.loader = Loader(self.store, self.shard)
+        self._position = 0
+
+    def create(self, queue_id: str = "orders", max_attempts: int = 5) -> Queue:
+        settings = QueueSettings("true", max_attempts=max_attempts)
+        return self.shard.create_queue(queue_id, settings)
+
+    def queue(self, queue_id: str = "orders") -> Queue:
+        return self.shard.queues[queue_id]
+
+    async def run(self, command: Callable[[], T]) -> T:
+        while True:
+            try:
+                return command()
+            except (NeedsLane, Needs) as need:
+                await self.loader.answer(need)
+
+    async def route(
+        self,
+        ids: Sequence[int],
+        *,
+        visible_at_ms: int = 0,
+        priority: int = 0,
+        deadline_ms: int = 0,
+        queue_id: str = "orders",
+    ) -> None:
+        count = len(ids)
+        assignment = Assignment(
+            queue_id, ids, [priority] * count, [deadline_ms] * count, [visible_at_ms] * count
+        )
+        piece = Range(0, self._position, self._position + 1, [assignment])
+        self._position += 1
+        assert await self.run(lambda: self.shard.assign([piece], self.now_ms)) == [True]
+
+    async def claim(
+        self, limit: int, lease_ms: int = 30_000, skip: Sequence[int] = ()
+    ) -> list[Lease]:
+        def command() -> list[Lease]:
+            left = limit
+
+            def choose(item: AvailableMessage) -> Choice:
+                nonlocal left
+                if item.message_id in skip:
+                    return Choice.SKIP
+                left -= 1
+                return Choice.TAKE if left >= 0 else Choice.STOP
+
+            return self.shard.claim(self.queue(), choose, lease_ms, "worker", self.now_ms)
+
+        return await self.run(command)
+
+    async def ids(self, limit: int) -> list[int]:
+        return [lease.message_id for lease in await self.claim(limit)]
+
+    def commit(self) -> int:
+        """Makes everything durable; gives the bytes that this wrote."""
+        rows = self.shard.drain(self.now_ms)
+        if not rows:
+            return 0
+        self.store.write(rows, self.now_ms)
+        self.store.make_durable()
+        self.shard.durable()
+        return sum(len(key) + len(value or b"") for key, value in rows)
+
+    async def restart(self, away_ms: int = 0) -> None:
+        """As after SIGKILL: what was not committed is gone."""
+        self.now_ms += away_ms
+        self.store = self.store.crash(0)
+        last_ms = await last_clock_ms(self.store)
+        self.shard = await load_shard(self.store, last_ms, self.now_ms)
+        self.loader = Loader(self.store, self.shard)
+        self._position = self.shard.cursors.get(0, 0)

@@ -1,0 +1,126 @@
+"""Reads everything that the rows of a broker's database say about a queue, and checks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from libs.storage.buckets import BucketKind, split_bucket, split_order
+from libs.storage.keys import (
+    BucketKey,
+    RecordType,
+    attempts_key,
+    config_key,
+    parse_active_key,
+    parse_done_key,
+    parse_failed_key,
+    queue_state_key,
+    record_type_of,
+)
+from libs.storage.queues import (
+    AvailableMessage,
+    DoneMessage,
+    FailedMessage,
+    InFlightMessage,
+    decode_active,
+    decode_attempts,
+    decode_done,
+    decode_failed,
+)
+from libs.storage.states import QueueStateRecord, decode_queue_state
+
+
+@dataclass
+class StoredQueue:
+    state: QueueStateRecord
+    waiting: dict[int, AvailableMessage]
+    held: dict[int, InFlightMessage]
+    done: dict[int, DoneMessage]
+    failed: dict[int, FailedMessage]
+
+
+def stored_queue(rows: dict[bytes, bytes], queue_id: str) -> StoredQueue | None:
+    """The queue as the rows have it, None if there is none; each record must fit the others."""
+    if config_key(queue_id) not in rows:
+        return None
+    state = decode_queue_state(rows[queue_state_key(queue_id)])
+    assert not state.deleted
+    found = StoredQueue(state, {}, {}, {}, {})
+    heads = {(lane.priority, lane.kind): lane for lane in state.lanes}
+    counts = dict.fromkeys(heads, 0)
+    for key in sorted(rows):
+        kind = record_type_of(key)
+        if kind is RecordType.ACTIVE and parse_active_key(key).queue == queue_id:
+            bucket = split_bucket(_bucket(parse_active_key(key).bucket))
+            if bucket.order == 0 or split_order(bucket.order).epoch != state.epoch:
+                continue  # the empty record of the RFC's workflow, or a former queue's
+            waiting, held = decode_active(rows[key])
+            assert waiting or held, "an empty bucket is deleted, not written"
+            assert bucket.order <= max(state.last_order, *(h.tail_order for h in heads.values()), 0)
+            if bucket.kind is BucketKind.IN_FLIGHT:
+                assert not waiting
+                assert bucket.order >= state.first_in_flight_order > 0
+                for lease in held:
+                    assert lease.message_id not in found.held
+                    found.held[lease.message_id] = lease
+                continue
+            assert not held
+            lane = heads[bucket.priority, bucket.kind]
+            assert lane.head_order <= bucket.order <= lane.tail_order, "a bucket left behind"
+            if bucket.order == lane.head_order:
+                assert lane.head_offset < len(waiting)
+                waiting = waiting[lane.head_offset :]
+            counts[bucket.priority, bucket.kind] += len(waiting)
+            for item in waiting:
+                assert item.message_id not in found.waiting, "one message twice"
+                assert item.priority == bucket.priority
+                found.waiting[item.message_id] = item
+        elif kind is RecordType.DONE and _is_of(parse_done_key(key), queue_id, state.epoch):
+            for done in decode_done(rows[key]):
+                assert done.message_id not in found.done
+                found.done[done.message_id] = done
+        elif kind is RecordType.FAILED and _is_of(parse_failed_key(key), queue_id, state.epoch):
+            for failed in decode_failed(rows[key]):
+                assert failed.message_id not in found.failed
+                found.failed[failed.message_id] = failed
+    assert counts == {name: lane.waiting_count for name, lane in heads.items()}
+    assert all(counts.values()), "an empty lane is left out"
+    assert len(found.held) == state.in_flight_count
+    assert len(found.done) == state.done_count
+    assert len(found.failed) == state.failed_count
+    everywhere = [*found.waiting, *found.held, *found.done, *found.failed]
+    assert len(everywhere) == len(set(everywhere)), "one message in two lists"
+    return found
+
+
+def stored_attempts(
+    rows: dict[bytes, bytes], queue_id: str, message_id: int
+) -> tuple[tuple[str, int, str], ...]:
+    value = rows.get(attempts_key(queue_id, message_id))
+    found = decode_attempts(value) if value else []
+    return tuple((one.consumer, one.claimed_at_ms, one.outcome) for one in found)
+
+
+def garbage_rows(rows: dict[bytes, bytes], queue_id: str, epoch: int) -> list[bytes]:
+    """The rows that a former queue of this name left behind."""
+    parsers = {
+        RecordType.ACTIVE: parse_active_key,
+        RecordType.DONE: parse_done_key,
+        RecordType.FAILED: parse_failed_key,
+    }
+    garbage = []
+    for key in rows:
+        parse = parsers.get(record_type_of(key))
+        if parse is not None and parse(key).queue == queue_id:
+            order = split_bucket(_bucket(parse(key).bucket)).order
+            if order and split_order(order).epoch == epoch:
+                garbage.append(key)
+    return garbage
+
+
+def _is_of(key: BucketKey, queue_id: str, epoch: int) -> bool:
+    return key.queue == queue_id and split_order(_bucket(key.bucket)).epoch == epoch
+
+
+def _bucket(bucket: int | None) -> int:
+    assert bucket is not None
+    return bucket

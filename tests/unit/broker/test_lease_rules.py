@@ -1,0 +1,228 @@
+"""The odd rules of leases, each with the story that needs it."""
+
+from __future__ import annotations
+
+from libs.storage.keys import (
+    attempts_key,
+)
+from libs.storage.states import FinishedLeasesRecord, LeaseOutcome
+from services.broker import leases
+from services.broker.shard_machine import Finish, Nack
+from tests.unit.broker.shards import START_MS, Rig
+from tests.unit.broker.stored import stored_queue
+
+
+async def test_a_lease_that_was_alive_gets_its_length_or_30_s_after_a_restart() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    (short,) = await rig.claim(1, lease_ms=10_000)
+    (long,) = await rig.claim(1, lease_ms=60_000)
+    (longest,) = await rig.claim(1, lease_ms=3_600_000)
+    rig.commit()
+
+    await rig.restart(away_ms=600_000)
+
+    ends = {lease.token: lease.deadline_ms - rig.now_ms for lease in rig.queue().leases()}
+    assert ends == {
+        short.token: 10_000,
+        long.token: 30_000,
+        longest.token: 3_000_000,
+    }
+
+
+async def test_a_lease_that_had_ended_at_the_last_commit_ends() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    (lease,) = await rig.claim(1, lease_ms=1000)
+    rig.commit()
+    rig.now_ms += 2000
+    await rig.route([2])
+    rig.commit()
+
+    await rig.restart()
+
+    assert [queue.queue_id for queue in rig.shard.expire(rig.now_ms, 10)] == ["orders"]
+    assert rig.shard.ack([lease.token], rig.now_ms) == [Finish.ENDED]
+
+
+async def test_a_second_restart_leaves_a_lease_the_grace_that_the_first_one_gave() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    (lease,) = await rig.claim(1, lease_ms=10_000)
+    rig.commit()
+    await rig.restart(away_ms=60_000)
+    rig.commit()
+
+    await rig.restart(away_ms=5_000)
+
+    assert rig.shard.expire(rig.now_ms, 10) == []
+    assert rig.shard.ack([lease.token], rig.now_ms) == [Finish.OK]
+
+
+async def test_a_finished_lease_is_told_from_a_forged_one_also_after_a_restart() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    acked, nacked, ended = await rig.claim(3, lease_ms=1000)
+    rig.shard.ack([acked.token], rig.now_ms)
+    rig.shard.nack([Nack(nacked.token)], rig.now_ms)
+    rig.now_ms += 1000
+    rig.shard.expire(rig.now_ms, 10)
+    rig.commit()
+    await rig.restart()
+    tokens = [acked.token, nacked.token, ended.token, 12345]
+
+    acks = rig.shard.ack(tokens, rig.now_ms)
+    nacks = rig.shard.nack([Nack(token) for token in tokens], rig.now_ms)
+    extensions = rig.shard.extend(tokens, 0, rig.now_ms)
+
+    assert acks == [Finish.OK, Finish.ENDED, Finish.ENDED, Finish.UNKNOWN]
+    assert nacks == [Finish.ENDED, Finish.OK, Finish.ENDED, Finish.UNKNOWN]
+    assert [finish for finish, _ in extensions] == [Finish.ENDED] * 3 + [Finish.UNKNOWN]
+
+
+async def test_an_ack_is_taken_until_the_end_of_its_lease_was_carried_out() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    (lease,) = await rig.claim(1, lease_ms=1000)
+    rig.now_ms += 5000
+
+    assert rig.shard.ack([lease.token], rig.now_ms) == [Finish.OK]
+    assert rig.shard.expire(rig.now_ms, 10) == []
+
+
+async def test_released_messages_go_back_in_place_and_uncounted() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3, 4, 5, 6])
+    first = await rig.claim(2, skip=[2])
+    second = await rig.claim(2, skip=[2])
+    rig.commit()
+
+    rig.shard.release(first)
+    rig.shard.release(second)
+
+    given = await rig.claim(10)
+    assert [lease.message_id for lease in given] == [1, 2, 3, 4, 5, 6]
+    assert {lease.attempts for lease in given} == {1}
+
+
+async def test_a_released_message_stays_before_one_that_joined_its_bucket_later() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    given = await rig.claim(1, skip=[1, 2])
+    await rig.route([4])
+
+    rig.shard.release(given)
+
+    assert await rig.ids(10) == [1, 2, 3, 4]
+
+
+async def test_a_released_message_that_fell_due_stays_before_one_that_was_routed_later() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    await rig.route([2], visible_at_ms=START_MS + 10)
+    rig.now_ms += 20
+    given = await rig.claim(1, skip=[1])
+    await rig.route([3])
+
+    rig.shard.release(given)
+
+    assert await rig.ids(10) == [1, 2, 3]
+
+
+async def test_released_messages_are_before_the_rest_after_a_restart_too() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    rig.commit()
+    given = await rig.claim(2)
+    rig.commit()
+
+    rig.shard.release(given)
+    rig.commit()
+    await rig.restart()
+
+    assert await rig.ids(10) == [1, 2, 3]
+
+
+async def test_a_message_that_cannot_be_delivered_fails_with_the_attempts_that_were_made() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+
+    rig.shard.fail(await rig.claim(1), "payload gone", rig.now_ms)
+    rig.commit()
+
+    stored = stored_queue(rig.store.rows, "orders")
+    assert stored is not None
+    assert (stored.failed[1].attempts, stored.failed[1].reason) == (0, "payload gone")
+
+
+async def test_attempts_that_a_setting_takes_away_later_are_not_made() -> None:
+    rig = Rig()
+    rig.create(max_attempts=5)
+    await rig.route([1])
+    for _ in range(2):
+        (lease,) = await rig.claim(1)
+        rig.shard.nack([Nack(lease.token, "no")], rig.now_ms)
+    rig.shard.update_queue(rig.queue(), rig.queue().settings.changed(max_attempts=2))
+
+    assert await rig.ids(1) == []
+    rig.commit()
+
+    stored = stored_queue(rig.store.rows, "orders")
+    assert stored is not None
+    assert (stored.failed[1].attempts, stored.failed[1].reason) == (2, "no attempts left")
+
+
+async def test_only_failed_attempts_are_written_down() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2])
+    good, bad = await rig.claim(2)
+
+    rig.shard.ack([good.token], rig.now_ms)
+    rig.shard.nack([Nack(bad.token, "boom")], rig.now_ms)
+    rig.commit()
+
+    assert attempts_key("orders", 1) not in rig.store.rows
+    assert attempts_key("orders", 2) in rig.store.rows
+
+
+async def test_a_lease_that_is_extended_for_hours_is_watched_once() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    (lease,) = await rig.claim(1, lease_ms=10_000)
+
+    for _ in range(5000):
+        rig.now_ms += 5000
+        assert rig.shard.extend([lease.token], 0, rig.now_ms)[0][0] is Finish.OK
+        assert rig.shard.expire(rig.now_ms, 10) == []
+
+    assert len(rig.shard.deadlines._heap) <= 3
+
+
+def test_100_000_finished_leases_are_remembered_with_one_commit_each() -> None:
+    finished = leases.FinishedLeases()
+    slots: dict[int, FinishedLeasesRecord] = {}
+    for token in range(1, 200_001):
+        finished.add(token, LeaseOutcome.ACKED)
+        if token % 7 == 0:
+            slots.update(finished.drain())
+    slots.update(finished.drain())
+
+    again = leases.FinishedLeases(slots.values())
+
+    assert len(slots) <= leases.FINISHED_SLOTS
+    for one in (finished, again):
+        assert all(one.outcome(token) for token in range(100_001, 200_001))
+        assert one.outcome(1) is None
+        assert one.outcome(999_999) is None

@@ -1,0 +1,250 @@
+"""The odd rules of a shard, each with the story that needs it."""
+
+from __future__ import annotations
+
+import pytest
+
+from libs.storage.keys import (
+    CONFIG_REVISION_KEY,
+    active_key,
+    config_key,
+    done_key,
+    failed_key,
+    queue_state_key,
+)
+from services.broker import available
+from services.broker.shard_machine import Assignment, Finish, Nack, Range
+from tests.unit.broker.shards import START_MS, Rig
+from tests.unit.broker.stored import stored_attempts, stored_queue
+
+# --- Queues -----------------------------------------------------------------
+
+
+def test_a_new_queue_is_its_config_three_empty_records_the_revision_and_its_state() -> None:
+    rig = Rig()
+
+    rig.create("orders")
+    rows = dict(rig.shard.drain(rig.now_ms))
+
+    assert rows.keys() == {
+        config_key("orders"),
+        active_key("orders", 0),
+        done_key("orders", 0),
+        failed_key("orders", 0),
+        CONFIG_REVISION_KEY,
+        queue_state_key("orders"),
+    }
+    assert rows[CONFIG_REVISION_KEY] == (1).to_bytes(8, "little")
+    assert rows[active_key("orders", 0)] == bytes(12)
+    assert rows[done_key("orders", 0)] == bytes(8)
+    assert rows[failed_key("orders", 0)] == bytes(8)
+
+
+def test_a_queue_that_nothing_happens_to_is_not_written() -> None:
+    rig = Rig()
+    rig.create("orders")
+    rig.create("idle")
+    rig.commit()
+
+    assert rig.shard.drain(rig.now_ms) == []
+    rig.shard.assign([Range(0, 0, 1, [Assignment("orders", [1])])], rig.now_ms)
+    written = [key for key, _ in rig.shard.drain(rig.now_ms)]
+
+    assert written
+    assert not any(b"idle" in key for key in written)
+
+
+async def test_a_queue_made_again_knows_nothing_of_the_former_one() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    (lease, _) = await rig.claim(2)
+    rig.commit()
+
+    rig.shard.delete_queue(rig.queue())
+    rig.create()
+    rig.commit()
+    await rig.restart()
+
+    assert await rig.ids(10) == []
+    assert rig.shard.ack([lease.token], rig.now_ms) == [Finish.UNKNOWN]
+    await rig.route([4])
+    assert await rig.ids(10) == [4]
+
+
+async def test_a_queue_made_again_counts_failed_attempts_from_the_first() -> None:
+    rig = Rig()
+    for _ in range(2):
+        rig.create()
+        await rig.route([1])
+        (lease,) = await rig.claim(1)
+        rig.shard.nack([Nack(lease.token, "no")], rig.now_ms)
+        rig.commit()
+        told = stored_attempts(rig.store.rows, "orders", 1)
+        rig.shard.delete_queue(rig.queue())
+
+    assert told == (("worker", START_MS, "nack: no"),)
+
+
+async def test_leases_of_a_deleted_queue_do_not_end_any_more() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    await rig.claim(1, lease_ms=1000)
+
+    rig.shard.delete_queue(rig.queue())
+
+    assert rig.shard.expire(rig.now_ms + 5000, 100) == []
+    assert rig.shard.deadlines.next_ms() is None
+
+
+def test_a_name_can_be_used_again_only_while_one_of_its_32_epochs_is_clean() -> None:
+    rig = Rig()
+    for _ in range(32):
+        assert rig.shard.epoch_is_free("orders")
+        rig.shard.delete_queue(rig.create())
+
+    assert not rig.shard.epoch_is_free("orders")
+    rig.shard.swept("orders", 0)
+
+    assert rig.shard.epoch_is_free("orders")
+    assert rig.create().epoch == 0
+
+
+# --- Routing ----------------------------------------------------------------
+
+
+async def test_an_assign_with_a_hole_changes_nothing() -> None:
+    rig = Rig()
+    rig.create()
+    rig.shard.assign([Range(7, 0, 5, [Assignment("orders", [1])])], rig.now_ms)
+    rig.commit()
+
+    applied = rig.shard.assign([Range(7, 6, 9, [Assignment("orders", [2])])], rig.now_ms)
+
+    assert applied == [False]
+    assert rig.shard.cursors == {7: 5}
+    assert rig.commit() == 0
+    assert await rig.ids(10) == [1]
+
+
+async def test_of_two_routers_the_second_changes_nothing() -> None:
+    rig = Rig()
+    rig.create()
+    judged = Range(7, 0, 5, [Assignment("orders", [1, 2])])
+
+    assert rig.shard.assign([judged], rig.now_ms) == [True]
+    assert rig.shard.assign([judged], rig.now_ms) == [False]
+    assert rig.shard.assign([judged, judged], rig.now_ms) == [False, False]
+
+    assert await rig.ids(10) == [1, 2]
+
+
+async def test_the_same_range_twice_in_one_call_counts_once_and_the_next_one_follows() -> None:
+    rig = Rig()
+    rig.create()
+    first = Range(7, 0, 5, [Assignment("orders", [1])])
+    second = Range(7, 5, 6, [Assignment("orders", [2])])
+
+    assert rig.shard.assign([first, first, second], rig.now_ms) == [True, False, True]
+
+    assert rig.shard.cursors == {7: 6}
+    assert await rig.ids(10) == [1, 2]
+
+
+async def test_a_range_without_a_match_moves_the_cursor_for_good() -> None:
+    rig = Rig()
+    rig.shard.assign([Range(7, 0, 5, [])], rig.now_ms)
+    rig.commit()
+
+    await rig.restart()
+
+    assert rig.shard.cursors == {7: 5}
+
+
+# --- Order and time ---------------------------------------------------------
+
+
+async def test_what_falls_due_stands_in_line_with_what_is_routed() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    await rig.route([2], visible_at_ms=START_MS + 10)
+    rig.now_ms += 20
+    await rig.route([3])
+
+    assert await rig.ids(10) == [1, 2, 3]
+
+
+async def test_a_message_is_not_seen_a_millisecond_early() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1], visible_at_ms=START_MS + 10)
+
+    rig.now_ms = START_MS + 9
+    assert rig.queue().next_due_ms() == START_MS + 10
+    assert await rig.ids(1) == []
+    rig.now_ms = START_MS + 10
+    assert await rig.ids(1) == [1]
+
+
+async def test_a_million_messages_may_be_due_in_the_same_millisecond(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # 64 buckets of 500 would be the end of it; here it is two of three.
+    monkeypatch.setattr(available, "LAST_N", 1)
+    monkeypatch.setattr(available, "TIMED_BUCKET_MAX", 3)
+    rig = Rig()
+    rig.create()
+
+    for first in range(1, 100, 10):
+        await rig.route(list(range(first, first + 10)), visible_at_ms=START_MS + 10)
+        rig.commit()
+
+    stored = stored_queue(rig.store.rows, "orders")
+    assert stored is not None
+    assert stored.waiting.keys() == set(range(1, 101))
+    rig.now_ms += 10 + 100 // 6
+    assert await rig.ids(1000) == list(range(1, 101))
+
+
+async def test_a_message_due_after_the_year_2248_is_kept() -> None:
+    rig = Rig()
+    rig.create()
+
+    await rig.route([1], visible_at_ms=1 << 62)
+    rig.commit()
+
+    assert await rig.ids(1) == []
+    assert rig.queue().timed_count == 1
+
+
+async def test_a_message_past_its_retention_is_gone_without_an_attempt() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3], deadline_ms=START_MS + 10)
+    (lease,) = await rig.claim(1, lease_ms=1000)
+    rig.now_ms += 10
+
+    assert await rig.ids(10) == []
+    assert rig.shard.nack([Nack(lease.token)], rig.now_ms) == [Finish.OK]
+    rig.commit()
+
+    stored = stored_queue(rig.store.rows, "orders")
+    assert stored is not None
+    assert (stored.waiting, stored.failed, stored.done) == ({}, {}, {})
+    assert rig.queue().expired_count == 3
+
+
+async def test_an_ingest_that_is_away_holds_up_its_own_messages_only() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2], priority=0)
+    await rig.route([3, 4], priority=9)
+    rig.commit()
+    await rig.restart()
+
+    given = await rig.claim(10, skip=[1, 2])
+
+    assert [lease.message_id for lease in given] == [3, 4]
+    assert [lease.attempts for lease in await rig.claim(10)] == [1, 1]

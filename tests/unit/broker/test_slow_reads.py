@@ -1,0 +1,159 @@
+"""Reads take time: what happens meanwhile must neither be lost nor come twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.broker import attempts, available, lanes, loading
+from services.broker.shard_machine import Assignment, Nack, Needs, Range
+from tests.unit.broker.shards import START_MS, Rig
+from tests.unit.broker.stored import stored_attempts, stored_queue
+
+
+async def test_a_read_that_began_before_a_commit_does_not_undo_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given two delayed messages that memory does not hold, in buckets of one message
+    monkeypatch.setattr(available, "TIMED_BUCKET_MAX", 1)
+    monkeypatch.setattr(lanes, "SLOTS_MAX", 0)
+    rig = Rig()
+    rig.create()
+    due_ms = START_MS + 1000
+    await rig.route([1], visible_at_ms=due_ms)
+    await rig.route([9], visible_at_ms=due_ms + 1000)
+    rig.commit()
+    await rig.restart()
+
+    # when a third one, due with the first, waits for a slow read that has seen the first only
+    rig.store.slow = True
+    third = Range(5, 0, 1, [Assignment("orders", [3], [0], [0], [due_ms])])
+    with pytest.raises(Needs) as raised:
+        rig.shard.assign([third], rig.now_ms)
+    reading = asyncio.create_task(rig.loader.answer(raised.value))
+    await asyncio.sleep(0.001)
+    rig.store.open_gates()
+    await asyncio.sleep(0.001)
+
+    # and a second one comes in between, and is committed
+    rig.store.slow = False
+    await rig.route([2], visible_at_ms=due_ms)
+    rig.commit()
+    rig.store.open_gates()
+    await reading
+    await rig.run(lambda: rig.shard.assign([third], rig.now_ms))
+    rig.commit()
+
+    # then all of them are stored
+    stored = stored_queue(rig.store.rows, "orders")
+    assert stored is not None
+    assert stored.waiting.keys() == {1, 2, 3, 9}
+
+
+async def test_a_read_that_missed_what_was_being_written_is_put_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a delayed message that is being written, in a lane that memory does not hold
+    monkeypatch.setattr(lanes, "SLOTS_MAX", 0)
+    rig = Rig()
+    rig.create()
+    due_ms = START_MS + 1000
+    await rig.route([8], visible_at_ms=due_ms - 500)
+    await rig.route([9], visible_at_ms=due_ms + 1000)
+    rig.commit()
+    await rig.restart()
+    await rig.route([1], visible_at_ms=due_ms)
+    rig.store.write(rig.shard.drain(rig.now_ms), rig.now_ms, late=True)
+
+    # when somebody reads what is there, does not use it, and the write becomes durable
+    another = Range(5, 0, 1, [Assignment("orders", [2], [0], [0], [due_ms])])
+    with pytest.raises(Needs) as raised:
+        rig.shard.assign([another], rig.now_ms)
+    await rig.loader.answer(raised.value)
+    rig.store.make_durable()
+    rig.shard.durable()
+
+    # then the next message that is due then joins the first
+    await rig.run(lambda: rig.shard.assign([another], rig.now_ms))
+    rig.commit()
+    stored = stored_queue(rig.store.rows, "orders")
+    assert stored is not None
+    assert stored.waiting.keys() == {1, 2, 8, 9}
+
+
+async def test_what_is_being_written_again_stays_in_memory_though_it_was_durable_once() -> None:
+    # Given a delayed message in a lane that memory does not hold, written
+    rig = Rig()
+    rig.create()
+    due_ms = START_MS + 1000
+    await rig.route([8], visible_at_ms=due_ms - 500)
+    await rig.route([9], visible_at_ms=due_ms + 1000)
+    rig.commit()
+    await rig.restart()
+    await rig.route([1], visible_at_ms=due_ms)
+    rig.store.write(rig.shard.drain(rig.now_ms), rig.now_ms)
+
+    # when a second one joins its bucket, and only the first write is done
+    await rig.route([2], visible_at_ms=due_ms)
+    rig.store.write(rig.shard.drain(rig.now_ms), rig.now_ms, late=True)
+    rig.store.make_durable()
+    rig.shard.durable()
+
+    # then a claim finds both
+    rig.now_ms += 5000
+    assert await rig.ids(10) == [8, 1, 2, 9]
+
+
+async def test_attempts_that_are_being_written_stay_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempts, "ATTEMPTS_CACHED", 0)
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    (lease,) = await rig.claim(1)
+    rig.store.write(rig.shard.drain(rig.now_ms), rig.now_ms)
+    rig.shard.nack([Nack(lease.token, "first")], rig.now_ms)
+    rig.store.write(rig.shard.drain(rig.now_ms), rig.now_ms, late=True)
+    rig.store.make_durable()
+    rig.shard.durable()
+
+    (lease,) = await rig.claim(1)
+    second = Nack(lease.token, "second")
+    await rig.run(lambda: rig.shard.nack([second], rig.now_ms))
+    rig.commit()
+
+    told = stored_attempts(rig.store.rows, "orders", 1)
+    assert [outcome for _, _, outcome in told] == ["nack: first", "nack: second"]
+
+
+async def test_a_lane_of_which_nothing_is_left_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "LOAD_MESSAGES", 2)
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2])
+    rig.commit()
+    await rig.restart()
+    assert rig.queue().ready_count == 2
+    assert await rig.ids(1) == [1]
+    reads = rig.store.reads
+
+    assert await rig.claim(2, skip=[2]) == []
+
+    assert rig.store.reads == reads
+
+
+async def test_a_claim_gives_what_it_has_rather_than_wait_for_a_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "LOAD_MESSAGES", 2)
+    monkeypatch.setattr(available, "READY_BUCKET_MAX", 2)
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3, 4])
+    rig.commit()
+    await rig.restart()
+
+    assert await rig.ids(10) == [1, 2]
+    assert await rig.ids(10) == [3, 4]
