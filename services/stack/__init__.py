@@ -1,0 +1,10 @@
+"""The local stack: every service as a process of its own on this machine, under one supervisor.
+
+`launcher`  the command: checks, the lines that people see, the exit code
+`stack`     all processes: order of start and end, the ready file
+`process`   one service's process through its restarts
+`backoff`   how long to wait before a restart        `ports`  free ports, and one after another
+`options`   the command line                         `tail`   the last thing a log says
+
+Imports go down only: launcher → stack → process → backoff, tail; launcher → options, ports.
+"""

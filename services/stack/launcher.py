@@ -1,0 +1,148 @@
+"""The command `python -m services`: checks before the start, lines for people, the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from libs.serving.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_FENCED
+from services.stack.options import StackOptions, parse
+from services.stack.ports import PortInUse, choose_ports
+from services.stack.stack import PARTS, Stack, StartFailed, programs
+
+_END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the local stack until told to stop; returns the exit code (see `--help`)."""
+    options = parse(argv, len(PARTS))
+    try:
+        _prepare_folders(options)
+        ports = choose_ports(options.ports, [part.name for part in PARTS])
+    except PortInUse as error:
+        tell(f"{error}: stop what listens there, or give other --ports")
+        return EXIT_FAILED
+    except OSError as error:
+        tell(f"cannot write to {error.filename}: {error.strerror}")
+        return EXIT_FAILED
+    lock = _warn_of_other_launcher(options.data)
+    try:
+        what = programs(options.root, ports, options.logs, environ)
+        stack = Stack(PARTS, what, options.root, options.ready_file, tell)
+        return asyncio.run(_serve(stack, options))
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def tell(line: str) -> None:
+    """Say something to people, on stderr."""
+    with suppress(OSError):  # Nobody listens any more; the services go on all the same.
+        print(f"slatemq: {line}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+async def _serve(stack: Stack, options: StackOptions) -> int:
+    asked, hurry = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def received() -> None:
+        (hurry if asked.is_set() else asked).set()
+
+    for number in _END_SIGNALS:
+        loop.add_signal_handler(number, received)
+    try:
+        code = await _until_end(stack, options, asked)
+    finally:
+        clean = await stack.stop(hurry)
+    return code if clean or code != EXIT_CLEAN else EXIT_FAILED
+
+
+async def _until_end(stack: Stack, options: StackOptions, asked: asyncio.Event) -> int:
+    """Start, say so, and wait for what ends it."""
+    signalled = asyncio.create_task(asked.wait())
+    try:
+        starting = asyncio.create_task(stack.start())
+        if await _cut_short(starting, signalled):
+            return EXIT_CLEAN
+        try:
+            starting.result()
+        except StartFailed as failure:
+            tell(f"{failure}{_where(options)}")
+            return failure.code
+        _say_serving(stack, options)
+        replaced = asyncio.create_task(stack.wait_without_owners())
+        if await _cut_short(replaced, signalled):
+            return EXIT_CLEAN
+        replaced.result()
+        tell("no service that owns data is left: stopping")
+        return EXIT_FENCED if stack.replaced else EXIT_FAILED
+    finally:
+        signalled.cancel()
+
+
+async def _cut_short(work: asyncio.Task[None], signalled: asyncio.Task[Any]) -> bool:
+    """Wait for the work; a signal ends it before its time, and that is what this tells."""
+    await asyncio.wait([work, signalled], return_when=asyncio.FIRST_COMPLETED)
+    if work.done():
+        return False
+    work.cancel()
+    await asyncio.wait([work])
+    return True
+
+
+def _say_serving(stack: Stack, options: StackOptions) -> None:
+    (_, first), *others = stack.endpoints.items()
+    also = ", ".join(f"{name} {address}" for name, address in others)
+    line = f"SlateMQ is serving: connect to {first} ({also}); data in {options.root}"
+    with suppress(OSError):
+        print(line + _where(options), flush=True)  # noqa: T201
+
+
+def _where(options: StackOptions) -> str:
+    return f"; logs in {options.logs}" if options.logs is not None else ""
+
+
+def _prepare_folders(options: StackOptions) -> None:
+    """Make the folders, and find out now whether they can be written."""
+    for folder in {options.data, options.logs} - {None}:
+        assert folder is not None
+        folder.mkdir(parents=True, exist_ok=True)
+        _try_writing(folder)
+    if options.ready_file is not None:
+        _try_writing(options.ready_file.resolve().parent)
+        # Whoever waits for it must not find that of an earlier run.
+        options.ready_file.unlink(missing_ok=True)
+
+
+def _try_writing(folder: Path) -> None:
+    probe = folder / f".write-probe-{os.getpid()}"
+    probe.touch()
+    probe.unlink()
+
+
+def _warn_of_other_launcher(data: Path | None) -> TextIO | None:
+    """Hold the folder's lock. Another's is no error: taking over its data is a thing to want."""
+    if data is None:
+        return None
+    lock = (data / "launcher.lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        other = lock.read().strip()
+        tell(
+            f"warning: another stack (process {other}) runs on {data}; it loses that data to "
+            "this one: its services will be fenced and stop"
+        )
+    else:
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+    return lock

@@ -1,0 +1,101 @@
+"""The command line of `python -m services`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PORT_MAX = 65_535
+
+DESCRIPTION = """\
+Runs all of SlateMQ on this machine: ingest, router and broker, each as a process of its own on
+loopback. Prints one line on stdout once all of them serve; everything else goes to stderr and into
+the logs. A service that dies is started again on its port; one that was fenced, because another
+process owns its data now, is not, and when no owner of data is left the stack ends.
+SIGTERM or Ctrl-C drains and stops everything; a second one hurries."""
+
+EPILOG = """\
+examples:
+  python -m services --data data                     a folder, free ports
+  python -m services --data data --ports 7420        ingest 7420, router 7421, broker 7422
+  python -m services --store 's3://bucket/slatemq?region=eu-central-1'
+
+Clients need one address, any service's; they find the rest by themselves. Settings of the
+services come from the environment (SLATEMQ_…): see `python -m services.broker --help` and so on.
+
+exit codes: 0 stopped when asked to, 1 could not start or did not stop cleanly, 2 wrong usage,
+77 fenced: another stack runs on this data now"""
+
+
+@dataclass(frozen=True)
+class StackOptions:
+    """What to run.
+
+    Attributes:
+        root: URL of the object store folder that holds all data, as the services take it.
+        data: The same as a folder, when it is one.
+        logs: Folder for a log file per service; None sends all logs to stderr.
+        ports: The first service's port, the others follow; None takes free ones.
+        ready_file: Where to write the endpoints as JSON once all serve; None writes none.
+    """
+
+    root: str
+    data: Path | None
+    logs: Path | None
+    ports: int | None
+    ready_file: Path | None
+
+
+def parse(argv: Sequence[str], services_count: int) -> StackOptions:
+    """Read the command line.
+
+    Raises:
+        SystemExit: 0 after `--help`, 2 with a message on stderr when it is wrong.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m services",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument(
+        "--data", metavar="DIR", type=Path, help="folder for all data; made if absent"
+    )
+    place.add_argument(
+        "--store", metavar="URL", help="object store for all data: s3://, gs://, az:// or file://"
+    )
+    parser.add_argument(
+        "--ports",
+        metavar="BASE",
+        type=int,
+        help="port of the first service, the others follow; free ports when not given",
+    )
+    parser.add_argument(
+        "--ready-file",
+        metavar="F",
+        type=Path,
+        help="file to write the endpoints to, as JSON, once all serve; removed at the end",
+    )
+    parser.add_argument(
+        "--logs",
+        metavar="DIR",
+        type=Path,
+        help="folder for one log file per service; DIR/logs with --data, stderr with --store",
+    )
+    given = parser.parse_args(argv)
+    if given.ports is not None and not 1 <= given.ports <= PORT_MAX - services_count + 1:
+        parser.error(f"--ports must be from 1 to {PORT_MAX - services_count + 1}")
+    if given.store is not None and given.store.startswith("memory:"):
+        parser.error("--store memory:// is one process's own: services would not see each other")
+    data = given.data.resolve() if given.data is not None else None
+    logs = given.logs or (data / "logs" if data is not None else None)
+    return StackOptions(
+        root=data.as_uri() if data is not None else given.store,
+        data=data,
+        logs=logs.resolve() if logs is not None else None,
+        ports=given.ports,
+        ready_file=given.ready_file,
+    )

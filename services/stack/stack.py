@@ -1,0 +1,191 @@
+"""All processes of the local stack: their order of start and end, and the ready file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from libs.serving.exits import EXIT_FENCED
+from services.stack.ports import HOST
+from services.stack.process import Program, Supervised, environment_of_services
+
+
+@dataclass(frozen=True)
+class Part:
+    """One service of the stack.
+
+    Attributes:
+        name: `python -m services.<name>` runs it.
+        owns_data: Whether it writes a database, and so can be fenced.
+        after: Services that must serve before it is started first.
+    """
+
+    name: str
+    owns_data: bool
+    after: Sequence[str] = ()
+
+
+PARTS = (
+    Part("ingest", owns_data=True),
+    # Others look up where the owners are: after a change of ports the old address is wrong.
+    Part("router", owns_data=False, after=("ingest", "broker")),
+    Part("broker", owns_data=True),
+)
+"""In the order of their ports."""
+
+STOP_ORDER = ("router", "broker", "ingest")
+"""Who asks goes before who answers: the broker reads payloads from ingest while it drains."""
+
+STOP_GRACE_SECONDS = 15.0
+"""More than the services' own drain time of 10 s."""
+
+START_SECONDS = 60.0
+"""How long all of it may take to serve, restarts included, before the start counts as failed."""
+
+
+def programs(
+    root: str, ports: Mapping[str, int], logs: Path | None, environ: Mapping[str, str]
+) -> list[Program]:
+    """What to run for each part."""
+    return [
+        Program(
+            name=part.name,
+            command=[
+                *(sys.executable, "-m", f"services.{part.name}"),
+                *("--root", root),
+                *("--host", HOST, "--port", str(ports[part.name])),
+                *("--parent-pid", str(os.getpid())),
+            ],
+            address=f"{HOST}:{ports[part.name]}",
+            environ=environment_of_services(environ),
+            log=logs / f"{part.name}.log" if logs is not None else None,
+        )
+        for part in PARTS
+    ]
+
+
+class StartFailed(Exception):
+    """The stack does not serve. `code` is the exit code that fits."""
+
+    def __init__(self, message: str, code: int) -> None:
+        """Say why."""
+        super().__init__(message)
+        self.code = code
+
+
+class Stack:
+    """The processes of one local stack."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        what: Sequence[Program],
+        root: str,
+        ready_file: Path | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Prepare; `tell` gets what people should know."""
+        self._parts = parts
+        self._root = root
+        self._ready_file = ready_file
+        self._tell = tell
+        self._started = False
+        self._members = {
+            program.name: Supervised(program, tell, self._on_serving) for program in what
+        }
+        self._runs: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """`host:port` by service."""
+        return {name: member.address for name, member in self._members.items()}
+
+    async def start(self) -> None:
+        """Start everything and wait until all of it serves; then the ready file is written.
+
+        Raises:
+            StartFailed: A service may not be started again, or it took too long.
+        """
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._start_all()
+        except TimeoutError:
+            late = [name for name, m in self._members.items() if not m.serving.is_set()]
+            raise StartFailed(
+                f"not serving after {START_SECONDS:g} s: {', '.join(late)}", 1
+            ) from None
+        self._started = True
+        self._write_ready_file()
+
+    async def _start_all(self) -> None:
+        for stage in (False, True):
+            starting = [part.name for part in self._parts if bool(part.after) is stage]
+            for name in starting:
+                self._runs[name] = self._members[name].start()
+            await asyncio.gather(*(self._until_serving(name) for name in starting))
+
+    async def _until_serving(self, name: str) -> None:
+        member, run = self._members[name], self._runs[name]
+        serving = asyncio.ensure_future(member.serving.wait())
+        try:
+            await asyncio.wait([serving, run], return_when="FIRST_COMPLETED")
+        finally:
+            serving.cancel()
+        if run.done():
+            run.result()
+            raise StartFailed(f"{name} cannot run", member.refused or 1)
+
+    async def wait_without_owners(self) -> None:
+        """Return once every owner of data was refused: this stack has nothing to serve any more.
+
+        Raises what a run raised, which only a fault of ours can do.
+        """
+        owners = [self._runs[part.name] for part in self._parts if part.owns_data]
+        # Not gather: cancelling this wait must not cancel what it waits for.
+        await asyncio.wait(owners)
+        for run in owners:
+            run.result()
+
+    async def stop(self, hurry: asyncio.Event) -> bool:
+        """Drain and end everything, in order. Returns whether all ended by themselves."""
+        if self._ready_file is not None:
+            self._ready_file.unlink(missing_ok=True)
+        clean = True
+        for name in sorted(self._members, key=_stop_place):
+            clean &= await self._members[name].stop(STOP_GRACE_SECONDS, hurry)
+        await asyncio.gather(*self._runs.values(), return_exceptions=True)
+        return clean
+
+    @property
+    def replaced(self) -> bool:
+        """Whether every owner of data was fenced."""
+        owners = [self._members[part.name] for part in self._parts if part.owns_data]
+        return all(member.refused == EXIT_FENCED for member in owners)
+
+    def _on_serving(self) -> None:
+        # Process IDs are new after a restart.
+        if self._started:
+            self._write_ready_file()
+
+    def _write_ready_file(self) -> None:
+        if self._ready_file is None:
+            return
+        told = {
+            "endpoint": next(iter(self.endpoints.values())),
+            "endpoints": self.endpoints,
+            "pids": {"launcher": os.getpid()}
+            | {name: member.pid for name, member in self._members.items()},
+            "root": self._root,
+        }
+        whole = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")
+        whole.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        whole.replace(self._ready_file)
+
+
+def _stop_place(name: str) -> int:
+    return STOP_ORDER.index(name) if name in STOP_ORDER else -1
