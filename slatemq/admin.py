@@ -1,0 +1,263 @@
+"""Queues, explanations and the state of the instance: the calls of people and tools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
+
+import grpc
+
+from slatemq.errors import AlreadyExists, InvalidArgument, NotFound, SlateMQError, Unavailable
+from slatemq.models import (
+    DeletedQueue,
+    Explanation,
+    Queue,
+    RouteStatus,
+    ServiceStatus,
+    Status,
+    Time,
+    milliseconds,
+    queue_of,
+    time_ms,
+    whole_seconds,
+)
+from slatemq.peers import ATTEMPT_S, Peers, errors_translated
+from slatemq.rpc_status import from_rpc_error
+from slatemq.v1 import queue_pb2, queue_pb2_grpc, router_pb2, router_pb2_grpc
+
+HEALTH_METHOD = "/grpc.health.v1.Health/Check"
+SERVING = b"\x08\x01"
+"""HealthCheckResponse with status SERVING, whole: no package is needed for one byte."""
+
+STATUS_S = 3.0
+"""How long `status` waits for a process."""
+
+
+class Unchanged:
+    """Stands for a setting that an update leaves as it is."""
+
+
+UNCHANGED = Unchanged()
+
+
+class Admin:
+    """Calls on QueueService and RouterService."""
+
+    def __init__(self, peers: Peers) -> None:
+        """Call through these peers."""
+        self._peers = peers
+
+    async def create_queue(self, queue_id: str, **settings: Any) -> Queue:
+        """See Client.create_queue."""
+        wire = queue_pb2.Queue(queue_id=queue_id)
+        _fill(wire, {name: value for name, value in settings.items() if value is not None})
+        tries = 0
+
+        async def attempt(timeout: float) -> Queue:
+            nonlocal tries
+            shards = await self._peers.broker_shards()
+            # The lowest shard, until queues are spread by more than chance.
+            stub = await self._stub(shards[0] if shards else 0)
+            tries += 1
+            request = queue_pb2.CreateQueueRequest(queue=wire)
+            return queue_of((await stub.CreateQueue(request, timeout=timeout)).queue)
+
+        try:
+            return await self._peers.call(attempt)
+        except AlreadyExists:
+            # The first try may have made it, and its answer got lost.
+            if tries > 1 and _is_as_asked(found := await self.get_queue(queue_id), wire):
+                return found
+            raise
+
+    async def get_queue(self, queue_id: str) -> Queue:
+        """See Client.get_queue."""
+
+        async def attempt(timeout: float) -> Queue:
+            stub = await self._stub(await self._peers.broker_of(queue_id))
+            request = queue_pb2.GetQueueRequest(queue_id=queue_id)
+            return queue_of((await stub.GetQueue(request, timeout=timeout)).queue)
+
+        return await self._peers.call(attempt)
+
+    async def list_queues(self, prefix: str = "") -> AsyncIterator[Queue]:
+        """See Client.list_queues."""
+        for shard in await self._peers.broker_shards():
+            token = ""
+            while True:
+                page = await self._page(shard, prefix, token)
+                for queue in page.queues:
+                    yield queue_of(queue)
+                token = page.next_page_token
+                if not token:
+                    break
+
+    async def _page(self, shard: int, prefix: str, token: str) -> queue_pb2.ListQueuesResponse:
+        request = queue_pb2.ListQueuesRequest(page_size=1000, page_token=token, prefix=prefix)
+
+        async def attempt(timeout: float) -> queue_pb2.ListQueuesResponse:
+            stub = await self._stub(shard)
+            answer: queue_pb2.ListQueuesResponse = await stub.ListQueues(request, timeout=timeout)
+            return answer
+
+        return await self._peers.call(attempt)
+
+    async def update_queue(self, queue_id: str, etag: str, **settings: Any) -> Queue:
+        """See Client.update_queue."""
+        wire = queue_pb2.Queue(queue_id=queue_id, etag=etag)
+        changes = {
+            name: value for name, value in settings.items() if not isinstance(value, Unchanged)
+        }
+        if not changes:
+            raise InvalidArgument("update_mask", "name at least one setting to change")
+        _fill(wire, {name: value for name, value in changes.items() if value is not None})
+        request = queue_pb2.UpdateQueueRequest(queue=wire)
+        request.update_mask.paths.extend(_FIELDS.get(name, name) for name in changes)
+
+        async def attempt(timeout: float) -> Queue:
+            stub = await self._stub(await self._peers.broker_of(queue_id))
+            return queue_of((await stub.UpdateQueue(request, timeout=timeout)).queue)
+
+        # With an etag a repeat would be refused for the change that the first try made.
+        return await self._peers.call(attempt, repeat_unknown=not etag)
+
+    async def delete_queue(self, queue_id: str, etag: str) -> None:
+        """See Client.delete_queue."""
+        request = queue_pb2.DeleteQueueRequest(queue_id=queue_id, etag=etag)
+
+        tries = 0
+
+        async def attempt(timeout: float) -> None:
+            nonlocal tries
+            stub = await self._stub(await self._peers.broker_of(queue_id))
+            tries += 1
+            await stub.DeleteQueue(request, timeout=timeout)
+
+        try:
+            await self._peers.call(attempt)
+        except NotFound:
+            if tries < 2:
+                raise
+            # The first try deleted it, and its answer got lost.
+        finally:
+            self._peers.moved(queue_id)
+
+    async def watch_queues(self, shard: int) -> AsyncIterator[Queue | DeletedQueue]:
+        """See Client.watch_queues."""
+        stub = await self._stub(shard)
+        call = stub.WatchQueues(queue_pb2.WatchQueuesRequest())
+        try:
+            with errors_translated():
+                async for answer in call:
+                    for change in answer.changes:
+                        if change.HasField("queue"):
+                            yield queue_of(change.queue)
+                        else:
+                            yield DeletedQueue(change.deleted_queue_id)
+        finally:
+            call.cancel()
+
+    async def _stub(self, shard: int) -> Any:
+        return queue_pb2_grpc.QueueServiceStub(await self._peers.broker(shard))
+
+    async def explain(
+        self,
+        headers: Mapping[str, str],
+        created_at: Time | None,
+        received_at: Time | None,
+        payload_bytes: int,
+        queue_ids: Iterable[str],
+    ) -> list[Explanation]:
+        """See Client.explain."""
+        request = router_pb2.ExplainRequest(
+            headers=headers, payload_bytes=payload_bytes, queue_ids=queue_ids
+        )
+        if created_at is not None:
+            request.created_at_ms = time_ms(created_at)
+        if received_at is not None:
+            request.received_at_ms = time_ms(received_at)
+
+        async def attempt(timeout: float) -> list[Explanation]:
+            stub: Any = router_pb2_grpc.RouterServiceStub(await self._peers.router())
+            answer = await stub.Explain(request, timeout=timeout)
+            return [
+                Explanation(told.queue_id, told.matched, told.priority, told.reason)
+                for told in answer.queues
+            ]
+
+        return await self._peers.call(attempt)
+
+    async def status(self) -> Status:
+        """See Client.status."""
+        self._peers.forget()
+        topology = await self._peers.topology()
+        asked = [
+            (service, shard, address)
+            for service, addresses in (
+                ("ingest", topology.ingests),
+                ("router", topology.routers),
+                ("broker", topology.brokers),
+            )
+            for shard, address in sorted(addresses.items())
+        ]
+        services = await asyncio.gather(*(self._health(*one) for one in asked))
+        routes = await self._routes() if any(s.serving for s in services) else []
+        queues: list[Queue] = []
+        if any(s.serving and s.service == "broker" for s in services):
+            try:
+                async with asyncio.timeout(STATUS_S):
+                    queues = [queue async for queue in self.list_queues()]
+            except (SlateMQError, TimeoutError):
+                queues = []  # The list of services says who is away.
+        return Status(list(services), routes, queues)
+
+    async def _health(self, service: str, shard: int, address: str) -> ServiceStatus:
+        check: Any = self._peers.at(address).unary_unary(HEALTH_METHOD)
+        try:
+            answer = await check(b"", timeout=STATUS_S)
+        except grpc.RpcError as error:
+            problem = from_rpc_error(error)
+            return ServiceStatus(service, shard, address, False, problem.message)
+        serving = answer == SERVING
+        return ServiceStatus(service, shard, address, serving, "" if serving else "NOT_SERVING")
+
+    async def _routes(self) -> list[RouteStatus]:
+        try:
+            stub: Any = router_pb2_grpc.RouterServiceStub(await self._peers.router())
+            answer = await stub.GetRoutingStatus(
+                router_pb2.GetRoutingStatusRequest(), timeout=min(STATUS_S, ATTEMPT_S)
+            )
+        except (grpc.RpcError, Unavailable):
+            return []  # As above.
+        return [
+            RouteStatus(
+                route.ingest_shard,
+                route.broker_shard,
+                route.cursor,
+                route.durable_sequence,
+                route.pending_count,
+            )
+            for route in answer.routes
+        ]
+
+
+_FIELDS = {"lease": "lease_ms", "max_lease": "max_lease_ms", "done_retention": "done_retention_s"}
+
+
+def _fill(wire: queue_pb2.Queue, settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        field = _FIELDS.get(name, name)
+        if field.endswith("_ms"):
+            value = milliseconds(value)
+        elif field.endswith("_s"):
+            value = whole_seconds(name, value)
+        try:
+            setattr(wire, field, value)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"queue.{field}", str(error)) from error
+
+
+def _is_as_asked(queue: Queue, wire: queue_pb2.Queue) -> bool:
+    """Whether a queue has every setting that was asked for."""
+    return all(getattr(queue, field.name) == value for field, value in wire.ListFields())

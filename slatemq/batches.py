@@ -1,0 +1,203 @@
+"""Claiming: once, or batch after batch with the next claim under way while one is worked on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from slatemq.consumer import CLOSE_S, Wish
+from slatemq.delivered import Batch, Origin, Received
+from slatemq.errors import Internal, InvalidArgument, NotFound, SlateMQError
+from slatemq.finishing import Nack
+from slatemq.keeping import LeaseKeeper
+from slatemq.models import Span, milliseconds, seconds
+from slatemq.peers import ATTEMPT_S, Peers
+from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+WAIT_S_MAX = 60.0
+"""The longest single long poll that the server takes."""
+
+BATCH_WAIT_S = 20.0
+"""Of one long poll of a batch consumer: a peer that is gone is noticed after that."""
+
+
+async def claim(
+    peers: Peers, request: consumer_pb2.ClaimRequest, call_s: float
+) -> list[consumer_pb2.ClaimedMessage]:
+    """One claim; repeated while the broker is away, for `call_s` on top of its wait."""
+    wait_s = request.wait_ms / 1000
+
+    async def attempt(timeout: float) -> list[consumer_pb2.ClaimedMessage]:
+        channel = await peers.broker(await peers.broker_of(request.queue_id))
+        stub: Any = consumer_pb2_grpc.ConsumerServiceStub(channel)
+        return list((await stub.Claim(request, timeout=timeout)).messages)
+
+    # A claim whose answer got lost holds messages until their leases end: that is all the harm.
+    try:
+        return await peers.call(attempt, call_s=call_s, attempt_s=ATTEMPT_S + wait_s, wait_s=wait_s)
+    except NotFound:
+        peers.moved(request.queue_id)
+        raise
+
+
+def claim_request(
+    queue_id: str,
+    max_messages: int,
+    *,
+    wait: Span = 0,
+    lease: Span | None = None,
+    consumer_id: str = "",
+    max_bytes: int = 0,
+) -> consumer_pb2.ClaimRequest:
+    """The request; raises InvalidArgument for a wait that the server does not take."""
+    if seconds(wait) > WAIT_S_MAX:
+        raise InvalidArgument("wait", f"must be at most {WAIT_S_MAX:g} s")
+    try:
+        return consumer_pb2.ClaimRequest(
+            queue_id=queue_id,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            lease_ms=milliseconds(lease) if lease is not None else 0,
+            wait_ms=milliseconds(wait),
+            consumer_id=consumer_id,
+        )
+    except ValueError as error:  # A number that its field cannot hold, or text that is no UTF-8.
+        raise InvalidArgument("", str(error)) from error
+
+
+class BatchConsumer:
+    """Batches of one queue, as an asynchronous iterator and context manager.
+
+    See Client.consume_batches. Several tasks may iterate: each batch goes to one of them.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        origin: Origin,
+        keeper: LeaseKeeper,
+        wish: Wish,
+        on_close: Callable[[BatchConsumer], None],
+    ) -> None:
+        """Made by the client; `wish.prefetch` is the size of a batch."""
+        wish.check()
+        self.queue_id = origin.queue_id
+        self._peers = peers
+        self._origin = origin
+        self._keeper = keeper
+        self._hold_s = seconds(wish.hold)
+        self._request = claim_request(
+            origin.queue_id,
+            wish.prefetch,
+            wait=BATCH_WAIT_S,
+            lease=wish.lease,
+            consumer_id=wish.consumer_id,
+            max_bytes=wish.prefetch_bytes,
+        )
+        self._ready: deque[Batch] = deque()
+        self._changed = asyncio.Condition()
+        self._error: SlateMQError | None = None
+        self._closed = False
+        self._task: asyncio.Task[None] | None = None
+        self._on_close = on_close
+
+    async def __aenter__(self) -> BatchConsumer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __aiter__(self) -> BatchConsumer:
+        return self
+
+    async def __anext__(self) -> Batch:
+        """The next batch, never empty; ends when the consumer is closed. Raises NotFound."""
+        if self._task is None and not self._closed:
+            self._peers.check_home()
+            self._task = asyncio.create_task(self._run())
+        began_ns = time.time_ns()
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._ready or self._error or self._closed)
+                if self._closed:
+                    raise StopAsyncIteration
+                if not self._ready:
+                    assert self._error is not None
+                    raise self._error
+                batch = self._taken(self._ready.popleft())
+                self._changed.notify_all()
+            if batch:
+                break
+        if self._origin.telemetry is not None:
+            wires = [message._wire for message in batch]
+            self._origin.telemetry.received(self.queue_id, began_ns, wires)
+        return batch
+
+    def _taken(self, batch: Batch) -> Batch:
+        """Without the messages whose leases were lost while they waited."""
+        messages = [message for message in batch if not message.lost]
+        for message in messages:
+            assert message._lease is not None
+            message._lease.buffered = False
+        return Batch(messages, self._origin)
+
+    def put_back(self, batch: Batch) -> None:
+        """For a caller that was interrupted while it took the batch: it is the next again."""
+        self._ready.appendleft(batch)
+
+    async def close(self) -> None:
+        """Stops, and gives back the batch that nobody has begun with, without an attempt counted.
+
+        A broker that does not answer is waited for 5 s at most.
+        """
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()  # The broker takes back what it claims for a caller that left.
+            await asyncio.wait([self._task])
+        async with self._changed:
+            self._changed.notify_all()
+        messages = [message for batch in self._ready for message in batch if not message.lost]
+        self._ready.clear()
+        tokens = [message.lease_token for message in messages]
+        self._keeper.drop_all(tokens)
+        self._on_close(self)
+        if not tokens:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                items = [Nack(token, release=True) for token in tokens]
+                await self._origin.finisher.nack_many(items)
+        except (SlateMQError, TimeoutError) as error:
+            log.warning("%d messages could not be given back: %r", len(tokens), error)
+
+    async def _run(self) -> None:
+        """Claims whenever nothing waits to be taken."""
+        try:
+            await self._claim_on()
+        except SlateMQError as error:
+            self._error = error
+        except Exception as error:
+            log.exception("claiming from %s ended by a fault", self.queue_id)
+            self._error = Internal(f"a fault of the client: {error!r}")
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _claim_on(self) -> None:
+        while True:
+            wires = await claim(self._peers, self._request, float("inf"))
+            if not wires:
+                continue
+            messages = []
+            for wire in wires:
+                lease = self._keeper.hold(wire.lease_token, wire.lease_ms, self._hold_s)
+                messages.append(Received(wire, self._origin, lease))
+            self._ready.append(Batch(messages, self._origin))
+            async with self._changed:
+                self._changed.notify_all()
+                await self._changed.wait_for(lambda: not self._ready)

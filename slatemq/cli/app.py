@@ -1,0 +1,172 @@
+"""The root command, and the way every command ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+import click
+
+from slatemq import __version__
+from slatemq.cli import claiming, consuming, inspecting, publishing, queues, textqueue
+from slatemq.cli.failures import (
+    EXIT_DONE,
+    EXIT_REFUSED,
+    EXIT_SIGNALLED,
+    EXIT_USAGE,
+    BadInput,
+    Interrupted,
+    ReaderGone,
+    error_fields,
+    exit_code,
+    sentence,
+)
+from slatemq.cli.output import note
+from slatemq.cli.session import Session, session_options
+from slatemq.errors import SlateMQError
+
+EPILOG = """\
+\b
+A first round, with a local stack running (`make up`):
+  slatemq queue create greetings
+  slatemq publish --to greetings 'hello, world'
+  slatemq claim greetings
+  slatemq ack LEASE            the lease that claim printed
+  slatemq status
+
+\b
+Whole files, and programs as consumers:
+  slatemq queue create eu --filter 'headers["region"] == "eu"'
+  slatemq publish --jsonl events.jsonl --headers-from /type,/region
+  slatemq consume eu --exec ./work.sh --concurrency 4
+
+\b
+Durations are written 500ms, 30s, 2h, 7d, 1h30m. Results go to stdout, all
+else to stderr; --json, before or after the command, makes results JSON, one
+object per line, with IDs as text. `slatemq COMMAND --help` has examples.
+
+\b
+Exit codes: 0 done, 1 refused by the server, 2 wrong usage or input,
+3 unreachable, 130 after Ctrl-C.
+"""
+
+
+class _Root(click.Group):
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # Click would end with 1, which is what a refusal ends with.
+            raise ReaderGone from None
+
+
+@click.group(
+    cls=_Root,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=EPILOG,
+    no_args_is_help=True,
+)
+@click.version_option(__version__, prog_name="slatemq")
+@session_options
+def slatemq() -> None:
+    """Work with SlateMQ: durable queues on an object store."""
+
+
+for command in (
+    queues.queue,
+    publishing.publish,
+    claiming.claim,
+    claiming.ack,
+    claiming.nack,
+    claiming.extend,
+    consuming.consume,
+    inspecting.explain,
+    inspecting.status,
+    textqueue.tq,
+):
+    slatemq.add_command(command)
+
+
+def main() -> NoReturn:
+    """The entry point: runs the command line of this process, and ends it."""
+    logging.basicConfig(level=logging.WARNING, format="slatemq: %(message)s")
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal cannot show is no reason to fail.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    code = invoke(sys.argv[1:])
+    with suppress(OSError):
+        sys.stdout.flush()
+    with suppress(OSError):
+        sys.stderr.flush()
+    sys.exit(code)
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Runs one command line; gives the exit code. What went wrong is on stderr."""
+    session = Session()
+    try:
+        code = _run(arguments, session)
+    finally:
+        try:
+            for tell in session.at_end:
+                tell()
+            sys.stdout.flush()
+        except (ReaderGone, BrokenPipeError):
+            _silence()
+    return code
+
+
+def _run(arguments: Sequence[str], session: Session) -> int:
+    try:
+        slatemq.main(list(arguments), prog_name="slatemq", obj=session, standalone_mode=False)
+        sys.stdout.flush()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else EXIT_REFUSED
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return EXIT_USAGE
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except click.UsageError as error:
+        error.show()
+        return EXIT_USAGE
+    except BadInput as error:
+        note(str(error))
+        return EXIT_USAGE
+    except click.Abort:
+        note("nothing was done")
+        return EXIT_SIGNALLED + signal.SIGINT
+    except Interrupted as error:
+        return EXIT_SIGNALLED + error.number
+    except KeyboardInterrupt:
+        return EXIT_SIGNALLED + signal.SIGINT
+    except SlateMQError as error:
+        _tell(error, session.json)
+        return exit_code(error)
+    except (ReaderGone, BrokenPipeError):
+        _silence()
+        return EXIT_SIGNALLED + signal.SIGPIPE
+    except OSError as error:
+        note(f"{error.filename or 'input or output'}: {error.strerror or error}")
+        return EXIT_USAGE
+    return EXIT_DONE
+
+
+def _tell(error: SlateMQError, as_json: bool) -> None:
+    with suppress(BrokenPipeError):
+        if as_json:
+            print(json.dumps({"error": error_fields(error)}), file=sys.stderr)
+        else:
+            note(sentence(error))
+
+
+def _silence() -> None:
+    """Whoever read the output is gone: what is left in buffers must not fail again at the exit."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

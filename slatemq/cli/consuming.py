@@ -1,0 +1,369 @@
+"""`slatemq consume`: messages as they come, to a program or to stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+import click
+
+from slatemq.cli.claiming import message_fields
+from slatemq.cli.output import json_line, note, write_bytes
+from slatemq.cli.parameters import DURATION, WORDS
+from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.threads import in_thread
+from slatemq.consumer import Consumer, Outage, Received
+from slatemq.errors import FailedPrecondition, NotFound, SlateMQError, Unavailable
+
+HEADERS_BYTES_MAX = 100_000
+"""Of SLATEMQ_HEADERS: systems refuse a program whose environment has longer values (Linux: 128
+KiB)."""
+
+KILL_SECONDS = 5.0
+"""How long a program may take to end when it is told to."""
+
+LOOK_S = 0.25
+"""How often a consumer without messages looks whether the broker is there."""
+
+PRINTED_MAX = 1000
+"""Messages prefetched for printing, and messages printed whose acks are under way."""
+
+EPILOG = """\
+\b
+Examples:
+  slatemq consume orders --exec ./handle-order.sh
+  slatemq consume orders --concurrency 8 --exec 'curl -fsS --data-binary @- localhost:8080/in'
+  slatemq consume orders --wait 10s > orders.jsonl
+  slatemq consume orders --max 100 --json
+
+\b
+--exec runs CMD by the shell for each message, with the payload on stdin:
+exit status 0 acks it, any other gives it back for another attempt. Its
+environment has SLATEMQ_MESSAGE_ID, SLATEMQ_QUEUE, SLATEMQ_ATTEMPTS (1 the
+first time) and SLATEMQ_HEADERS (a JSON object; left out when it has more
+than 100,000 bytes).
+
+\b
+Without --exec each payload is written to stdout as it is, with a newline
+after it, and acked once it is written. --json writes the message as claim
+does; with --exec, it writes what became of each message.
+
+\b
+Leases are kept alive while a message is in work. Ctrl-C ends it: messages in
+work go back, and no attempt is counted. When the broker is away for longer
+than --timeout, and nothing is in work, the command ends with exit code 3.
+"""
+
+
+@dataclass
+class _Tally:
+    acked: int = 0
+    nacked: int = 0
+    lost: int = 0
+
+
+@click.command("consume", epilog=EPILOG)
+@click.argument("queue", type=WORDS)
+@click.option(
+    "--exec", "program", metavar="CMD", help="Run this for each message, payload on stdin."
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 10_000),
+    default=1,
+    metavar="N",
+    help="Programs at once.  [default: 1]",
+)
+@click.option(
+    "--max", "most", type=click.IntRange(min=1), metavar="N", help="Stop after so many messages."
+)
+@click.option(
+    "--wait",
+    type=DURATION,
+    help="Stop after so long without a message, outages aside.  [default: never]",
+)
+@click.option(
+    "--lease",
+    type=DURATION,
+    help="How long a lease runs unless it is kept alive.  [default: the queue's]",
+)
+@click.option(
+    "--consumer", type=WORDS, default="", metavar="ID", help="Who claims, for the records."
+)
+@session_options
+@pass_session
+def consume(
+    session: Session,
+    queue: str,
+    program: str | None,
+    concurrency: int,
+    most: int | None,
+    wait: timedelta | None,
+    lease: timedelta | None,
+    consumer: str,
+) -> None:
+    """Take messages of QUEUE as they come, and ack them when they are worked on."""
+    if program is None and concurrency != 1:
+        raise click.UsageError("--concurrency goes with --exec")
+    if program is not None and not program.strip():
+        raise click.UsageError("--exec: give a command")
+    tally = _Tally()
+
+    async def work() -> None:
+        prefetch = PRINTED_MAX if program is None else concurrency
+        async with (
+            session.connect() as client,
+            client.consume(
+                queue,
+                prefetch=min(prefetch, most or prefetch),
+                lease=lease,
+                consumer_id=consumer,
+            ) as messages,
+        ):
+            worker = (
+                _Printer(session, tally)
+                if program is None
+                else _Executor(session, tally, program, queue)
+            )
+            slots = PRINTED_MAX if program is None else concurrency
+            give_up_s = session.timeout.total_seconds()
+            await _Pump(messages, worker, slots, most, wait, give_up_s).run()
+
+    try:
+        run(work())
+    finally:
+        if program is not None or tally.lost:
+            note(f"{tally.acked} acked, {tally.nacked} nacked, {tally.lost} lost their lease")
+
+
+class _Worker:
+    """What is done with a message."""
+
+    def __init__(self, session: Session, tally: _Tally) -> None:
+        self.session = session
+        self.tally = tally
+
+    async def take(self, message: Received) -> None:
+        """Comes first, in order, one message at a time."""
+
+    async def finish(self, message: Received) -> None:
+        """Comes then, for several messages at once."""
+
+    async def ack(self, message: Received) -> bool:
+        try:
+            await message.ack()
+        except (FailedPrecondition, NotFound) as error:
+            self.lost(message, error)
+            return False
+        self.tally.acked += 1
+        return True
+
+    def lost(self, message: Received, error: FailedPrecondition | NotFound) -> None:
+        self.tally.lost += 1
+        note(f"message {message.message_id} may come again: {error.message}")
+
+
+class _Printer(_Worker):
+    async def take(self, message: Received) -> None:
+        if self.session.json:
+            content = json_line(message_fields(message))
+        else:
+            content = message.payload + b"\n"
+        await in_thread(lambda: write_bytes(content))
+
+    async def finish(self, message: Received) -> None:
+        await self.ack(message)
+
+
+class _Executor(_Worker):
+    def __init__(self, session: Session, tally: _Tally, program: str, queue: str) -> None:
+        super().__init__(session, tally)
+        self._program = program
+        self._queue = queue
+
+    async def finish(self, message: Received) -> None:
+        status, why = await self._execute(message)
+        if status == 0:
+            result = "acked" if await self.ack(message) else "lost"
+        else:
+            result = "nacked" if await self._nack(message, why) else "lost"
+        if self.session.json:
+            fields = {
+                "message_id": str(message.message_id),
+                "attempts_count": message.attempts_count,
+                "result": result,
+                "exit_status": status,
+            }
+            await in_thread(lambda: write_bytes(json_line(fields)))
+
+    async def _nack(self, message: Received, why: str) -> bool:
+        note(f"message {message.message_id}, attempt {message.attempts_count}: {why}")
+        try:
+            await message.nack(why)
+        except (FailedPrecondition, NotFound) as error:
+            self.lost(message, error)
+            return False
+        self.tally.nacked += 1
+        return True
+
+    async def _execute(self, message: Received) -> tuple[int, str]:
+        """The exit status, as shells tell it, and what to say of it."""
+        try:
+            process = await asyncio.create_subprocess_shell(
+                self._program, stdin=PIPE, env=self._environment(message), process_group=0
+            )
+        except OSError as error:
+            return 126, f"the command cannot be run: {error.strerror}"
+        try:
+            await process.communicate(message.payload)
+        except BaseException:
+            await asyncio.shield(_end(process))
+            raise
+        status = process.returncode or 0
+        if status < 0:
+            return 128 - status, f"the command was ended by signal {-status}"
+        return status, f"the command ended with exit status {status}"
+
+    def _environment(self, message: Received) -> dict[str, str]:
+        environment = {
+            **os.environ,
+            "SLATEMQ_MESSAGE_ID": str(message.message_id),
+            "SLATEMQ_QUEUE": self._queue,
+            "SLATEMQ_ATTEMPTS": str(message.attempts_count),
+            "SLATEMQ_HEADERS": json.dumps(dict(message.headers)),
+        }
+        if len(environment["SLATEMQ_HEADERS"]) > HEADERS_BYTES_MAX:
+            del environment["SLATEMQ_HEADERS"]
+        return environment
+
+
+async def _end(process: Process) -> None:
+    """Ends a program with all that it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KILL_SECONDS):
+                await process.wait()
+                return
+
+
+class _Pump:
+    """Takes messages out of a consumer and gives them to a worker, so many at once."""
+
+    def __init__(
+        self,
+        messages: Consumer,
+        worker: _Worker,
+        slots: int,
+        most: int | None,
+        wait: timedelta | None,
+        give_up_s: float,
+    ) -> None:
+        self._give_up_s = give_up_s
+        self._messages = messages
+        self._worker = worker
+        self._slots = slots
+        self._most = most
+        self._wait_s = wait.total_seconds() if wait is not None else None
+        self._running: set[asyncio.Task[None]] = set()
+        self._unfinished: dict[str, Received] = {}
+        self._over = asyncio.Event()
+        self._problem: BaseException | None = None
+
+    async def run(self) -> None:
+        """Until enough has come, or nothing for long enough; raises what a worker raised."""
+        taken = 0
+        try:
+            while self._most is None or taken < self._most:
+                while len(self._running) >= self._slots:
+                    await self._reap()
+                message = await self._next()
+                if message is None:
+                    break
+                taken += 1
+                self._unfinished[message.lease_token] = message
+                await self._worker.take(message)
+                self._start(message)
+            while self._running:
+                await self._reap()
+        except BaseException:
+            await self._give_back()
+            raise
+
+    async def _give_back(self) -> None:
+        """Ends the work; what is not finished is no fault of the messages', and not counted."""
+        # First, or what goes back would come again at once.
+        await self._messages.close()
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(message.release() for message in self._unfinished.values()), return_exceptions=True
+        )
+        for outcome in outcomes:
+            # An ack without an answer can be neither taken back nor told to have failed.
+            if isinstance(outcome, Exception) and not isinstance(outcome, SlateMQError):
+                raise outcome
+
+    async def _next(self) -> Received | None:
+        """The next message; None when none came for long enough, and none is in work.
+
+        Raises why the broker is not reachable, when that is so for too long.
+        """
+        waited_s, looked_at_s = 0.0, time.monotonic()
+        while True:
+            if self._problem is not None:
+                raise self._problem
+            left_s = LOOK_S if self._wait_s is None else max(0.0, self._wait_s - waited_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(LOOK_S, left_s)):
+                    return await anext(self._messages)
+            now_s, outage = time.monotonic(), self._messages.outage
+            if outage is None and not self._running:
+                waited_s += now_s - looked_at_s
+            elif outage is not None:
+                self._check(outage, now_s)
+            if self._wait_s is not None and waited_s >= self._wait_s:
+                return None
+            looked_at_s = now_s
+
+    def _check(self, outage: Outage, now_s: float) -> None:
+        away_s = now_s - outage.since_s
+        # What is in work is not ended for it: its ack will find out whether the broker is back.
+        if away_s >= self._give_up_s and not self._running:
+            raise Unavailable(
+                f"the broker has been away for {away_s:.0f} s: {outage.error.message}",
+                reason=outage.error.reason,
+            ) from outage.error
+
+    def _start(self, message: Received) -> None:
+        task = asyncio.create_task(self._finish(message))
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    async def _finish(self, message: Received) -> None:
+        await self._worker.finish(message)
+        del self._unfinished[message.lease_token]
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            self._problem = self._problem or problem
+        self._over.set()
+
+    async def _reap(self) -> None:
+        """Waits until one more is over; raises what any raised."""
+        if self._problem is None:
+            self._over.clear()
+            await self._over.wait()
+        if self._problem is not None:
+            raise self._problem

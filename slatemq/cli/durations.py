@@ -1,0 +1,52 @@
+"""Spans as people write them: 500ms, 30s, 2h, 7d, 1h30m."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+
+_DURATION = re.compile(
+    r"(?:(?P<d>\d+)d)?(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m(?!s))?(?:(?P<s>\d+)s)?(?:(?P<ms>\d+)ms)?",
+    re.ASCII,
+)
+
+DIGITS_MAX = 15
+"""More digits are a slip, and would not fit where spans are stored."""
+
+DURATION_MS_MAX = 4_294_967_295_000
+"""The longest span that any setting takes: 2^32 - 1 seconds, some 136 years."""
+
+
+def parse_duration(text: str) -> int:
+    """Milliseconds of a duration: numbers with units, the larger units first; or a bare 0.
+
+    Raises ValueError, which says what is wrong.
+    """
+    if text == "0":
+        return 0
+    found = _DURATION.fullmatch(text)
+    if found is None or not text:
+        raise ValueError(
+            f"{text!r} is no duration: write a number and a unit (ms, s, m, h, d), the larger "
+            "units first, e.g. 500ms, 30s, 1h30m, 7d"
+        )
+    parts = {unit: digits for unit, digits in found.groupdict().items() if digits}
+    if any(len(digits) > DIGITS_MAX for digits in parts.values()):
+        raise ValueError(f"{text!r} is too long: at most 136 years")
+    length = sum(int(digits) * _UNITS_MS[unit] for unit, digits in parts.items())
+    if length > DURATION_MS_MAX:
+        raise ValueError(f"{text!r} is too long: at most 136 years")
+    return length
+
+
+def format_duration(length_ms: int) -> str:
+    """The shortest way to write a span so that `parse_duration` reads it back."""
+    if length_ms == 0:
+        return "0"
+    written, left = "", length_ms
+    for unit, size in _UNITS_MS.items():
+        count, left = divmod(left, size)
+        if count:
+            written += f"{count}{unit}"
+    return written

@@ -1,0 +1,139 @@
+"""What options and arguments are made of. A value that cannot be is wrong usage: exit code 2."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import click
+
+from slatemq.cli.durations import parse_duration
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ENDPOINT = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})", re.ASCII)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class _Words(click.ParamType[str]):
+    """Text that can be sent: UTF-8."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                self.fail("must be UTF-8", param, ctx)
+        return value
+
+
+class _Duration(click.ParamType[timedelta]):
+    """A span; gives a timedelta."""
+
+    name = "duration"
+
+    def __init__(self, whole_seconds: bool = False) -> None:
+        self._whole_seconds = whole_seconds
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, timedelta):
+            return value
+        try:
+            length_ms = parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if self._whole_seconds and length_ms % 1000:
+            self.fail(f"{value!r} is kept in whole seconds: leave out the milliseconds", param, ctx)
+        return timedelta(milliseconds=length_ms)
+
+
+class _Time(click.ParamType[int]):
+    """A point in time; gives milliseconds since the Unix epoch."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, int):
+            return value
+        if re.fullmatch(r"\d{1,18}", value, re.ASCII):
+            return int(value)
+        try:
+            time = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(
+                f"{value!r} is no time: write 2026-11-21T08:30:00Z, or milliseconds since 1970",
+                param,
+                ctx,
+            )
+        if time.tzinfo is None:
+            self.fail(f"{value!r} has no time zone: add Z for UTC, or e.g. +01:00", param, ctx)
+        since = (time - _EPOCH) // timedelta(milliseconds=1)
+        if since < 0:
+            self.fail(f"{value!r} is before 1970", param, ctx)
+        return since
+
+
+class _Header(click.ParamType[tuple[str, str]]):
+    """`key=value`; gives the pair. The value may have further `=`, and may be empty."""
+
+    name = "k=v"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, tuple):
+            return value
+        text = WORDS.convert(value, param, ctx)
+        key, equals, content = text.partition("=")
+        if not equals or not key:
+            self.fail(f"{text!r} is no header: write key=value", param, ctx)
+        return key, content
+
+
+class _Endpoint(click.ParamType[str]):
+    """`host:port`."""
+
+    name = "host:port"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        found = _ENDPOINT.fullmatch(value)
+        if found is None or not 1 <= int(found["port"]) <= 65_535:
+            self.fail(f"{value!r} is no address: write host:port, e.g. 127.0.0.1:7420", param, ctx)
+        return value
+
+
+WORDS = _Words()
+DURATION = _Duration()
+SECONDS = _Duration(whole_seconds=True)
+TIME = _Time()
+HEADER = _Header()
+ENDPOINT = _Endpoint()
+
+
+def header_option(what: str) -> Callable[[F], F]:
+    """`--header k=v`, any number of times, and `--to QUEUE`, which is one of them."""
+
+    def add(function: F) -> F:
+        function = click.option(
+            "--header", "pairs", type=HEADER, multiple=True, help=f"A header of {what}; repeatable."
+        )(function)
+        return click.option(
+            "--to", type=WORDS, metavar="QUEUE", help="The same as --header queue=QUEUE."
+        )(function)
+
+    return add
+
+
+def headers_of(to: str | None, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The headers given on the command line; one given twice is wrong usage."""
+    headers: dict[str, str] = {}
+    named = [("queue", to)] if to is not None else []
+    for key, value in [*named, *pairs]:
+        if key in headers:
+            also = " (--to sets it)" if key == "queue" and to is not None else ""
+            raise click.UsageError(f"the header {key!r} is given twice{also}")
+        headers[key] = value
+    return headers

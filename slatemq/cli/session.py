@@ -1,0 +1,123 @@
+"""What all commands share: where the server is, what form the output has, the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import click
+
+from slatemq.cli.failures import Interrupted
+from slatemq.cli.parameters import DURATION, ENDPOINT
+from slatemq.client import Client, connect
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_ENDPOINT = "127.0.0.1:7420"
+"""Where `make up` and docker-compose have the first service."""
+
+ENDPOINT_VARIABLE = "SLATEMQ_ENDPOINT"
+
+DEFAULT_TIMEOUT = timedelta(seconds=30)
+
+
+@dataclass
+class Session:
+    """The options that every command takes, given before or after its name.
+
+    Attributes:
+        at_end: What a command that fails still has to say, after the error is told.
+    """
+
+    endpoint: str | None = None
+    json: bool = False
+    timeout: timedelta = DEFAULT_TIMEOUT
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+
+    def connect(self) -> Client:
+        """A client of the server; entering it raises Unavailable when nobody is there."""
+        return connect(self._address(), call_timeout=self.timeout)
+
+    def _address(self) -> str:
+        if self.endpoint is not None:
+            return self.endpoint
+        address = os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
+        try:
+            return str(ENDPOINT.convert(address, None, None))
+        except click.BadParameter as error:
+            raise click.UsageError(f"{ENDPOINT_VARIABLE}: {error.message}") from error
+
+
+def session_options(function: F) -> F:
+    """Adds the options of Session to a command; they end up in it, not in the arguments."""
+    for decorate in (
+        click.option(
+            "--timeout",
+            type=DURATION,
+            expose_value=False,
+            callback=_keep,
+            help="How long to try while services are away; the endpoint itself: 3s at most.  "
+            "[default: 30s]",
+        ),
+        click.option(
+            "--json",
+            is_flag=True,
+            default=None,
+            expose_value=False,
+            callback=_keep,
+            help="One JSON object per line, for programs.",
+        ),
+        click.option(
+            "--endpoint",
+            type=ENDPOINT,
+            metavar="HOST:PORT",
+            expose_value=False,
+            callback=_keep,
+            help=f"Any service of SlateMQ.  [env var: {ENDPOINT_VARIABLE}; "
+            f"default: {DEFAULT_ENDPOINT}]",
+        ),
+    ):
+        function = decorate(function)
+    return function
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    session = ctx.find_root().ensure_object(Session)
+    if value is not None and param.name is not None:
+        setattr(session, param.name, value)
+
+
+pass_session = click.make_pass_decorator(Session, ensure=True)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a command to its end. The first Ctrl-C or SIGTERM cancels it, and raises Interrupted.
+
+    A command that is cancelled may still tell how far it came; a second signal cuts that short.
+    """
+    return asyncio.run(_interruptible(work))
+
+
+async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        received.append(number)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if received:
+            raise Interrupted(received[0]) from None
+        raise

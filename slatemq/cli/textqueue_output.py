@@ -1,0 +1,88 @@
+"""Entries of queue files as lines and as JSON, and their errors as those of the command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from slatemq.cli.failures import BadInput
+from slatemq.cli.output import printable
+from slatemq.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, SlateMQError
+from slatemq.textqueue import (
+    AlreadyMarked,
+    BadText,
+    ClaimLost,
+    DoesNotFit,
+    Entry,
+    FormatError,
+    NoSuchEntry,
+    NoSuchVariable,
+    Rewritten,
+    State,
+    TextQueueError,
+)
+
+
+def entry_fields(entry: Entry) -> dict[str, Any]:
+    """An entry for programs."""
+    return {
+        "offset": entry.offset,
+        "line": entry.line,
+        "state": entry.state,
+        "control": entry.control,
+        "text": entry.text,
+        "variables": [
+            {"name": one.name, "value": one.value, "reserved_bytes": one.width}
+            for one in entry.variables
+        ],
+    }
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Errors of queue files as those that commands end with."""
+    try:
+        yield
+    except FormatError as error:
+        raise BadInput(str(error)) from None
+    except TextQueueError as error:
+        raise _as_refusal(error) from None
+
+
+def _as_refusal(error: TextQueueError) -> SlateMQError:
+    match error:
+        case Rewritten():
+            return Aborted(str(error), reason="FILE_REWRITTEN")
+        case NoSuchEntry():
+            return NotFound("entry", "", str(error))
+        case NoSuchVariable():
+            return NotFound("variable", str(error.args[0]), str(error))
+        case DoesNotFit():
+            sizes = {"needed_bytes": error.needed_bytes, "reserved_bytes": error.reserved_bytes}
+            metadata = {name: str(size) for name, size in sizes.items()}
+            return InvalidArgument("value", str(error), reason="DOES_NOT_FIT", metadata=metadata)
+        case BadText():
+            return InvalidArgument("text", str(error))
+        case AlreadyMarked():
+            return FailedPrecondition("ALREADY_MARKED", str(error))
+        case ClaimLost():
+            return FailedPrecondition("CLAIM_LOST", str(error))
+    return FailedPrecondition("NOT_A_MESSAGE", str(error))
+
+
+def entry_line(entry: Entry, first: str) -> bytes:
+    """An entry for people and for `cut`: what names it, its state, its text, with tabs between."""
+    text = entry.text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+    return f"{first}\t{entry.state}\t{printable(text)}\n".encode()
+
+
+def warnings(entry: Entry) -> Iterator[str]:
+    """What is likely a mistake."""
+    if entry.state is State.UNKNOWN:
+        yield f"unknown control character {entry.control!r}: this entry is skipped"
+    if entry.raw.split(b"\n", 1)[0].endswith(b"\r"):
+        yield "the line ends with a carriage return, which is part of the text"
+    for variable in entry.variables:
+        if variable.name == "retries" and not variable.value.strip().isdecimal():
+            yield f"retries is no number: {variable.value!r}"

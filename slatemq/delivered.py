@@ -1,0 +1,328 @@
+"""Messages that a consumer holds: read them, then ack them or give them back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, overload
+
+from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
+from slatemq.finishing import Finisher, Nack, nack_of
+from slatemq.keeping import Lease, LeaseKeeper
+from slatemq.models import Span, milliseconds
+from slatemq.v1 import consumer_pb2
+
+if TYPE_CHECKING:
+    from slatemq.otel import Processing, Telemetry
+
+log = logging.getLogger(__name__)
+
+
+class Origin(NamedTuple):
+    """Where messages come from, and who takes them back."""
+
+    queue_id: str
+    finisher: Finisher
+    keeper: LeaseKeeper | None = None
+    telemetry: Telemetry | None = None
+
+
+class Received:
+    """A claimed message.
+
+    Ack it, nack it, or use it as a context manager that does::
+
+        async with message:
+            work(message.payload)
+
+    Leaving acks; an exception nacks, with itself as the reason, and goes on. A block that is
+    cancelled releases the message: nobody has failed at it. Messages of a consumer are acked in
+    the background: at most 1,000 are without an answer, failures are logged, and closing the
+    consumer waits. Where you must know that the ack is durable, say `await message.ack()`.
+    """
+
+    __slots__ = ("_finished", "_lease", "_origin", "_processing", "_wire", "payload")
+
+    payload: bytes
+    """The bytes as they were published."""
+
+    def __init__(
+        self, wire: consumer_pb2.ClaimedMessage, origin: Origin, lease: Lease | None = None
+    ) -> None:
+        """Made by the client."""
+        self._wire = wire
+        self._origin = origin
+        self._lease = lease
+        self._finished = False
+        self._processing: Processing | None = None
+        self.payload = wire.message.payload
+
+    @property
+    def message_id(self) -> int:
+        """Unique in the instance."""
+        return self._wire.message.message_id
+
+    @property
+    def queue_id(self) -> str:
+        """The queue it was claimed from."""
+        return self._origin.queue_id
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers as they were published."""
+        return self._wire.message.headers
+
+    @property
+    def created_at_ms(self) -> int:
+        """When its producer made it, in ms since the Unix epoch."""
+        return self._wire.message.created_at_ms
+
+    @property
+    def received_at_ms(self) -> int:
+        """When SlateMQ accepted it, in ms since the Unix epoch."""
+        return self._wire.message.received_at_ms
+
+    @property
+    def retention_s(self) -> int:
+        """How long it lives from its receipt, in seconds; 0 = for ever."""
+        return self._wire.message.retention_s
+
+    @property
+    def lease_token(self) -> str:
+        """Proves the claim; good for raw `ack`, `nack` and `extend` too."""
+        return self._wire.lease_token
+
+    @property
+    def lease_deadline_ms(self) -> int:
+        """When the lease ended as of the claim; the background extends it."""
+        return self._wire.lease_deadline_ms
+
+    @property
+    def attempts_count(self) -> int:
+        """How often it was claimed from this queue, this time included."""
+        return self._wire.attempts_count
+
+    @property
+    def priority(self) -> int:
+        """Its priority in this queue, 0 the most urgent."""
+        return self._wire.priority
+
+    @property
+    def lost(self) -> bool:
+        """Whether its lease could not be kept: somebody else may have the message."""
+        return self._lease is not None and self._lease.lost
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was acked or given back through this object."""
+        return self._finished
+
+    async def ack(self) -> None:
+        """The message is processed; returns when that is durable.
+
+        Raises FailedPrecondition (LEASE_ENDED: somebody else may have it; MESSAGE_FINISHED),
+        NotFound (the queue is gone), Unavailable.
+        """
+        self._finish()
+        telemetry = self._origin.telemetry
+        if telemetry is None:
+            await self._origin.finisher.ack(self.lease_token)
+        else:
+            with telemetry.settling("ack", self.queue_id, self.message_id):
+                await self._origin.finisher.ack(self.lease_token)
+
+    async def nack(self, reason: str = "", delay: Span = 0) -> None:
+        """The message failed: it comes again, after `delay` (at most 12 h), or is a dead letter.
+
+        Raises as `ack` does, and InvalidArgument.
+        """
+        await self._give_back("nack", nack_of(self.lease_token, reason, delay))
+
+    async def release(self) -> None:
+        """The message was not worked on: it goes back, and the attempt is not counted."""
+        await self._give_back("release", Nack(self.lease_token, release=True))
+
+    async def extend(self, lease: Span | None = None) -> int:
+        """Sets the lease's end to now + `lease` (None: as long as at the claim); gives it in ms."""
+        length = milliseconds(lease) if lease is not None else 0
+        (result,) = await self._origin.finisher.extend_many([self.lease_token], length)
+        if isinstance(result, SlateMQError):
+            raise result
+        return result
+
+    async def _give_back(self, name: str, item: Nack) -> None:
+        self._finish()
+        telemetry = self._origin.telemetry
+        if telemetry is None:
+            await self._origin.finisher.nack(item)
+        else:
+            with telemetry.settling(name, self.queue_id, self.message_id):
+                await self._origin.finisher.nack(item)
+
+    def _finish(self) -> None:
+        if self._finished:
+            raise FailedPrecondition(
+                "MESSAGE_FINISHED", "this message was acked or given back already"
+            )
+        self._finished = True
+        if self._origin.keeper is not None:
+            self._origin.keeper.drop(self.lease_token)
+
+    def begin(self) -> None:
+        """Begins the span of its processing, where there are any."""
+        if self._origin.telemetry is not None:
+            self._processing = self._origin.telemetry.processing(self.queue_id, self._wire)
+
+    def end(self, error: BaseException | None) -> None:
+        """Ends the span."""
+        if self._processing is not None:
+            self._processing.end(error)
+            self._processing = None
+
+    async def __aenter__(self) -> Received:
+        self.begin()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.leave(error)
+        finally:
+            self.end(error)
+
+    async def leave(self, error: BaseException | None) -> None:
+        """Acks, nacks or releases, unless that was done."""
+        if self._finished:
+            return
+        if error is None:
+            await self._ack_on_leaving()
+        elif has_failed(error):
+            try:
+                await self.nack(reason_of(error))
+            except SlateMQError as problem:
+                # The error in the caller's block matters more.
+                log.warning("message %d could not be given back: %s", self.message_id, problem)
+        else:
+            # Not waited for: whoever is cancelled wants to end. Closing the client sees it through.
+            self._finish()
+            self._origin.finisher.release_soon([self.lease_token])
+
+    async def _ack_on_leaving(self) -> None:
+        if self._lease is not None:
+            self._finish()
+            await self._origin.finisher.ack_soon(self.lease_token)
+            return
+        try:
+            await self.ack()
+        except (FailedPrecondition, NotFound) as problem:
+            # The work is done, and nothing in the block was wrong: it was only too slow.
+            log.warning("message %d may come again: %s", self.message_id, problem)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Received {self.message_id} of {self.queue_id!r}, attempt {self.attempts_count}, "
+            f"{len(self.payload)} bytes>"
+        )
+
+
+class Batch(Sequence[Received]):
+    """Messages that were claimed together; as a context manager acked or given back together.
+
+    Messages that were finished one by one are left out of that.
+    """
+
+    __slots__ = ("_messages", "_origin")
+
+    def __init__(self, messages: Sequence[Received], origin: Origin) -> None:
+        """Made by the client."""
+        self._messages = messages
+        self._origin = origin
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, place: int) -> Received: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Received]: ...
+    def __getitem__(self, place: int | slice) -> Received | Sequence[Received]:
+        return self._messages[place]
+
+    def __iter__(self) -> Iterator[Received]:
+        return iter(self._messages)
+
+    async def ack_all(self) -> list[SlateMQError | None]:
+        """All are processed; returns when that is durable.
+
+        Gives for each message that was not finished before None, or why it was refused. Raises
+        Unavailable when nothing was answered.
+        """
+        return await self._origin.finisher.ack_many(self._take())
+
+    async def nack_all(self, reason: str = "", delay: Span = 0) -> list[SlateMQError | None]:
+        """All failed: they come again, after `delay`, or are dead letters. Gives as `ack_all`."""
+        nack_of("", reason, delay)  # A bad delay is refused before anything is taken.
+        items = [nack_of(token, reason, delay) for token in self._take()]
+        return await self._origin.finisher.nack_many(items)
+
+    async def release_all(self) -> list[SlateMQError | None]:
+        """None was worked on: they go back, and the attempt is not counted."""
+        items = [Nack(token, release=True) for token in self._take()]
+        return await self._origin.finisher.nack_many(items)
+
+    async def __aenter__(self) -> Batch:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            refused = [one for one in await self.ack_all() if one is not None]
+            if refused:
+                log.warning("%d messages may come again: %s", len(refused), refused[0])
+        elif has_failed(error):
+            try:
+                await self.nack_all(reason_of(error))
+            except SlateMQError as problem:
+                log.warning("%d messages could not be given back: %s", len(self), problem)
+        else:
+            self._origin.finisher.release_soon(self._take())
+
+    def _take(self) -> list[str]:
+        """The tokens of what is not finished, which now is."""
+        tokens = []
+        for message in self._messages:
+            if not message._finished:
+                message._finished = True
+                tokens.append(message.lease_token)
+        if self._origin.keeper is not None:
+            self._origin.keeper.drop_all(tokens)
+        return tokens
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self)} of {self._origin.queue_id!r}>"
+
+
+def has_failed(error: BaseException) -> bool:
+    """Whether work failed, rather than was cancelled or stopped with the program.
+
+    A CancelledError that nobody asked for, say of a task that the work awaited, is a failure.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and not task.cancelling()
+    return isinstance(error, Exception)
+
+
+def reason_of(error: BaseException) -> str:
+    """What a nack says of an exception."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

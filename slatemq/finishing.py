@@ -1,0 +1,310 @@
+"""What becomes of claimed messages: acks, nacks and extensions, gathered into few calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from google.rpc.status_pb2 import Status
+
+from slatemq.errors import InvalidArgument, NotFound, SlateMQError
+from slatemq.models import Span, milliseconds
+from slatemq.peers import Peers, closed
+from slatemq.rpc_status import from_status
+from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+BATCH_MAX = 1000
+"""Tokens in one call at most; the server takes ten times as many."""
+
+UNANSWERED_MAX = 1000
+"""Acks in the background at once; what a consumer's crash would deliver again at most."""
+
+CALL_MAX = 10_000
+"""Tokens that the server takes in one call."""
+
+REASON_BYTES_MAX = 1024
+DELAY_MS_MAX = 43_200_000
+"""Bounds of the server. It refuses a whole call for one item beyond them, so none may get there."""
+
+I = TypeVar("I")  # noqa: E741 - an item
+R = TypeVar("R")
+
+
+class Nack(NamedTuple):
+    """A message to give back."""
+
+    lease_token: str
+    reason: str = ""
+    delay_ms: int = 0
+    release: bool = False
+
+
+def nack_of(token: str, reason: str = "", delay: Span = 0, release: bool = False) -> Nack:
+    """A nack within the server's bounds: a long reason is cut, a bad delay is InvalidArgument."""
+    delay_ms = milliseconds(delay)
+    if not 0 <= delay_ms <= DELAY_MS_MAX:
+        raise InvalidArgument("delay", "must be 0 to 12 hours", reason="OUT_OF_RANGE")
+    cut = reason.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore")
+    return Nack(token, cut, delay_ms, release)
+
+
+class Batcher(Generic[I, R]):
+    """Sends items together: what comes while a call is under way goes with the next one."""
+
+    def __init__(self, send: Callable[[list[I]], Awaitable[Sequence[R | SlateMQError]]]) -> None:
+        """Send with this, which gives one result for each item."""
+        self._send = send
+        self._waiting: list[tuple[I, asyncio.Future[R]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, item: I) -> asyncio.Future[R]:
+        """Sends an item with the next call; nobody need wait for its result."""
+        done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, done))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return done
+
+    async def flush(self) -> None:
+        """Waits until everything asked for so far has its result."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def close(self) -> None:
+        """Sends nothing more; what has no result yet is Unavailable (CLIENT_CLOSED)."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                await asyncio.sleep(0)  # whoever is ready now may still join
+                batch, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]
+                await self._run_batch(batch)
+        finally:
+            self._task = None
+            waiting, self._waiting = self._waiting, []
+            for _, done in waiting:
+                _settle(done, closed())
+
+    async def _run_batch(self, batch: list[tuple[I, asyncio.Future[R]]]) -> None:
+        try:
+            results = await self._send([item for item, _ in batch])
+        except SlateMQError as error:
+            results = [error] * len(batch)
+        except BaseException:
+            for _, done in batch:
+                _settle(done, closed())
+            raise
+        for (_, done), result in zip(batch, results, strict=True):
+            _settle(done, result)
+
+
+def _settle(done: asyncio.Future[R], result: R | SlateMQError) -> None:
+    if done.done():
+        return
+    if isinstance(result, SlateMQError):
+        done.set_exception(result)
+        done.exception()  # Nobody may be waiting any more.
+    else:
+        done.set_result(result)
+
+
+class Finisher:
+    """Acks, nacks and extends by token, on the right broker shard."""
+
+    def __init__(self, peers: Peers) -> None:
+        """Call through these peers."""
+        self._peers = peers
+        self._acks: dict[int, Batcher[str, None]] = {}
+        self._nacks: dict[int, Batcher[Nack, None]] = {}
+        self._unanswered: set[asyncio.Future[None]] = set()
+
+    async def ack(self, token: str) -> None:
+        """Acks one message, together with others; raises why it was refused."""
+        self._peers.check_home()
+        # Whoever is cancelled here does not take the ack back: it is on its way.
+        await self._ack(token)
+
+    def _ack(self, token: str) -> asyncio.Future[None]:
+        shard = shard_of(token)
+        if shard not in self._acks:
+            self._acks[shard] = Batcher(self.ack_many)
+        return self._acks[shard].start(token)
+
+    async def nack(self, item: Nack) -> None:
+        """Gives one message back, together with others; raises why it was refused."""
+        self._peers.check_home()
+        await self._nack(item)
+
+    def release_soon(self, tokens: Iterable[str]) -> None:
+        """Gives messages back that nobody has worked on, in the background."""
+        for token in tokens:
+            self._nack(Nack(token, release=True)).add_done_callback(_tell_failure)
+
+    def _nack(self, item: Nack) -> asyncio.Future[None]:
+        shard = shard_of(item.lease_token)
+        if shard not in self._nacks:
+            self._nacks[shard] = Batcher(self.nack_many)
+        return self._nacks[shard].start(item)
+
+    async def ack_soon(self, token: str) -> None:
+        """Acks one message in the background; waits only while very many have no answer yet."""
+        self._peers.check_home()
+        done = self._ack(token)
+        self._unanswered.add(done)
+        done.add_done_callback(self._unanswered.discard)
+        done.add_done_callback(_tell_failure)
+        if len(self._unanswered) > UNANSWERED_MAX:
+            await asyncio.wait([done])
+
+    async def flush_acks(self) -> None:
+        """Waits until what was acked in the background has its answer."""
+        if self._unanswered:
+            await asyncio.wait(self._unanswered)
+
+    async def close(self, close_s: float) -> None:
+        """Waits for everything under way, but not for longer than this; then drops it."""
+        batchers: list[Batcher[str, None] | Batcher[Nack, None]] = [
+            *self._acks.values(),
+            *self._nacks.values(),
+        ]
+        try:
+            async with asyncio.timeout(close_s):
+                for batcher in batchers:
+                    await batcher.flush()
+        except TimeoutError:
+            log.warning("acks and nacks were not answered in %g s: dropped", close_s)
+        finally:
+            for batcher in batchers:
+                await batcher.close()
+
+    async def ack_many(self, tokens: Sequence[str]) -> list[SlateMQError | None]:
+        """Acks in one call for each shard; one result for each token."""
+
+        async def send(
+            stub: consumer_pb2_grpc.ConsumerServiceAsyncStub, part: list[str], timeout: float
+        ) -> list[SlateMQError | None]:
+            request = consumer_pb2.AckRequest(lease_tokens=part)
+            return list(map(_error_of, (await stub.Ack(request, timeout=timeout)).results))
+
+        return await self._by_shard(list(tokens), shard_of, send)
+
+    async def nack_many(self, items: Sequence[Nack]) -> list[SlateMQError | None]:
+        """Nacks in one call for each shard; one result for each item."""
+
+        async def send(
+            stub: consumer_pb2_grpc.ConsumerServiceAsyncStub, part: list[Nack], timeout: float
+        ) -> list[SlateMQError | None]:
+            wire = [
+                consumer_pb2.NackItem(
+                    lease_token=item.lease_token,
+                    reason=item.reason,
+                    delay_ms=item.delay_ms,
+                    release=item.release,
+                )
+                for item in part
+            ]
+            answer = await stub.Nack(consumer_pb2.NackRequest(items=wire), timeout=timeout)
+            return list(map(_error_of, answer.results))
+
+        return await self._by_shard(list(items), lambda item: shard_of(item.lease_token), send)
+
+    async def extend_many(
+        self, tokens: Sequence[str], lease_ms: int, call_s: float | None = None
+    ) -> list[int | SlateMQError]:
+        """Extends in one call for each shard; the new deadline in ms for each token."""
+
+        async def send(
+            stub: consumer_pb2_grpc.ConsumerServiceAsyncStub, part: list[str], timeout: float
+        ) -> list[int | SlateMQError]:
+            request = consumer_pb2.ExtendLeaseRequest(lease_tokens=part, lease_ms=lease_ms)
+            answer = await stub.ExtendLease(request, timeout=timeout)
+            return [
+                _error_of(result.status) or result.lease_deadline_ms for result in answer.results
+            ]
+
+        return await self._by_shard(list(tokens), shard_of, send, call_s)
+
+    async def _by_shard(
+        self,
+        items: list[I],
+        shard_of_item: Callable[[I], int],
+        send: Callable[
+            [consumer_pb2_grpc.ConsumerServiceAsyncStub, list[I], float],
+            Awaitable[list[R | SlateMQError]],
+        ],
+        call_s: float | None = None,
+    ) -> list[R | SlateMQError]:
+        """One result for each item; raises only when nobody gave any result."""
+        results: list[R | SlateMQError | None] = [None] * len(items)
+        by_shard: dict[int, list[int]] = {}
+        for index, item in enumerate(items):
+            try:
+                by_shard.setdefault(shard_of_item(item), []).append(index)
+            except InvalidArgument as error:
+                results[index] = error
+        parts = [
+            (shard, indexes[start : start + CALL_MAX])
+            for shard, indexes in by_shard.items()
+            for start in range(0, len(indexes), CALL_MAX)
+        ]
+
+        async def one(shard: int, indexes: list[int]) -> SlateMQError | None:
+            part = [items[index] for index in indexes]
+
+            async def attempt(timeout: float) -> list[R | SlateMQError]:
+                channel = await self._peers.broker(shard)
+                return await send(consumer_pb2_grpc.ConsumerServiceStub(channel), part, timeout)
+
+            problem: SlateMQError | None = None
+            try:
+                await self._check_known(shard)
+                # Repeating is safe: a finished ack or nack answers OK again.
+                answered = await self._peers.call(attempt, call_s=call_s)
+            except NotFound as error:
+                answered = [error] * len(part)
+            except SlateMQError as error:
+                answered, problem = [error] * len(part), error
+            for index, result in zip(indexes, answered, strict=True):
+                results[index] = result
+            return problem
+
+        problems = await asyncio.gather(*(one(*part) for part in parts))
+        failed = [problem for problem in problems if problem is not None]
+        if failed and len(failed) == len(parts):
+            raise failed[0]
+        return results  # type: ignore[return-value]  # None is a result of acks and nacks
+
+    async def _check_known(self, shard: int) -> None:
+        """Raises NotFound for a shard that there never was: shards are only ever added."""
+        known = await self._peers.broker_shards()
+        if shard not in known and shard not in (await self._peers.fresh_topology()).brokers:
+            raise NotFound("lease", "", "no broker gave out this lease", reason="LEASE_UNKNOWN")
+
+
+def shard_of(token: str) -> int:
+    """The broker shard that a lease token names; raises InvalidArgument when it is no token."""
+    match = _TOKEN.fullmatch(token)
+    if match is None:
+        raise InvalidArgument("lease_token", "is not a lease token", reason="NOT_A_LEASE_TOKEN")
+    return int(match[1], 16)
+
+
+# What comes behind the shard is the broker's business.
+_TOKEN = re.compile(r"([0-9a-f]{1,8})-[A-Za-z0-9._-]{1,62}")
+
+
+def _tell_failure(done: asyncio.Future[None]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        log.warning("a message could not be acked or given back, and may come again: %s", error)
+
+
+def _error_of(status: Status) -> SlateMQError | None:
+    return from_status(status) if status.code else None

@@ -1,0 +1,225 @@
+"""What the client takes and gives: plain frozen values, in milliseconds where they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from math import isfinite
+from typing import NamedTuple
+
+from slatemq.errors import InvalidArgument
+from slatemq.v1 import queue_pb2
+
+MESSAGES_MAX = 10_000
+"""Messages that the server takes in one publish."""
+
+Span = float | timedelta
+"""A length of time: seconds, or a timedelta."""
+
+Time = int | datetime
+"""A point in time: milliseconds since the Unix epoch, or a datetime with a time zone."""
+
+
+class OutgoingMessage(NamedTuple):
+    """A message to publish.
+
+    `created_at_ms` None: the time of receipt; `retention_s` None: the instance's default, 0: for
+    ever.
+    """
+
+    payload: bytes
+    headers: Mapping[str, str] = {}
+    created_at_ms: int | None = None
+    retention_s: int | None = None
+
+
+class BatchSettings(NamedTuple):
+    """How single publishes are gathered into requests.
+
+    A request goes out when it has `messages_max` messages or `payload_bytes_max` bytes, or when
+    its oldest message has waited for `linger_s`; at most `requests_max` are under way, and at most
+    `outstanding_bytes_max` of payloads wait in memory: `publish` waits above that.
+    """
+
+    messages_max: int = 1000
+    payload_bytes_max: int = 4 << 20
+    linger_s: float = 0.002
+    requests_max: int = 4
+    outstanding_bytes_max: int = 64 << 20
+
+    def check(self) -> None:
+        """Raises InvalidArgument for settings that could not work."""
+        if not 1 <= self.messages_max <= MESSAGES_MAX:
+            raise InvalidArgument("messages_max", f"must be 1 to {MESSAGES_MAX:,}")
+        for name in ("payload_bytes_max", "requests_max", "outstanding_bytes_max"):
+            if getattr(self, name) < 1:
+                raise InvalidArgument(name, "must be at least 1")
+        if self.linger_s < 0:
+            raise InvalidArgument("linger_s", "may not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many messages of a queue are in which state."""
+
+    available_count: int = 0
+    delayed_count: int = 0
+    in_flight_count: int = 0
+    done_count: int = 0
+    failed_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue and its settings; see the proto for units and limits."""
+
+    queue_id: str
+    filter: str
+    priority: str
+    max_attempts: int
+    lease_ms: int
+    max_lease_ms: int
+    done_retention_s: int
+    max_in_flight: int
+    broker_shard: int
+    revision: int
+    etag: str
+    created_at_ms: int
+    updated_at_ms: int
+    counts: Counts = field(default_factory=Counts)
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedQueue:
+    """A queue that is gone, as `watch_queues` tells it."""
+
+    queue_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Whether a message would reach a queue, with which priority, and why."""
+
+    queue_id: str
+    matched: bool
+    priority: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """One process; `detail` says why it does not serve."""
+
+    service: str
+    shard: int
+    address: str
+    serving: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteStatus:
+    """How far one log is routed to one broker shard."""
+
+    ingest_shard: int
+    broker_shard: int
+    cursor: int
+    durable_sequence: int
+    pending_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The whole instance, as far as it answered."""
+
+    services: list[ServiceStatus]
+    routes: list[RouteStatus]
+    queues: list[Queue]
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Where everybody is: advertised addresses by shard."""
+
+    ingests: Mapping[int, str]
+    brokers: Mapping[int, str]
+    routers: Mapping[int, str]
+
+
+def seconds(span: Span) -> float:
+    """A length of time in seconds."""
+    return span.total_seconds() if isinstance(span, timedelta) else float(span)
+
+
+def milliseconds(span: Span) -> int:
+    """A length of time in whole milliseconds; a positive one is at least 1."""
+    length = seconds(span)
+    return round(length * 1000) or (1 if length > 0 else 0)
+
+
+def time_ms(time: Time) -> int:
+    """A point in time in milliseconds since the Unix epoch.
+
+    Raises ValueError for a datetime without a time zone: nobody can tell which time it means.
+    """
+    if isinstance(time, datetime):
+        if time.tzinfo is None:
+            raise ValueError("a datetime must have a time zone, e.g. datetime.now(UTC)")
+        return round((time - _EPOCH) / timedelta(milliseconds=1))
+    return time
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def outgoing(
+    payload: bytes | str,
+    headers: Mapping[str, str] | None = None,
+    created_at: Time | None = None,
+    retention: Span | None = None,
+) -> OutgoingMessage:
+    """A message to publish, from what `Client.publish` takes."""
+    return OutgoingMessage(
+        payload.encode() if isinstance(payload, str) else payload,
+        dict(headers) if headers else {},
+        time_ms(created_at) if created_at is not None else None,
+        whole_seconds("retention", retention) if retention is not None else None,
+    )
+
+
+def whole_seconds(name: str, span: Span) -> int:
+    """A length of time in seconds; raises InvalidArgument naming the field when it is not whole."""
+    if isinstance(span, bool) or not isinstance(span, int | float | timedelta):
+        raise InvalidArgument(name, f"must be seconds or a timedelta, not {type(span).__name__}")
+    length = seconds(span)
+    if not isfinite(length) or length != int(length):
+        raise InvalidArgument(name, "must be a whole number of seconds")
+    return int(length)
+
+
+def queue_of(told: queue_pb2.Queue) -> Queue:
+    """A queue from its wire form."""
+    counts = told.counts
+    return Queue(
+        queue_id=told.queue_id,
+        filter=told.filter,
+        priority=told.priority,
+        max_attempts=told.max_attempts,
+        lease_ms=told.lease_ms,
+        max_lease_ms=told.max_lease_ms,
+        done_retention_s=told.done_retention_s,
+        max_in_flight=told.max_in_flight,
+        broker_shard=told.broker_shard,
+        revision=told.revision,
+        etag=told.etag,
+        created_at_ms=told.created_at_ms,
+        updated_at_ms=told.updated_at_ms,
+        counts=Counts(
+            counts.available_count,
+            counts.delayed_count,
+            counts.in_flight_count,
+            counts.done_count,
+            counts.failed_count,
+        ),
+    )

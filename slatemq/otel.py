@@ -1,0 +1,178 @@
+"""Spans and metrics by OpenTelemetry's messaging conventions, where the program asks for them.
+
+A publish is a PRODUCER span, whose context travels in the headers `traceparent` and `tracestate`;
+taking a message over is a CLIENT span, working on it a CONSUMER span that links to the publish
+(many messages of many producers meet in one consumer), settling it a CLIENT span. Needs the extra
+`otel`; what is recorded goes to the program's own providers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry import metrics, trace
+from opentelemetry.context import Context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from slatemq.v1 import consumer_pb2
+
+HEADERS_MAX = 255
+HEADER_BYTES_MAX = 65_535
+"""Bounds of a message: where a context has no room, the message goes without."""
+
+SCOPE = "slatemq"
+DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+
+
+class Telemetry:
+    """Records with the global tracer and meter providers of the program."""
+
+    def __init__(self, endpoint: str) -> None:
+        """Take tracer and instruments; `endpoint` says where the server is."""
+        self._tracer = trace.get_tracer(SCOPE)
+        self._propagator = TraceContextTextMapPropagator()
+        host, _, port = endpoint.rpartition(":")
+        self._facts: dict[str, Any] = {"messaging.system": "slatemq", "server.address": host}
+        if port.isdecimal():
+            self._facts["server.port"] = int(port)
+        meter = metrics.get_meter(SCOPE)
+        self._sent = meter.create_counter("messaging.client.sent.messages", unit="{message}")
+        self._consumed = meter.create_counter(
+            "messaging.client.consumed.messages", unit="{message}"
+        )
+        self._durations = meter.create_histogram(
+            "messaging.client.operation.duration",
+            unit="s",
+            explicit_bucket_boundaries_advisory=DURATION_BUCKETS_S,
+        )
+        self._process_durations = meter.create_histogram(
+            "messaging.process.duration",
+            unit="s",
+            explicit_bucket_boundaries_advisory=DURATION_BUCKETS_S,
+        )
+
+    @contextmanager
+    def publishing(self, messages: Any, is_batch: bool) -> Iterator[None]:
+        """Around a publish: gives its context to the messages (of the wire) that have none."""
+        with self._operation("publish", "send", "", trace.SpanKind.PRODUCER) as (span, facts):
+            if is_batch:
+                span.set_attribute("messaging.batch.message_count", len(messages))
+            carried: dict[str, str] = {}
+            self._propagator.inject(carried)
+            for message in messages:
+                inject(message.headers, carried)
+            yield
+            self._sent.add(len(messages), facts)
+
+    def received(self, queue_id: str, began_ns: int, wires: Any) -> None:
+        """A consumer was handed these messages (of the wire), which it began to ask for then."""
+        facts = self._named("receive", "receive", queue_id)
+        self._consumed.add(len(wires), facts)
+        now_ns = time.time_ns()
+        self._durations.record((now_ns - began_ns) / 1e9, facts)
+        span = self._tracer.start_span(
+            f"receive {queue_id}",
+            kind=trace.SpanKind.CLIENT,
+            links=[link for wire in wires for link in self._links(wire.message.headers)],
+            attributes={**facts, "messaging.batch.message_count": len(wires)},
+            start_time=began_ns,
+        )
+        span.end(now_ns)
+
+    def processing(self, queue_id: str, wire: consumer_pb2.ClaimedMessage) -> Processing:
+        """Begins the work on a message; its span is the current one until it ends."""
+        return Processing(self, queue_id, wire)
+
+    @contextmanager
+    def settling(self, name: str, queue_id: str, message_id: int) -> Iterator[None]:
+        """Around an ack, nack or release."""
+        kind = trace.SpanKind.CLIENT
+        with self._operation(name, "settle", queue_id, kind) as (span, _):
+            span.set_attribute("messaging.message.id", str(message_id))
+            yield
+
+    @contextmanager
+    def _operation(
+        self, name: str, operation_type: str, queue_id: str, kind: trace.SpanKind
+    ) -> Iterator[tuple[Any, dict[str, Any]]]:
+        facts = self._named(name, operation_type, queue_id)
+        title = f"{name} {queue_id}" if queue_id else name
+        began = time.monotonic()
+        try:
+            with self._tracer.start_as_current_span(title, kind=kind, attributes=facts) as span:
+                yield span, facts
+        except BaseException as error:
+            facts["error.type"] = error_type(error)
+            raise
+        finally:
+            self._durations.record(time.monotonic() - began, facts)
+
+    def _named(self, name: str, operation_type: str, queue_id: str) -> dict[str, Any]:
+        facts = {
+            **self._facts,
+            "messaging.operation.name": name,
+            "messaging.operation.type": operation_type,
+        }
+        if queue_id:
+            facts["messaging.destination.name"] = queue_id
+        return facts
+
+    def _links(self, headers: Mapping[str, str]) -> list[trace.Link]:
+        carrier = {key: headers[key] for key in ("traceparent", "tracestate") if key in headers}
+        if not carrier:
+            return []
+        context = self._propagator.extract(carrier, Context())
+        created = trace.get_current_span(context).get_span_context()
+        return [trace.Link(created)] if created.is_valid else []
+
+
+class Processing:
+    """The work on one message."""
+
+    def __init__(
+        self, telemetry: Telemetry, queue_id: str, wire: consumer_pb2.ClaimedMessage
+    ) -> None:
+        """Begin it."""
+        self._telemetry = telemetry
+        self._facts = telemetry._named("process", "process", queue_id)
+        self._began = time.monotonic()
+        self._scope = telemetry._tracer.start_as_current_span(
+            f"process {queue_id}",
+            kind=trace.SpanKind.CONSUMER,
+            links=telemetry._links(wire.message.headers),
+            attributes={
+                **self._facts,
+                "messaging.message.id": str(wire.message.message_id),
+                "messaging.message.body.size": len(wire.message.payload),
+                "messaging.slatemq.message.delivery_attempt": wire.attempts_count,
+            },
+        )
+        self._scope.__enter__()
+
+    def end(self, error: BaseException | None) -> None:
+        """End it."""
+        if error is not None:
+            self._facts["error.type"] = error_type(error)
+        duration_s = time.monotonic() - self._began
+        self._telemetry._process_durations.record(duration_s, self._facts)
+        self._scope.__exit__(type(error) if error else None, error, None)
+
+
+def inject(headers: MutableMapping[str, str], carried: Mapping[str, str]) -> None:
+    """Adds `traceparent` and `tracestate`, unless there is a context already, or no room."""
+    if "traceparent" in headers:
+        return
+    for key in ("traceparent", "tracestate"):
+        value = carried.get(key)
+        if value is None or len(headers) >= HEADERS_MAX:
+            return
+        if len(value.encode()) <= HEADER_BYTES_MAX:
+            headers[key] = value
+
+
+def error_type(error: BaseException) -> str:
+    """What the conventions call `error.type`: our reason, or the exception's name."""
+    return str(getattr(error, "reason", "")) or type(error).__name__

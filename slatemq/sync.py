@@ -1,0 +1,340 @@
+"""The client for programs without asyncio: the same code, on an event loop in a thread of its own.
+
+As in::
+
+    with slatemq.sync.connect("127.0.0.1:7420") as client:
+        client.publish(b"hello", {"queue": "greetings"})
+        with client.consume("greetings") as messages:
+            for message in messages:
+                with message:
+                    work(message.payload)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import overload
+
+from slatemq import batches as batching
+from slatemq import client as asynchronous
+from slatemq import consumer as consuming
+from slatemq import delivered
+from slatemq.blocking import Face, Loop, iterator_of, method_of
+from slatemq.errors import Unavailable
+from slatemq.models import BatchSettings, Span
+from slatemq.peers import CALL_S
+
+
+class Received(Face[delivered.Received]):
+    """A claimed message; see slatemq.Received."""
+
+    ack = method_of(delivered.Received.ack)
+    nack = method_of(delivered.Received.nack)
+    release = method_of(delivered.Received.release)
+    extend = method_of(delivered.Received.extend)
+
+    @property
+    def payload(self) -> bytes:
+        """The bytes as they were published."""
+        return self._inner.payload
+
+    @property
+    def message_id(self) -> int:
+        """Unique in the instance."""
+        return self._inner.message_id
+
+    @property
+    def queue_id(self) -> str:
+        """The queue it was claimed from."""
+        return self._inner.queue_id
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers as they were published."""
+        return self._inner.headers
+
+    @property
+    def created_at_ms(self) -> int:
+        """When its producer made it, in ms since the Unix epoch."""
+        return self._inner.created_at_ms
+
+    @property
+    def received_at_ms(self) -> int:
+        """When SlateMQ accepted it, in ms since the Unix epoch."""
+        return self._inner.received_at_ms
+
+    @property
+    def retention_s(self) -> int:
+        """How long it lives from its receipt, in seconds; 0 = for ever."""
+        return self._inner.retention_s
+
+    @property
+    def lease_token(self) -> str:
+        """Proves the claim; good for raw `ack`, `nack` and `extend` too."""
+        return self._inner.lease_token
+
+    @property
+    def lease_deadline_ms(self) -> int:
+        """When the lease ended as of the claim; the background extends it."""
+        return self._inner.lease_deadline_ms
+
+    @property
+    def attempts_count(self) -> int:
+        """How often it was claimed from this queue, this time included."""
+        return self._inner.attempts_count
+
+    @property
+    def priority(self) -> int:
+        """Its priority in this queue, 0 the most urgent."""
+        return self._inner.priority
+
+    @property
+    def lost(self) -> bool:
+        """Whether its lease could not be kept: somebody else may have the message."""
+        return self._inner.lost
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was acked or given back through this object."""
+        return self._inner.finished
+
+    def __enter__(self) -> Received:
+        self._inner.begin()  # Here, not on the loop: a span is current in the thread that works.
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self._loop.run(lambda: self._inner.leave(error))
+        finally:
+            self._inner.end(error)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+
+class Batch(Face[delivered.Batch], Sequence[Received]):
+    """Messages that were claimed together; see slatemq.Batch."""
+
+    ack_all = method_of(delivered.Batch.ack_all)
+    nack_all = method_of(delivered.Batch.nack_all)
+    release_all = method_of(delivered.Batch.release_all)
+
+    def __init__(self, loop: Loop, inner: delivered.Batch) -> None:
+        super().__init__(loop, inner)
+        self._messages = [Received(loop, message) for message in inner]
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, place: int) -> Received: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Received]: ...
+    def __getitem__(self, place: int | slice) -> Received | Sequence[Received]:
+        return self._messages[place]
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._loop.run(lambda: self._inner.__aexit__(kind, error, traceback))
+
+
+class Consumer(Face[consuming.Consumer]):
+    """Messages of a queue as an iterator and context manager; see slatemq.Consumer."""
+
+    close = method_of(consuming.Consumer.close)
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Consumer:
+        return self
+
+    def __next__(self) -> Received:
+        """The next message; waits for it."""
+        try:
+            taken = self._loop.run(lambda: anext(self._inner), self._inner.put_back)
+        except StopAsyncIteration:
+            raise StopIteration from None
+        return Received(self._loop, taken)
+
+
+class BatchConsumer(Face[batching.BatchConsumer]):
+    """Batches of a queue as an iterator and context manager; see slatemq.BatchConsumer."""
+
+    close = method_of(batching.BatchConsumer.close)
+
+    def __enter__(self) -> BatchConsumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> BatchConsumer:
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch; waits for it."""
+        try:
+            taken = self._loop.run(lambda: anext(self._inner), self._inner.put_back)
+        except StopAsyncIteration:
+            raise StopIteration from None
+        return Batch(self._loop, taken)
+
+
+class SyncClient(Face[asynchronous.Client]):
+    """See slatemq.Client: the same methods, each waiting for its result. For any thread."""
+
+    publish = method_of(asynchronous.Client.publish)
+    publish_many = method_of(asynchronous.Client.publish_many)
+    publish_batch = method_of(asynchronous.Client.publish_batch)
+    ack = method_of(asynchronous.Client.ack)
+    nack = method_of(asynchronous.Client.nack)
+    extend = method_of(asynchronous.Client.extend)
+    create_queue = method_of(asynchronous.Client.create_queue)
+    get_queue = method_of(asynchronous.Client.get_queue)
+    update_queue = method_of(asynchronous.Client.update_queue)
+    delete_queue = method_of(asynchronous.Client.delete_queue)
+    explain = method_of(asynchronous.Client.explain)
+    topology = method_of(asynchronous.Client.topology)
+    status = method_of(asynchronous.Client.status)
+    list_queues = iterator_of(asynchronous.Client.list_queues)
+    watch_queues = iterator_of(asynchronous.Client.watch_queues)
+
+    def claim(
+        self,
+        queue_id: str,
+        max_messages: int = 1,
+        *,
+        wait: Span = 0,
+        lease: Span | None = None,
+        consumer_id: str = "",
+        max_bytes: int = 0,
+    ) -> list[Received]:
+        """See slatemq.Client.claim."""
+        claimed = self._loop.run(
+            lambda: self._inner.claim(
+                queue_id,
+                max_messages,
+                wait=wait,
+                lease=lease,
+                consumer_id=consumer_id,
+                max_bytes=max_bytes,
+            )
+        )
+        return [Received(self._loop, message) for message in claimed]
+
+    def consume(
+        self,
+        queue_id: str,
+        *,
+        prefetch: int = consuming.PREFETCH,
+        prefetch_bytes: int = consuming.PREFETCH_BYTES,
+        lease: Span | None = None,
+        consumer_id: str = "",
+        hold: Span = consuming.HOLD_S,
+    ) -> Consumer:
+        """See slatemq.Client.consume."""
+
+        async def begin() -> consuming.Consumer:
+            return self._inner.consume(
+                queue_id,
+                prefetch=prefetch,
+                prefetch_bytes=prefetch_bytes,
+                lease=lease,
+                consumer_id=consumer_id,
+                hold=hold,
+            )
+
+        return Consumer(self._loop, self._loop.run(begin))
+
+    def consume_batches(
+        self,
+        queue_id: str,
+        max_messages: int = 1000,
+        *,
+        max_bytes: int = consuming.PREFETCH_BYTES,
+        lease: Span | None = None,
+        consumer_id: str = "",
+        hold: Span = consuming.HOLD_S,
+    ) -> BatchConsumer:
+        """See slatemq.Client.consume_batches."""
+
+        async def begin() -> batching.BatchConsumer:
+            return self._inner.consume_batches(
+                queue_id,
+                max_messages,
+                max_bytes=max_bytes,
+                lease=lease,
+                consumer_id=consumer_id,
+                hold=hold,
+            )
+
+        return BatchConsumer(self._loop, self._loop.run(begin))
+
+    def close(self) -> None:
+        """See slatemq.Client.close; again does nothing."""
+        try:
+            with suppress_closed():
+                self._loop.run(self._inner.close)
+        finally:
+            self._loop.close()
+
+    def __enter__(self) -> SyncClient:
+        try:
+            self._loop.run(self._inner.__aenter__)
+        except BaseException:
+            self._loop.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextmanager
+def suppress_closed() -> Iterator[None]:
+    """Within it a closed client is no error."""
+    try:
+        yield
+    except Unavailable as error:
+        if error.reason != "CLIENT_CLOSED":
+            raise
+
+
+def connect(
+    endpoint: str = "127.0.0.1:7420",
+    *,
+    batches: BatchSettings | None = None,
+    call_timeout: Span = CALL_S,
+    tracing: bool = False,
+) -> SyncClient:
+    """A synchronous client; see slatemq.connect. Use it as a context manager."""
+    loop = Loop()
+
+    async def make() -> asynchronous.Client:
+        return asynchronous.connect(
+            endpoint, batches=batches, call_timeout=call_timeout, tracing=tracing
+        )
+
+    try:
+        return SyncClient(loop, loop.run(make))
+    except BaseException:
+        loop.close()
+        raise

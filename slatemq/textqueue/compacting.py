@@ -1,0 +1,112 @@
+"""Leaving out what is finished: the file is written anew beside itself, and takes its own name."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+
+from slatemq.textqueue.editing import reader
+from slatemq.textqueue.entries import NEWLINE, State
+from slatemq.textqueue.errors import Rewritten
+from slatemq.textqueue.files import QueueFile
+from slatemq.textqueue.holders import Hold
+from slatemq.textqueue.locks import FILE_MODE, How, is_named
+from slatemq.textqueue.parsing import scan
+
+BUFFER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a compaction did."""
+
+    kept_count: int
+    removed_count: int
+    bytes_before: int
+    bytes_after: int
+
+
+def compact(file: QueueFile, drop: Collection[State], now_ms: int) -> Compacted:
+    """Leave out entries of those states, with their variables. Claims go on, at new offsets.
+
+    What the sidecar still has of claims that have ended goes too.
+
+    Raises FormatError, Rewritten (somebody wrote without the lock), OSError; nothing was changed.
+    """
+    written = beside(file.path)
+    with file.holders() as holders, file.opened(os.O_RDWR, How.EXCLUSIVE) as old:
+        before = _state_of(old)
+        new = os.open(written, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        try:
+            # Before it has the name, so that nobody can use it until the claims have moved too.
+            fcntl.flock(new, fcntl.LOCK_EX)
+            _look_alike(old, new)
+            moved = {holder.offset: holder.offset for holder in holders}
+            kept, removed = _copy(file, old, new, drop, moved)
+            os.fsync(new)
+            if _state_of(old) != before or not is_named(old, file.path):
+                raise Rewritten(f"{file.name} was written to without its lock: nothing was done")
+            file.keep_locked(new)
+            os.rename(written, file.path)
+            for holder in holders:
+                if holder.state(now_ms) is Hold.ALIVE:
+                    holders.change(holder, offset=moved[holder.offset])
+                else:
+                    holders.drop(holder)
+            file.sync_folder()
+            return Compacted(kept, removed, before[0], os.fstat(new).st_size)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(written)
+            os.close(new)
+
+
+def beside(path: str) -> str:
+    """Where the new file is written; one that a crash left there is written over."""
+    return path + ".compacting"
+
+
+def _state_of(descriptor: int) -> tuple[int, int]:
+    told = os.fstat(descriptor)
+    return told.st_size, told.st_mtime_ns
+
+
+def _look_alike(old: int, new: int) -> None:
+    told = os.fstat(old)
+    with suppress(PermissionError):
+        os.fchown(new, told.st_uid, told.st_gid)
+    os.fchmod(new, told.st_mode & 0o7777)
+
+
+def _copy(
+    file: QueueFile, old: int, new: int, drop: Collection[State], moved: dict[int, int]
+) -> tuple[int, int]:
+    """Copy what stays; fills in where it went for the offsets in `moved`."""
+    kept = removed = offset = 0
+    buffer = bytearray()
+    for entry in scan(reader(old), file.name, strict=file.strict):
+        if not kept + removed and entry.offset:
+            buffer += NEWLINE * entry.offset
+        if entry.state in drop:
+            removed += 1
+            continue
+        kept += 1
+        if entry.offset in moved:
+            moved[entry.offset] = offset + len(buffer)
+        buffer += entry.raw
+        if len(buffer) >= BUFFER_BYTES:
+            _write(new, buffer)
+            offset += len(buffer)
+            buffer.clear()
+    _write(new, buffer)
+    return kept, removed
+
+
+def _write(descriptor: int, content: bytearray) -> None:
+    with memoryview(content) as rest:
+        place = 0
+        while place < len(rest):
+            place += os.write(descriptor, rest[place:])

@@ -1,0 +1,125 @@
+"""Changes of an open file that move nothing: one byte, or the reserved bytes of a variable.
+
+Whoever calls these holds the file's lock, shared or exclusive. An entry is found again by its
+offset, and taken for the same while its text is: what an editor has moved is never written to.
+"""
+
+from __future__ import annotations
+
+import os
+
+from slatemq.textqueue.entries import (
+    CONTROLS,
+    NEWLINE,
+    Entry,
+    State,
+    Variable,
+    checked_line,
+    encoded,
+)
+from slatemq.textqueue.errors import (
+    AlreadyMarked,
+    DoesNotFit,
+    FormatError,
+    NoSuchEntry,
+    NotAMessage,
+    Rewritten,
+)
+from slatemq.textqueue.locks import message_lock
+from slatemq.textqueue.parsing import Read, scan
+
+ENTRY_BYTES = 4096
+"""Read first where one entry is wanted; more if it is longer."""
+
+
+def reader(descriptor: int, offset: int = 0) -> Read:
+    """Reads on from there, however the file is used meanwhile."""
+
+    def read(wanted: int) -> bytes:
+        nonlocal offset
+        got = os.pread(descriptor, wanted, offset)
+        offset += len(got)
+        return got
+
+    return read
+
+
+def entry_at(descriptor: int, offset: int) -> Entry:
+    """The entry that begins there. Raises NoSuchEntry, FormatError (lines counted from there)."""
+    before = os.pread(descriptor, 1, offset - 1) if offset > 0 else NEWLINE
+    first = os.pread(descriptor, 1, offset) if offset >= 0 else b""
+    if before != NEWLINE or first in (b"", NEWLINE, b" ", b"\\"):
+        raise NoSuchEntry(f"no entry begins at offset {offset}")
+    read = reader(descriptor, offset)
+    return next(scan(read, offset=offset, line=0, chunk_bytes=ENTRY_BYTES))
+
+
+def again(descriptor: int, entry: Entry) -> Entry:
+    """The same entry as it is now. Raises Rewritten when something else is in its place."""
+    try:
+        now = entry_at(descriptor, entry.offset)
+    except (NoSuchEntry, FormatError):
+        now = None
+    if now is None or now.text != entry.text:
+        raise Rewritten(f"the entry at offset {entry.offset} is no longer there: read again")
+    return Entry(now.raw, now.offset, entry.line)
+
+
+def queued(entry: Entry) -> Entry:
+    """The same. Raises AlreadyMarked, NotAMessage."""
+    if entry.state in (State.PROCESSED, State.ERROR):
+        raise AlreadyMarked(entry.offset, entry.control)
+    if entry.state is not State.QUEUED:
+        raise NotAMessage(f"the entry at offset {entry.offset} is no message: {entry.state}")
+    return entry
+
+
+def mark(descriptor: int, entry: Entry, state: State) -> Entry:
+    """Make a queued message processed or an error. Raises AlreadyMarked, NotAMessage, Rewritten."""
+    with message_lock(descriptor, entry.offset):
+        now = queued(again(descriptor, entry))
+        control = CONTROLS[state].encode()
+        os.pwrite(descriptor, control, entry.offset)
+        return Entry(control + now.raw[1:], now.offset, now.line)
+
+
+def fill(descriptor: int, entry: Entry, key: str | int, value: str) -> Entry:
+    """Give a variable a value.
+
+    Raises DoesNotFit, NoSuchVariable, BadText, Rewritten, NotAMessage (for unknown entries).
+    """
+    with message_lock(descriptor, entry.offset):
+        now = again(descriptor, entry)
+        if now.state is State.UNKNOWN:
+            raise NotAMessage(f"the entry at offset {entry.offset} is of an unknown kind")
+        variable = now.variable(key)
+        content = fitted(variable, value)
+        os.pwrite(descriptor, content, variable.offset)
+        place = variable.offset - now.offset
+        raw = now.raw[:place] + content + now.raw[place + variable.width :]
+        return Entry(raw, now.offset, now.line)
+
+
+def fitted(variable: Variable, value: str) -> bytes:
+    """The value in all the bytes that are reserved for it. Raises DoesNotFit, BadText."""
+    content = encoded(checked_line(value))
+    if len(content) > variable.width:
+        name = repr(variable.index if variable.name is None else variable.name)
+        raise DoesNotFit(name, len(content), variable.width)
+    return content.ljust(variable.width)
+
+
+def add(descriptor: int, content: bytes) -> int:
+    """Append whole entries with one write; gives the offset of the first.
+
+    The descriptor is open for reading and appending. A last line that lacks its newline gets it in
+    the same write. When the disk takes only a part, that is taken back, and OSError raised.
+    """
+    size = os.fstat(descriptor).st_size
+    missing = b"" if not size or os.pread(descriptor, 1, size - 1) == NEWLINE else NEWLINE
+    written = os.write(descriptor, missing + content)
+    end = os.lseek(descriptor, 0, os.SEEK_CUR)
+    if written != len(missing) + len(content):
+        os.ftruncate(descriptor, end - written)
+        raise OSError(f"only {written} of {len(missing) + len(content)} bytes could be written")
+    return end - len(content)

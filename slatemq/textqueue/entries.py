@@ -1,0 +1,176 @@
+r"""What a queue file consists of: entries, and the variables under them.
+
+::
+
+    -first line of the text\n      control, text
+     second line\n                 continuation: a newline and the line without its first space
+    \n                             a blank line: no part of the text, and ends nothing
+    \retries=03  \n               variable: name, value, two reserved bytes
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from slatemq.textqueue.errors import BadText, NoSuchVariable
+
+NEWLINE = b"\n"
+
+
+class State(StrEnum):
+    """What an entry is, by its control character."""
+
+    QUEUED = "queued"
+    PROCESSED = "processed"
+    ERROR = "error"
+    COMMENT = "comment"
+    UNKNOWN = "unknown"
+
+
+CONTROLS = {
+    State.QUEUED: "-",
+    State.PROCESSED: "=",
+    State.ERROR: "!",
+    State.COMMENT: "#",
+}
+
+_STATES = {control: state for state, control in CONTROLS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A line of fixed length under an entry.
+
+    Attributes:
+        index: Its place under the entry, from 0.
+        name: What stands before the first `=`; None without one.
+        value: What stands after it, or the whole line, without the reserved spaces at its end.
+        offset: Of the value's first byte in the file.
+        width: Bytes that the value may have.
+    """
+
+    index: int
+    name: str | None
+    value: str
+    offset: int
+    width: int
+
+
+class Entry(NamedTuple):
+    """A message, a comment, or an entry of a kind that this version does not know.
+
+    Attributes:
+        raw: All its bytes, up to where the next entry begins: blank lines after it included.
+        offset: Of its first byte in the file.
+        line: Of the file, counted from 1; 0 when the entry was read by its offset alone.
+    """
+
+    raw: bytes
+    offset: int
+    line: int
+
+    @property
+    def control(self) -> str:
+        """Its first character."""
+        return self.raw[:4].decode(errors="ignore")[0]
+
+    @property
+    def state(self) -> State:
+        """What the control character says."""
+        return _STATES.get(chr(self.raw[0]), State.UNKNOWN)
+
+    @property
+    def text(self) -> str:
+        """The text, exactly; lines after the first are joined by newlines."""
+        if b"\n " not in self.raw:
+            return self.raw.partition(NEWLINE)[0].decode()[1:]
+        first, *rest = self.raw.split(NEWLINE)
+        lines = [first.decode()[1:], *(line[1:].decode() for line in rest if line[:1] == b" ")]
+        return "\n".join(lines)
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """In the order of the file."""
+        found: list[Variable] = []
+        place = self.raw.find(b"\n\\")
+        while place >= 0:
+            start = place + 2
+            end = self.raw.find(NEWLINE, start)
+            content = self.raw[start:] if end < 0 else self.raw[start:end]
+            found.append(_variable(len(found), content, self.offset + start))
+            place = self.raw.find(b"\n\\", start)
+        return tuple(found)
+
+    @property
+    def end(self) -> int:
+        """Offset of the byte after it."""
+        return self.offset + len(self.raw)
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits of its text: the same for the same text."""
+        return hashlib.blake2b(self.text.encode(), digest_size=8).hexdigest()
+
+    def variable(self, key: str | int) -> Variable:
+        """The variable with that index, or the first of that name. Raises NoSuchVariable."""
+        for variable in self.variables:
+            if key == (variable.name if isinstance(key, str) else variable.index):
+                return variable
+        raise NoSuchVariable(key)
+
+    def get(self, name: str, default: str = "") -> str:
+        """The value of the first variable of that name."""
+        try:
+            return self.variable(name).value
+        except NoSuchVariable:
+            return default
+
+
+def _variable(index: int, content: bytes, offset: int) -> Variable:
+    name, equals, value = content.partition(b"=")
+    if not equals:
+        return Variable(index, None, content.decode().rstrip(" "), offset, len(content))
+    start = offset + len(name) + 1
+    return Variable(index, name.decode(), value.decode().rstrip(" "), start, len(value))
+
+
+Variables = Mapping[str, str] | Iterable[str]
+"""Of a new entry: values by name, or whole lines. Spaces at the end are reserved."""
+
+
+def reserve(width: int, value: str = "") -> str:
+    """A value with room for `width` bytes."""
+    return value + " " * (width - len(value.encode()))
+
+
+def render(text: str, variables: Variables = (), state: State = State.QUEUED) -> bytes:
+    """The bytes of a new entry, a newline at the end. Raises BadText, ValueError for UNKNOWN."""
+    if state not in CONTROLS:
+        raise ValueError("entries of unknown kinds cannot be made")
+    lines = [CONTROLS[state] + text.replace("\n", "\n ")]
+    if isinstance(variables, Mapping):
+        for name in variables:
+            if "=" in name:
+                raise BadText(f"the name of a variable has no '=': {name!r}")
+        variables = [f"{name}={value}" for name, value in variables.items()]
+    lines += ["\\" + checked_line(content) for content in variables]
+    return encoded("\n".join(lines) + "\n")
+
+
+def checked_line(content: str) -> str:
+    """The same. Raises BadText for a newline, which would end the variable."""
+    if "\n" in content:
+        raise BadText(f"a variable is one line: {content!r}")
+    return content
+
+
+def encoded(text: str) -> bytes:
+    """UTF-8. Raises BadText for lone surrogates."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BadText(f"not valid text: {error.reason} at character {error.start}") from None

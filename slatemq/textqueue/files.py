@@ -1,0 +1,177 @@
+"""A queue file by its name: read, appended to, changed in place, and locked as a whole.
+
+Where both the sidecar and the file are locked, the sidecar comes first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from slatemq.textqueue.editing import add, again, entry_at, reader
+from slatemq.textqueue.entries import NEWLINE, Entry
+from slatemq.textqueue.errors import FormatError, Rewritten
+from slatemq.textqueue.holders import Holders, sidecar
+from slatemq.textqueue.locks import How, is_named, opened
+from slatemq.textqueue.parsing import CHUNK_BYTES, scan
+
+T = TypeVar("T")
+
+Signature = tuple[int, ...]
+"""Differs when the file was changed since."""
+
+
+class _Own(threading.local):
+    """What this thread has locked: descriptors of the file, and the sidecar's."""
+
+    def __init__(self) -> None:
+        self.files: list[int] = []
+        self.sidecar = -1
+
+
+class QueueFile:
+    """One queue file; any number of threads may use it.
+
+    Attributes:
+        path: Absolute, links resolved.
+        name: As it was given, for messages.
+        fsync: Whether changes reach the disk before a call returns.
+        strict: Whether unknown control characters are errors.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], fsync: bool, strict: bool) -> None:
+        """Nothing is opened yet."""
+        self.name = os.fspath(path)
+        self.path = str(Path(path).resolve())
+        self.fsync = fsync
+        self.strict = strict
+        self._own = _Own()
+
+    @contextmanager
+    def lock(self, wait: bool = True) -> Iterator[None]:
+        """The whole file for this thread alone. Raises Busy (without `wait`), OSError."""
+        if self._own.files:
+            yield
+            return
+        with (
+            opened(sidecar(self.path), os.O_RDWR | os.O_CREAT, How.EXCLUSIVE, wait=wait) as mutex,
+            opened(self.path, os.O_RDWR | os.O_CREAT, How.EXCLUSIVE, wait=wait) as descriptor,
+        ):
+            self._own.files, self._own.sidecar = [descriptor], mutex
+            try:
+                yield
+            finally:
+                for kept in self._own.files[1:]:
+                    os.close(kept)
+                self._own.files = []
+
+    def keep_locked(self, descriptor: int) -> None:
+        """If this thread has the lock, it has it on that file too, which takes the name."""
+        if self._own.files:
+            self._own.files.append(os.dup(descriptor))
+
+    @contextmanager
+    def opened(self, flags: int, how: How) -> Iterator[int]:
+        """The file, open and locked, unless this thread has the lock already. Raises OSError."""
+        with opened(self.path, flags, How.NONE if self._own.files else how) as descriptor:
+            yield descriptor
+
+    @contextmanager
+    def holders(self) -> Iterator[Holders]:
+        """Who works on which message; locked."""
+        if self._own.files:
+            yield Holders(self._own.sidecar)
+            return
+        os.stat(self.path)  # no sidecar beside a name that means nothing
+        flags = os.O_RDWR | os.O_CREAT
+        with opened(sidecar(self.path), flags, How.EXCLUSIVE) as descriptor:
+            yield Holders(descriptor)
+
+    def entries(self, after: Entry | None = None, *, hold_back: bool = False) -> Iterator[Entry]:
+        """All entries, or from one of them on, itself included. Raises FormatError, OSError."""
+        with opened(self.path, os.O_RDONLY, How.NONE) as descriptor:
+            alone = hold_back or bool(self._own.files)
+
+            @contextmanager
+            def settle() -> Iterator[None]:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                try:
+                    yield
+                finally:
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+            start = after.offset if after else 0
+            yield from scan(
+                reader(descriptor, start),
+                self.name,
+                offset=start,
+                line=after.line if after else 1,
+                strict=self.strict,
+                settle=None if alone else settle,
+                hold_back=hold_back,
+            )
+
+    def entry(self, offset: int) -> Entry:
+        """The entry that begins there. Raises NoSuchEntry, FormatError, OSError."""
+        with self.opened(os.O_RDONLY, How.SHARED) as descriptor:
+            try:
+                return entry_at(descriptor, offset)
+            except FormatError as error:
+                line = _newlines_before(descriptor, offset) + 1 + error.line
+                raise FormatError(self.name, line, error.column, error.why) from None
+
+    def append(self, content: bytes) -> int:
+        """Append whole entries; gives the offset of the first. Raises OSError."""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+        while True:
+            with self.opened(flags, How.EXCLUSIVE) as descriptor:
+                offset = add(descriptor, content)
+                self.sync(descriptor)
+                # Put into a file that an editor has replaced meanwhile, it would be lost.
+                if is_named(descriptor, self.path):
+                    break
+        if self.fsync and offset == 0:
+            self.sync_folder()
+        return offset
+
+    def change(self, change: Callable[[int], Entry]) -> Entry:
+        """Change an entry in place, and see that it is where it was. Raises Rewritten, OSError."""
+        with self.opened(os.O_RDWR, How.SHARED) as descriptor:
+            changed = change(descriptor)
+            self.sync(descriptor)
+            self.verify(descriptor, changed)
+            return changed
+
+    def verify(self, descriptor: int, changed: Entry) -> None:
+        """Raises Rewritten when a change may have gone into what is no longer the file."""
+        if not is_named(descriptor, self.path):
+            raise Rewritten(f"{self.name} was replaced while it was being changed: read again")
+        again(descriptor, changed)
+
+    def signature(self) -> Signature:
+        """Tells whether anybody has changed the file. Raises OSError."""
+        now = os.stat(self.path)
+        return (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+
+    def sync(self, descriptor: int) -> None:
+        """To the disk, where that is wanted."""
+        if self.fsync:
+            os.fsync(descriptor)
+
+    def sync_folder(self) -> None:
+        """The file's name to the disk."""
+        with opened(str(Path(self.path).parent), os.O_RDONLY, How.NONE) as descriptor:
+            os.fsync(descriptor)
+
+
+def _newlines_before(descriptor: int, offset: int) -> int:
+    read, count = reader(descriptor), 0
+    while offset > 0 and (chunk := read(min(offset, CHUNK_BYTES))):
+        offset -= len(chunk)
+        count += chunk.count(NEWLINE)
+    return count

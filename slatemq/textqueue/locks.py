@@ -1,0 +1,86 @@
+"""Locks on a queue file: the kernel's, so that those of a process that dies are gone with it.
+
+::
+
+    shared      flock LOCK_SH   reading the last entry; marking and setting variables in place
+    exclusive   flock LOCK_EX   appending; compacting; whatever a caller does under `lock()`
+    message     one byte        marking one message, beside others who mark other messages
+
+The first two are what the shell's `flock FILE COMMAND` takes. A lock is on a file, not on its name:
+where the name has come to mean another file meanwhile (an editor or a compaction has put a new one
+in its place), that one is opened and locked instead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+
+from slatemq.textqueue.errors import Busy
+
+FILE_MODE = 0o666
+
+
+class How(IntEnum):
+    """Of a whole file."""
+
+    NONE = 0
+    SHARED = fcntl.LOCK_SH
+    EXCLUSIVE = fcntl.LOCK_EX
+
+
+@contextmanager
+def opened(path: str, flags: int, how: How, *, wait: bool = True) -> Iterator[int]:
+    """The file of that name, open and locked. Raises Busy (without `wait`), OSError."""
+    descriptor = _locked(path, flags, how, wait)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _locked(path: str, flags: int, how: How, wait: bool) -> int:
+    while True:
+        descriptor = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
+        try:
+            if how is How.NONE:
+                return descriptor
+            fcntl.flock(descriptor, how if wait else how | fcntl.LOCK_NB)
+            if is_named(descriptor, path):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            raise Busy(f"{path} is locked by somebody else") from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def is_named(descriptor: int, path: str) -> bool:
+    """Whether the name still means the open file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def message_lock(descriptor: int, offset: int) -> Iterator[None]:
+    """The byte at which a message begins, for us alone; the descriptor must be open for writing."""
+    _lock_byte(descriptor, fcntl.F_WRLCK, offset)
+    try:
+        yield
+    finally:
+        _lock_byte(descriptor, fcntl.F_UNLCK, offset)
+
+
+def _lock_byte(descriptor: int, kind: int, offset: int) -> None:
+    # An open file description lock: unlike lockf's it holds between threads as well, and is not
+    # lost when this process closes the file somewhere else.
+    wanted = struct.pack("hhqqi", kind, os.SEEK_SET, offset, 1, 0)
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, wanted)

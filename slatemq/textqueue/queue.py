@@ -1,0 +1,251 @@
+"""The queue: what programs use."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+
+from slatemq.textqueue.claiming import ERROR, Claimer, clear_slot
+from slatemq.textqueue.compacting import Compacted, compact
+from slatemq.textqueue.editing import again, fill, fitted, mark, queued
+from slatemq.textqueue.entries import CONTROLS, Entry, State, Variable, Variables, render
+from slatemq.textqueue.errors import TextQueueError
+from slatemq.textqueue.files import QueueFile
+
+LEASE = timedelta(minutes=5)
+"""Of a claim. Long, since a worker that crashes is noticed at once on the same machine."""
+
+WRITE_BYTES = 1 << 20
+"""Of many messages together, in one write."""
+
+_MS = timedelta(milliseconds=1)
+
+
+def wall_ms() -> int:
+    """Unix time, in milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class TextQueue:
+    """A queue file. Nothing is open between calls; threads and processes may share the file.
+
+    Iterating gives the queued messages. Raises FormatError where the file breaks the format, and
+    OSError for what the system refuses.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        fsync: bool = False,
+        strict: bool = False,
+        owner: str = "",
+        clock_ms: Callable[[], int] = wall_ms,
+    ) -> None:
+        """A queue file, which the first append makes.
+
+        Args:
+            path: Its name. A link stays one; the sidecar is beside what it leads to.
+            fsync: Let no change return before it is on the disk.
+            strict: Refuse unknown control characters; else such entries are skipped, and kept.
+            owner: A name for whoever claims, for people who look.
+            clock_ms: Unix time, by which claims end; the same for all who share the file.
+        """
+        self._file = QueueFile(path, fsync, strict)
+        self._clock_ms = clock_ms
+        self._claimer = Claimer(self._file, owner, clock_ms)
+
+    @property
+    def path(self) -> str:
+        """The file, absolute, links resolved."""
+        return self._file.path
+
+    def __iter__(self) -> Iterator[Entry]:
+        return self.entries()
+
+    def entries(self, *states: State, hold_back: bool = False) -> Iterator[Entry]:
+        """Entries in these states, in order; the queued messages unless states are given.
+
+        For the last entry it waits until no append is under way. With `hold_back` it never waits,
+        and leaves the last entry out: a writer without our lock may still be writing it.
+        """
+        every = self._file.entries(hold_back=hold_back)
+        if State.UNKNOWN in states:
+            return (entry for entry in every if entry.state in states)
+        first = {ord(CONTROLS[state]) for state in states or (State.QUEUED,)}
+        return (entry for entry in every if entry.raw[0] in first)
+
+    def entry(self, offset: int) -> Entry:
+        """The entry that begins at that byte. Raises NoSuchEntry."""
+        return self._file.entry(offset)
+
+    def append(self, text: str, variables: Variables = (), *, state: State = State.QUEUED) -> Entry:
+        """Append one message (or comment), with one write. Raises BadText.
+
+        Variables are values by name, or whole lines; give what will be filled in later its room:
+        `{"retries": "03", "error": reserve(20)}`.
+        """
+        content = render(text, variables, state)
+        return Entry(content, self._file.append(content), 0)
+
+    def append_all(self, texts: Iterable[str], variables: Variables = ()) -> int:
+        """Append many messages, about a mebibyte in a write; gives their number. Raises BadText."""
+        kept = variables if isinstance(variables, Mapping) else list(variables)
+        count, buffer = 0, bytearray()
+        for text in texts:
+            buffer += render(text, kept)
+            count += 1
+            if len(buffer) >= WRITE_BYTES:
+                self._file.append(bytes(buffer))
+                buffer.clear()
+        if buffer:
+            self._file.append(bytes(buffer))
+        return count
+
+    def done(self, entry: Entry) -> Entry:
+        """Mark a queued message as processed: one byte. Raises AlreadyMarked, Rewritten."""
+        return self._file.change(lambda descriptor: mark(descriptor, entry, State.PROCESSED))
+
+    def fail(self, entry: Entry, code: str = "") -> Entry:
+        r"""Mark a queued message as an error; the code goes into its `\error=`, if it has one.
+
+        Raises AlreadyMarked, Rewritten, and DoesNotFit, upon which nothing is changed.
+        """
+        return self._file.change(lambda descriptor: _fail(descriptor, entry, code))
+
+    def set_variable(self, entry: Entry, key: str | int, value: str) -> Entry:
+        """Write a variable's value into its reserved bytes.
+
+        Raises DoesNotFit, NoSuchVariable, BadText, Rewritten.
+        """
+        return self._file.change(lambda descriptor: fill(descriptor, entry, key, value))
+
+    def claim(self, lease: timedelta = LEASE, *, tied: bool = True) -> Claim | None:
+        r"""The first queued message that nobody works on, now yours; None when there is none.
+
+        Counts `\retries=NN` down, if the message has it; one that had none left becomes an error,
+        and the next is taken. The claim ends when its lease is over, or before that when this
+        process ends, unless it is not `tied` to it.
+        """
+        taken = self._claimer.claim(lease // _MS, tied)
+        if taken is None:
+            return None
+        entry, holder = taken
+        return Claim(self, entry, holder.token, holder.deadline_ms)
+
+    def claimed(self, token: str) -> Claim:
+        """A claim by its token, whoever made it. Raises ClaimLost, Rewritten."""
+        entry, holder = self._claimer.find(token)
+        return Claim(self, entry, token, holder.deadline_ms)
+
+    @contextmanager
+    def lock(self, *, wait: bool = True) -> Iterator[None]:
+        """The whole file for this thread alone, for several steps. Raises Busy without `wait`."""
+        # In the order in which a claim takes them: the threads of this queue, then the file.
+        with self._claimer.threads(wait), self._file.lock(wait):
+            yield
+
+    def compact(self, *, errors: bool = False) -> Compacted:
+        """Leave out processed messages, and those in error too if wanted; all else is kept.
+
+        Claims go on. Raises Rewritten when somebody wrote without the lock; nothing was changed.
+        """
+        drop = {State.PROCESSED, State.ERROR} if errors else {State.PROCESSED}
+        return compact(self._file, drop, self._clock_ms())
+
+
+@dataclass
+class Claim:
+    """A message that is yours until `deadline_ms`.
+
+    As a context manager it marks the message as processed, or gives it back when an exception
+    leaves it; either only if that has not been done by hand.
+
+    Attributes:
+        queue: Where it is from.
+        entry: The message, its retries counted down.
+        token: Names the claim, for other processes.
+        deadline_ms: Unix time at which others may have it.
+    """
+
+    queue: TextQueue
+    entry: Entry
+    token: str
+    deadline_ms: int
+    finished: bool = False
+
+    @property
+    def text(self) -> str:
+        """The message's text."""
+        return self.entry.text
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """The message's variables."""
+        return self.entry.variables
+
+    def done(self) -> None:
+        """Mark it as processed. Raises ClaimLost, AlreadyMarked, Rewritten: it ended otherwise."""
+        self._finish(lambda descriptor, entry: mark(descriptor, entry, State.PROCESSED))
+
+    def fail(self, code: str = "") -> None:
+        r"""Mark it as an error; the code goes into its `\error=`, if it has one.
+
+        Raises ClaimLost, AlreadyMarked, Rewritten, and DoesNotFit, upon which it is still yours.
+        """
+        self._finish(lambda descriptor, entry: _fail(descriptor, entry, code))
+
+    def release(self) -> None:
+        """Give it back, still queued. Raises ClaimLost, Rewritten."""
+        self._finish(lambda descriptor, entry: clear_slot(descriptor, entry, self.token))
+
+    def extend(self, lease: timedelta = LEASE) -> None:
+        """Keep it that long from now. Raises ClaimLost when it has ended."""
+        with self.queue._claimer.held(self.token) as (_, holders, holder):
+            self.deadline_ms = self.queue._clock_ms() + lease // _MS
+            holders.change(holder, deadline_ms=self.deadline_ms)
+
+    def set_variable(self, key: str | int, value: str) -> None:
+        """Write a variable's value. Raises ClaimLost, DoesNotFit, NoSuchVariable, Rewritten."""
+        with self.queue._claimer.held(self.token) as (descriptor, _, holder):
+            entry = Entry(self.entry.raw, holder.offset, self.entry.line)
+            self.entry = fill(descriptor, entry, key, value)
+            self.queue._file.sync(descriptor)
+            self.queue._file.verify(descriptor, self.entry)
+
+    def _finish(self, change: Callable[[int, Entry], Entry]) -> None:
+        self.entry = self.queue._claimer.finish(self.token, self.entry, change)
+        self.finished = True
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.finished:
+            return
+        if error is None:
+            self.done()
+        else:
+            # If it is no longer ours, what went wrong before matters more.
+            with suppress(TextQueueError):
+                self.release()
+
+
+def _fail(descriptor: int, entry: Entry, code: str) -> Entry:
+    entry = queued(again(descriptor, entry))
+    variable = next((one for one in entry.variables if one.name == ERROR), None)
+    if code and variable is not None:
+        # Looked at before anything is written; and written first, so that no `!` lacks its code.
+        fitted(variable, code)
+        entry = fill(descriptor, entry, variable.index, code)
+    return mark(descriptor, entry, State.ERROR)
