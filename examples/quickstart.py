@@ -1,0 +1,40 @@
+"""Your own messages through your own code: `python examples/quickstart.py [HOST:PORT]`.
+
+Needs a running stack, such as `make up` or `docker-compose up` start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import slatemq
+from slatemq.errors import AlreadyExists
+
+ORDERS = [("anvil", "eu"), ("rocket", "us"), ("tunnel paint", "eu")]
+
+
+async def main(endpoint: str) -> None:
+    """Create a queue, publish, and consume what its filter lets in."""
+    async with slatemq.connect(endpoint) as client:
+        try:
+            await client.create_queue("eu-orders", filter='headers["region"] == "eu"')
+        except AlreadyExists:
+            print("the queue is there from an earlier run")
+
+        for order, region in ORDERS:
+            message_id = await client.publish(order, {"region": region})
+            print(f"published {order!r} as {message_id}")
+
+        expected = sum(region == "eu" for _, region in ORDERS)
+        async with client.consume("eu-orders") as messages:
+            async for message in messages:
+                async with message:  # leaving acks; an exception gives the message back
+                    print(f"processed {message.payload.decode()!r}")
+                expected -= 1
+                if expected == 0:
+                    break
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:7420"))
