@@ -1,0 +1,61 @@
+"""What is in `examples/` runs, as people run it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.local_stack import REPOSITORY, LocalStack
+
+pytestmark = pytest.mark.stack
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=REPOSITORY,
+        env=dict(os.environ) | environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def demo(folder: Path, *arguments: str) -> tuple[int, Any]:
+    ended = run("-m", "examples.demo", "--json", *arguments, TMPDIR=str(folder))
+    assert ended.stdout, ended.stderr
+    return ended.returncode, json.loads(ended.stdout)
+
+
+@pytest.mark.slow  # Forgotten messages come back after their lease.
+def test_the_demo_accounts_for_every_entry_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    code, told = demo(tmp_path, "--messages", "800")
+
+    assert (code, told["ok"], told["faults"]) == (0, True, [])
+    assert (told["published"], told["lost"]) == (800, 0)
+    for queue in told["queues"].values():
+        assert queue["routed"] == queue["acked"] + queue["failed"] > 0
+    assert sum(queue["redelivered"] for queue in told["queues"].values()) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_demo_fails_when_one_delivery_is_dropped_from_the_notes(tmp_path: Path) -> None:
+    code, told = demo(tmp_path, "--messages", "200", "--sabotage")
+
+    assert (code, told["ok"], told["lost"]) == (1, False, 1)
+
+
+def test_the_quick_start_publishes_and_consumes(stack: LocalStack) -> None:
+    first = run("examples/quickstart.py", stack.endpoint)
+    again = run("examples/quickstart.py", stack.endpoint)
+
+    assert (first.returncode, first.stderr) == (0, "")
+    assert first.stdout.splitlines()[-2:] == ["processed 'anvil'", "processed 'tunnel paint'"]
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "from an earlier run" in again.stdout

@@ -1,0 +1,147 @@
+"""`python -m services` as people and scripts use it."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from slatemq.v1 import consumer_pb2, queue_pb2
+from tests.acceptance.local_stack import REPOSITORY, LocalStack, is_running, wait_until
+from tests.acceptance.stubs import Stubs
+
+pytestmark = pytest.mark.stack
+
+
+def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "services", *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_it_says_one_line_when_all_are_serving_and_writes_the_endpoints(stack: LocalStack) -> None:
+    (line,) = (stack.folder / "launcher.out").read_text().splitlines()
+    ready = json.loads((stack.folder / "ready.json").read_text())
+
+    assert f"connect to {ready['endpoint']}" in line
+    assert ready["endpoints"].keys() == {"ingest", "router", "broker"}
+    assert all(address in line for address in ready["endpoints"].values())
+    assert all(is_running(pid) for pid in ready["pids"].values())
+
+
+async def test_sigterm_drains_and_leaves_nothing_running(stack: LocalStack, stubs: Stubs) -> None:
+    # Given a claim that waits
+    queue = queue_pb2.Queue(queue_id="q")
+    await stubs.queues.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue))
+    claim = consumer_pb2.ClaimRequest(queue_id="q", wait_ms=60_000)
+    waiting = asyncio.ensure_future(stubs.consumer.Claim(claim))
+    pids = stack.pids
+    broker_log = stack.folder / "data" / "logs" / "broker.log"
+    await asyncio.sleep(0)
+
+    # When the launcher is told to stop
+    code = await asyncio.to_thread(stack.terminate)
+
+    # Then the claim is answered, in words or with an error, and everything has ended cleanly
+    assert code == 0, stack.said
+    await asyncio.wait([waiting], timeout=10)
+    assert waiting.done()
+    refused = waiting.exception()
+    assert refused is None or isinstance(refused, grpc.aio.AioRpcError)
+    assert not any(is_running(pid) for pid in pids.values())
+    assert not (stack.folder / "ready.json").exists()
+    assert "stopped: SIGTERM" in broker_log.read_text()
+
+
+def test_a_killed_launcher_leaves_no_orphan(stack: LocalStack) -> None:
+    pids = stack.pids
+
+    os.kill(pids["launcher"], signal.SIGKILL)
+    stack.process.wait()
+
+    wait_until(lambda: not any(is_running(pid) for pid in pids.values()), 10)
+
+
+def test_a_restarted_service_keeps_its_port(stack: LocalStack) -> None:
+    before = stack.endpoints
+
+    pid = stack.signal("router", signal.SIGKILL)
+    stack.wait_restarted("router", pid)
+
+    assert stack.endpoints == before
+    assert "router was killed by SIGKILL; starting it again" in stack.said
+
+
+def test_data_outlive_the_stack(tmp_path: Path) -> None:
+    async def create(endpoint: str) -> None:
+        async with Stubs() as stubs:
+            await stubs.connect(endpoint)
+            queue = queue_pb2.Queue(queue_id="kept")
+            await stubs.queues.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue))
+
+    async def listed(endpoint: str) -> list[str]:
+        async with Stubs() as stubs:
+            await stubs.connect(endpoint)
+            got = await stubs.queues.ListQueues(queue_pb2.ListQueuesRequest())
+            return [queue.queue_id for queue in got.queues]
+
+    with LocalStack(tmp_path) as first:
+        asyncio.run(create(first.endpoint))
+        assert first.terminate() == 0
+    with LocalStack(tmp_path) as second:
+        assert asyncio.run(listed(second.endpoint)) == ["kept"]
+
+
+def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+
+        ended = launch("--data", str(tmp_path), "--ports", str(port))
+
+    assert ended.returncode == 1
+    assert f"port {port}" in ended.stderr
+    assert "--ports" in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    ended = launch("--data", str(tmp_path / "file" / "data"))
+
+    assert ended.returncode == 1
+    assert "cannot write to" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_setting_that_a_service_refuses_ends_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLATEMQ_LOG_LEVEL", "shouting")
+
+    ended = launch("--data", str(tmp_path))
+
+    assert ended.returncode == 2
+    assert "shouting" in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_help_teaches() -> None:
+    ended = launch("--help")
+
+    assert ended.returncode == 0
+    assert "--ready-file" in ended.stdout
+    assert "exit codes" in ended.stdout

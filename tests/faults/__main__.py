@@ -1,0 +1,116 @@
+"""`make faults`: the long forms of the acceptance tests' faults, on a real stack.
+
+python -m tests.faults kills --messages 100000 --kills 10
+python -m tests.faults ingest-away --seconds 60
+
+Ends with 0 if nothing was lost, routed twice, or redelivered before its lease ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from tests.acceptance.local_stack import LocalStack
+from tests.acceptance.mishaps import SERVICES, ingest_away_under_claims, kill_along
+from tests.acceptance.stubs import Stubs
+from tests.acceptance.workload import Run, make_lines
+
+FAULTS_SHOWN = 20
+
+
+async def kills(stack: LocalStack, stubs: Stubs, given: argparse.Namespace) -> Run:
+    """Kill random services, spread over a run of so many messages through ten queues."""
+    run = Run(make_lines(given.messages))
+    await run.create_queues(stubs)
+    victims = random.Random(given.seed).choices(SERVICES, k=given.kills)
+    print(f"{given.messages} messages, {run.entries_count} entries; kills: {', '.join(victims)}")
+    publishing = _publish_with_command(stack, run) if given.command else run.publish(stubs)
+    await asyncio.gather(publishing, run.consume(stubs, 2), kill_along(stack, run, victims))
+    await run.find_nothing_more(stubs)
+    return run
+
+
+async def _publish_with_command(stack: LocalStack, run: Run) -> None:
+    """`slatemq publish --jsonl`, gone on with from the count it printed where it gave up."""
+    lines = stack.folder / "lines.jsonl"
+    lines.write_bytes(b"".join(line.payload + b"\n" for line in run.lines))
+    command = [sys.executable, "-m", "slatemq.cli", "--endpoint", stack.endpoint, "--json"]
+    while run.published_count < len(run.lines):
+        process = await asyncio.create_subprocess_exec(
+            *(*command, "publish", "--jsonl", str(lines)),
+            *("--headers-from", "/kind,/region,/n,/rare", "--skip", str(run.published_count)),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        out, _ = await process.communicate()
+        durable = int(json.loads(out.splitlines()[-1])["durable_count"])
+        print(f"slatemq publish: {durable} durable, exit code {process.returncode}")
+        assert durable > run.published_count or process.returncode == 0
+        run.published_count = durable
+
+
+async def ingest_away(stack: LocalStack, stubs: Stubs, given: argparse.Namespace) -> Run:
+    """Stop ingest for so long while consumers claim what no cache holds; one attempt is all."""
+    return await ingest_away_under_claims(stack, stubs, given.seconds)
+
+
+FORMS = {"kills": kills, "ingest-away": ingest_away}
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("form", choices=FORMS)
+    parser.add_argument("--messages", type=int, default=100_000)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument(
+        "--command", action="store_true", help="publish with `slatemq publish --jsonl`"
+    )
+    parser.add_argument("--seconds", type=float, default=60, help="how long ingest is away")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the victims")
+    return parser.parse_args()
+
+
+async def _run(stack: LocalStack, given: argparse.Namespace) -> Run:
+    form: Any = FORMS[given.form]
+    async with Stubs() as stubs:
+        await stubs.connect(stack.endpoint)
+        work: Coroutine[Any, Any, Run] = form(stack, stubs, given)
+        return await work
+
+
+def main() -> int:
+    """Run one form, say what came of it."""
+    given = _parse()
+    print(f"{given.form}, seed {given.seed}")
+    with (
+        tempfile.TemporaryDirectory(prefix="slatemq-faults-") as folder,
+        LocalStack(Path(folder)) as stack,
+    ):
+        began = time.monotonic()
+        run = asyncio.run(_run(stack, given))
+        took = time.monotonic() - began
+        print(stack.said)
+    faults = run.faults()
+    print(
+        f"{run.published_count} published, {run.acked_count} acked, "
+        f"{run.redelivered_count} redelivered, {len(faults)} faults, {took:.1f} s"
+    )
+    for fault in faults[:FAULTS_SHOWN]:
+        print(f"  {fault}")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""A real broker, server and database, with a clock, an ingest and a disk to play with."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from libs.serving.channels import Channels, open_channel
+from libs.serving.exits import ExitCause
+from libs.serving.server import RunningService, _Signals
+from libs.serving.telemetry import Telemetry
+from libs.storage.durability import NoSync
+from libs.storage.roots import Root, open_root
+from services.broker.config import BrokerConfig
+from services.broker.owner import ShardOwner
+from services.broker.service import BrokerService
+from slatemq.errors import InvalidArgument, Unavailable
+from slatemq.rpc_status import from_rpc_error
+from slatemq.v1 import (
+    assignment_pb2,
+    assignment_pb2_grpc,
+    consumer_pb2,
+    consumer_pb2_grpc,
+    message_pb2,
+    queue_pb2,
+    queue_pb2_grpc,
+)
+from tests.manual_clock import ManualClock
+
+
+async def refusal(call: Awaitable[object]) -> tuple[grpc.StatusCode, str, str]:
+    """Code, reason and field (or message) with which a call is refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call
+    error = from_rpc_error(refused.value)
+    told = error.field if isinstance(error, InvalidArgument) else error.message
+    return refused.value.code(), error.reason, told
+
+
+class Disk(NoSync):
+    """A disk whose syncs can be held up."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Event()
+        self.free.set()
+
+        self.broken = False
+
+    async def sync(self) -> None:
+        await self.free.wait()
+        if self.broken:
+            raise OSError("the disk is broken")
+
+
+class Ingest:
+    """Stands for the ingests: has every message, of 10 bytes, unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.gone: set[int] = set()
+        self.sizes: dict[int, int] = {}
+        self.header_bytes = 0
+        self.reads: list[list[int]] = []
+
+    def __call__(self, _: Channels) -> Ingest:
+        return self
+
+    async def read(
+        self, shard: int, ids: Sequence[int]
+    ) -> tuple[Sequence[message_pb2.Message], Sequence[int]]:
+        self.reads.append(list(ids))
+        if self.away:
+            raise Unavailable("ingest is away")
+        there = [i for i in ids if i not in self.gone]
+        headers = {"big": "x" * self.header_bytes} if self.header_bytes else {}
+        messages = [
+            message_pb2.Message(
+                message_id=i, payload=b"%010d" % i * (self.sizes.get(i, 10) // 10), headers=headers
+            )
+            for i in there
+        ]
+        return messages, [i for i in ids if i in self.gone]
+
+
+class Rig:
+    """One broker and the stubs to talk to it."""
+
+    def __init__(
+        self,
+        root: Root,
+        clock: ManualClock,
+        ingest: Ingest,
+        disk: Disk,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.root = root
+        self.clock = clock
+        self.ingest = ingest
+        self.disk = disk
+        self.signals = _Signals()
+        config = BrokerConfig(root="memory:///", port=0, drain_ms=2000)
+        self.service = BrokerService(
+            config,
+            Telemetry(),
+            root=root,
+            make_clock=self._clock,
+            make_ingests=ingest,
+            wall=wall,
+        )
+        self.running = RunningService(self.service, config, Telemetry())
+        self.exit: ExitCause | None = None
+
+    def _clock(self, last_ms: int) -> ManualClock:
+        assert self.clock.now_ms() >= last_ms
+        return self.clock
+
+    @property
+    def owner(self) -> ShardOwner:
+        assert self.service._owner is not None
+        return self.service._owner
+
+    def connect(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.queues = queue_pb2_grpc.QueueServiceStub(channel)
+        self.consumers = consumer_pb2_grpc.ConsumerServiceStub(channel)
+        self.assignments = assignment_pb2_grpc.AssignmentServiceStub(channel)
+
+    async def create(self, queue_id: str = "q", **settings: object) -> queue_pb2.Queue:
+        queue = queue_pb2.Queue(queue_id=queue_id, **settings)  # type: ignore[arg-type]
+        return (await self.queues.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue))).queue
+
+    async def counts(self, queue_id: str = "q") -> dict[str, int]:
+        answer = await self.queues.GetQueue(queue_pb2.GetQueueRequest(queue_id=queue_id))
+        return {
+            field.name.removesuffix("_count"): n for field, n in answer.queue.counts.ListFields()
+        }
+
+    async def assign(
+        self, ids: Sequence[int], queue_id: str = "q", **columns: Sequence[int]
+    ) -> assignment_pb2.AssignResponse:
+        state = await self.assignments.GetRoutingState(assignment_pb2.GetRoutingStateRequest())
+        cursor = next((c.sequence for c in state.cursors if c.ingest_shard == 0), 0)
+        assignment = assignment_pb2.QueueAssignment(
+            queue_id=queue_id,
+            message_ids=ids,
+            **columns,
+        )
+        piece = assignment_pb2.LogRange(
+            previous_sequence=cursor, last_sequence=cursor + 1, assignments=[assignment]
+        )
+        return await self.assignments.Assign(
+            assignment_pb2.AssignRequest(config_revision=state.config_revision, ranges=[piece])
+        )
+
+    async def claim(self, queue_id: str = "q", **wish: object) -> list[consumer_pb2.ClaimedMessage]:
+        request = consumer_pb2.ClaimRequest(queue_id=queue_id, **wish)  # type: ignore[arg-type]
+        return list((await self.consumers.Claim(request)).messages)
+
+    async def ack(self, *tokens: str) -> list[int]:
+        answer = await self.consumers.Ack(consumer_pb2.AckRequest(lease_tokens=tokens))
+        return [status.code for status in answer.results]
+
+    async def nack(self, *tokens: str, reason: str = "", delay_ms: int = 0) -> list[int]:
+        items = [
+            consumer_pb2.NackItem(lease_token=token, reason=reason, delay_ms=delay_ms)
+            for token in tokens
+        ]
+        answer = await self.consumers.Nack(consumer_pb2.NackRequest(items=items))
+        return [status.code for status in answer.results]
+
+    async def pass_time(self, by_ms: int) -> None:
+        """Lets the broker's clock go on, and the leases end whose time has come."""
+        self.clock.advance(by_ms)
+        await self.owner.end_leases_once()
+        await self.owner.durable()
+
+
+def memory_root(disk: Disk) -> Root:
+    """A root in memory, with this disk beneath."""
+    root = open_root("memory:///")
+    root.durability = disk
+    return root
+
+
+@asynccontextmanager
+async def running(
+    root: Root | Path | None = None,
+    clock: ManualClock | None = None,
+    ingest: Ingest | None = None,
+    disk: Disk | None = None,
+) -> AsyncIterator[Rig]:
+    """A broker that serves; ends as by SIGTERM, unless it has ended already."""
+    disk = disk or Disk()
+    if root is None:
+        root = memory_root(disk)
+    elif isinstance(root, Path):
+        root = open_root(root.as_uri())
+    rig = Rig(root, clock or ManualClock(), ingest or Ingest(), disk)
+    ended: asyncio.Task[ExitCause] = asyncio.create_task(rig.running.run(rig.signals))
+    while rig.running.gate._closed is not None:
+        assert not ended.done(), ended.result()
+        await asyncio.sleep(0.005)
+    try:
+        async with open_channel(rig.running.address) as channel:
+            rig.connect(channel)
+            yield rig
+    finally:
+        disk.free.set()
+        rig.signals.first.set()
+        rig.exit = await ended

@@ -1,0 +1,304 @@
+"""An ingest and a broker of a few lines each that misbehave on demand, for tests of the client.
+
+Their memory outlives their server, as durable memory would. They keep the contract where a test
+does not tell them to break it, and write down what they were asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError, Unavailable
+from slatemq.rpc_status import STATUS_DETAILS_KEY, grpc_code, to_status
+from slatemq.v1 import (
+    consumer_pb2,
+    consumer_pb2_grpc,
+    ingest_pb2,
+    ingest_pb2_grpc,
+    queue_pb2,
+    queue_pb2_grpc,
+    topology_pb2,
+    topology_pb2_grpc,
+)
+
+T = TypeVar("T")
+Mishap = Callable[[Any], SlateMQError | None]
+
+
+async def refuse(context: Any, error: SlateMQError) -> None:
+    status = to_status(error)
+    details = ((STATUS_DETAILS_KEY, status.SerializeToString()),)
+    await context.abort(grpc_code(status), error.message, details)
+
+
+@dataclass
+class Directory(topology_pb2_grpc.TopologyServiceServicer):
+    """Who is where; every server tells it."""
+
+    told: topology_pb2.GetTopologyResponse = field(default_factory=topology_pb2.GetTopologyResponse)
+
+    def put(self, service: str, shard: int, address: str) -> None:
+        peers = getattr(self.told, service)
+        for peer in peers:
+            if peer.shard == shard:
+                peer.address = address
+                return
+        peers.add(shard=shard, address=address)
+
+    async def GetTopology(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return self.told
+
+
+@dataclass
+class Ingest(ingest_pb2_grpc.IngestServiceServicer):
+    """Stores batches, once for each request ID.
+
+    Attributes:
+        before: Refuses a request instead of storing it.
+        after: Refuses a request although it is stored: its answer is lost.
+        gate: Publishes wait for it.
+    """
+
+    shard: int = 0
+    before: deque[SlateMQError] = field(default_factory=deque)
+    after: deque[SlateMQError] = field(default_factory=deque)
+    stored: list[bytes] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    seen: dict[str, tuple[bytes, list[int]]] = field(default_factory=dict)
+    calls: list[tuple[float, str, int]] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    async def BatchGetPayloads(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def GetLogStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    def TailLog(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802
+        now = asyncio.get_running_loop().time()
+        self.calls.append((now, request.request_id, len(request.messages)))
+        self.asked.set()
+        await self.gate.wait()
+        if self.before:
+            await refuse(context, self.before.popleft())
+        for index, message in enumerate(request.messages):
+            if message.payload == b"bad":
+                error = InvalidArgument(f"messages[{index}].headers", "has 256, at most 255")
+                await refuse(context, error)
+        content = b"".join(m.SerializeToString(deterministic=True) for m in request.messages)
+        known = self.seen.get(request.request_id)
+        if known is not None and known[0] != content:
+            await refuse(context, InvalidArgument("request_id", "used before"))
+        if known is None:
+            first = (self.shard << 48) + len(self.stored) + 1
+            self.stored += [message.payload for message in request.messages]
+            self.headers += [dict(message.headers) for message in request.messages]
+            known = content, list(range(first, first + len(request.messages)))
+            self.seen[request.request_id] = known
+        if self.after:
+            await refuse(context, self.after.popleft())
+        return ingest_pb2.PublishResponse(message_ids=known[1])
+
+
+@dataclass
+class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServiceServicer):
+    """One queue, `q`, whose messages are handed out in order.
+
+    Attributes:
+        available: Payloads with how often they were claimed.
+        leases: What is in flight, by token.
+        break_after: Streams break when they have sent so many messages.
+        ended: Tokens whose lease is over.
+        lose: So many answers to acks and nacks get lost after they were carried out.
+    """
+
+    lease_ms: int = 30_000
+    available: deque[tuple[bytes, int]] = field(default_factory=deque)
+    leases: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    acked: list[bytes] = field(default_factory=list)
+    nacked: list[tuple[bytes, str, bool]] = field(default_factory=list)
+    finished: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
+    extended: list[str] = field(default_factory=list)
+    break_after: int = 1 << 30
+    lose: int = 0
+    prefetch_max: int = 1 << 30
+    streams: int = 0
+    exists: bool = True
+    silent: bool = False
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def until(self, come_about: Callable[[], object]) -> None:
+        async with self.changed, asyncio.timeout(20):
+            await self.changed.wait_for(come_about)
+
+    async def tell(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    def _claim(self, count: int) -> list[consumer_pb2.ClaimedMessage]:
+        claimed: list[consumer_pb2.ClaimedMessage] = []
+        while self.available and len(claimed) < count:
+            payload, attempts = self.available.popleft()
+            token = f"0-{len(self.leases) + len(self.finished):016x}"
+            self.leases[token] = payload, attempts + 1
+            wire = consumer_pb2.ClaimedMessage(
+                lease_token=token, attempts_count=attempts + 1, lease_ms=self.lease_ms
+            )
+            wire.message.payload = payload
+            wire.message.message_id = len(self.leases) + len(self.finished)
+            claimed.append(wire)
+        return claimed
+
+    async def Claim(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if not self.exists:
+            await refuse(context, NotFound("queue", request.queue_id))
+        if not self.available and request.wait_ms:
+            await self.until(lambda: self.available or not self.exists)
+        if not self.exists:
+            await refuse(context, NotFound("queue", request.queue_id))
+        answer = consumer_pb2.ClaimResponse(messages=self._claim(request.max_messages))
+        await self.tell()
+        return answer
+
+    async def Consume(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        self.streams += 1
+        first = await anext(aiter(requests))
+        if not self.exists:
+            await refuse(context, NotFound("queue", first.start.queue_id))
+        credit = [first.start.credit.messages_count]
+        yield consumer_pb2.ConsumeResponse(consumer_id="made-up")
+
+        async def read() -> None:
+            async for request in requests:
+                credit[0] += request.credit.messages_count
+                await self.tell()
+
+        reading = asyncio.create_task(read())
+        sent = 0
+        try:
+            while True:
+                await self.until(lambda: (self.available and credit[0]) or not self.exists)
+                if not self.exists:
+                    await refuse(context, NotFound("queue", "q"))
+                assert credit[0] <= self.prefetch_max, "more credit than the consumer has room"
+                messages = self._claim(min(credit[0], 7, self.break_after - sent))
+                credit[0] -= len(messages)
+                sent += len(messages)
+                await self.tell()
+                yield consumer_pb2.ConsumeResponse(consumer_id="made-up", messages=messages)
+                if sent >= self.break_after:
+                    await refuse(context, Unavailable("draining", retry_after_ms=1))
+        finally:
+            reading.cancel()
+
+    def _finish(self, token: str) -> tuple[bytes, int] | SlateMQError | None:
+        if token in self.ended:
+            return FailedPrecondition("LEASE_ENDED", "the lease ran out")
+        if token in self.finished:
+            return None
+        self.finished.add(token)
+        return self.leases.pop(token)
+
+    async def _answer(self, context: Any) -> None:
+        await self.tell()
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.lose:
+            self.lose -= 1
+            await refuse(context, Unavailable("the answer is lost", retry_after_ms=1))
+
+    async def Ack(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = consumer_pb2.AckResponse()
+        for token in request.lease_tokens:
+            done = self._finish(token)
+            if isinstance(done, tuple):
+                self.acked.append(done[0])
+            answer.results.append(to_status(done) if isinstance(done, SlateMQError) else _OK)
+        await self._answer(context)
+        return answer
+
+    async def Nack(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = consumer_pb2.NackResponse()
+        for item in request.items:
+            done = self._finish(item.lease_token)
+            if isinstance(done, tuple):
+                self.nacked.append((done[0], item.reason, item.release))
+            answer.results.append(to_status(done) if isinstance(done, SlateMQError) else _OK)
+        await self._answer(context)
+        return answer
+
+    async def ExtendLease(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = consumer_pb2.ExtendLeaseResponse()
+        for token in request.lease_tokens:
+            self.extended.append(token)
+            result = answer.results.add()
+            if token in self.ended:
+                error = FailedPrecondition("LEASE_ENDED", "the lease ran out")
+                result.status.CopyFrom(to_status(error))
+        await self.tell()
+        return answer
+
+    async def CreateQueue(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return queue_pb2.CreateQueueResponse(queue=request.queue)
+
+
+_OK = to_status(InvalidArgument("", ""))
+_OK.Clear()
+
+
+@dataclass
+class Instance:
+    """Servers on ports of their own, and what they remember."""
+
+    directory: Directory = field(default_factory=Directory)
+    ingest: Ingest = field(default_factory=Ingest)
+    broker: Broker = field(default_factory=Broker)
+    endpoint: str = ""
+    servers: list[grpc.aio.Server] = field(default_factory=list)
+
+    async def __aenter__(self) -> Instance:
+        self.endpoint, _ = await self.serve()  # Somebody who only knows where the others are.
+        await self.serve(ingest=self.ingest)
+        await self.serve(broker=self.broker)
+        return self
+
+    async def serve(
+        self,
+        ingest: Ingest | None = None,
+        broker: Broker | None = None,
+        options: list[tuple[str, int]] | None = None,
+    ) -> tuple[str, grpc.aio.Server]:
+        """Starts a server, and tells everybody where it is."""
+        server = grpc.aio.server(options=options or [])
+        port = server.add_insecure_port("127.0.0.1:0")
+        address = f"127.0.0.1:{port}"
+        topology_pb2_grpc.add_TopologyServiceServicer_to_server(self.directory, server)
+        if ingest is not None:
+            ingest_pb2_grpc.add_IngestServiceServicer_to_server(ingest, server)
+            self.directory.put("ingests", ingest.shard, address)
+        if broker is not None:
+            consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(broker, server)
+            queue_pb2_grpc.add_QueueServiceServicer_to_server(broker, server)
+            self.directory.put("brokers", 0, address)
+        await server.start()
+        self.servers.append(server)
+        return address, server
+
+    async def __aexit__(self, *_: object) -> None:
+        for server in self.servers:
+            await server.stop(None)

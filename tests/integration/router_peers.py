@@ -1,0 +1,241 @@
+"""An ingest and a broker of a few lines each, for tests of the router between them.
+
+Their memory outlives their server, as durable memory would, so stopping and starting them is a
+restart. Both refuse what the contract refuses, so a router that asks for it fails its test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from libs.serving.limits import server_options
+from libs.serving.topology import Peer, TopologyDirectory
+from slatemq.v1 import (
+    assignment_pb2,
+    assignment_pb2_grpc,
+    ingest_pb2,
+    ingest_pb2_grpc,
+    queue_pb2,
+    queue_pb2_grpc,
+)
+
+Headers = dict[str, str]
+
+
+@dataclass
+class LogMemory:
+    """What an ingest shard has stored."""
+
+    shard: int = 0
+    entries: list[ingest_pb2.LogEntry] = field(default_factory=list)
+    grown: asyncio.Condition = field(default_factory=asyncio.Condition)
+    headers: dict[int, Headers] = field(default_factory=dict)
+
+    async def publish(self, batch: Sequence[Headers], retention_s: int = 0) -> list[int]:
+        base = self.entries[-1].messages[-1].message_id if self.entries else self.shard << 48
+        entry = ingest_pb2.LogEntry(sequence=base + 1)
+        for message_id, headers in enumerate(batch, base + 1):
+            entry.messages.add(
+                message_id=message_id,
+                headers=headers,
+                created_at_ms=1_000,
+                received_at_ms=2_000,
+                retention_s=retention_s,
+                payload_bytes=5,
+            )
+            self.headers[message_id] = headers
+        async with self.grown:
+            self.entries.append(entry)
+            self.grown.notify_all()
+        return [message.message_id for message in entry.messages]
+
+    @property
+    def end(self) -> int:
+        return self.entries[-1].sequence if self.entries else 0
+
+
+class _RoutersPart:
+    """Answers UNIMPLEMENTED to what no router calls."""
+
+    async def _unserved(self, request: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "for routers only")
+
+    Publish = BatchGetPayloads = _unserved
+    CreateQueue = GetQueue = ListQueues = UpdateQueue = DeleteQueue = _unserved
+
+
+class MemoryIngest(_RoutersPart, ingest_pb2_grpc.IngestServiceServicer):
+    """Serves a log; counts its open streams."""
+
+    def __init__(self, memory: LogMemory) -> None:
+        self.memory = memory
+        self.streams_count = 0
+
+    async def GetLogStatus(  # noqa: N802
+        self, request: ingest_pb2.GetLogStatusRequest, context: Any
+    ) -> ingest_pb2.GetLogStatusResponse:
+        memory = self.memory
+        return ingest_pb2.GetLogStatusResponse(shard=memory.shard, durable_sequence=memory.end)
+
+    async def TailLog(  # noqa: N802
+        self, request: ingest_pb2.TailLogRequest, context: Any
+    ) -> AsyncIterator[ingest_pb2.TailLogResponse]:
+        memory, sent = self.memory, request.after_sequence
+        if not 0 <= sent <= memory.end:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "after_sequence")
+        self.streams_count += 1
+        try:
+            while True:
+                entries = [entry for entry in memory.entries if entry.sequence > sent][:50]
+                if entries:
+                    sent = entries[-1].sequence
+                    yield ingest_pb2.TailLogResponse(entries=entries, durable_sequence=memory.end)
+                    continue
+                async with memory.grown:
+                    if memory.end == sent or not memory.entries:
+                        await memory.grown.wait()
+        finally:
+            self.streams_count -= 1
+
+
+@dataclass
+class ShardMemory:
+    """What a broker shard has stored, and what a test wants to know of its calls."""
+
+    shard: int = 0
+    revision: int = 0
+    changes: dict[str, tuple[int, queue_pb2.QueueChange]] = field(default_factory=dict)
+    cursors: dict[int, int] = field(default_factory=dict)
+    assigned: dict[str, list[int]] = field(default_factory=dict)
+    rows: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    revisions: dict[int, int] = field(default_factory=dict)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    refused_count: int = 0
+    calls_count: int = 0
+
+    async def set_queue(self, queue_id: str, filter_source: str = "", priority: str = "") -> None:
+        queue = queue_pb2.Queue(queue_id=queue_id, filter=filter_source, priority=priority)
+        await self._change(queue_id, queue_pb2.QueueChange(queue=queue))
+
+    async def delete_queue(self, queue_id: str) -> None:
+        await self._change(queue_id, queue_pb2.QueueChange(deleted_queue_id=queue_id))
+
+    async def _change(self, queue_id: str, change: queue_pb2.QueueChange) -> None:
+        async with self.changed:
+            self.revision += 1
+            self.changes[queue_id] = (self.revision, change)
+            self.changed.notify_all()
+
+    def changes_after(self, revision: int) -> list[queue_pb2.QueueChange]:
+        later = sorted(
+            (at, name, change) for name, (at, change) in self.changes.items() if at > revision
+        )
+        return [change for _, _, change in later]
+
+    def apply(self, piece: assignment_pb2.LogRange, revision: int) -> bool:
+        cursor = self.cursors.get(piece.ingest_shard, 0)
+        if piece.previous_sequence != cursor or revision != self.revision:
+            self.refused_count += 1
+            return False
+        for assignment in piece.assignments:
+            ids = list(assignment.message_ids)
+            self.assigned.setdefault(assignment.queue_id, []).extend(ids)
+            self.revisions.update(dict.fromkeys(ids, revision))
+            columns = (
+                list(assignment.priorities) or [128] * len(ids),
+                list(assignment.retention_deadlines_ms) or [0] * len(ids),
+                list(assignment.visible_at_ms) or [0] * len(ids),
+            )
+            self.rows.update(zip(ids, zip(*columns, strict=True), strict=True))
+        self.cursors[piece.ingest_shard] = piece.last_sequence
+        return True
+
+
+class MemoryBroker(
+    _RoutersPart,
+    assignment_pb2_grpc.AssignmentServiceServicer,
+    queue_pb2_grpc.QueueServiceServicer,
+):
+    """Serves a shard. While `answering` is clear, calls are worked on and not answered."""
+
+    def __init__(self, memory: ShardMemory) -> None:
+        self.memory = memory
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self.watchable = True
+
+    async def GetRoutingState(  # noqa: N802
+        self, request: assignment_pb2.GetRoutingStateRequest, context: Any
+    ) -> assignment_pb2.GetRoutingStateResponse:
+        memory = self.memory
+        return assignment_pb2.GetRoutingStateResponse(
+            config_revision=memory.revision,
+            changes=memory.changes_after(request.known_revision),
+            cursors=[
+                assignment_pb2.LogCursor(ingest_shard=shard, sequence=sequence)
+                for shard, sequence in memory.cursors.items()
+            ],
+            broker_shard=memory.shard,
+        )
+
+    async def Assign(  # noqa: N802
+        self, request: assignment_pb2.AssignRequest, context: Any
+    ) -> assignment_pb2.AssignResponse:
+        memory = self.memory
+        memory.calls_count += 1
+        answer = assignment_pb2.AssignResponse()
+        for piece in request.ranges:
+            applied = memory.apply(piece, request.config_revision)
+            cursor = memory.cursors.get(piece.ingest_shard, 0)
+            answer.results.add(ingest_shard=piece.ingest_shard, applied=applied, cursor=cursor)
+        answer.config_revision = memory.revision
+        answer.changes.extend(memory.changes_after(request.config_revision))
+        await self.answering.wait()
+        return answer
+
+    async def WatchQueues(  # noqa: N802
+        self, request: queue_pb2.WatchQueuesRequest, context: Any
+    ) -> AsyncIterator[queue_pb2.WatchQueuesResponse]:
+        if not self.watchable:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams")
+        memory, told = self.memory, request.after_revision
+        while True:
+            changes, told = memory.changes_after(told), memory.revision
+            yield queue_pb2.WatchQueuesResponse(changes=changes, revision=told)
+            async with memory.changed:
+                if memory.revision == told:
+                    await memory.changed.wait()
+
+
+class Running:
+    """One of them on a server, announced in the topology."""
+
+    def __init__(self, directory: TopologyDirectory, service: MemoryIngest | MemoryBroker) -> None:
+        self._directory = directory
+        self._service = service
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, port: int = 0) -> int:
+        self._server = grpc.aio.server(options=server_options())
+        if isinstance(self._service, MemoryIngest):
+            kind = "ingest"
+            ingest_pb2_grpc.add_IngestServiceServicer_to_server(self._service, self._server)
+        else:
+            kind = "broker"
+            assignment_pb2_grpc.add_AssignmentServiceServicer_to_server(self._service, self._server)
+            queue_pb2_grpc.add_QueueServiceServicer_to_server(self._service, self._server)
+        port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        await self._server.start()
+        address = f"127.0.0.1:{port}"
+        await self._directory.announce(Peer(kind, self._service.memory.shard, address))
+        return port
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)

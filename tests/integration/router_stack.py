@@ -1,0 +1,78 @@
+"""An ingest and brokers that keep to the contract and nothing more, and routers between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from libs.serving.channels import Channels
+from libs.serving.telemetry import Telemetry
+from libs.serving.topology import TopologyDirectory
+from libs.storage.roots import open_root
+from services.router.route import PieceLimits
+from services.router.router import Router
+from services.router.tails import Buffer
+from tests.integration.router_peers import (
+    LogMemory,
+    MemoryBroker,
+    MemoryIngest,
+    Running,
+    ShardMemory,
+)
+
+WAIT_SECONDS = 60
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+class Stack:
+    """Peers in one topology, and routers to be run between them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root_url = root.as_uri()
+        self.directory = TopologyDirectory(open_root(self.root_url).objects)
+        self.log = LogMemory()
+        self.shard = ShardMemory()
+        self.ingest = MemoryIngest(self.log)
+        self.broker = MemoryBroker(self.shard)
+        self.ingest_server = Running(self.directory, self.ingest)
+        self.broker_server = Running(self.directory, self.broker)
+
+    @asynccontextmanager
+    async def router(
+        self, limits: PieceLimits | None = None, buffer: Buffer | None = None
+    ) -> AsyncIterator[Router]:
+        directory = TopologyDirectory(open_root(self.root_url).objects)
+        channels = Channels(directory)
+        router = Router(
+            directory, channels, Telemetry(), limits=limits, buffer=buffer, look_again_ms=50
+        )
+        running = asyncio.create_task(router.run())
+        try:
+            yield router
+            if running.done():
+                running.result()
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            await channels.close()
+
+    def got(self, queue_id: str) -> list[int]:
+        return self.shard.assigned.get(queue_id, [])
+
+
+@asynccontextmanager
+async def peers(tmp_path: Path) -> AsyncIterator[Stack]:
+    stack = Stack(tmp_path)
+    await stack.ingest_server.start()
+    await stack.broker_server.start()
+    yield stack
+    await stack.ingest_server.stop()
+    await stack.broker_server.stop()

@@ -1,0 +1,132 @@
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+
+from libs.serving.channels import Channels, open_channel
+from libs.serving.topology import Peer, TopologyDirectory
+from libs.storage.roots import open_root
+from slatemq.errors import DeadlineExceeded, Unavailable
+from slatemq.rpc_status import raising_slatemq_errors
+from tests.integration.serving.echo_service import METHODS, EchoServicer
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def directory(clock: Clock) -> AsyncIterator[TopologyDirectory]:
+    made = TopologyDirectory(open_root("memory:///").objects, clock)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def channels(directory: TopologyDirectory) -> AsyncIterator[Channels]:
+    made = Channels(directory, call_deadline_ms=5_000)
+    yield made
+    await made.close()
+
+
+async def serve() -> tuple[grpc.aio.Server, EchoServicer, str]:
+    server, servicer = grpc.aio.server(), EchoServicer()
+    servicer.add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, servicer, f"127.0.0.1:{port}"
+
+
+async def echo(channel: grpc.aio.Channel, text: str, timeout: float | None = None) -> str:
+    method: Any = channel.unary_unary(METHODS["uu"], StringValue.SerializeToString)
+    with raising_slatemq_errors():
+        answer = await method(StringValue(value=text), timeout=timeout)
+    return StringValue.FromString(answer).value
+
+
+async def test_a_peer_has_one_channel(directory: TopologyDirectory, channels: Channels) -> None:
+    server, _, address = await serve()
+    await directory.announce(Peer("broker", 0, address))
+
+    first = await channels.to("broker", 0)
+
+    assert await echo(first, "hello") == "hello"
+    assert await channels.to("broker", 0) is first
+    await server.stop(0)
+
+
+async def test_a_peer_that_nobody_knows_is_unavailable(channels: Channels) -> None:
+    with pytest.raises(Unavailable) as caught:
+        await channels.to("broker", 7)
+
+    assert caught.value.reason == "PEER_UNKNOWN"
+
+
+async def test_a_peer_that_moved_is_found_at_its_new_place(
+    directory: TopologyDirectory, channels: Channels, clock: Clock
+) -> None:
+    # Given a peer that was called and then went away
+    server, _, address = await serve()
+    await directory.announce(Peer("broker", 0, address))
+    assert await echo(await channels.to("broker", 0), "hello") == "hello"
+    await server.stop(0)
+    with pytest.raises(Unavailable):
+        await echo(await channels.to("broker", 0), "hello")
+
+    # When it comes back elsewhere
+    server, _, address = await serve()
+    await directory.announce(Peer("broker", 0, address))
+    clock.now = 1.0
+
+    # Then the next call finds it
+    assert await echo(await channels.to("broker", 0), "again") == "again"
+    await server.stop(0)
+
+
+async def test_a_call_without_a_deadline_gets_one() -> None:
+    server, servicer, address = await serve()
+
+    async with open_channel(address, deadline_seconds=0.05) as channel:
+        with pytest.raises(DeadlineExceeded):
+            await echo(channel, "wait")
+        # And one that states its own keeps it
+        servicer.waiting.clear()
+        call = asyncio.create_task(echo(channel, "wait", timeout=10))
+        await servicer.waiting.wait()
+        servicer.release.set()
+        assert await call == "wait"
+    await server.stop(0)
+
+
+async def test_a_peer_that_is_down_fails_at_once_and_is_back_within_a_second() -> None:
+    server, _, address = await serve()
+    await server.stop(0)
+
+    async with open_channel(address) as channel:
+        # Given several calls while the peer is down, which raise the backoff
+        for _ in range(5):
+            with pytest.raises(Unavailable):
+                await echo(channel, "hello")
+
+        # When it is back on its port
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        EchoServicer().add_to(server)
+        server.add_insecure_port(address)
+        await server.start()
+
+        # Then the same channel reaches it soon
+        async with asyncio.timeout(3):
+            await channel.channel_ready()
+        assert await echo(channel, "back") == "back"
+    await server.stop(0)

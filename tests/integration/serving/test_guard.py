@@ -1,0 +1,225 @@
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+
+from libs.serving import limits
+from libs.serving.channels import open_channel
+from libs.serving.guard import CallGuard, Gate
+from libs.serving.telemetry import Telemetry
+from libs.storage.errors import CorruptRecord, StoreUnavailable
+from slatemq import errors
+from slatemq.rpc_status import raising_slatemq_errors
+from tests.integration.serving.echo_service import METHODS, EchoServicer
+
+KINDS = list(METHODS)
+
+
+async def call(channel: grpc.aio.Channel, kind: str, *requests: bytes) -> list[str]:
+    """Call a method of one kind with raw request bytes; errors as the client sees them."""
+    make = {
+        "uu": channel.unary_unary,
+        "us": channel.unary_stream,
+        "su": channel.stream_unary,
+        "ss": channel.stream_stream,
+    }[kind]
+    method: Any = make(METHODS[kind], response_deserializer=StringValue.FromString)
+    with raising_slatemq_errors():
+        made = method(iter(requests) if kind[0] == "s" else requests[0], timeout=10)
+        if kind[1] == "s":
+            return [answer.value async for answer in made]
+        return [(await made).value]
+
+
+def word(text: str) -> bytes:
+    return StringValue(value=text).SerializeToString()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_answers_pass_unchanged(channel: grpc.aio.Channel, kind: str) -> None:
+    assert await call(channel, kind, word("hello")) == ["hello"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_error_reaches_the_caller_with_its_details(
+    channel: grpc.aio.Channel, kind: str
+) -> None:
+    with pytest.raises(errors.FailedPrecondition) as caught:
+        await call(channel, kind, word("refuse"))
+
+    assert caught.value.reason == "LEASE_EXPIRED"
+    assert caught.value.subject == "lease 1"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_bytes_that_do_not_decode_are_the_callers_fault(
+    channel: grpc.aio.Channel, kind: str
+) -> None:
+    with pytest.raises(errors.InvalidArgument) as caught:
+        await call(channel, kind, b"\xff\xff\xff")
+
+    assert caught.value.reason == "UNDECODABLE"
+    # And the server lives on
+    assert await call(channel, kind, word("still here")) != []
+
+
+async def test_bad_bytes_in_the_middle_of_a_stream_end_it(channel: grpc.aio.Channel) -> None:
+    with pytest.raises(errors.InvalidArgument):
+        await call(channel, "ss", word("fine"), b"\xff\xff\xff", word("never"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_unexpected_error_is_logged_and_tells_nothing(
+    channel: grpc.aio.Channel,
+    servicer: EchoServicer,
+    kind: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    servicer.failure = lambda: RuntimeError("password=hunter2")
+
+    with pytest.raises(errors.Internal) as caught:
+        await call(channel, kind, word("fail"))
+
+    assert "hunter2" not in caught.value.message
+    assert "hunter2" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "reason"),
+    [
+        (lambda: StoreUnavailable("s3 is off"), errors.Unavailable, "STORE_UNAVAILABLE"),
+        (lambda: CorruptRecord("active value", "short"), errors.DataLoss, "DAMAGED_DATA"),
+        (lambda: asyncio.CancelledError(), errors.Unavailable, "STOPPING"),
+    ],
+)
+async def test_what_a_service_stumbles_over_has_a_kind(
+    channel: grpc.aio.Channel,
+    servicer: EchoServicer,
+    failure: Callable[[], BaseException],
+    kind: type[errors.SlateMQError],
+    reason: str,
+) -> None:
+    servicer.failure = failure
+
+    with pytest.raises(kind) as caught:
+        await call(channel, "uu", word("fail"))
+
+    assert caught.value.reason == reason
+
+
+async def test_a_peer_that_is_away_is_unavailable_not_internal(
+    channel: grpc.aio.Channel, servicer: EchoServicer
+) -> None:
+    servicer.failure = lambda: grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "10.0.0.7 refused"
+    )
+
+    with pytest.raises(errors.Unavailable) as caught:
+        await call(channel, "uu", word("fail"))
+
+    assert caught.value.reason == "PEER_UNAVAILABLE"
+    assert "10.0.0.7" not in caught.value.message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_cancelled_call_is_cancelled_in_the_handler(
+    channel: grpc.aio.Channel,
+    servicer: EchoServicer,
+    gate: Gate,
+    kind: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Given a call that waits in its handler
+    calling = asyncio.create_task(call(channel, kind, word("wait")))
+    async with asyncio.timeout(10):
+        await servicer.waiting.wait()
+        assert gate.calls_count == 1
+
+        # When the client gives up
+        calling.cancel()
+
+        # Then the handler is told, and no trace of the call is left
+        await servicer.cancelled.wait()
+        while gate.calls_count:
+            await asyncio.sleep(0)
+    assert caplog.get_records("call") == []
+
+
+async def test_calls_over_the_bound_are_told_to_wait(
+    channel: grpc.aio.Channel, servicer: EchoServicer, gate: Gate
+) -> None:
+    # Given as many calls in flight as there may be
+    calling = [asyncio.create_task(call(channel, "uu", word("wait"))) for _ in range(3)]
+    async with asyncio.timeout(10):
+        while gate.calls_count < 3:
+            await asyncio.sleep(0)
+
+    # When one more comes
+    with pytest.raises(errors.ResourceExhausted) as caught:
+        await call(channel, "uu", word("hello"))
+
+    # Then it is refused with a time to wait, and the others end well
+    assert caught.value.reason == "TOO_MANY_CALLS"
+    assert caught.value.retry_after_ms > 0
+    servicer.release.set()
+    assert await asyncio.gather(*calling) == [["wait"]] * 3
+
+
+async def test_a_closed_gate_says_why(channel: grpc.aio.Channel, gate: Gate) -> None:
+    gate.close("DRAINING", "the service is stopping")
+
+    with pytest.raises(errors.Unavailable) as caught:
+        await call(channel, "uu", word("hello"))
+
+    assert caught.value.reason == "DRAINING"
+
+
+async def test_the_largest_payload_passes(channel: grpc.aio.Channel) -> None:
+    payload = "x" * (64 * 1024 * 1024)
+
+    assert await call(channel, "uu", word(payload)) == [payload]
+
+
+async def test_a_message_over_the_limit_is_refused_by_name(channel: grpc.aio.Channel) -> None:
+    with pytest.raises(errors.ResourceExhausted) as caught:
+        await call(channel, "uu", bytes(100 * 1024 * 1024))
+
+    assert caught.value.reason == "MESSAGE_TOO_LARGE"
+
+
+async def test_an_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> None:
+    method: Any = channel.unary_unary("/test.Echo/none")
+
+    with pytest.raises(errors.Internal) as caught, raising_slatemq_errors():
+        await method(b"", timeout=10)
+
+    assert caught.value.reason == "UNIMPLEMENTED"
+
+
+async def test_a_request_over_the_limit_is_told_the_limit(
+    servicer: EchoServicer, gate: Gate, telemetry: Telemetry
+) -> None:
+    server = grpc.aio.server(interceptors=[CallGuard(gate, telemetry, message_bytes_max=100)])
+    servicer.add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(errors.InvalidArgument) as caught:
+            await call(channel, "uu", word("x" * 200))
+    await server.stop(0)
+
+    assert caught.value.reason == "MESSAGE_TOO_LARGE"
+    assert "at most 100 fit" in caught.value.message
+
+
+def test_large_requests_are_let_in_one_at_least_and_more_within_the_bound() -> None:
+    gate = Gate(calls_max=1)
+    assert gate.has_room(10 * limits.LARGE_BYTES_MAX)
+    gate.large_bytes = limits.LARGE_BYTES_MAX - 5
+    assert gate.has_room(5)
+    assert not gate.has_room(6)

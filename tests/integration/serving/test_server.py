@@ -1,0 +1,271 @@
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from libs.serving.channels import open_channel
+from libs.serving.config import ServingConfig
+from libs.serving.exits import ExitCause
+from libs.serving.server import run_service
+from libs.storage.errors import Fenced
+from slatemq.errors import Unavailable
+from slatemq.rpc_status import raising_slatemq_errors
+from tests.integration.serving.echo_service import METHODS, NAME, EchoService
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Stack:
+    """One echo service being run, and a channel to it."""
+
+    def __init__(
+        self, service: EchoService, channel: grpc.aio.Channel, run: asyncio.Task[ExitCause]
+    ):
+        self.service, self.channel, self.run = service, channel, run
+        self._health: Any = health_pb2_grpc.HealthStub(channel)
+
+    async def echo(self, text: str) -> str:
+        method: Any = self.channel.unary_unary(METHODS["uu"], StringValue.SerializeToString)
+        with raising_slatemq_errors():
+            return StringValue.FromString(await method(StringValue(value=text))).value
+
+    async def health(self, name: str = NAME) -> str:
+        answer = await self._health.Check(health_pb2.HealthCheckRequest(service=name))
+        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+    async def until_healthy(self) -> None:
+        watch = self._health.Watch(health_pb2.HealthCheckRequest(service=NAME), timeout=10)
+        async for answer in watch:
+            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                watch.cancel()
+                return
+
+
+@asynccontextmanager
+async def running(service: EchoService, ready_file: Path | None = None) -> AsyncIterator[Stack]:
+    config = ServingConfig(
+        root="memory:///", ready_file=str(ready_file or ""), drain_ms=5_000, log_level="debug"
+    )
+    run = asyncio.create_task(run_service(service, config))
+    async with asyncio.timeout(20):
+        while not service.steps:
+            await asyncio.sleep(0)
+        address = service.steps[0].removeprefix("start ")
+        async with open_channel(address) as channel:
+            yield Stack(service, channel, run)
+            if not run.done():
+                os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait([run])
+
+
+async def test_a_service_that_starts_is_not_serving_yet() -> None:
+    # Given a service whose start takes its time
+    service = EchoService()
+    service.may_start.clear()
+
+    async with running(service) as stack:
+        # Then health says so, and calls are told to come back
+        assert await stack.health() == "NOT_SERVING"
+        with pytest.raises(Unavailable) as caught:
+            await stack.echo("hello")
+        assert caught.value.reason == "STARTING"
+
+        # When it has started, it serves
+        service.may_start.set()
+        await stack.until_healthy()
+        assert await stack.health("") == "SERVING"
+        assert await stack.echo("hello") == "hello"
+
+
+async def test_sigterm_while_starting_ends_cleanly() -> None:
+    service = EchoService()
+    service.may_start.clear()
+
+    async with running(service) as stack:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+        assert (await stack.run).code == 0
+    assert service.steps[-1] == "stop"
+
+
+async def test_sigterm_lets_calls_in_flight_finish_and_new_ones_not_begin() -> None:
+    service = EchoService()
+
+    async with running(service) as stack:
+        # Given a call in flight
+        await stack.until_healthy()
+        call = asyncio.create_task(stack.echo("wait"))
+        await service.servicer.waiting.wait()
+
+        # When the process is asked to stop
+        os.kill(os.getpid(), signal.SIGTERM)
+        while "drain" not in service.steps:
+            await asyncio.sleep(0)
+
+        # Then a new call is refused, the old one is answered, and the end is clean
+        with pytest.raises(Unavailable):
+            await stack.echo("hello")
+        assert not stack.run.done()
+        service.servicer.release.set()
+        assert await call == "wait"
+        assert await stack.run == ExitCause.clean("SIGTERM")
+    assert service.steps[-2:] == ["drain", "stop"]
+
+
+async def test_a_watch_on_the_health_does_not_hold_up_the_end() -> None:
+    service = EchoService()
+    service.may_start.clear()
+
+    async with running(service) as stack:
+        # Given somebody who watches
+        request = health_pb2.HealthCheckRequest(service=NAME)
+        stub: Any = health_pb2_grpc.HealthStub(stack.channel)
+        watch = stub.Watch(request)
+        seen = [await watch.read()]
+        service.may_start.set()
+        seen.append(await watch.read())
+
+        # When the process is asked to stop
+        os.kill(os.getpid(), signal.SIGTERM)
+
+        # Then the watcher is told, and the end comes long before the grace of 5 s
+        seen.append(await watch.read())
+        async with asyncio.timeout(3):
+            assert (await stack.run).code == 0
+    states = health_pb2.HealthCheckResponse
+    assert [getattr(one, "status", None) for one in seen] == [
+        states.NOT_SERVING,
+        states.SERVING,
+        states.NOT_SERVING,
+    ]
+
+
+async def test_a_second_signal_ends_calls_in_flight_at_once() -> None:
+    service = EchoService()
+
+    async with running(service) as stack:
+        await stack.until_healthy()
+        call = asyncio.create_task(stack.echo("wait"))
+        await service.servicer.waiting.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        while "drain" not in service.steps:
+            await asyncio.sleep(0)
+
+        os.kill(os.getpid(), signal.SIGTERM)
+
+        assert (await stack.run).code == 0
+        with pytest.raises(Unavailable):
+            await call
+
+
+async def test_a_fenced_service_stops_without_draining() -> None:
+    service = EchoService()
+
+    async with running(service) as stack:
+        await stack.until_healthy()
+
+        service.fatal.set_exception(Fenced("detected newer DB client"))
+
+        assert (await stack.run).code == 77
+    assert "drain" not in service.steps
+    assert service.steps[-1] == "stop"
+
+
+async def test_the_ready_file_holds_the_address_once_serving(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    service = EchoService()
+
+    async with running(service, ready) as stack:
+        await stack.until_healthy()
+        while not ready.exists():
+            await asyncio.sleep(0)
+        address = json.loads(ready.read_text())["address"]
+
+        assert f"start {address}" == service.steps[0]
+
+
+async def test_reflection_lists_the_services() -> None:
+    async with running(EchoService()) as stack:
+        channel: Any = stack.channel
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        requests = [reflection_pb2.ServerReflectionRequest(list_services="")]
+        answers = [answer async for answer in stub.ServerReflectionInfo(iter(requests))]
+
+    names = {service.name for service in answers[0].list_services_response.service}
+    assert {NAME, "grpc.health.v1.Health"} <= names
+
+
+async def process(*arguments: str) -> tuple[int, str]:
+    """Run the echo service as a program to its end."""
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.integration.serving.echo_service"),
+        *("--root", "memory:///", *arguments),
+        cwd=ROOT,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await asyncio.wait_for(program.communicate(), 30)
+    assert program.returncode is not None
+    return program.returncode, said.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "code", "says"),
+    [
+        ("fenced", 77, "fenced: another broker owns shard 3"),
+        ("failed", 77, "fenced: another process owns the shard now"),
+        ("unavailable", 1, "failed: no such bucket"),
+        ("wrong", 2, "the shard is of another instance"),
+    ],
+)
+async def test_the_exit_code_says_whether_to_start_again(end: str, code: int, says: str) -> None:
+    ended, said = await process("--end", end)
+
+    assert ended == code
+    assert says in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+async def test_a_port_that_is_taken_is_a_failure_that_names_it() -> None:
+    # Given a port with a listener
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    code, said = await process("--port", str(port))
+
+    assert code == 1
+    assert f"cannot listen: 127.0.0.1:{port}" in said
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.slow
+async def test_a_process_drains_on_sigterm(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.integration.serving.echo_service"),
+        *("--root", "memory:///", "--ready-file", str(ready), "--log-format", "json"),
+        cwd=ROOT,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(30):
+        while not ready.exists():
+            await asyncio.sleep(0.01)
+        program.terminate()
+        _, said = await program.communicate()
+
+    assert program.returncode == 0
+    events = [json.loads(line)["message"] for line in said.decode().splitlines()]
+    assert events == ["listening", "serving", "draining", "stopped: SIGTERM"]

@@ -1,0 +1,57 @@
+"""Commands whose services go away: they tell that from an empty queue, and outlast a restart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.local_stack import LocalStack
+from tests.integration.cli_stack import Cli
+
+pytestmark = pytest.mark.stack
+
+START_SECONDS = 20.0
+"""For a command to start and to end, on a busy machine."""
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    with LocalStack(tmp_path / "stack") as stack:
+        yield Cli(stack, tmp_path / "state")
+
+
+@pytest.mark.parametrize("wait", [("--wait", "2s"), ()])
+def test_consume_ends_with_3_when_everything_stays_away(cli: Cli, wait: tuple[str, ...]) -> None:
+    # Given a consumer that has had a message
+    cli.ok("queue", "create", "q")
+    cli.ok("publish", "--to", "q", "first")
+    consumer = cli.start("consume", "q", "--timeout", "3s", *wait)
+    assert consumer.stdout is not None
+    assert consumer.stdout.readline() == b"first\n"
+
+    # When everything stops
+    cli.stack.terminate()
+
+    # Then it does not take that for an empty queue
+    out, err = consumer.communicate(timeout=3 + START_SECONDS)
+    assert consumer.returncode == 3, err
+    assert out == b""
+    assert b"away for" in err
+
+
+def test_claim_waits_for_messages_but_not_so_long_for_a_broker(cli: Cli) -> None:
+    # Given a claim that waits at the broker
+    cli.ok("queue", "create", "q")
+    began = time.monotonic()
+    waiting = cli.start("claim", "q", "--timeout", "2s", "--wait", "60s")
+
+    # When everything stops
+    cli.stack.terminate()
+
+    # Then the claim ends, long before its wait
+    _, err = waiting.communicate(timeout=2 + START_SECONDS)
+    assert waiting.returncode == 3, err
+    assert time.monotonic() - began < 45

@@ -1,0 +1,222 @@
+"""The router while its peers restart, move, lag, lie and go away."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+
+from services.router.tails import Buffer
+from slatemq.v1 import assignment_pb2, assignment_pb2_grpc
+from tests.integration.router_peers import (
+    MemoryBroker,
+    Running,
+    ShardMemory,
+)
+from tests.integration.router_stack import Stack, peers, until
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    async with peers(tmp_path) as running:
+        yield running
+
+
+async def test_a_broker_that_restarts_after_a_lost_answer_gets_nothing_twice(stack: Stack) -> None:
+    await stack.shard.set_queue("all", "true")
+
+    async with stack.router():
+        stack.broker.answering.clear()
+        first = await stack.log.publish([{}])
+        await until(lambda: stack.got("all") == first)  # Applied, never answered.
+        await stack.broker_server.stop()
+        stack.broker.answering.set()
+        second = await stack.log.publish([{}])
+        await stack.broker_server.start()
+        await until(lambda: stack.got("all") == first + second)
+
+
+async def test_an_ingest_that_moves_is_found_again(stack: Stack) -> None:
+    await stack.shard.set_queue("all", "true")
+
+    async with stack.router():
+        first = await stack.log.publish([{}])
+        await until(lambda: stack.got("all") == first)
+        await stack.ingest_server.stop()
+        await stack.ingest_server.start()
+        second = await stack.log.publish([{}])
+        await until(lambda: stack.got("all") == first + second)
+
+
+async def test_a_router_that_is_killed_leaves_nothing_out(stack: Stack) -> None:
+    await stack.shard.set_queue("all", "true")
+    published: list[int] = []
+
+    for _ in range(5):
+        async with stack.router() as router:
+            published += await stack.log.publish([{}])
+            await until(lambda: bool(router.logs))
+            published += await stack.log.publish([{}])
+    async with stack.router():
+        await until(lambda: stack.shard.cursors.get(0) == stack.log.end)
+
+    assert stack.got("all") == published
+
+
+async def test_a_broker_that_is_away_stops_no_other_and_gets_everything_later(
+    stack: Stack,
+) -> None:
+    await stack.shard.set_queue("here", "true")
+    other_shard = ShardMemory(shard=1)
+    await other_shard.set_queue("there", "true")
+    other = Running(stack.directory, MemoryBroker(other_shard))
+    await other.start()
+
+    async with stack.router(buffer=Buffer(messages_max=10)) as router:
+        await until(lambda: router.is_routing)
+        await other.stop()
+        published = [i for _ in range(300) for i in await stack.log.publish([{}])]
+        await until(lambda: stack.got("here") == published)
+        away = router.links[1].route(0)
+        assert away is not None
+        await until(lambda: away.pending_count == 0)  # Full and away: its memory is given back.
+
+        await other.start()
+        published += await stack.log.publish([{}])
+        await until(lambda: other_shard.assigned.get("there") == published)
+        await until(lambda: stack.got("here") == published)
+        await until(lambda: len(router.logs[0].tails) == 1)  # It has caught up and shares again.
+    await other.stop()
+
+
+async def test_a_slow_broker_holds_the_others_up_only_for_the_grace(stack: Stack) -> None:
+    await stack.shard.set_queue("quick", "true")
+    slow_shard = ShardMemory(shard=1)
+    await slow_shard.set_queue("slow", "true")
+    slow = MemoryBroker(slow_shard)
+    slow_server = Running(stack.directory, slow)
+    await slow_server.start()
+
+    async with stack.router(buffer=Buffer(messages_max=10, grace_ms=20)) as router:
+        await until(lambda: router.is_routing)
+        slow.answering.clear()
+        published = [i for _ in range(300) for i in await stack.log.publish([{}])]
+        await until(lambda: stack.got("quick") == published)
+        held = router.links[1].route(0)
+        assert held is not None
+        assert held.pending_count < 100
+
+        slow.answering.set()
+        await until(lambda: slow_shard.assigned.get("slow") == published)
+    await slow_server.stop()
+
+
+async def test_a_broker_added_later_reads_the_whole_log(stack: Stack) -> None:
+    await stack.shard.set_queue("old", "true")
+    new_shard = ShardMemory(shard=1)
+    await new_shard.set_queue("new", "true")
+    new = Running(stack.directory, MemoryBroker(new_shard))
+
+    async with stack.router():
+        published = [i for _ in range(20) for i in await stack.log.publish([{}])]
+        await until(lambda: stack.got("old") == published)
+        await new.start()
+        await until(lambda: new_shard.assigned.get("new") == published)
+    await new.stop()
+
+
+async def test_a_broker_put_back_to_an_older_state_is_routed_from_there(stack: Stack) -> None:
+    await stack.shard.set_queue("all", "true")
+    await stack.shard.set_queue("dropped", "true")
+
+    async with stack.router() as router:
+        published = [i for _ in range(20) for i in await stack.log.publish([{}])]
+        await until(lambda: stack.got("all") == published)
+        await until(lambda: [p.pending_count for p in router.progress()] == [0])
+
+        shard = stack.shard
+        shard.cursors[0], shard.revision = published[9], 1
+        shard.changes.pop("dropped")
+        shard.assigned.clear()
+        published += await stack.log.publish([{}])
+        await until(lambda: stack.got("all") == published[10:])
+
+    assert stack.got("dropped") == []
+
+
+async def test_wrong_answers_and_wrong_peers_are_survived(stack: Stack) -> None:
+    class Liar(MemoryBroker):
+        lies = 3
+
+        async def Assign(  # noqa: N802
+            self, request: assignment_pb2.AssignRequest, context: object
+        ) -> assignment_pb2.AssignResponse:
+            if self.lies:
+                self.lies -= 1
+                return assignment_pb2.AssignResponse(config_revision=self.memory.revision)
+            return await super().Assign(request, context)
+
+    await stack.broker_server.stop()
+    liar = Liar(stack.shard)
+    server = Running(stack.directory, liar)
+    await server.start()
+    await stack.shard.set_queue("all", "true")
+
+    async with stack.router():
+        ids = await stack.log.publish([{}])
+        await until(lambda: stack.got("all") == ids)
+    await server.stop()
+
+    assert liar.lies == 0
+
+
+async def test_another_process_on_a_known_address_is_not_taken_for_the_broker(
+    stack: Stack,
+) -> None:
+    await stack.shard.set_queue("all", "true")
+    port = int((await stack.directory.read()).brokers[0].rpartition(":")[2])
+    await stack.broker_server.stop()
+    wrong = MemoryBroker(ShardMemory(shard=5))
+    wrong_server = grpc.aio.server()
+    assignment_pb2_grpc.add_AssignmentServiceServicer_to_server(wrong, wrong_server)
+    wrong_server.add_insecure_port(f"127.0.0.1:{port}")
+    await wrong_server.start()
+
+    async with stack.router() as router:
+        ids = await stack.log.publish([{}])
+        await until(lambda: bool(router.logs) and router.logs[0].durable_sequence == ids[0])
+        assert not router.links[0].is_known
+        await stack.broker_server.start()
+        await until(lambda: stack.got("all") == ids)
+    await wrong_server.stop(0)
+
+    assert wrong.memory.calls_count == 0
+
+
+async def test_an_assign_with_a_hole_is_refused_and_costs_nothing(stack: Stack) -> None:
+    await stack.shard.set_queue("all", "true")
+    stack.shard.cursors[0] = 0
+    await stack.log.publish([{}])
+
+    async with stack.router() as router, AsyncExitStack() as forged:
+        await until(lambda: stack.shard.cursors[0] == 1)
+        channel = await forged.enter_async_context(
+            grpc.aio.insecure_channel(
+                (await stack.directory.read(0)).brokers[0],
+            )
+        )
+        answer = await assignment_pb2_grpc.AssignmentServiceStub(channel).Assign(
+            assignment_pb2.AssignRequest(
+                config_revision=stack.shard.revision,
+                ranges=[
+                    assignment_pb2.LogRange(ingest_shard=0, previous_sequence=5, last_sequence=9)
+                ],
+            )
+        )
+        assert (answer.results[0].applied, answer.results[0].cursor) == (False, 1)
+        ids = await stack.log.publish([{}])
+        await until(lambda: stack.got("all")[-1:] == ids)
+        assert router.is_routing

@@ -1,0 +1,221 @@
+"""`slatemq tq`, as people and pipelines use it."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slatemq.cli.app import invoke
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+CONTENT = """\
+# what is to be done
+-photo 7\tin two
+ lines
+\\retries=03
+\\error=       \n\
+=photo 6
+!photo 5
+\\error=gone
+-photo 8
+>later kind
+"""
+
+
+class Terminal:
+    """Runs commands in this process on one file."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
+        self._capture = capture
+        self._patch = patch
+        self.err = ""
+
+    def __call__(self, *words: str, stdin: bytes = b"", code: int = 0) -> str:
+        self._patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        ended = invoke(["tq", *words])
+        out, self.err = self._capture.readouterr()
+        assert ended == code, self.err
+        return out
+
+    def objects(self, *words: str, stdin: bytes = b"", code: int = 0) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self(*words, stdin=stdin, code=code).splitlines()]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    return Terminal(capfd, monkeypatch)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("jobs.tq").write_text(CONTENT)
+    return Path("jobs.tq")
+
+
+def test_ls_gives_a_line_for_each_queued_message(run: Terminal, file: Path) -> None:
+    offset = CONTENT.index("-photo 7")
+
+    lines = run("ls", "jobs.tq").splitlines()
+
+    assert lines[0] == f"{offset}\tqueued\tphoto 7\\tin two\\nlines"
+    assert [line.split("\t")[2] for line in lines] == ["photo 7\\tin two\\nlines", "photo 8"]
+    assert run("ls", "jobs.tq", "--state", "error", "--state", "unknown").count("\n") == 2
+    assert run("ls", "jobs.tq", "--state", "all").count("\n") == 6
+
+
+def test_ls_json_has_all_of_an_entry(run: Terminal, file: Path) -> None:
+    first, _ = run.objects("ls", "--json", "jobs.tq")
+
+    assert first == {
+        "offset": CONTENT.index("-photo 7"),
+        "line": 2,
+        "state": "queued",
+        "control": "-",
+        "text": "photo 7\tin two\nlines",
+        "variables": [
+            {"name": "retries", "value": "03", "reserved_bytes": 2},
+            {"name": "error", "value": "", "reserved_bytes": 7},
+        ],
+    }
+
+
+def test_next_looks_and_next_claim_takes(run: Terminal, file: Path) -> None:
+    # Given a look at the next message, which changes nothing
+    assert run("next", "jobs.tq", "--text") == "photo 7\tin two\nlines\n"
+    assert file.read_text() == CONTENT
+
+    # When both messages are claimed
+    first, second = (run("next", "jobs.tq", "--claim").split("\t") for _ in range(2))
+    assert first[0].startswith("@")
+    assert second[2] == "photo 8\n"
+    assert run("next", "jobs.tq", "--claim") == ""
+    assert "nothing is queued" in run.err
+
+    # Then tokens finish them, in whatever process
+    run("fail", "jobs.tq", first[0], "--code", "E-7")
+    run("release", "jobs.tq", second[0])
+    [third] = run.objects("next", "jobs.tq", "--claim", "--json", "--lease", "1m")
+    run("set", "jobs.tq", third["token"], "nothing", "x", code=1)
+    run("done", "jobs.tq", third["token"])
+    expected = CONTENT.replace("-photo 7", "!photo 7").replace("-photo 8", "=photo 8")
+    expected = expected.replace("=03", "=02").replace("=       ", "=E-7    ")
+    assert file.read_text() == expected
+    assert run.objects("--json", "next", "jobs.tq") == []
+
+
+def test_append_takes_text_stdin_and_lines(run: Terminal, file: Path) -> None:
+    file.unlink()
+
+    assert run("append", "jobs.tq", "one", "--var", "n=1", "--reserve", "error=4") == "0\n"
+    assert run.objects("append", "jobs.tq", "-", "--json", stdin=b"two\nlines\n") == [
+        {"offset": 22}
+    ]
+    assert run("append", "jobs.tq", "--lines", "--fsync", stdin=b"a\n\nb") == "appended: 3\n"
+
+    assert file.read_text() == "-one\n\\n=1\n\\error=    \n-two\n lines\n-a\n-\n-b\n"
+
+
+def test_done_takes_offsets_from_a_pipe_and_tells_each(run: Terminal, file: Path) -> None:
+    offsets = [line.split("\t")[0] for line in run("ls", "jobs.tq").splitlines()]
+    stdin = "\n".join([*offsets, offsets[0], "1"]).encode()
+
+    results = run.objects("done", "jobs.tq", "-", "--json", stdin=stdin, code=1)
+
+    assert [result["ok"] for result in results] == [True, True, False, False]
+    assert [result["error"]["reason"] for result in results[2:]] == [
+        "ALREADY_MARKED",
+        "ENTRY_NOT_FOUND",
+    ]
+    assert run("ls", "jobs.tq") == ""
+
+
+def test_set_fills_what_is_reserved(run: Terminal, file: Path) -> None:
+    offset = str(CONTENT.index("-photo 7"))
+
+    run("set", "jobs.tq", offset, "error", "late")
+    run("set", "jobs.tq", offset, "0", "9")
+    run("set", "jobs.tq", offset, "retries", "1000", code=1)
+
+    assert "needs 4 bytes, 2 are reserved" in run.err
+    assert "\\retries=9 \n\\error=late   \n" in file.read_text()
+
+
+def test_check_counts_and_warns(run: Terminal, file: Path) -> None:
+    assert run("check", "jobs.tq") == (
+        "queued: 2  processed: 1  error: 1  comment: 1  unknown: 1\n"
+    )
+    assert "jobs.tq:10: unknown control character '>'" in run.err
+    file.write_bytes(b"-a\r\n\\retries=x\n")
+    assert run.objects("check", "jobs.tq", "--json")[0]["queued_count"] == 1
+    assert run.err.count("jobs.tq:1: ") == 2
+
+
+@pytest.mark.parametrize("command", ["ls", "check", "compact"])
+def test_a_broken_file_is_wrong_input(run: Terminal, file: Path, command: str) -> None:
+    file.write_bytes(b"-a\n-b\n\\c\n d\n")
+
+    run(command, "jobs.tq", code=2)
+
+    assert run.err == "slatemq: jobs.tq:4:1: a continuation after a variable\n"
+
+
+def test_compact_leaves_out_what_is_finished(run: Terminal, file: Path) -> None:
+    assert run("compact", "jobs.tq") == "removed: 1  kept: 5\n"
+    [result] = run.objects("compact", "jobs.tq", "--errors", "--json")
+    assert (result["removed_count"], result["kept_count"]) == (1, 4)
+    assert run("ls", "jobs.tq", "--state", "all").count("\n") == 4
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ls", "nowhere.tq"),
+        ("next", "nowhere.tq", "--claim"),
+        ("done", "jobs.tq", "first"),
+        ("append", "jobs.tq"),
+        ("append", "jobs.tq", "a", "--lines"),
+        ("append", "jobs.tq", "a", "--reserve", "x"),
+        ("check", "jobs.tq", "--strict"),
+    ],
+)
+def test_wrong_usage_and_input_end_with_2(
+    run: Terminal, file: Path, words: tuple[str, ...]
+) -> None:
+    assert run(*words, code=2) == ""
+    assert run.err
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_commands(file: Path) -> None:
+    # Given a shell with the command
+    script = f"""
+    set -e
+    tq() {{ {sys.executable} -m slatemq.cli tq "$@"; }}
+    seq 20000 | tq append many.tq --lines
+    tq ls many.tq | head -n 1
+    tq ls many.tq | grep '7$' | cut -f 1 | tq done many.tq -
+    tq compact many.tq
+    """
+
+    out = subprocess.run(
+        ["bash", "-c", script],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+
+    assert out.stdout.splitlines() == [
+        "appended: 20000",
+        "0\tqueued\t1",
+        "removed: 2000  kept: 18000",
+    ]
+    assert out.stderr == ""

@@ -1,0 +1,76 @@
+"""A large file: read, claimed from and compacted in memory that does not grow with it."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slatemq.textqueue import TextQueue
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+FILE_BYTES = 256 << 20
+
+GROWTH_BYTES_MAX = 24 << 20
+
+PROGRAM = """
+import resource, sys
+from collections import Counter
+from slatemq.textqueue import State, TextQueue
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+queue = TextQueue(sys.argv[1])
+before = peak()
+counts = Counter(entry.state for entry in queue.entries(*State))
+claim = queue.claim()
+assert claim is not None and claim.text == "the last"
+claim.done()
+compacted = queue.compact()
+print(counts[State.PROCESSED], compacted.removed_count, peak() - before)
+"""
+
+
+@pytest.mark.slow  # writes and reads a quarter of a gigabyte
+def test_a_large_file_takes_constant_memory(tmp_path: Path) -> None:
+    # Given a file of many processed messages, and one that is queued at its end
+    path = tmp_path / "large.tq"
+    block = b"=" + b"x" * 1000 + b"\n and more\n\\by=worker 1   \n"
+    blocks = b"#" + b"y" * 500 + b"\n" + block * 1000
+    count = FILE_BYTES // len(blocks)
+    with path.open("wb") as file:
+        for _ in range(count):
+            file.write(blocks)
+        file.write(b"-the last\n")
+
+    # When another process reads all of it, claims, and compacts
+    out = subprocess.check_output(
+        [sys.executable, "-c", PROGRAM, str(path)], cwd=REPOSITORY, text=True
+    )
+
+    # Then it saw all, and its memory has hardly grown
+    seen, removed, growth = map(int, out.split())
+    assert (seen, removed) == (count * 1000, count * 1000 + 1)
+    assert growth < GROWTH_BYTES_MAX
+    assert path.stat().st_size == count * 502
+
+
+def test_marking_takes_as_long_in_a_large_file(tmp_path: Path) -> None:
+    # Given a small and a large file
+    def seconds_to_mark(count: int) -> float:
+        path = tmp_path / f"{count}.tq"
+        path.write_bytes(b"-message\n" * count)
+        queue = TextQueue(path)
+        entries = [queue.entry(9 * (count - place)) for place in range(1, 101)]
+        started = time.perf_counter()
+        for entry in entries:
+            queue.done(entry)
+        return time.perf_counter() - started
+
+    # When their last messages are marked, then it takes about the same time
+    small = min(seconds_to_mark(100) for _ in range(3))
+    large = min(seconds_to_mark(1_000_000) for _ in range(3))
+    assert large < small * 5

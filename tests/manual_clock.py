@@ -1,0 +1,17 @@
+"""A clock that moves only when a test says so."""
+
+from __future__ import annotations
+
+
+class ManualClock:
+    """Implements `libs.storage.clocks.Clock`; milliseconds since the Unix epoch."""
+
+    def __init__(self, now_ms: int = 1_767_225_600_000) -> None:
+        self._now_ms = now_ms
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def advance(self, by_ms: int) -> None:
+        assert by_ms >= 0, "this clock never goes back, as the real one"
+        self._now_ms += by_ms

@@ -1,0 +1,160 @@
+"""Command lines that come to nothing before any server is asked, and one that asks nobody."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from slatemq.cli.app import invoke, slatemq
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """An address where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    monkeypatch.setenv("SLATEMQ_ENDPOINT", address)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return address
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nonsense",
+        "queue",
+        "queue create",
+        "queue create q --lease 30",
+        "queue create q --lease -5s",
+        "queue create q --done-retention 1500ms",
+        "queue create q --max-attempts many",
+        "queue create q --max-attempts 0",
+        "queue create q --max-attempts 65536",
+        "queue create q --max-in-flight 1000001",
+        "queue create q --max-attempts 99999999999",
+        "queue update q",
+        "queue update q --lease 1m --reset lease",
+        "queue update q --reset name",
+        "publish",
+        "publish text --file f",
+        "publish text --skip 3",
+        "publish text --headers-from /a",
+        "publish text --header novalue",
+        "publish text --header =v",
+        "publish text --header a=1 --header a=2",
+        "publish text --to q --header queue=r",
+        "publish text --retention 100ms",
+        "publish text --created-at yesterday",
+        "publish text --created-at 2026-11-21T08:30:00",
+        "publish text --created-at 1969-12-31T00:00:00Z",
+        "publish --file /no/such/file",
+        "publish --file /",
+        "publish --jsonl /no/such/file",
+        "publish --jsonl /dev/null --headers-from type",
+        "publish --jsonl /dev/null --headers-from /a,/b/a",
+        "publish --jsonl /dev/null --headers-from /a --header a=1",
+        "publish --jsonl /dev/null --headers-from /queue --to q",
+        "publish --jsonl /dev/null --skip -1",
+        "claim",
+        "claim q --max 0",
+        "claim q --wait 5",
+        "ack",
+        "consume q --concurrency 2",
+        "explain --size -1",
+        "status --endpoint nowhere",
+        "status --endpoint http://127.0.0.1:1",
+        "status --endpoint 127.0.0.1:99999",
+        "status --timeout soon",
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_why(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(line.split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "queue create q",
+        "queue ls",
+        "queue show q --json",
+        "queue update q --lease 1m",
+        "queue delete q --yes",
+        "publish text",
+        "claim q",
+        "ack 0-1",
+        "nack 0-1",
+        "extend 0-1",
+        "consume q --max 1",
+        "explain",
+        "status",
+        "--json status",
+    ],
+)
+def test_nobody_there_ends_with_3_and_says_what_to_do(
+    line: str, nowhere: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke([*line.split(), "--timeout", "100ms"]) == 3
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert nowhere in said.err
+    assert "--endpoint" in said.err
+
+
+def test_lines_for_nobody_are_counted_all_the_same(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    (tmp_path / "f").write_bytes(b"a\nb\nc\n")
+
+    assert invoke(["publish", "--jsonl", str(tmp_path / "f"), "--skip", "2", "--json"]) == 3
+    assert json.loads(capfdbinary.readouterr().out) == {
+        "durable_count": 2,
+        "skipped_count": 2,
+        "published_count": 0,
+    }
+
+
+def test_a_wrong_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLATEMQ_ENDPOINT", "somewhere")
+
+    assert invoke(["status"]) == 2
+    assert "SLATEMQ_ENDPOINT" in capsys.readouterr().err
+
+
+def test_options_of_all_commands_may_stand_before_and_after(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for line in (
+        "--endpoint 127.0.0.1:1 --timeout 100ms status --json",
+        "--json status --endpoint 127.0.0.1:1 --timeout 100ms",
+    ):
+        assert invoke(line.split()) == 3
+        assert json.loads(capsys.readouterr().err)["error"]["reason"] == "UNREACHABLE"
+
+
+def every_command() -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = [()]
+    for name, command in slatemq.commands.items():
+        found.append((name,))
+        found += [(name, sub) for sub in getattr(command, "commands", {})]
+    return found
+
+
+@pytest.mark.parametrize("words", every_command(), ids=" ".join)
+def test_every_command_teaches_itself(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke([*words, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "--json" in said or words == ("queue",)
+    assert "slatemq " + " ".join(words) in said
+    assert all(len(line) <= 100 for line in said.splitlines())

@@ -1,0 +1,190 @@
+import asyncio
+
+import pytest
+
+from libs.storage.roots import Root, open_root
+from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
+from tests.manual_clock import ManualClock
+from tests.unit.ingest.shards import GatedObjects, batch, opened, sequences
+
+LARGE = bytes(65_536)
+HOUR_MS = 60 * 60 * 1000
+
+
+@pytest.fixture
+def root() -> Root:
+    return open_root("memory:///")
+
+
+@pytest.fixture
+def store(root: Root) -> GatedObjects:
+    gated = GatedObjects(root.objects)
+    root.objects = gated
+    return gated
+
+
+async def until_uploading(store: GatedObjects, count: int = 1) -> None:
+    async with asyncio.timeout(10):
+        while store.writes < count:
+            await asyncio.sleep(0)
+
+
+async def test_a_slow_blob_never_lets_the_log_go_out_of_order(
+    root: Root, store: GatedObjects
+) -> None:
+    async with opened(root) as shard:
+        # Given a publish whose blob takes long
+        slow = asyncio.create_task(shard.publisher.publish(batch(b"a", LARGE)))
+        await until_uploading(store)
+
+        # When a fast one begins later and is answered first
+        fast = await shard.publisher.publish(batch(b"b"))
+        assert await sequences(shard) == [fast.first_message_id]
+        store.gate.set()
+        slow_answer = await slow
+
+        # Then the slow one comes after it, in IDs and in the log
+        assert slow_answer.first_message_id > fast.first_message_id
+        assert await sequences(shard) == [fast.first_message_id, slow_answer.first_message_id]
+        # A tailer that had seen the fast one misses nothing
+        assert await sequences(shard, fast.first_message_id) == [slow_answer.first_message_id]
+
+
+async def test_the_time_of_receipt_is_that_of_the_commit(root: Root, store: GatedObjects) -> None:
+    clock = ManualClock()
+    async with opened(root, clock) as shard:
+        slow = asyncio.create_task(shard.publisher.publish(batch(LARGE)))
+        await until_uploading(store)
+        clock.advance(500)
+        fast = await shard.publisher.publish(batch(b"b"))
+        clock.advance(500)
+        store.gate.set()
+        answers = [fast, await slow]
+
+        read = await shard.reader.read([one.first_message_id for one in answers], 1 << 30, 1 << 30)
+        times = [metadata.received_at_ms - clock.now_ms() for metadata, _ in read.messages]
+        assert times == [-500, 0]
+
+
+@pytest.mark.parametrize(("late_ms", "stored"), [(HOUR_MS, True), (HOUR_MS + 1, False)])
+async def test_a_blob_older_than_an_hour_is_not_committed(
+    root: Root, store: GatedObjects, late_ms: int, stored: bool
+) -> None:
+    clock = ManualClock()
+    async with opened(root, clock) as shard:
+        slow = asyncio.create_task(shard.publisher.publish(batch(LARGE, request_id="r")))
+        await until_uploading(store)
+        clock.advance(late_ms)
+        store.gate.set()
+        if stored:
+            assert (await slow).message_count == 1
+            return
+        with pytest.raises(Unavailable):
+            await slow
+        assert await sequences(shard) == []
+        # And the retry, with the same request ID, is a first one
+        assert (await shard.publisher.publish(batch(LARGE, request_id="r"))).message_count == 1
+
+
+async def test_a_repeat_waits_for_the_first_that_is_on_its_way(
+    root: Root, store: GatedObjects
+) -> None:
+    async with opened(root) as shard:
+        first = asyncio.create_task(shard.publisher.publish(batch(LARGE, request_id="r")))
+        await until_uploading(store)
+        repeat = asyncio.create_task(shard.publisher.publish(batch(LARGE, request_id="r")))
+        other = asyncio.create_task(shard.publisher.publish(batch(b"x", request_id="r")))
+        await shard.publisher.publish(batch(b"y"))
+        assert not repeat.done()
+        assert not other.done()
+
+        store.gate.set()
+        assert await repeat == await first
+        with pytest.raises(InvalidArgument):
+            await other
+        assert store.writes == 1
+
+
+async def test_a_repeat_takes_over_when_the_first_is_given_up(
+    root: Root, store: GatedObjects
+) -> None:
+    async with opened(root) as shard:
+        first = asyncio.create_task(shard.publisher.publish(batch(LARGE, request_id="r")))
+        await until_uploading(store)
+        repeat = asyncio.create_task(shard.publisher.publish(batch(LARGE, request_id="r")))
+        await asyncio.sleep(0)
+        first.cancel()
+        await until_uploading(store, 2)
+        store.gate.set()
+        answered = await repeat
+        assert await sequences(shard) == [answered.first_message_id]
+
+
+async def test_a_client_that_leaves_after_the_hand_over_changes_nothing() -> None:
+    async with opened() as shard:
+        leaving = asyncio.create_task(shard.publisher.publish(batch(b"a", request_id="r")))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        answered = await shard.publisher.publish(batch(b"a", request_id="r"))
+        assert await sequences(shard) == [answered.first_message_id]
+
+
+async def test_publishes_at_the_same_time_share_a_commit_and_its_entry() -> None:
+    async with opened() as shard:
+        answers = await asyncio.gather(
+            *(shard.publisher.publish(batch(b"x", b"y")) for _ in range(50))
+        )
+        first_ids = [answer.first_message_id for answer in answers]
+        assert first_ids == list(range(first_ids[0], first_ids[0] + 100, 2))
+        assert await sequences(shard) == first_ids[:1]
+
+
+async def test_entries_are_cut_before_their_headers_grow_too_large() -> None:
+    async with opened() as shard:
+        answers = await asyncio.gather(
+            *(shard.publisher.publish(batch(*[b""] * 50, big="v" * 65_000)) for _ in range(4))
+        )
+        first = answers[0].first_message_id
+        found = await sequences(shard)
+        assert found[0] == first
+        assert 3 < len(found) < 200
+        ids = range(first, first + 200)
+        read = await shard.reader.read(list(ids), 1 << 30, 1 << 30)
+        assert [metadata.message_id for metadata, _ in read.messages] == list(ids)
+
+
+async def test_bytes_of_blobs_on_their_way_count_towards_the_bound(
+    root: Root, store: GatedObjects
+) -> None:
+    async with opened(root, uncommitted_bytes_max=100_000) as shard:
+        slow = asyncio.create_task(shard.publisher.publish(batch(LARGE)))
+        await until_uploading(store)
+        with pytest.raises(ResourceExhausted):
+            await shard.publisher.publish(batch(LARGE, request_id="r"))
+        await shard.publisher.publish(batch(b"small"))
+        store.gate.set()
+        await slow
+        assert (await shard.publisher.publish(batch(LARGE, request_id="r"))).message_count == 1
+        assert store.writes == 2
+
+
+async def test_ids_go_on_past_the_block_across_restarts(root: Root) -> None:
+    seen: list[int] = []
+    for _ in range(3):
+        async with opened(root, id_block_size=4) as shard:
+            for count in (3, 3, 9, 1):
+                answered = await shard.publisher.publish(batch(*[b""] * count))
+                first = answered.first_message_id
+                seen += range(first, first + count)
+    assert seen == sorted(set(seen))
+    assert seen[0] == 1
+
+
+async def test_content_differs_in_its_fingerprint() -> None:
+    contents = [
+        batch(b"a", b"b"), batch(b"ab"), batch(b"ab", b""), batch(b"", b"ab"), batch(b"b", b"a"),
+        batch(b"a", b"b", x="1"), batch(b"a", b"b", x="2"), batch(b"a", b"b", y="1"),
+        batch(b"a" + LARGE), batch(b"b" + LARGE), batch(LARGE, b"a"), batch(b"a", LARGE),
+    ]  # fmt: skip
+    assert len({content.fingerprint() for content in contents}) == len(contents)
+    assert batch(b"", x="1", y="2").fingerprint() == batch(b"", y="2", x="1").fingerprint()

@@ -1,0 +1,107 @@
+"""What rules make of entries, and what goes over the wire of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.router.config import parse_shards
+from services.router.route import Piece
+from services.router.routing import BrokerRules, Columns, LogEntry, QueueRule
+from services.router.wire import assign_request, log_entries, queue_rules
+from slatemq.v1 import ingest_pb2, queue_pb2
+
+
+def entry(*messages: ingest_pb2.LogMessage) -> LogEntry:
+    return log_entries([ingest_pb2.LogEntry(sequence=1, messages=messages)])[0]
+
+
+def test_an_entry_becomes_columns_per_queue() -> None:
+    rules = BrokerRules()
+    rules.change([QueueRule("q", "true", 'int(headers["p"])')])
+    columns: Columns = {}
+
+    judged = rules.judge(
+        entry(
+            ingest_pb2.LogMessage(
+                message_id=1, headers={"p": "3"}, received_at_ms=500, retention_s=2
+            ),
+            ingest_pb2.LogMessage(message_id=2, received_at_ms=500, visible_at_ms=900),
+        ),
+        columns,
+    )
+
+    q = columns["q"]
+    assert (q.message_ids, q.priorities) == ([1, 2], [3, 128])
+    assert (q.retention_deadlines_ms, q.visible_at_ms) == ([2_500, 0], [0, 900])
+    assert (judged.matches_count, judged.unmatched_count) == (2, 0)
+
+
+def test_columns_that_say_nothing_are_not_sent() -> None:
+    rules = BrokerRules()
+    rules.change([QueueRule("q", "true"), QueueRule("p", "true", "7")])
+    piece = Piece(0, 1, 0)
+    piece.add(entry(ingest_pb2.LogMessage(message_id=1)), rules)
+
+    sent = {told.queue_id: told for told in assign_request(1, [(4, piece)]).ranges[0].assignments}
+
+    assert list(sent["p"].priorities) == [7]
+    assert not sent["q"].priorities
+    assert not sent["q"].retention_deadlines_ms
+    assert not sent["q"].visible_at_ms
+
+
+def test_a_queue_is_changed_and_removed() -> None:
+    rules, columns = BrokerRules(), Columns()
+    one = entry(ingest_pb2.LogMessage(message_id=1, headers={"queue": "a"}))
+    changes = [
+        queue_pb2.QueueChange(queue=queue_pb2.Queue(queue_id="a")),
+        queue_pb2.QueueChange(queue=queue_pb2.Queue(queue_id="b", filter="true")),
+        queue_pb2.QueueChange(),
+    ]
+    rules.change(queue_rules(changes))
+    rules.judge(one, columns)
+    assert sorted(columns) == ["a", "b"]
+
+    rules.change(queue_rules([queue_pb2.QueueChange(deleted_queue_id="a")]))
+    columns.clear()
+    rules.judge(one, columns)
+    assert sorted(columns) == ["b"]
+    assert rules.queue_ids == {"b"}
+
+
+def test_a_filter_that_cannot_be_read_matches_nothing_and_says_so() -> None:
+    rules, columns = BrokerRules(), Columns()
+    rules.change([QueueRule("bad", "true")])
+    rules.change([QueueRule("bad", "1 +")])
+    one = entry(ingest_pb2.LogMessage(message_id=1))
+
+    rules.judge(one, columns)
+
+    assert not columns
+    [outcome] = rules.explain(one.messages[0], ["bad"])
+    assert not outcome.matched
+    assert "cannot read" in outcome.reason
+
+
+def test_among_two_thousand_queues_a_message_reaches_its_own() -> None:
+    rules, columns = BrokerRules(), Columns()
+    rules.change(QueueRule(f"q{n}") for n in range(2_000))
+    one = entry(ingest_pb2.LogMessage(message_id=1, headers={"queue": "q77"}))
+
+    rules.judge(one, columns)
+
+    assert list(columns) == ["q77"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shards"),
+    [("", None), (" ", None), ("3", {3}), ("0,2, 8-10", {0, 2, 8, 9, 10})],
+)
+def test_shards_are_read_from_a_list(text: str, shards: set[int] | None) -> None:
+    assert parse_shards(text) == shards
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "5-2", "16384", "1,,2"])
+def test_a_list_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="ingest_shards"):
+        parse_shards(text)

@@ -1,0 +1,125 @@
+"""The supervisor over real processes."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from libs.serving.exits import EXIT_FENCED, EXIT_USAGE
+from services.stack.backoff import Backoff
+from services.stack.ports import choose_ports
+from services.stack.process import Program, Supervised
+
+PROGRAM = Path(__file__).with_name("health_program.py")
+
+pytestmark = [
+    pytest.mark.slow,  # Each start of Python with gRPC takes a third of a second.
+    pytest.mark.filterwarnings("ignore:.*child watcher.*:DeprecationWarning"),
+]
+
+
+class Watched:
+    """A supervised program, with all that was said about it."""
+
+    def __init__(self, folder: Path, lives: str) -> None:
+        (port,) = choose_ports(None, ["it"]).values()
+        self.said: list[str] = []
+        self.served = asyncio.Semaphore(0)
+        self.log = folder / "it.log"
+        command = [sys.executable, str(PROGRAM), str(port), lives, str(folder)]
+        program = Program("it", command, f"127.0.0.1:{port}", dict(os.environ), self.log)
+        self.it = Supervised(program, self.said.append, self.served.release, Backoff(0.01, 0.02))
+
+
+@pytest.fixture
+async def watch(tmp_path: Path) -> AsyncIterator[Callable[[str], Watched]]:
+    made: list[Watched] = []
+
+    def watching(lives: str) -> Watched:
+        made.append(Watched(tmp_path, lives))
+        return made[-1]
+
+    yield watching
+    for each in made:
+        await each.it.stop(0, asyncio.Event())
+
+
+async def test_a_killed_process_is_started_again_on_its_port(
+    watch: Callable[[str], Watched],
+) -> None:
+    watched = watch("serve")
+    watched.it.start()
+    await watched.served.acquire()
+    first = watched.it.pid
+    assert first is not None
+
+    os.kill(first, signal.SIGKILL)
+    await watched.served.acquire()
+
+    assert watched.it.pid not in (first, None)
+    assert watched.said == [
+        "it was killed by SIGKILL; starting it again in 0.01 s",
+        "it is serving again",
+    ]
+
+
+async def test_a_process_that_fails_at_first_is_tried_again_with_its_last_words_told(
+    watch: Callable[[str], Watched],
+) -> None:
+    watched = watch("1,1,serve")
+    watched.it.start()
+
+    await watched.served.acquire()
+
+    assert watched.said == [
+        "it ended (exit 1); starting it again in 0.01 s\n    told to end with 1",
+        "it ended (exit 1); starting it again in 0.02 s\n    told to end with 1",
+        "it is serving again",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "why"), [(EXIT_FENCED, "was fenced"), (EXIT_USAGE, "refused its settings")]
+)
+async def test_a_fenced_or_misconfigured_process_is_never_started_again(
+    code: int, why: str, watch: Callable[[str], Watched]
+) -> None:
+    watched = watch(f"{code},serve")
+
+    await watched.it.start()
+
+    assert watched.it.refused == code
+    assert watched.it.pid is None
+    assert len(watched.said) == 1
+    assert why in watched.said[0]
+
+
+async def test_a_stopped_process_drains_and_is_not_started_again(
+    watch: Callable[[str], Watched],
+) -> None:
+    watched = watch("serve")
+    run = watched.it.start()
+    await watched.served.acquire()
+
+    assert await watched.it.stop(10, asyncio.Event()) is True
+
+    assert run.done()
+    assert watched.it.pid is None
+    assert watched.said == []
+
+
+async def test_a_process_that_does_not_end_is_killed_after_the_grace(
+    watch: Callable[[str], Watched],
+) -> None:
+    watched = watch("stubborn")
+    watched.it.start()
+    await watched.served.acquire()
+
+    assert await watched.it.stop(0.05, asyncio.Event()) is False
+
+    assert watched.it.pid is None
+    assert watched.said == ["it did not end in time and is killed"]

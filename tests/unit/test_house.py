@@ -1,0 +1,184 @@
+"""The house rules of CONTRIBUTING.md that a program can look at."""
+
+import ast
+import functools
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = ("slatemq", "libs", "services")
+
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70
+MAIN_LINES_MAX = 30
+
+LONGER_FILES: dict[str, str] = {}
+"""Files over 400 lines, each with the reason why it is better whole."""
+
+BARRED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+
+
+def _tracked() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+@functools.cache
+def _sources() -> dict[str, str]:
+    """Text by path of every hand-written Python file."""
+    return {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for path in _tracked()
+        if path.suffix == ".py" and "_pb2" not in path.name
+    }
+
+
+def _product() -> Iterator[tuple[str, ast.Module]]:
+    for name, text in _sources().items():
+        if name.split("/")[0] in OURS:
+            yield name, ast.parse(text)
+
+
+def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_no_file_is_too_long_without_a_reason() -> None:
+    lines = {name: text.count("\n") for name, text in _sources().items()}
+
+    too_long = {n: count for n, count in lines.items() if count > FILE_LINES_MAX}
+
+    assert too_long.keys() == LONGER_FILES.keys(), too_long
+
+
+def test_no_function_is_too_long() -> None:
+    too_long = [
+        f"{name}:{function.lineno} {function.name}"
+        for name, text in _sources().items()
+        for function in _functions(ast.parse(text))
+        if (function.end_lineno or 0) - function.lineno >= FUNCTION_LINES_MAX
+    ]
+
+    assert too_long == []
+
+
+def test_each_main_is_short() -> None:
+    too_long = [
+        name
+        for name, text in _sources().items()
+        if re.fullmatch(r"services/\w+/__main__\.py", name) and text.count("\n") > MAIN_LINES_MAX
+    ]
+
+    assert too_long == []
+
+
+def test_no_module_is_named_after_nothing() -> None:
+    named = [name for name in _sources() if BARRED_NAMES & set(Path(name).with_suffix("").parts)]
+
+    assert named == []
+
+
+def test_no_import_of_ours_hides_in_a_function() -> None:
+    hidden = [
+        f"{name}:{function.lineno} {function.name}"
+        for name, tree in _product()
+        for function in _functions(tree)
+        for node in ast.walk(function)
+        if any(module.split(".")[0] in OURS for module in _imported(node))
+    ]
+
+    assert hidden == []
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [node.module]
+    return []
+
+
+def test_nothing_is_left_for_later() -> None:
+    left = [
+        f"{name}:{number}"
+        for name, text in _sources().items()
+        if name != "tests/unit/test_house.py"
+        for number, line in enumerate(text.splitlines(), 1)
+        if UNFINISHED.search(line)
+    ]
+
+    assert left == []
+
+
+def test_every_public_name_is_documented() -> None:
+    silent = [f"{name}: {what}" for name, tree in _product() for what in _undocumented(tree)]
+
+    assert silent == []
+
+
+def _undocumented(tree: ast.Module) -> Iterator[str]:
+    if not ast.get_docstring(tree) and tree.body:
+        yield "the module"
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if node.name.startswith("_"):
+            continue
+        if not ast.get_docstring(node):
+            yield node.name
+        if isinstance(node, ast.ClassDef):
+            for member in _functions_of(node):
+                if not member.name.startswith("_") and not ast.get_docstring(member):
+                    yield f"{node.name}.{member.name}"
+
+
+def _functions_of(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [m for m in node.body if isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+@pytest.mark.parametrize("module", ["slatemq.errors", "libs.serving.exits", "libs.storage.errors"])
+def test_what_everybody_imports_imports_nothing_of_ours(module: str) -> None:
+    path = ROOT / (module.replace(".", "/") + ".py")
+    imported = {m for node in ast.walk(ast.parse(path.read_text())) for m in _imported(node)}
+
+    assert {name for name in imported if name.split(".")[0] not in sys.stdlib_module_names} == set()
+
+
+def test_pins_are_hashed_and_name_no_place_to_fetch_from() -> None:
+    for path in (ROOT / "requirements").glob("*.txt"):
+        text = path.read_text()
+        assert "://" not in text, path.name
+        assert "-index-url" not in text, path.name
+        pins = [line for line in text.splitlines() if "==" in line and not line.startswith(" ")]
+        assert pins
+        assert text.count("--hash=sha256:") >= len(pins)
+        assert all(line.rstrip().endswith("\\") for line in pins)
+
+
+def test_every_page_that_a_page_links_to_is_there() -> None:
+    link = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+    dead = [
+        f"{path.relative_to(ROOT)} → {target}"
+        for path in _tracked()
+        if path.suffix == ".md"
+        for target in link.findall(path.read_text(encoding="utf-8"))
+        if not (path.parent / target).exists()
+    ]
+
+    assert dead == []

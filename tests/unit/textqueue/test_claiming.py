@@ -1,0 +1,301 @@
+"""Claims: one worker for each message, whatever becomes of workers, clocks and the file."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from slatemq.textqueue import (
+    AlreadyMarked,
+    ClaimLost,
+    FormatError,
+    Rewritten,
+    TextQueue,
+)
+from slatemq.textqueue.holders import SLOT_BYTES, Holder, Holders, start_of, this_place
+from tests.unit.textqueue.claims import Clock, Make, claims, taken
+
+
+def test_each_message_goes_to_one(path: Path, make: Make, clock: Clock) -> None:
+    first = make(b"-a\n=b\n-c\n#d\n-e\n")
+    second = TextQueue(path, clock_ms=clock)
+
+    got = [queue.claim() for queue in (first, second, first, second)]
+
+    assert [claim and claim.text for claim in got] == ["a", "c", "e", None]
+
+
+def test_leaving_marks_done_and_an_exception_gives_back(path: Path, make: Make) -> None:
+    queue = make(b"-a\n-b\n")
+
+    with pytest.raises(RuntimeError, match="boom"), taken(queue):
+        raise RuntimeError("boom")
+    with taken(queue) as claim:
+        assert claim.text == "a"
+    with taken(queue) as claim:
+        claim.fail()
+
+    assert path.read_bytes() == b"=a\n!b\n"
+    assert Path(f"{path}.mutex").read_bytes().strip() == b""
+
+
+def test_a_claim_that_ran_out_of_time_goes_to_another(path: Path, make: Make, clock: Clock) -> None:
+    # Given a claim of a minute
+    queue, other = make(b"-a\n"), TextQueue(path, clock_ms=clock)
+    lost = queue.claim(timedelta(minutes=1))
+    assert lost is not None
+    clock.now_ms += 59_999
+    assert other.claim() is None
+
+    # When the minute is over
+    clock.now_ms += 1
+    taken = other.claim()
+
+    # Then another gets it, and the first is told so
+    assert taken is not None
+    with pytest.raises(ClaimLost):
+        lost.done()
+    with pytest.raises(ClaimLost):
+        lost.extend()
+    taken.done()
+    assert path.read_bytes() == b"=a\n"
+
+
+def test_a_late_claim_that_nobody_took_still_counts(path: Path, make: Make, clock: Clock) -> None:
+    claim = make(b"-a\n").claim()
+    assert claim is not None
+    clock.now_ms += 10**9
+
+    claim.done()
+
+    assert path.read_bytes() == b"=a\n"
+
+
+def test_an_extended_claim_lasts(path: Path, make: Make, clock: Clock) -> None:
+    queue = make(b"-a\n")
+    claim = queue.claim(timedelta(seconds=10))
+    assert claim is not None
+    clock.now_ms += 9_000
+    claim.extend(timedelta(seconds=10))
+    clock.now_ms += 9_000
+
+    assert TextQueue(path, clock_ms=clock).claim() is None
+    assert claim.deadline_ms == clock.now_ms + 1_000
+
+
+def test_a_claim_of_a_process_that_ended_is_given_again(path: Path, make: Make) -> None:
+    # Given a process that claims and ends without a word
+    queue = make(b"-a\n\\mutex=      \n-b\n")
+    program = f"from slatemq.textqueue import TextQueue; TextQueue({str(path)!r}).claim()"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert b"\\mutex=@" in path.read_bytes()
+
+    # Then its message comes first, long before its deadline
+    with taken(queue) as claim:
+        assert claim.text == "a"
+    assert path.read_bytes() == b"=a\n\\mutex=      \n-b\n"
+
+
+def test_a_claim_for_another_process_outlives_its_own(path: Path, make: Make) -> None:
+    queue = make(b"-a\n")
+    program = (
+        "from slatemq.textqueue import TextQueue;"
+        f"print(TextQueue({str(path)!r}, clock_ms=lambda: {queue._clock_ms()})"
+        ".claim(tied=False).token)"
+    )
+    token = subprocess.check_output([sys.executable, "-c", program], text=True).strip()
+
+    assert queue.claim() is None
+    queue.claimed(token).done()
+
+    assert path.read_bytes() == b"=a\n"
+    with pytest.raises(ClaimLost):
+        queue.claimed(token)
+
+
+def test_a_process_number_used_again_is_no_life(make: Make) -> None:
+    started = start_of(os.getpid())
+    ours = Holder(0, "", "@", "", this_place(), os.getpid(), started, 10)
+    earlier = Holder(0, "", "@", "", this_place(), os.getpid(), started - 1, 10)
+    elsewhere = Holder(0, "", "@", "", "another", 2**30, 5, 10)
+
+    assert [one.state(9).value for one in (ours, earlier, elsewhere)] == [
+        "alive",
+        "crashed",
+        "alive",
+    ]
+    assert elsewhere.state(10).value == "timed out"
+
+
+def test_what_a_person_marked_meanwhile_is_told(path: Path, make: Make) -> None:
+    claim = make(b"-a\n").claim()
+    assert claim is not None
+    path.write_bytes(b"=a\n")
+
+    with pytest.raises(AlreadyMarked):
+        claim.done()
+
+
+def test_an_editor_that_moves_a_claimed_message_is_found_out(
+    path: Path, make: Make, clock: Clock
+) -> None:
+    # Given a claim, and an editor that writes a message above it
+    queue, other = make(b"-a\n-b\n"), TextQueue(path, clock_ms=clock)
+    claim = queue.claim()
+    assert claim is not None
+    path.write_bytes(b"-new\n-a\n-b\n")
+
+    # Then nobody else gets the message while it is worked on
+    assert claims(other) == ["new", "b"]
+    # And its worker is told, after which it comes again
+    with pytest.raises(Rewritten):
+        claim.done()
+    assert claims(queue) == ["a"]
+    assert path.read_bytes() == b"-new\n-a\n-b\n"
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_what_an_editor_changes_is_seen(path: Path, make: Make, in_place: bool) -> None:
+    # Given a queue that was read to its end
+    queue = make(b"=a\n!b\n-c\n")
+    assert claims(queue) == ["c"]
+
+    # When an editor puts messages back, without and with a change of place
+    for content, expected in ((b"=a\n-b\n-c\n", ["b"]), (b"-d\n=a\n!b\n-c\n", ["d"])):
+        if in_place:
+            path.write_bytes(content)
+        else:
+            beside = path.with_name("new")
+            beside.write_bytes(content)
+            beside.replace(path)
+
+        # Then they are claimed, and what is held stays with its holder
+        assert claims(queue) == expected
+
+
+def test_a_queue_that_grows_is_followed(path: Path, make: Make) -> None:
+    queue = make(b"")
+    assert queue.claim() is None
+
+    for number in range(3):
+        queue.append(f"m{number}")
+        assert claims(queue) == [f"m{number}"]
+
+
+def test_a_broken_line_stops_only_what_is_behind_it(path: Path, make: Make) -> None:
+    queue = make(b"-a\n-b\n-c\xff\n-d\n")
+
+    assert [claim.text for claim in (queue.claim(), queue.claim()) if claim] == ["a", "b"]
+    with pytest.raises(FormatError, match=r"jobs\.tq:3:3"):
+        queue.claim()
+
+
+def test_same_texts_are_different_messages(path: Path, make: Make, clock: Clock) -> None:
+    queue, other = make(b"-tick\n" * 5), TextQueue(path, clock_ms=clock)
+
+    taken = [claim for claim in (queue.claim(), other.claim()) if claim]
+    assert len(claims(other)) == 3
+    for claim in taken:
+        claim.done()
+
+    assert path.read_bytes() == b"=tick\n" * 2 + b"-tick\n" * 3
+
+
+def test_compacting_keeps_claims_and_all_that_is_not_finished(path: Path, make: Make) -> None:
+    # Given finished messages above and below two claimed ones
+    content = b"\n#note\n\\v=1\n\n=a\n\\x=1\n-b\n c\n?d\n e\n!f\n=g\n-h\n\\mutex=    \n=i"
+    queue = make(content)
+    claimed = [queue.claim(), queue.claim()]
+
+    # When the file is compacted
+    done = queue.compact()
+
+    # Then what is finished is gone, all else is as it was, and the claims hold
+    held = path.read_bytes()
+    assert held.startswith(b"\n#note\n\\v=1\n\n-b\n c\n?d\n e\n!f\n-h\n\\mutex=@")
+    assert (done.kept_count, done.removed_count) == (5, 3)
+    assert (done.bytes_before, done.bytes_after) == (len(content), len(held))
+    assert queue.claim() is None
+    for claim in claimed:
+        assert claim is not None
+        claim.set_variable("mutex", "me") if claim.text == "h" else None
+        claim.done()
+    assert path.read_bytes() == b"\n#note\n\\v=1\n\n=b\n c\n?d\n e\n!f\n=h\n\\mutex=me  \n"
+    # And errors go too if wanted
+    assert queue.compact(errors=True).removed_count == 3
+    assert path.read_bytes() == b"\n#note\n\\v=1\n\n?d\n e\n"
+
+
+def test_compacting_clears_what_ended_claims_have_left(
+    path: Path, make: Make, clock: Clock
+) -> None:
+    # Given a claim whose message an editor has taken out, and which has run out of time
+    queue = make(b"-a\n-b\n")
+    taken(queue)
+    path.write_bytes(b"-b\n")
+    clock.now_ms += 10**9
+    sidecar = Path(f"{path}.mutex")
+    assert sidecar.read_bytes().strip()
+
+    queue.compact()
+
+    assert sidecar.read_bytes().strip() == b""
+    assert claims(queue) == ["b"]
+
+
+def test_a_broken_file_is_not_compacted(path: Path, make: Make) -> None:
+    queue = make(b"=a\n-b\xff\n")
+
+    with pytest.raises(FormatError):
+        queue.compact()
+
+    assert path.read_bytes() == b"=a\n-b\xff\n"
+    assert {one.name for one in path.parent.iterdir()} == {"jobs.tq", "jobs.tq.mutex"}
+
+
+def test_a_damaged_sidecar_holds_nothing(path: Path, make: Make) -> None:
+    queue = make(b"-a\n")
+    holder = {"offset": 0, "digest": "", "token": 5}
+    Path(f"{path}.mutex").write_bytes(
+        b"\x00" * SLOT_BYTES + json.dumps(holder).encode().ljust(SLOT_BYTES) + b"{"
+    )
+
+    assert claims(queue) == ["a"]
+
+
+def test_a_slot_has_room_for_the_longest_holder(path: Path) -> None:
+    path.write_bytes(b"-a\n")
+    queue = TextQueue(path, owner='"\\é\n' * 100)
+
+    claim = queue.claim()
+
+    assert claim is not None
+    with path.with_name("jobs.tq.mutex").open("rb") as file:
+        assert [one.token for one in Holders(file.fileno())] == [claim.token]
+
+
+def test_a_queue_that_does_not_exist_leaves_nothing_behind(path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        TextQueue(path).claim()
+
+    assert list(path.parent.iterdir()) == []
+
+
+def test_threads_that_claim_and_one_that_has_the_lock_do_not_wait_for_ever(make: Make) -> None:
+    # Given the whole file locked, and another thread that wants to claim
+    queue, got = make(b"-a\n-b\n"), list[str]()
+    other = threading.Thread(target=lambda: got.append(taken(queue).text), daemon=True)
+    with queue.lock():
+        other.start()
+
+        # When the one that has the lock claims too
+        assert taken(queue).text == "a"
+
+    # Then both get their message
+    other.join(10)
+    assert got == ["b"]
