@@ -278,3 +278,65 @@ class AssignResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AssignResponse: _TypeAlias = AssignResponse  # noqa: Y015
+
+@_typing.final
+class BackfillRequest(_message.Message):
+    """A piece of a replay."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_REVISION_FIELD_NUMBER: _builtins.int
+    RANGE_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    queue_revision: _builtins.int
+    """The revision of the queue's config by which the router judged."""
+    queue_id: _builtins.str
+    """The queue."""
+    @_builtins.property
+    def range(self) -> Global___LogRange:
+        """The piece; all its assignments are of one queue. `previous_sequence` is the replay's cursor, `last_sequence` at most its end."""
+
+    def __init__(
+        self,
+        *,
+        queue_revision: _builtins.int = ...,
+        range: Global___LogRange | None = ...,
+        queue_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id", "queue_revision", b"queue_revision", "range", b"range"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackfillRequest: _TypeAlias = BackfillRequest  # noqa: Y015
+
+@_typing.final
+class BackfillResponse(_message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPLIED_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    QUEUE_REVISION_FIELD_NUMBER: _builtins.int
+    applied: _builtins.bool
+    """Whether this call applied the range."""
+    cursor: _builtins.int
+    """The replay's cursor now."""
+    queue_revision: _builtins.int
+    """The queue's revision now."""
+    def __init__(
+        self,
+        *,
+        applied: _builtins.bool = ...,
+        cursor: _builtins.int = ...,
+        queue_revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "cursor", b"cursor", "queue_revision", b"queue_revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackfillResponse: _TypeAlias = BackfillResponse  # noqa: Y015

@@ -51,6 +51,11 @@ class AssignmentServiceStub:
                 request_serializer=slatemq_dot_v1_dot_assignment__pb2.AssignRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_assignment__pb2.AssignResponse.FromString,
                 _registered_method=True)
+        self.Backfill = channel.unary_unary(
+                '/slatemq.v1.AssignmentService/Backfill',
+                request_serializer=slatemq_dot_v1_dot_assignment__pb2.BackfillRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_assignment__pb2.BackfillResponse.FromString,
+                _registered_method=True)
 
 
 class AssignmentServiceServicer:
@@ -83,6 +88,17 @@ class AssignmentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Backfill(self, request, context):
+        """Assigns the matches of a piece of a log that lies before a queue's creation, to that queue alone (see `Queue.replay`). Applied
+        whole or not at all, like a range of Assign, by the replay's own cursor.
+
+        Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range), NOT_FOUND (no such
+        queue, or it has no replay of that log), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AssignmentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +111,11 @@ def add_AssignmentServiceServicer_to_server(servicer, server):
                     servicer.Assign,
                     request_deserializer=slatemq_dot_v1_dot_assignment__pb2.AssignRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_assignment__pb2.AssignResponse.SerializeToString,
+            ),
+            'Backfill': grpc.unary_unary_rpc_method_handler(
+                    servicer.Backfill,
+                    request_deserializer=slatemq_dot_v1_dot_assignment__pb2.BackfillRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_assignment__pb2.BackfillResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -158,6 +179,33 @@ class AssignmentService:
             '/slatemq.v1.AssignmentService/Assign',
             slatemq_dot_v1_dot_assignment__pb2.AssignRequest.SerializeToString,
             slatemq_dot_v1_dot_assignment__pb2.AssignResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Backfill(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.AssignmentService/Backfill',
+            slatemq_dot_v1_dot_assignment__pb2.BackfillRequest.SerializeToString,
+            slatemq_dot_v1_dot_assignment__pb2.BackfillResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,13 @@ class AssignmentServiceStub:
     Errors: INVALID_ARGUMENT (unordered sequences, a log named twice, columns of different lengths or with values out of range,
     under the current revision a queue that does not exist), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
     """
+    Backfill: _grpc.UnaryUnaryMultiCallable[_assignment_pb2.BackfillRequest, _assignment_pb2.BackfillResponse]
+    """Assigns the matches of a piece of a log that lies before a queue's creation, to that queue alone (see `Queue.replay`). Applied
+    whole or not at all, like a range of Assign, by the replay's own cursor.
+
+    Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range), NOT_FOUND (no such
+    queue, or it has no replay of that log), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
+    """
 
 @_typing.type_check_only
 class AssignmentServiceAsyncStub(AssignmentServiceStub):
@@ -76,6 +83,13 @@ class AssignmentServiceAsyncStub(AssignmentServiceStub):
 
     Errors: INVALID_ARGUMENT (unordered sequences, a log named twice, columns of different lengths or with values out of range,
     under the current revision a queue that does not exist), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
+    """
+    Backfill: _aio.UnaryUnaryMultiCallable[_assignment_pb2.BackfillRequest, _assignment_pb2.BackfillResponse]  # type: ignore[assignment]
+    """Assigns the matches of a piece of a log that lies before a queue's creation, to that queue alone (see `Queue.replay`). Applied
+    whole or not at all, like a range of Assign, by the replay's own cursor.
+
+    Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range), NOT_FOUND (no such
+    queue, or it has no replay of that log), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
     """
 
 class AssignmentServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -110,6 +124,19 @@ class AssignmentServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_ARGUMENT (unordered sequences, a log named twice, columns of different lengths or with values out of range,
         under the current revision a queue that does not exist), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
+        """
+
+    @_abc_1.abstractmethod
+    def Backfill(
+        self,
+        request: _assignment_pb2.BackfillRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_assignment_pb2.BackfillResponse, _abc.Awaitable[_assignment_pb2.BackfillResponse]]:
+        """Assigns the matches of a piece of a log that lies before a queue's creation, to that queue alone (see `Queue.replay`). Applied
+        whole or not at all, like a range of Assign, by the replay's own cursor.
+
+        Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range), NOT_FOUND (no such
+        queue, or it has no replay of that log), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
         """
 
 def add_AssignmentServiceServicer_to_server(servicer: AssignmentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

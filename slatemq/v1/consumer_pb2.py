@@ -26,13 +26,15 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from slatemq.v1 import message_pb2 as slatemq_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slatemq/v1/consumer.proto\x12\nslatemq.v1\x1a\x17google/rpc/status.proto\x1a\x18slatemq/v1/message.proto\"\x81\x01\n\x0c\x43laimRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x14\n\x0cmax_messages\x18\x02 \x01(\x05\x12\x11\n\tmax_bytes\x18\x03 \x01(\x03\x12\x10\n\x08lease_ms\x18\x04 \x01(\x03\x12\x0f\n\x07wait_ms\x18\x05 \x01(\x03\x12\x13\n\x0b\x63onsumer_id\x18\x06 \x01(\t\"R\n\rClaimResponse\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.slatemq.v1.ClaimedMessage\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\"\xa2\x01\n\x0e\x43laimedMessage\x12$\n\x07message\x18\x01 \x01(\x0b\x32\x13.slatemq.v1.Message\x12\x13\n\x0blease_token\x18\x02 \x01(\t\x12\x19\n\x11lease_deadline_ms\x18\x03 \x01(\x03\x12\x16\n\x0e\x61ttempts_count\x18\x04 \x01(\x05\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x10\n\x08lease_ms\x18\x06 \x01(\x03\"\"\n\nAckRequest\x12\x14\n\x0clease_tokens\x18\x01 \x03(\t\"2\n\x0b\x41\x63kResponse\x12#\n\x07results\x18\x01 \x03(\x0b\x32\x12.google.rpc.Status\"R\n\x08NackItem\x12\x13\n\x0blease_token\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08\x64\x65lay_ms\x18\x03 \x01(\x03\x12\x0f\n\x07release\x18\x04 \x01(\x08\"2\n\x0bNackRequest\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.slatemq.v1.NackItem\"3\n\x0cNackResponse\x12#\n\x07results\x18\x01 \x03(\x0b\x32\x12.google.rpc.Status\"<\n\x12\x45xtendLeaseRequest\x12\x14\n\x0clease_tokens\x18\x01 \x03(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\x03\"R\n\x11\x45xtendLeaseResult\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.google.rpc.Status\x12\x19\n\x11lease_deadline_ms\x18\x02 \x01(\x03\"E\n\x13\x45xtendLeaseResponse\x12.\n\x07results\x18\x01 \x03(\x0b\x32\x1d.slatemq.v1.ExtendLeaseResult\"r\n\x0c\x43onsumeStart\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\x03\x12\x13\n\x0b\x63onsumer_id\x18\x03 \x01(\t\x12)\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x19.slatemq.v1.ConsumeCredit\">\n\rConsumeCredit\x12\x16\n\x0emessages_count\x18\x01 \x01(\x05\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x03\"r\n\x0e\x43onsumeRequest\x12)\n\x05start\x18\x01 \x01(\x0b\x32\x18.slatemq.v1.ConsumeStartH\x00\x12+\n\x06\x63redit\x18\x02 \x01(\x0b\x32\x19.slatemq.v1.ConsumeCreditH\x00\x42\x08\n\x06\x61\x63tion\"T\n\x0f\x43onsumeResponse\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.slatemq.v1.ClaimedMessage\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t2\xda\x02\n\x0f\x43onsumerService\x12<\n\x05\x43laim\x12\x18.slatemq.v1.ClaimRequest\x1a\x19.slatemq.v1.ClaimResponse\x12\x36\n\x03\x41\x63k\x12\x16.slatemq.v1.AckRequest\x1a\x17.slatemq.v1.AckResponse\x12\x39\n\x04Nack\x12\x17.slatemq.v1.NackRequest\x1a\x18.slatemq.v1.NackResponse\x12N\n\x0b\x45xtendLease\x12\x1e.slatemq.v1.ExtendLeaseRequest\x1a\x1f.slatemq.v1.ExtendLeaseResponse\x12\x46\n\x07\x43onsume\x12\x1a.slatemq.v1.ConsumeRequest\x1a\x1b.slatemq.v1.ConsumeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slatemq/v1/consumer.proto\x12\nslatemq.v1\x1a\x17google/rpc/status.proto\x1a\x18slatemq/v1/message.proto\"\x81\x01\n\x0c\x43laimRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x14\n\x0cmax_messages\x18\x02 \x01(\x05\x12\x11\n\tmax_bytes\x18\x03 \x01(\x03\x12\x10\n\x08lease_ms\x18\x04 \x01(\x03\x12\x0f\n\x07wait_ms\x18\x05 \x01(\x03\x12\x13\n\x0b\x63onsumer_id\x18\x06 \x01(\t\"R\n\rClaimResponse\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.slatemq.v1.ClaimedMessage\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\"\xa2\x01\n\x0e\x43laimedMessage\x12$\n\x07message\x18\x01 \x01(\x0b\x32\x13.slatemq.v1.Message\x12\x13\n\x0blease_token\x18\x02 \x01(\t\x12\x19\n\x11lease_deadline_ms\x18\x03 \x01(\x03\x12\x16\n\x0e\x61ttempts_count\x18\x04 \x01(\x05\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x10\n\x08lease_ms\x18\x06 \x01(\x03\"\"\n\nAckRequest\x12\x14\n\x0clease_tokens\x18\x01 \x03(\t\"2\n\x0b\x41\x63kResponse\x12#\n\x07results\x18\x01 \x03(\x0b\x32\x12.google.rpc.Status\"d\n\x08NackItem\x12\x13\n\x0blease_token\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\x08\x64\x65lay_ms\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07release\x18\x04 \x01(\x08\x42\x0b\n\t_delay_ms\"2\n\x0bNackRequest\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.slatemq.v1.NackItem\"3\n\x0cNackResponse\x12#\n\x07results\x18\x01 \x03(\x0b\x32\x12.google.rpc.Status\"<\n\x12\x45xtendLeaseRequest\x12\x14\n\x0clease_tokens\x18\x01 \x03(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\x03\"R\n\x11\x45xtendLeaseResult\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.google.rpc.Status\x12\x19\n\x11lease_deadline_ms\x18\x02 \x01(\x03\"E\n\x13\x45xtendLeaseResponse\x12.\n\x07results\x18\x01 \x03(\x0b\x32\x1d.slatemq.v1.ExtendLeaseResult\"\x87\x01\n\x0c\x43onsumeStart\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\x03\x12\x13\n\x0b\x63onsumer_id\x18\x03 \x01(\t\x12)\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x19.slatemq.v1.ConsumeCredit\x12\x13\n\x0bkeep_leases\x18\x05 \x01(\x08\"\x12\n\x10\x43onsumeHeartbeat\"\r\n\x0b\x43onsumeStop\">\n\rConsumeCredit\x12\x16\n\x0emessages_count\x18\x01 \x01(\x05\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x03\"\xce\x01\n\x0e\x43onsumeRequest\x12)\n\x05start\x18\x01 \x01(\x0b\x32\x18.slatemq.v1.ConsumeStartH\x00\x12+\n\x06\x63redit\x18\x02 \x01(\x0b\x32\x19.slatemq.v1.ConsumeCreditH\x00\x12\x31\n\theartbeat\x18\x03 \x01(\x0b\x32\x1c.slatemq.v1.ConsumeHeartbeatH\x00\x12\'\n\x04stop\x18\x04 \x01(\x0b\x32\x17.slatemq.v1.ConsumeStopH\x00\x42\x08\n\x06\x61\x63tion\"T\n\x0f\x43onsumeResponse\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.slatemq.v1.ClaimedMessage\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\"&\n\x0f\x43ompleteCommand\x12\x13\n\x0blease_token\x18\x01 \x01(\t\"2\n\x0b\x46\x61ilCommand\x12\x13\n\x0blease_token\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"7\n\x0eReleaseCommand\x12\x13\n\x0blease_token\x18\x01 \x01(\t\x12\x10\n\x08\x64\x65lay_ms\x18\x02 \x01(\x03\"6\n\rExtendCommand\x12\x13\n\x0blease_token\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\x03\"u\n\x0fTransferCommand\x12\x13\n\x0blease_token\x18\x01 \x01(\t\x12\x17\n\x0ftarget_queue_id\x18\x02 \x01(\t\x12\x15\n\x08priority\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08\x64\x65lay_ms\x18\x04 \x01(\x03\x42\x0b\n\t_priority\"\x93\x02\n\x0bPushCommand\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x35\n\x07headers\x18\x03 \x03(\x0b\x32$.slatemq.v1.PushCommand.HeadersEntry\x12\x18\n\x0bretention_s\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\x08\x64\x65lay_ms\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x1a\n\rvisible_at_ms\x18\x06 \x01(\x03H\x02\x88\x01\x01\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0e\n\x0c_retention_sB\x0b\n\t_delay_msB\x10\n\x0e_visible_at_ms\"\xa3\x02\n\x07\x43ommand\x12/\n\x08\x63omplete\x18\x01 \x01(\x0b\x32\x1b.slatemq.v1.CompleteCommandH\x00\x12\'\n\x04\x66\x61il\x18\x02 \x01(\x0b\x32\x17.slatemq.v1.FailCommandH\x00\x12-\n\x07release\x18\x03 \x01(\x0b\x32\x1a.slatemq.v1.ReleaseCommandH\x00\x12+\n\x06\x65xtend\x18\x04 \x01(\x0b\x32\x19.slatemq.v1.ExtendCommandH\x00\x12/\n\x08transfer\x18\x05 \x01(\x0b\x32\x1b.slatemq.v1.TransferCommandH\x00\x12\'\n\x04push\x18\x06 \x01(\x0b\x32\x17.slatemq.v1.PushCommandH\x00\x42\x08\n\x06\x61\x63tion\"K\n\x0e\x45xecuteRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12%\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x13.slatemq.v1.Command\"*\n\rCommandResult\x12\x19\n\x11lease_deadline_ms\x18\x01 \x01(\x03\"=\n\x0f\x45xecuteResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.slatemq.v1.CommandResult2\x9e\x03\n\x0f\x43onsumerService\x12<\n\x05\x43laim\x12\x18.slatemq.v1.ClaimRequest\x1a\x19.slatemq.v1.ClaimResponse\x12\x36\n\x03\x41\x63k\x12\x16.slatemq.v1.AckRequest\x1a\x17.slatemq.v1.AckResponse\x12\x39\n\x04Nack\x12\x17.slatemq.v1.NackRequest\x1a\x18.slatemq.v1.NackResponse\x12N\n\x0b\x45xtendLease\x12\x1e.slatemq.v1.ExtendLeaseRequest\x1a\x1f.slatemq.v1.ExtendLeaseResponse\x12\x46\n\x07\x43onsume\x12\x1a.slatemq.v1.ConsumeRequest\x1a\x1b.slatemq.v1.ConsumeResponse(\x01\x30\x01\x12\x42\n\x07\x45xecute\x12\x1a.slatemq.v1.ExecuteRequest\x1a\x1b.slatemq.v1.ExecuteResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slatemq.v1.consumer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_PUSHCOMMAND_HEADERSENTRY']._loaded_options = None
+  _globals['_PUSHCOMMAND_HEADERSENTRY']._serialized_options = b'8\001'
   _globals['_CLAIMREQUEST']._serialized_start=93
   _globals['_CLAIMREQUEST']._serialized_end=222
   _globals['_CLAIMRESPONSE']._serialized_start=224
@@ -44,25 +46,51 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACKRESPONSE']._serialized_start=509
   _globals['_ACKRESPONSE']._serialized_end=559
   _globals['_NACKITEM']._serialized_start=561
-  _globals['_NACKITEM']._serialized_end=643
-  _globals['_NACKREQUEST']._serialized_start=645
-  _globals['_NACKREQUEST']._serialized_end=695
-  _globals['_NACKRESPONSE']._serialized_start=697
-  _globals['_NACKRESPONSE']._serialized_end=748
-  _globals['_EXTENDLEASEREQUEST']._serialized_start=750
-  _globals['_EXTENDLEASEREQUEST']._serialized_end=810
-  _globals['_EXTENDLEASERESULT']._serialized_start=812
-  _globals['_EXTENDLEASERESULT']._serialized_end=894
-  _globals['_EXTENDLEASERESPONSE']._serialized_start=896
-  _globals['_EXTENDLEASERESPONSE']._serialized_end=965
-  _globals['_CONSUMESTART']._serialized_start=967
-  _globals['_CONSUMESTART']._serialized_end=1081
-  _globals['_CONSUMECREDIT']._serialized_start=1083
-  _globals['_CONSUMECREDIT']._serialized_end=1145
-  _globals['_CONSUMEREQUEST']._serialized_start=1147
-  _globals['_CONSUMEREQUEST']._serialized_end=1261
-  _globals['_CONSUMERESPONSE']._serialized_start=1263
-  _globals['_CONSUMERESPONSE']._serialized_end=1347
-  _globals['_CONSUMERSERVICE']._serialized_start=1350
-  _globals['_CONSUMERSERVICE']._serialized_end=1696
+  _globals['_NACKITEM']._serialized_end=661
+  _globals['_NACKREQUEST']._serialized_start=663
+  _globals['_NACKREQUEST']._serialized_end=713
+  _globals['_NACKRESPONSE']._serialized_start=715
+  _globals['_NACKRESPONSE']._serialized_end=766
+  _globals['_EXTENDLEASEREQUEST']._serialized_start=768
+  _globals['_EXTENDLEASEREQUEST']._serialized_end=828
+  _globals['_EXTENDLEASERESULT']._serialized_start=830
+  _globals['_EXTENDLEASERESULT']._serialized_end=912
+  _globals['_EXTENDLEASERESPONSE']._serialized_start=914
+  _globals['_EXTENDLEASERESPONSE']._serialized_end=983
+  _globals['_CONSUMESTART']._serialized_start=986
+  _globals['_CONSUMESTART']._serialized_end=1121
+  _globals['_CONSUMEHEARTBEAT']._serialized_start=1123
+  _globals['_CONSUMEHEARTBEAT']._serialized_end=1141
+  _globals['_CONSUMESTOP']._serialized_start=1143
+  _globals['_CONSUMESTOP']._serialized_end=1156
+  _globals['_CONSUMECREDIT']._serialized_start=1158
+  _globals['_CONSUMECREDIT']._serialized_end=1220
+  _globals['_CONSUMEREQUEST']._serialized_start=1223
+  _globals['_CONSUMEREQUEST']._serialized_end=1429
+  _globals['_CONSUMERESPONSE']._serialized_start=1431
+  _globals['_CONSUMERESPONSE']._serialized_end=1515
+  _globals['_COMPLETECOMMAND']._serialized_start=1517
+  _globals['_COMPLETECOMMAND']._serialized_end=1555
+  _globals['_FAILCOMMAND']._serialized_start=1557
+  _globals['_FAILCOMMAND']._serialized_end=1607
+  _globals['_RELEASECOMMAND']._serialized_start=1609
+  _globals['_RELEASECOMMAND']._serialized_end=1664
+  _globals['_EXTENDCOMMAND']._serialized_start=1666
+  _globals['_EXTENDCOMMAND']._serialized_end=1720
+  _globals['_TRANSFERCOMMAND']._serialized_start=1722
+  _globals['_TRANSFERCOMMAND']._serialized_end=1839
+  _globals['_PUSHCOMMAND']._serialized_start=1842
+  _globals['_PUSHCOMMAND']._serialized_end=2117
+  _globals['_PUSHCOMMAND_HEADERSENTRY']._serialized_start=2024
+  _globals['_PUSHCOMMAND_HEADERSENTRY']._serialized_end=2070
+  _globals['_COMMAND']._serialized_start=2120
+  _globals['_COMMAND']._serialized_end=2411
+  _globals['_EXECUTEREQUEST']._serialized_start=2413
+  _globals['_EXECUTEREQUEST']._serialized_end=2488
+  _globals['_COMMANDRESULT']._serialized_start=2490
+  _globals['_COMMANDRESULT']._serialized_end=2532
+  _globals['_EXECUTERESPONSE']._serialized_start=2534
+  _globals['_EXECUTERESPONSE']._serialized_end=2595
+  _globals['_CONSUMERSERVICE']._serialized_start=2598
+  _globals['_CONSUMERSERVICE']._serialized_end=3012
 # @@protoc_insertion_point(module_scope)

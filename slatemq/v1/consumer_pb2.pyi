@@ -203,7 +203,9 @@ class NackItem(_message.Message):
     reason: _builtins.str
     """Why, for the attempts record of the message: at most 1,024 bytes of UTF-8; may be empty."""
     delay_ms: _builtins.int
-    """How long the message stays unavailable: 0–43,200,000 ms (12 h). 0 = it goes behind those available now, at once."""
+    """How long the message stays unavailable: 0–43,200,000 ms (12 h). 0 = it goes behind those available now, at once. Absent = as
+    the queue's backoff says; for a release, at once.
+    """
     release: _builtins.bool
     """The message was not worked on: it goes back, as after a nack, but its attempt is not counted, `reason` is not recorded, and
     it does not become a dead letter by it. For consumers that stop with messages in hand.
@@ -213,14 +215,16 @@ class NackItem(_message.Message):
         *,
         lease_token: _builtins.str = ...,
         reason: _builtins.str = ...,
-        delay_ms: _builtins.int = ...,
+        delay_ms: _builtins.int | None = ...,
         release: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ms", b"delay_ms", "lease_token", b"lease_token", "reason", b"reason", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "lease_token", b"lease_token", "reason", b"reason", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
+    _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms) -> _WhichOneofReturnType__delay_ms | None: ...
 
 Global___NackItem: _TypeAlias = NackItem  # noqa: Y015
 
@@ -362,12 +366,18 @@ class ConsumeStart(_message.Message):
     LEASE_MS_FIELD_NUMBER: _builtins.int
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
+    KEEP_LEASES_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """The queue to claim from."""
     lease_ms: _builtins.int
     """How long the leases run, as in ClaimRequest."""
     consumer_id: _builtins.str
     """Who claims, as in ClaimRequest."""
+    keep_leases: _builtins.bool
+    """Whether the broker extends the leases of what this stream delivered, by their length and up to the queue's
+    `max_total_lease_ms`, for as long as the stream is open and a request on it (a heartbeat will do) is no older than half of
+    `lease_ms`. So what waits in a client's buffer loses no attempt, while a client that hangs does not hold messages.
+    """
     @_builtins.property
     def credit(self) -> Global___ConsumeCredit:
         """The first credit; may be absent."""
@@ -379,14 +389,49 @@ class ConsumeStart(_message.Message):
         lease_ms: _builtins.int = ...,
         consumer_id: _builtins.str = ...,
         credit: Global___ConsumeCredit | None = ...,
+        keep_leases: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "credit", b"credit", "lease_ms", b"lease_ms", "queue_id", b"queue_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "credit", b"credit", "keep_leases", b"keep_leases", "lease_ms", b"lease_ms", "queue_id", b"queue_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ConsumeStart: _TypeAlias = ConsumeStart  # noqa: Y015
+
+@_typing.final
+class ConsumeHeartbeat(_message.Message):
+    """Says that the consumer lives."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConsumeHeartbeat: _TypeAlias = ConsumeHeartbeat  # noqa: Y015
+
+@_typing.final
+class ConsumeStop(_message.Message):
+    """Says that the consumer wants no more. What is on its way is sent, then the broker ends the stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConsumeStop: _TypeAlias = ConsumeStop  # noqa: Y015
 
 @_typing.final
 class ConsumeCredit(_message.Message):
@@ -424,6 +469,8 @@ class ConsumeRequest(_message.Message):
 
     START_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___ConsumeStart:
         """Opens the stream; the first request, and only that."""
@@ -432,17 +479,27 @@ class ConsumeRequest(_message.Message):
     def credit(self) -> Global___ConsumeCredit:
         """Grants more room."""
 
+    @_builtins.property
+    def heartbeat(self) -> Global___ConsumeHeartbeat:
+        """Keeps the leases, see `keep_leases`."""
+
+    @_builtins.property
+    def stop(self) -> Global___ConsumeStop:
+        """Ends the stream in an orderly way; nothing may follow."""
+
     def __init__(
         self,
         *,
         start: Global___ConsumeStart | None = ...,
         credit: Global___ConsumeCredit | None = ...,
+        heartbeat: Global___ConsumeHeartbeat | None = ...,
+        stop: Global___ConsumeStop | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "credit", b"credit", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "credit", b"credit", "heartbeat", b"heartbeat", "start", b"start", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "credit", b"credit", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "credit", b"credit", "heartbeat", b"heartbeat", "start", b"start", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["start", "credit"]  # noqa: Y015
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["start", "credit", "heartbeat", "stop"]  # noqa: Y015
     _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
 
@@ -475,3 +532,346 @@ class ConsumeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ConsumeResponse: _TypeAlias = ConsumeResponse  # noqa: Y015
+
+@_typing.final
+class CompleteCommand(_message.Message):
+    """Processed: the message moves to done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_TOKEN_FIELD_NUMBER: _builtins.int
+    lease_token: _builtins.str
+    """The claim's token."""
+    def __init__(
+        self,
+        *,
+        lease_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_token", b"lease_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompleteCommand: _TypeAlias = CompleteCommand  # noqa: Y015
+
+@_typing.final
+class FailCommand(_message.Message):
+    """Given up: the message moves to failed, whatever attempts are left."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_TOKEN_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    lease_token: _builtins.str
+    """The claim's token."""
+    reason: _builtins.str
+    """Why, for the dead letter and its attempts record: at most 1,024 bytes of UTF-8; may be empty."""
+    def __init__(
+        self,
+        *,
+        lease_token: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_token", b"lease_token", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailCommand: _TypeAlias = FailCommand  # noqa: Y015
+
+@_typing.final
+class ReleaseCommand(_message.Message):
+    """Given back: the message is available again and its attempt is not counted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_TOKEN_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    lease_token: _builtins.str
+    """The claim's token."""
+    delay_ms: _builtins.int
+    """How long the message stays unavailable: 0–43,200,000 ms."""
+    def __init__(
+        self,
+        *,
+        lease_token: _builtins.str = ...,
+        delay_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ms", b"delay_ms", "lease_token", b"lease_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseCommand: _TypeAlias = ReleaseCommand  # noqa: Y015
+
+@_typing.final
+class ExtendCommand(_message.Message):
+    """The lease is to run longer, as in ExtendLease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_TOKEN_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    lease_token: _builtins.str
+    """The claim's token."""
+    lease_ms: _builtins.int
+    """The new length from now; 0 = as long as the claim's lease was."""
+    def __init__(
+        self,
+        *,
+        lease_token: _builtins.str = ...,
+        lease_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "lease_token", b"lease_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExtendCommand: _TypeAlias = ExtendCommand  # noqa: Y015
+
+@_typing.final
+class TransferCommand(_message.Message):
+    """The message moves to another queue of the same shard, without its payload being copied: a new entry there, with attempts of its own;
+    here it is done, marked as transferred.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_TOKEN_FIELD_NUMBER: _builtins.int
+    TARGET_QUEUE_ID_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    lease_token: _builtins.str
+    """The claim's token."""
+    target_queue_id: _builtins.str
+    """The other queue; no filter is judged. It may be the same queue, and may hold the message already."""
+    priority: _builtins.int
+    """The priority there: 0–255; absent = the target's `fallback_priority`."""
+    delay_ms: _builtins.int
+    """How long the message stays unavailable there: 0–43,200,000 ms."""
+    def __init__(
+        self,
+        *,
+        lease_token: _builtins.str = ...,
+        target_queue_id: _builtins.str = ...,
+        priority: _builtins.int | None = ...,
+        delay_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "priority", b"priority"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "delay_ms", b"delay_ms", "lease_token", b"lease_token", "priority", b"priority", "target_queue_id", b"target_queue_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+
+Global___TransferCommand: _TypeAlias = TransferCommand  # noqa: Y015
+
+@_typing.final
+class PushCommand(_message.Message):
+    """A new message for one queue: no filter is judged, that queue alone gets it. The queue may be on any shard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class HeadersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    RETENTION_S_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    VISIBLE_AT_MS_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.str
+    """The queue; must exist."""
+    payload: _builtins.bytes
+    """The bytes to carry, as in PublishMessage."""
+    retention_s: _builtins.int
+    """As in PublishMessage."""
+    delay_ms: _builtins.int
+    """As in PublishMessage."""
+    visible_at_ms: _builtins.int
+    """As in PublishMessage."""
+    @_builtins.property
+    def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Its headers, as in PublishMessage."""
+
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.str = ...,
+        payload: _builtins.bytes = ...,
+        headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        retention_s: _builtins.int | None = ...,
+        delay_ms: _builtins.int | None = ...,
+        visible_at_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "_retention_s", b"_retention_s", "_visible_at_ms", b"_visible_at_ms", "delay_ms", b"delay_ms", "retention_s", b"retention_s", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "_retention_s", b"_retention_s", "_visible_at_ms", b"_visible_at_ms", "delay_ms", b"delay_ms", "headers", b"headers", "payload", b"payload", "queue_id", b"queue_id", "retention_s", b"retention_s", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
+    _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
+    _WhichOneofReturnType__retention_s: _TypeAlias = _typing.Literal["retention_s"]  # noqa: Y015
+    _WhichOneofArgType__retention_s: _TypeAlias = _typing.Literal["_retention_s", b"_retention_s"]  # noqa: Y015
+    _WhichOneofReturnType__visible_at_ms: _TypeAlias = _typing.Literal["visible_at_ms"]  # noqa: Y015
+    _WhichOneofArgType__visible_at_ms: _TypeAlias = _typing.Literal["_visible_at_ms", b"_visible_at_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms) -> _WhichOneofReturnType__delay_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_s) -> _WhichOneofReturnType__retention_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__visible_at_ms) -> _WhichOneofReturnType__visible_at_ms | None: ...
+
+Global___PushCommand: _TypeAlias = PushCommand  # noqa: Y015
+
+@_typing.final
+class Command(_message.Message):
+    """One command."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    FAIL_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
+    EXTEND_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    PUSH_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def complete(self) -> Global___CompleteCommand:
+        """Ack."""
+
+    @_builtins.property
+    def fail(self) -> Global___FailCommand:
+        """Give up."""
+
+    @_builtins.property
+    def release(self) -> Global___ReleaseCommand:
+        """Give back."""
+
+    @_builtins.property
+    def extend(self) -> Global___ExtendCommand:
+        """Keep longer."""
+
+    @_builtins.property
+    def transfer(self) -> Global___TransferCommand:
+        """Move on."""
+
+    @_builtins.property
+    def push(self) -> Global___PushCommand:
+        """Make a new message."""
+
+    def __init__(
+        self,
+        *,
+        complete: Global___CompleteCommand | None = ...,
+        fail: Global___FailCommand | None = ...,
+        release: Global___ReleaseCommand | None = ...,
+        extend: Global___ExtendCommand | None = ...,
+        transfer: Global___TransferCommand | None = ...,
+        push: Global___PushCommand | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "complete", b"complete", "extend", b"extend", "fail", b"fail", "push", b"push", "release", b"release", "transfer", b"transfer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "complete", b"complete", "extend", b"extend", "fail", b"fail", "push", b"push", "release", b"release", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["complete", "fail", "release", "extend", "transfer", "push"]  # noqa: Y015
+    _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
+
+Global___Command: _TypeAlias = Command  # noqa: Y015
+
+@_typing.final
+class ExecuteRequest(_message.Message):
+    """Commands that belong together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    COMMANDS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Makes repeating safe: 1–128 bytes, a UUID for example; empty = none."""
+    @_builtins.property
+    def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Command]:
+        """1 to 1,000; their pushes together at most 64 MiB."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        commands: _abc.Iterable[Global___Command] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecuteRequest: _TypeAlias = ExecuteRequest  # noqa: Y015
+
+@_typing.final
+class CommandResult(_message.Message):
+    """What a command gave."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    lease_deadline_ms: _builtins.int
+    """Of an extension: the lease's new end."""
+    def __init__(
+        self,
+        *,
+        lease_deadline_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_deadline_ms", b"lease_deadline_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandResult: _TypeAlias = CommandResult  # noqa: Y015
+
+@_typing.final
+class ExecuteResponse(_message.Message):
+    """All of it is done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommandResult]:
+        """One for each command, in order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___CommandResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecuteResponse: _TypeAlias = ExecuteResponse  # noqa: Y015

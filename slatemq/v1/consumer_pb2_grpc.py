@@ -65,6 +65,11 @@ class ConsumerServiceStub:
                 request_serializer=slatemq_dot_v1_dot_consumer__pb2.ConsumeRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_consumer__pb2.ConsumeResponse.FromString,
                 _registered_method=True)
+        self.Execute = channel.unary_unary(
+                '/slatemq.v1.ConsumerService/Execute',
+                request_serializer=slatemq_dot_v1_dot_consumer__pb2.ExecuteRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_consumer__pb2.ExecuteResponse.FromString,
+                _registered_method=True)
 
 
 class ConsumerServiceServicer:
@@ -115,7 +120,8 @@ class ConsumerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExtendLease(self, request, context):
-        """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before.
+        """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before. No lease runs for longer than the queue's
+        `max_total_lease_ms` from its claim: the answer tells the end that holds.
 
         Errors: as of Ack. A lease that has ended (LEASE_ENDED) cannot be brought back.
         """
@@ -132,6 +138,22 @@ class ConsumerServiceServicer:
         Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
         makes more than 100,000 messages outstanding), NOT_FOUND (no such queue, also when it is deleted while the stream is open),
         RESOURCE_EXHAUSTED (as of Claim), UNAVAILABLE (draining: open a new stream).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Execute(self, request, context):
+        """Applies a list of commands on queues of this shard, all or nothing, in order, in one commit. Each lease is used by one command at
+        most. What is answered is durable; after a crash either all of it happened or nothing did. Pushes are stored with the commit and
+        reach their queues soon after, exactly once, also when an ingest is away for long.
+
+        Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and does nothing.
+
+        Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED: used with other commands; a lease that
+        stands in two commands), NOT_FOUND (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION (LEASE_ENDED; OTHER_SHARD:
+        the target of a transfer is on another shard), RESOURCE_EXHAUSTED (the outbox is full), UNAVAILABLE. The ErrorInfo's metadata
+        has the `command` (its place, from 0) that was refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -164,6 +186,11 @@ def add_ConsumerServiceServicer_to_server(servicer, server):
                     servicer.Consume,
                     request_deserializer=slatemq_dot_v1_dot_consumer__pb2.ConsumeRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_consumer__pb2.ConsumeResponse.SerializeToString,
+            ),
+            'Execute': grpc.unary_unary_rpc_method_handler(
+                    servicer.Execute,
+                    request_deserializer=slatemq_dot_v1_dot_consumer__pb2.ExecuteRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_consumer__pb2.ExecuteResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +334,33 @@ class ConsumerService:
             '/slatemq.v1.ConsumerService/Consume',
             slatemq_dot_v1_dot_consumer__pb2.ConsumeRequest.SerializeToString,
             slatemq_dot_v1_dot_consumer__pb2.ConsumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Execute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.ConsumerService/Execute',
+            slatemq_dot_v1_dot_consumer__pb2.ExecuteRequest.SerializeToString,
+            slatemq_dot_v1_dot_consumer__pb2.ExecuteResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -66,7 +66,8 @@ class ConsumerServiceStub:
     Errors: as of Ack; a reason or delay out of bounds refuses the call as a whole.
     """
     ExtendLease: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.ExtendLeaseRequest, _consumer_pb2.ExtendLeaseResponse]
-    """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before.
+    """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before. No lease runs for longer than the queue's
+    `max_total_lease_ms` from its claim: the answer tells the end that holds.
 
     Errors: as of Ack. A lease that has ended (LEASE_ENDED) cannot be brought back.
     """
@@ -79,6 +80,18 @@ class ConsumerServiceStub:
     Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
     makes more than 100,000 messages outstanding), NOT_FOUND (no such queue, also when it is deleted while the stream is open),
     RESOURCE_EXHAUSTED (as of Claim), UNAVAILABLE (draining: open a new stream).
+    """
+    Execute: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.ExecuteRequest, _consumer_pb2.ExecuteResponse]
+    """Applies a list of commands on queues of this shard, all or nothing, in order, in one commit. Each lease is used by one command at
+    most. What is answered is durable; after a crash either all of it happened or nothing did. Pushes are stored with the commit and
+    reach their queues soon after, exactly once, also when an ingest is away for long.
+
+    Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and does nothing.
+
+    Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED: used with other commands; a lease that
+    stands in two commands), NOT_FOUND (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION (LEASE_ENDED; OTHER_SHARD:
+    the target of a transfer is on another shard), RESOURCE_EXHAUSTED (the outbox is full), UNAVAILABLE. The ErrorInfo's metadata
+    has the `command` (its place, from 0) that was refused.
     """
 
 @_typing.type_check_only
@@ -119,7 +132,8 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     Errors: as of Ack; a reason or delay out of bounds refuses the call as a whole.
     """
     ExtendLease: _aio.UnaryUnaryMultiCallable[_consumer_pb2.ExtendLeaseRequest, _consumer_pb2.ExtendLeaseResponse]  # type: ignore[assignment]
-    """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before.
+    """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before. No lease runs for longer than the queue's
+    `max_total_lease_ms` from its claim: the answer tells the end that holds.
 
     Errors: as of Ack. A lease that has ended (LEASE_ENDED) cannot be brought back.
     """
@@ -132,6 +146,18 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
     makes more than 100,000 messages outstanding), NOT_FOUND (no such queue, also when it is deleted while the stream is open),
     RESOURCE_EXHAUSTED (as of Claim), UNAVAILABLE (draining: open a new stream).
+    """
+    Execute: _aio.UnaryUnaryMultiCallable[_consumer_pb2.ExecuteRequest, _consumer_pb2.ExecuteResponse]  # type: ignore[assignment]
+    """Applies a list of commands on queues of this shard, all or nothing, in order, in one commit. Each lease is used by one command at
+    most. What is answered is durable; after a crash either all of it happened or nothing did. Pushes are stored with the commit and
+    reach their queues soon after, exactly once, also when an ingest is away for long.
+
+    Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and does nothing.
+
+    Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED: used with other commands; a lease that
+    stands in two commands), NOT_FOUND (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION (LEASE_ENDED; OTHER_SHARD:
+    the target of a transfer is on another shard), RESOURCE_EXHAUSTED (the outbox is full), UNAVAILABLE. The ErrorInfo's metadata
+    has the `command` (its place, from 0) that was refused.
     """
 
 class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -193,7 +219,8 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_pb2.ExtendLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_pb2.ExtendLeaseResponse, _abc.Awaitable[_consumer_pb2.ExtendLeaseResponse]]:
-        """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before.
+        """Sets the ends of running leases to now + `lease_ms`, which may be sooner than before. No lease runs for longer than the queue's
+        `max_total_lease_ms` from its claim: the answer tells the end that holds.
 
         Errors: as of Ack. A lease that has ended (LEASE_ENDED) cannot be brought back.
         """
@@ -212,6 +239,24 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
         makes more than 100,000 messages outstanding), NOT_FOUND (no such queue, also when it is deleted while the stream is open),
         RESOURCE_EXHAUSTED (as of Claim), UNAVAILABLE (draining: open a new stream).
+        """
+
+    @_abc_1.abstractmethod
+    def Execute(
+        self,
+        request: _consumer_pb2.ExecuteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_consumer_pb2.ExecuteResponse, _abc.Awaitable[_consumer_pb2.ExecuteResponse]]:
+        """Applies a list of commands on queues of this shard, all or nothing, in order, in one commit. Each lease is used by one command at
+        most. What is answered is durable; after a crash either all of it happened or nothing did. Pushes are stored with the commit and
+        reach their queues soon after, exactly once, also when an ingest is away for long.
+
+        Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and does nothing.
+
+        Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED: used with other commands; a lease that
+        stands in two commands), NOT_FOUND (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION (LEASE_ENDED; OTHER_SHARD:
+        the target of a transfer is on another shard), RESOURCE_EXHAUSTED (the outbox is full), UNAVAILABLE. The ErrorInfo's metadata
+        has the `command` (its place, from 0) that was refused.
         """
 
 def add_ConsumerServiceServicer_to_server(servicer: ConsumerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

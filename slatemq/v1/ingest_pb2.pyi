@@ -49,6 +49,9 @@ class PublishMessage(_message.Message):
     HEADERS_FIELD_NUMBER: _builtins.int
     CREATED_AT_MS_FIELD_NUMBER: _builtins.int
     RETENTION_S_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    VISIBLE_AT_MS_FIELD_NUMBER: _builtins.int
+    DEDUPE_KEY_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
     """The bytes to carry; may be empty. At most the instance's largest payload (67,108,864 bytes, 64 MiB, unless set otherwise)."""
     created_at_ms: _builtins.int
@@ -56,6 +59,22 @@ class PublishMessage(_message.Message):
     retention_s: _builtins.int
     """How long the message may live, from its receipt, in seconds; 0 = for ever; absent = the instance's default (7 days).
     At most 4,294,967,295. A message past its retention is never handed out.
+    """
+    delay_ms: _builtins.int
+    """How long the message stays unavailable in delayed queues (those whose `default_delay_ms` is above 0), from its receipt, in
+    place of their default; 0 = no delay there. Normal queues pay no heed to it. 0 up to the instance's largest delay (900,000 ms,
+    15 min, unless set otherwise). Not together with `visible_at_ms`.
+    """
+    visible_at_ms: _builtins.int
+    """From when on the message may be claimed, in milliseconds since the Unix epoch, in every queue; not negative; a time that is over
+    means at once. Not together with `delay_ms`.
+    """
+    dedupe_key: _builtins.str
+    """Publishes with the same key within the instance's window (10 minutes unless set otherwise) store one message: the later ones get
+    its ID, whatever their content. 1–255 bytes of UTF-8; empty = none. A key belongs to one ingest shard, told by rendezvous
+    hashing: of the shards in the topology the one with the highest `BLAKE2b-64(key ‖ shard as u32 big-endian)`, the hash read as
+    a big-endian number. Another shard refuses it (INVALID_ARGUMENT, WRONG_SHARD; the ErrorInfo's metadata has `shard`). So
+    a retry stays on its shard; when shards are added, the keys that fall to them begin anew there.
     """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -70,19 +89,30 @@ class PublishMessage(_message.Message):
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         created_at_ms: _builtins.int | None = ...,
         retention_s: _builtins.int | None = ...,
+        delay_ms: _builtins.int | None = ...,
+        visible_at_ms: _builtins.int | None = ...,
+        dedupe_key: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_retention_s", b"_retention_s", "created_at_ms", b"created_at_ms", "retention_s", b"retention_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_delay_ms", b"_delay_ms", "_retention_s", b"_retention_s", "_visible_at_ms", b"_visible_at_ms", "created_at_ms", b"created_at_ms", "delay_ms", b"delay_ms", "retention_s", b"retention_s", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_retention_s", b"_retention_s", "created_at_ms", b"created_at_ms", "headers", b"headers", "payload", b"payload", "retention_s", b"retention_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_delay_ms", b"_delay_ms", "_retention_s", b"_retention_s", "_visible_at_ms", b"_visible_at_ms", "created_at_ms", b"created_at_ms", "dedupe_key", b"dedupe_key", "delay_ms", b"delay_ms", "headers", b"headers", "payload", b"payload", "retention_s", b"retention_s", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__created_at_ms: _TypeAlias = _typing.Literal["created_at_ms"]  # noqa: Y015
     _WhichOneofArgType__created_at_ms: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms"]  # noqa: Y015
+    _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
+    _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
     _WhichOneofReturnType__retention_s: _TypeAlias = _typing.Literal["retention_s"]  # noqa: Y015
     _WhichOneofArgType__retention_s: _TypeAlias = _typing.Literal["_retention_s", b"_retention_s"]  # noqa: Y015
+    _WhichOneofReturnType__visible_at_ms: _TypeAlias = _typing.Literal["visible_at_ms"]  # noqa: Y015
+    _WhichOneofArgType__visible_at_ms: _TypeAlias = _typing.Literal["_visible_at_ms", b"_visible_at_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__created_at_ms) -> _WhichOneofReturnType__created_at_ms | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms) -> _WhichOneofReturnType__delay_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_s) -> _WhichOneofReturnType__retention_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__visible_at_ms) -> _WhichOneofReturnType__visible_at_ms | None: ...
 
 Global___PublishMessage: _TypeAlias = PublishMessage  # noqa: Y015
 
@@ -124,18 +154,32 @@ class PublishResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGE_IDS_FIELD_NUMBER: _builtins.int
+    DUPLICATES_FIELD_NUMBER: _builtins.int
+    RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
+    received_at_ms: _builtins.int
+    """When ingest accepted the messages, by its clock. `<queue ID>/<message ID in hex>/p<this>` is the handle of a message in a queue
+    that it reached (see EntryService).
+    """
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The IDs of the messages, in the order of the request; each is one above the one before."""
+        """The IDs of the messages, in the order of the request; each is one above the one before, but for those of `duplicates`."""
+
+    @_builtins.property
+    def duplicates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The places in the request (from 0, ascending) of messages that were not stored, since their dedupe key was used already:
+        their ID is that of the first.
+        """
 
     def __init__(
         self,
         *,
         message_ids: _abc.Iterable[_builtins.int] | None = ...,
+        duplicates: _abc.Iterable[_builtins.int] | None = ...,
+        received_at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_ids", b"message_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicates", b"duplicates", "message_ids", b"message_ids", "received_at_ms", b"received_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -149,10 +193,13 @@ class BatchGetPayloadsRequest(_message.Message):
 
     MESSAGE_IDS_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
+    WITH_ETAGS_FIELD_NUMBER: _builtins.int
     max_bytes: _builtins.int
     """Stop before the payloads together pass this many bytes; at least one message is given. 0 = 32 MiB. An answer never passes
     the size limit of a gRPC message either.
     """
+    with_etags: _builtins.bool
+    """Whether to tell the messages' etags, which ReplaceMessage takes."""
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """1 to 10,000 IDs of this shard, in any order."""
@@ -162,10 +209,11 @@ class BatchGetPayloadsRequest(_message.Message):
         *,
         message_ids: _abc.Iterable[_builtins.int] | None = ...,
         max_bytes: _builtins.int = ...,
+        with_etags: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_bytes", b"max_bytes", "message_ids", b"message_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_bytes", b"max_bytes", "message_ids", b"message_ids", "with_etags", b"with_etags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -179,6 +227,7 @@ class BatchGetPayloadsResponse(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     MISSING_IDS_FIELD_NUMBER: _builtins.int
+    ETAGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
         """In the order of the request, without those missing and those beyond the bounds: ask for these again."""
@@ -187,15 +236,20 @@ class BatchGetPayloadsResponse(_message.Message):
     def missing_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """IDs asked for that are not stored (any more): removed, or never given out. Of the IDs beyond the bounds nothing is told."""
 
+    @_builtins.property
+    def etags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """For each of `messages` its etag, when the request asks for them."""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[_message_pb2.Message] | None = ...,
         missing_ids: _abc.Iterable[_builtins.int] | None = ...,
+        etags: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "missing_ids", b"missing_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etags", b"etags", "messages", b"messages", "missing_ids", b"missing_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -312,6 +366,8 @@ class LogMessage(_message.Message):
     VISIBLE_AT_MS_FIELD_NUMBER: _builtins.int
     RETENTION_S_FIELD_NUMBER: _builtins.int
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    DIRECT_QUEUE_ID_FIELD_NUMBER: _builtins.int
     message_id: _builtins.int
     """The message's ID."""
     created_at_ms: _builtins.int
@@ -324,6 +380,10 @@ class LogMessage(_message.Message):
     """How long it lives from `received_at_ms`, in seconds; 0 = for ever."""
     payload_bytes: _builtins.int
     """The length of its payload."""
+    delay_ms: _builtins.int
+    """How long it stays unavailable in delayed queues, as in PublishMessage; absent = as their default says."""
+    direct_queue_id: _builtins.str
+    """The one queue that gets it, whatever the filters say: it was pushed, not published. Empty = published."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Its headers."""
@@ -338,12 +398,16 @@ class LogMessage(_message.Message):
         visible_at_ms: _builtins.int = ...,
         retention_s: _builtins.int = ...,
         payload_bytes: _builtins.int = ...,
+        delay_ms: _builtins.int | None = ...,
+        direct_queue_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at_ms", b"created_at_ms", "headers", b"headers", "message_id", b"message_id", "payload_bytes", b"payload_bytes", "received_at_ms", b"received_at_ms", "retention_s", b"retention_s", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "created_at_ms", b"created_at_ms", "delay_ms", b"delay_ms", "direct_queue_id", b"direct_queue_id", "headers", b"headers", "message_id", b"message_id", "payload_bytes", b"payload_bytes", "received_at_ms", b"received_at_ms", "retention_s", b"retention_s", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
+    _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms) -> _WhichOneofReturnType__delay_ms | None: ...
 
 Global___LogMessage: _TypeAlias = LogMessage  # noqa: Y015
 
@@ -393,3 +457,254 @@ class GetLogStatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetLogStatusResponse: _TypeAlias = GetLogStatusResponse  # noqa: Y015
+
+@_typing.final
+class FindLogPositionRequest(_message.Message):
+    """Which time to look for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
+    received_at_ms: _builtins.int
+    """In milliseconds since the Unix epoch; 0 = the beginning of the log."""
+    def __init__(
+        self,
+        *,
+        received_at_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["received_at_ms", b"received_at_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindLogPositionRequest: _TypeAlias = FindLogPositionRequest  # noqa: Y015
+
+@_typing.final
+class FindLogPositionResponse(_message.Message):
+    """The place."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    after_sequence: _builtins.int
+    """The sequence of the last entry whose messages were all received before that time; 0 = there is none: TailLog from here."""
+    def __init__(
+        self,
+        *,
+        after_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindLogPositionResponse: _TypeAlias = FindLogPositionResponse  # noqa: Y015
+
+@_typing.final
+class PushedMessage(_message.Message):
+    """A row of an outbox."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    PAYLOAD_URI_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.str
+    """The queue that alone gets it."""
+    payload_uri: _builtins.str
+    """Set in place of the payload where that was stored as an object beforehand: its URI below the root."""
+    payload_bytes: _builtins.int
+    """The payload's length when `payload_uri` is set."""
+    @_builtins.property
+    def message(self) -> Global___PublishMessage:
+        """The message; `visible_at_ms` and `delay_ms` count as for a publish, a `dedupe_key` is refused."""
+
+    def __init__(
+        self,
+        *,
+        message: Global___PublishMessage | None = ...,
+        queue_id: _builtins.str = ...,
+        payload_uri: _builtins.str = ...,
+        payload_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "payload_bytes", b"payload_bytes", "payload_uri", b"payload_uri", "queue_id", b"queue_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PushedMessage: _TypeAlias = PushedMessage  # noqa: Y015
+
+@_typing.final
+class PushRequest(_message.Message):
+    """Rows of an outbox."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_SHARD_FIELD_NUMBER: _builtins.int
+    FIRST_NUMBER_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    broker_shard: _builtins.int
+    """The broker shard whose outbox it is, 0–16,383."""
+    first_number: _builtins.int
+    """The number of the first message; the others follow without gaps."""
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PushedMessage]:
+        """1 to 10,000, in order."""
+
+    def __init__(
+        self,
+        *,
+        broker_shard: _builtins.int = ...,
+        first_number: _builtins.int = ...,
+        messages: _abc.Iterable[Global___PushedMessage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shard", b"broker_shard", "first_number", b"first_number", "messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PushRequest: _TypeAlias = PushRequest  # noqa: Y015
+
+@_typing.final
+class PushResponse(_message.Message):
+    """Says how far the outbox is stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
+    last_number: _builtins.int
+    """The number of the last row that is durable here."""
+    def __init__(
+        self,
+        *,
+        last_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_number", b"last_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PushResponse: _TypeAlias = PushResponse  # noqa: Y015
+
+@_typing.final
+class ReplaceMessageRequest(_message.Message):
+    """What to replace."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class HeadersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    message_id: _builtins.int
+    """The message, of this shard."""
+    etag: _builtins.str
+    """The etag last seen; empty = any."""
+    payload: _builtins.bytes
+    """The new payload, whole."""
+    @_builtins.property
+    def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The new headers, all of them."""
+
+    def __init__(
+        self,
+        *,
+        message_id: _builtins.int = ...,
+        etag: _builtins.str = ...,
+        payload: _builtins.bytes = ...,
+        headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "headers", b"headers", "message_id", b"message_id", "payload", b"payload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplaceMessageRequest: _TypeAlias = ReplaceMessageRequest  # noqa: Y015
+
+@_typing.final
+class ReplaceMessageResponse(_message.Message):
+    """The message is replaced, durably."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ETAG_FIELD_NUMBER: _builtins.int
+    etag: _builtins.str
+    """The new etag."""
+    def __init__(
+        self,
+        *,
+        etag: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplaceMessageResponse: _TypeAlias = ReplaceMessageResponse  # noqa: Y015
+
+@_typing.final
+class RaisePurgeEpochRequest(_message.Message):
+    """Asks for a higher purge epoch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RaisePurgeEpochRequest: _TypeAlias = RaisePurgeEpochRequest  # noqa: Y015
+
+@_typing.final
+class RaisePurgeEpochResponse(_message.Message):
+    """The purge epoch is raised, durably."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PURGE_EPOCH_FIELD_NUMBER: _builtins.int
+    purge_epoch: _builtins.int
+    """The epoch now."""
+    def __init__(
+        self,
+        *,
+        purge_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["purge_epoch", b"purge_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RaisePurgeEpochResponse: _TypeAlias = RaisePurgeEpochResponse  # noqa: Y015

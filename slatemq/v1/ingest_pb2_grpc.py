@@ -68,6 +68,26 @@ class IngestServiceStub:
                 request_serializer=slatemq_dot_v1_dot_ingest__pb2.GetLogStatusRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_ingest__pb2.GetLogStatusResponse.FromString,
                 _registered_method=True)
+        self.FindLogPosition = channel.unary_unary(
+                '/slatemq.v1.IngestService/FindLogPosition',
+                request_serializer=slatemq_dot_v1_dot_ingest__pb2.FindLogPositionRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_ingest__pb2.FindLogPositionResponse.FromString,
+                _registered_method=True)
+        self.Push = channel.unary_unary(
+                '/slatemq.v1.IngestService/Push',
+                request_serializer=slatemq_dot_v1_dot_ingest__pb2.PushRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_ingest__pb2.PushResponse.FromString,
+                _registered_method=True)
+        self.ReplaceMessage = channel.unary_unary(
+                '/slatemq.v1.IngestService/ReplaceMessage',
+                request_serializer=slatemq_dot_v1_dot_ingest__pb2.ReplaceMessageRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_ingest__pb2.ReplaceMessageResponse.FromString,
+                _registered_method=True)
+        self.RaisePurgeEpoch = channel.unary_unary(
+                '/slatemq.v1.IngestService/RaisePurgeEpoch',
+                request_serializer=slatemq_dot_v1_dot_ingest__pb2.RaisePurgeEpochRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_ingest__pb2.RaisePurgeEpochResponse.FromString,
+                _registered_method=True)
 
 
 class IngestServiceServicer:
@@ -130,6 +150,49 @@ class IngestServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindLogPosition(self, request, context):
+        """Finds the place in the log before the first entry with a message received at or after a time. Costs some fifty reads of one row,
+        however long the log is.
+
+        Errors: INVALID_ARGUMENT (negative time), UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Push(self, request, context):
+        """Stores messages that a broker's outbox holds, each for one queue. For brokers. The outbox of a broker shard numbers its rows for
+        each ingest shard, from 1 without gaps; the number of the last one stored is kept in the same commit, for ever. So rows that
+        are sent again are passed over, however late. What is answered is durable.
+
+        Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between the last one stored and the
+        first one sent is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReplaceMessage(self, request, context):
+        """Replaces the payload and the headers of a stored message, in every queue that has not handed it out. It is not routed anew.
+        For brokers, which know whether it may be done: applications call EntryService.EditMessage.
+
+        Errors: INVALID_ARGUMENT (limits as of Publish), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's
+        metadata has as `etag`), UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RaisePurgeEpoch(self, request, context):
+        """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on. Brokers call it before a replay
+        reads the log.
+
+        Errors: UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IngestServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -152,6 +215,26 @@ def add_IngestServiceServicer_to_server(servicer, server):
                     servicer.GetLogStatus,
                     request_deserializer=slatemq_dot_v1_dot_ingest__pb2.GetLogStatusRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_ingest__pb2.GetLogStatusResponse.SerializeToString,
+            ),
+            'FindLogPosition': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindLogPosition,
+                    request_deserializer=slatemq_dot_v1_dot_ingest__pb2.FindLogPositionRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_ingest__pb2.FindLogPositionResponse.SerializeToString,
+            ),
+            'Push': grpc.unary_unary_rpc_method_handler(
+                    servicer.Push,
+                    request_deserializer=slatemq_dot_v1_dot_ingest__pb2.PushRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_ingest__pb2.PushResponse.SerializeToString,
+            ),
+            'ReplaceMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplaceMessage,
+                    request_deserializer=slatemq_dot_v1_dot_ingest__pb2.ReplaceMessageRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_ingest__pb2.ReplaceMessageResponse.SerializeToString,
+            ),
+            'RaisePurgeEpoch': grpc.unary_unary_rpc_method_handler(
+                    servicer.RaisePurgeEpoch,
+                    request_deserializer=slatemq_dot_v1_dot_ingest__pb2.RaisePurgeEpochRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_ingest__pb2.RaisePurgeEpochResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -276,6 +359,114 @@ class IngestService:
             '/slatemq.v1.IngestService/GetLogStatus',
             slatemq_dot_v1_dot_ingest__pb2.GetLogStatusRequest.SerializeToString,
             slatemq_dot_v1_dot_ingest__pb2.GetLogStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindLogPosition(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.IngestService/FindLogPosition',
+            slatemq_dot_v1_dot_ingest__pb2.FindLogPositionRequest.SerializeToString,
+            slatemq_dot_v1_dot_ingest__pb2.FindLogPositionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Push(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.IngestService/Push',
+            slatemq_dot_v1_dot_ingest__pb2.PushRequest.SerializeToString,
+            slatemq_dot_v1_dot_ingest__pb2.PushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReplaceMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.IngestService/ReplaceMessage',
+            slatemq_dot_v1_dot_ingest__pb2.ReplaceMessageRequest.SerializeToString,
+            slatemq_dot_v1_dot_ingest__pb2.ReplaceMessageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RaisePurgeEpoch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.IngestService/RaisePurgeEpoch',
+            slatemq_dot_v1_dot_ingest__pb2.RaisePurgeEpochRequest.SerializeToString,
+            slatemq_dot_v1_dot_ingest__pb2.RaisePurgeEpochResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -74,6 +74,33 @@ class IngestServiceStub:
 
     Errors: UNAVAILABLE.
     """
+    FindLogPosition: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.FindLogPositionRequest, _ingest_pb2.FindLogPositionResponse]
+    """Finds the place in the log before the first entry with a message received at or after a time. Costs some fifty reads of one row,
+    however long the log is.
+
+    Errors: INVALID_ARGUMENT (negative time), UNAVAILABLE.
+    """
+    Push: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.PushRequest, _ingest_pb2.PushResponse]
+    """Stores messages that a broker's outbox holds, each for one queue. For brokers. The outbox of a broker shard numbers its rows for
+    each ingest shard, from 1 without gaps; the number of the last one stored is kept in the same commit, for ever. So rows that
+    are sent again are passed over, however late. What is answered is durable.
+
+    Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between the last one stored and the
+    first one sent is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+    """
+    ReplaceMessage: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.ReplaceMessageRequest, _ingest_pb2.ReplaceMessageResponse]
+    """Replaces the payload and the headers of a stored message, in every queue that has not handed it out. It is not routed anew.
+    For brokers, which know whether it may be done: applications call EntryService.EditMessage.
+
+    Errors: INVALID_ARGUMENT (limits as of Publish), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's
+    metadata has as `etag`), UNAVAILABLE.
+    """
+    RaisePurgeEpoch: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.RaisePurgeEpochRequest, _ingest_pb2.RaisePurgeEpochResponse]
+    """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on. Brokers call it before a replay
+    reads the log.
+
+    Errors: UNAVAILABLE.
+    """
 
 @_typing.type_check_only
 class IngestServiceAsyncStub(IngestServiceStub):
@@ -118,6 +145,33 @@ class IngestServiceAsyncStub(IngestServiceStub):
     """
     GetLogStatus: _aio.UnaryUnaryMultiCallable[_ingest_pb2.GetLogStatusRequest, _ingest_pb2.GetLogStatusResponse]  # type: ignore[assignment]
     """Where the shard's log stands.
+
+    Errors: UNAVAILABLE.
+    """
+    FindLogPosition: _aio.UnaryUnaryMultiCallable[_ingest_pb2.FindLogPositionRequest, _ingest_pb2.FindLogPositionResponse]  # type: ignore[assignment]
+    """Finds the place in the log before the first entry with a message received at or after a time. Costs some fifty reads of one row,
+    however long the log is.
+
+    Errors: INVALID_ARGUMENT (negative time), UNAVAILABLE.
+    """
+    Push: _aio.UnaryUnaryMultiCallable[_ingest_pb2.PushRequest, _ingest_pb2.PushResponse]  # type: ignore[assignment]
+    """Stores messages that a broker's outbox holds, each for one queue. For brokers. The outbox of a broker shard numbers its rows for
+    each ingest shard, from 1 without gaps; the number of the last one stored is kept in the same commit, for ever. So rows that
+    are sent again are passed over, however late. What is answered is durable.
+
+    Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between the last one stored and the
+    first one sent is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+    """
+    ReplaceMessage: _aio.UnaryUnaryMultiCallable[_ingest_pb2.ReplaceMessageRequest, _ingest_pb2.ReplaceMessageResponse]  # type: ignore[assignment]
+    """Replaces the payload and the headers of a stored message, in every queue that has not handed it out. It is not routed anew.
+    For brokers, which know whether it may be done: applications call EntryService.EditMessage.
+
+    Errors: INVALID_ARGUMENT (limits as of Publish), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's
+    metadata has as `etag`), UNAVAILABLE.
+    """
+    RaisePurgeEpoch: _aio.UnaryUnaryMultiCallable[_ingest_pb2.RaisePurgeEpochRequest, _ingest_pb2.RaisePurgeEpochResponse]  # type: ignore[assignment]
+    """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on. Brokers call it before a replay
+    reads the log.
 
     Errors: UNAVAILABLE.
     """
@@ -186,6 +240,57 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ingest_pb2.GetLogStatusResponse, _abc.Awaitable[_ingest_pb2.GetLogStatusResponse]]:
         """Where the shard's log stands.
+
+        Errors: UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def FindLogPosition(
+        self,
+        request: _ingest_pb2.FindLogPositionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ingest_pb2.FindLogPositionResponse, _abc.Awaitable[_ingest_pb2.FindLogPositionResponse]]:
+        """Finds the place in the log before the first entry with a message received at or after a time. Costs some fifty reads of one row,
+        however long the log is.
+
+        Errors: INVALID_ARGUMENT (negative time), UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def Push(
+        self,
+        request: _ingest_pb2.PushRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ingest_pb2.PushResponse, _abc.Awaitable[_ingest_pb2.PushResponse]]:
+        """Stores messages that a broker's outbox holds, each for one queue. For brokers. The outbox of a broker shard numbers its rows for
+        each ingest shard, from 1 without gaps; the number of the last one stored is kept in the same commit, for ever. So rows that
+        are sent again are passed over, however late. What is answered is durable.
+
+        Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between the last one stored and the
+        first one sent is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def ReplaceMessage(
+        self,
+        request: _ingest_pb2.ReplaceMessageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ingest_pb2.ReplaceMessageResponse, _abc.Awaitable[_ingest_pb2.ReplaceMessageResponse]]:
+        """Replaces the payload and the headers of a stored message, in every queue that has not handed it out. It is not routed anew.
+        For brokers, which know whether it may be done: applications call EntryService.EditMessage.
+
+        Errors: INVALID_ARGUMENT (limits as of Publish), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's
+        metadata has as `etag`), UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def RaisePurgeEpoch(
+        self,
+        request: _ingest_pb2.RaisePurgeEpochRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ingest_pb2.RaisePurgeEpochResponse, _abc.Awaitable[_ingest_pb2.RaisePurgeEpochResponse]]:
+        """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on. Brokers call it before a replay
+        reads the log.
 
         Errors: UNAVAILABLE.
         """

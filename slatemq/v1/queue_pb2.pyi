@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,42 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _EntryState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EntryStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntryState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ENTRY_STATE_UNSPECIFIED: _EntryState.ValueType  # 0
+    """Not given."""
+    ENTRY_STATE_AVAILABLE: _EntryState.ValueType  # 1
+    """Can be claimed now."""
+    ENTRY_STATE_DELAYED: _EntryState.ValueType  # 2
+    """Can be claimed from a later time on."""
+    ENTRY_STATE_IN_FLIGHT: _EntryState.ValueType  # 3
+    """Claimed, the lease running."""
+    ENTRY_STATE_DONE: _EntryState.ValueType  # 4
+    """Acked, or transferred."""
+    ENTRY_STATE_FAILED: _EntryState.ValueType  # 5
+    """A dead letter."""
+
+class EntryState(_EntryState, metaclass=_EntryStateEnumTypeWrapper):
+    """The states of a message in a queue."""
+
+ENTRY_STATE_UNSPECIFIED: EntryState.ValueType  # 0
+"""Not given."""
+ENTRY_STATE_AVAILABLE: EntryState.ValueType  # 1
+"""Can be claimed now."""
+ENTRY_STATE_DELAYED: EntryState.ValueType  # 2
+"""Can be claimed from a later time on."""
+ENTRY_STATE_IN_FLIGHT: EntryState.ValueType  # 3
+"""Claimed, the lease running."""
+ENTRY_STATE_DONE: EntryState.ValueType  # 4
+"""Acked, or transferred."""
+ENTRY_STATE_FAILED: EntryState.ValueType  # 5
+"""A dead letter."""
+Global___EntryState: _TypeAlias = EntryState  # noqa: Y015
 
 @_typing.final
 class Queue(_message.Message):
@@ -39,6 +76,13 @@ class Queue(_message.Message):
     CREATED_AT_MS_FIELD_NUMBER: _builtins.int
     UPDATED_AT_MS_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
+    DEFAULT_DELAY_MS_FIELD_NUMBER: _builtins.int
+    BACKOFF_FIELD_NUMBER: _builtins.int
+    FALLBACK_PRIORITY_FIELD_NUMBER: _builtins.int
+    MAX_TOTAL_LEASE_MS_FIELD_NUMBER: _builtins.int
+    FAILED_RETENTION_S_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    REPLAY_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """1–255 characters of `A-Za-z0-9._-`. Cannot change."""
     filter: _builtins.str
@@ -60,7 +104,7 @@ class Queue(_message.Message):
     """The longest lease that a consumer may ask for: 1,000–43,200,000 ms; absent at creation: 43,200,000."""
     done_retention_s: _builtins.int
     """How long done messages are to stay listed, in seconds, at most 4,294,967,295; 0 = for ever; absent at creation: 86,400 (1
-    day). Kept, but nothing removes done messages yet.
+    day). Lists leave out what is older.
     """
     max_in_flight: _builtins.int
     """How many messages may be in flight at once: 1–1,000,000; absent at creation: 100,000. Claims beyond it wait as for an empty
@@ -76,9 +120,31 @@ class Queue(_message.Message):
     """Output only. When the queue was created."""
     updated_at_ms: _builtins.int
     """Output only. When its settings last changed."""
+    default_delay_ms: _builtins.int
+    """A delayed queue has this above 0: its messages are available only so long after their receipt, unless their own `delay_ms` says
+    otherwise. 0 up to the instance's largest delay (900,000 ms, 15 min, unless set otherwise); absent at creation: 0, a normal queue.
+    """
+    fallback_priority: _builtins.int
+    """The priority of messages for which `priority` gives an error or no integer: 0–255; absent at creation: 128."""
+    max_total_lease_ms: _builtins.int
+    """How long one claim may hold a message, all extensions included: 1,000–604,800,000 ms (7 days), not below `max_lease_ms`; absent at
+    creation: 43,200,000 (12 h).
+    """
+    failed_retention_s: _builtins.int
+    """How long dead letters are to stay listed, in seconds, at most 4,294,967,295; 0 = for ever; absent at creation: 0."""
+    paused: _builtins.bool
+    """Output only. Whether the queue is paused; see PauseQueue."""
     @_builtins.property
     def counts(self) -> Global___QueueCounts:
         """Output only. How many messages are in which state; not sent by WatchQueues."""
+
+    @_builtins.property
+    def backoff(self) -> Global___Backoff:
+        """How long a message waits after a failed attempt; absent: not at all."""
+
+    @_builtins.property
+    def replay(self) -> Global___Replay:
+        """Output only. How far the messages from before the queue's creation are brought in; absent when the queue began with its creation."""
 
     def __init__(
         self,
@@ -97,13 +163,26 @@ class Queue(_message.Message):
         created_at_ms: _builtins.int = ...,
         updated_at_ms: _builtins.int = ...,
         counts: Global___QueueCounts | None = ...,
+        default_delay_ms: _builtins.int | None = ...,
+        backoff: Global___Backoff | None = ...,
+        fallback_priority: _builtins.int | None = ...,
+        max_total_lease_ms: _builtins.int | None = ...,
+        failed_retention_s: _builtins.int | None = ...,
+        paused: _builtins.bool = ...,
+        replay: Global___Replay | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_done_retention_s", b"_done_retention_s", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_priority", b"_priority", "counts", b"counts", "done_retention_s", b"done_retention_s", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "priority", b"priority"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "counts", b"counts", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "priority", b"priority", "replay", b"replay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_done_retention_s", b"_done_retention_s", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_priority", b"_priority", "broker_shard", b"broker_shard", "counts", b"counts", "created_at_ms", b"created_at_ms", "done_retention_s", b"done_retention_s", "etag", b"etag", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "priority", b"priority", "queue_id", b"queue_id", "revision", b"revision", "updated_at_ms", b"updated_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "broker_shard", b"broker_shard", "counts", b"counts", "created_at_ms", b"created_at_ms", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "etag", b"etag", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "paused", b"paused", "priority", b"priority", "queue_id", b"queue_id", "replay", b"replay", "revision", b"revision", "updated_at_ms", b"updated_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__default_delay_ms: _TypeAlias = _typing.Literal["default_delay_ms"]  # noqa: Y015
+    _WhichOneofArgType__default_delay_ms: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms"]  # noqa: Y015
     _WhichOneofReturnType__done_retention_s: _TypeAlias = _typing.Literal["done_retention_s"]  # noqa: Y015
     _WhichOneofArgType__done_retention_s: _TypeAlias = _typing.Literal["_done_retention_s", b"_done_retention_s"]  # noqa: Y015
+    _WhichOneofReturnType__failed_retention_s: _TypeAlias = _typing.Literal["failed_retention_s"]  # noqa: Y015
+    _WhichOneofArgType__failed_retention_s: _TypeAlias = _typing.Literal["_failed_retention_s", b"_failed_retention_s"]  # noqa: Y015
+    _WhichOneofReturnType__fallback_priority: _TypeAlias = _typing.Literal["fallback_priority"]  # noqa: Y015
+    _WhichOneofArgType__fallback_priority: _TypeAlias = _typing.Literal["_fallback_priority", b"_fallback_priority"]  # noqa: Y015
     _WhichOneofReturnType__filter: _TypeAlias = _typing.Literal["filter"]  # noqa: Y015
     _WhichOneofArgType__filter: _TypeAlias = _typing.Literal["_filter", b"_filter"]  # noqa: Y015
     _WhichOneofReturnType__lease_ms: _TypeAlias = _typing.Literal["lease_ms"]  # noqa: Y015
@@ -114,10 +193,18 @@ class Queue(_message.Message):
     _WhichOneofArgType__max_in_flight: _TypeAlias = _typing.Literal["_max_in_flight", b"_max_in_flight"]  # noqa: Y015
     _WhichOneofReturnType__max_lease_ms: _TypeAlias = _typing.Literal["max_lease_ms"]  # noqa: Y015
     _WhichOneofArgType__max_lease_ms: _TypeAlias = _typing.Literal["_max_lease_ms", b"_max_lease_ms"]  # noqa: Y015
+    _WhichOneofReturnType__max_total_lease_ms: _TypeAlias = _typing.Literal["max_total_lease_ms"]  # noqa: Y015
+    _WhichOneofArgType__max_total_lease_ms: _TypeAlias = _typing.Literal["_max_total_lease_ms", b"_max_total_lease_ms"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__default_delay_ms) -> _WhichOneofReturnType__default_delay_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__done_retention_s) -> _WhichOneofReturnType__done_retention_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__failed_retention_s) -> _WhichOneofReturnType__failed_retention_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fallback_priority) -> _WhichOneofReturnType__fallback_priority | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__filter) -> _WhichOneofReturnType__filter | None: ...
     @_typing.overload
@@ -129,9 +216,140 @@ class Queue(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_lease_ms) -> _WhichOneofReturnType__max_lease_ms | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_total_lease_ms) -> _WhichOneofReturnType__max_total_lease_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
 Global___Queue: _TypeAlias = Queue  # noqa: Y015
+
+@_typing.final
+class Backoff(_message.Message):
+    """How long a message waits after its n-th failed attempt (n from 1): a nack without a delay of its own, or a lease that ended. With
+    jitter j, the wait is a random part between (1 − j) and 1 of it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Backoff._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        KIND_UNSPECIFIED: Backoff._Kind.ValueType  # 0
+        """Not given: no backoff."""
+        KIND_FIXED: Backoff._Kind.ValueType  # 1
+        """Always `initial_ms`."""
+        KIND_LINEAR: Backoff._Kind.ValueType  # 2
+        """n × `initial_ms`."""
+        KIND_EXPONENTIAL: Backoff._Kind.ValueType  # 3
+        """`initial_ms` × `multiplier`^(n − 1)."""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
+        """How the wait grows."""
+
+    KIND_UNSPECIFIED: Backoff.Kind.ValueType  # 0
+    """Not given: no backoff."""
+    KIND_FIXED: Backoff.Kind.ValueType  # 1
+    """Always `initial_ms`."""
+    KIND_LINEAR: Backoff.Kind.ValueType  # 2
+    """n × `initial_ms`."""
+    KIND_EXPONENTIAL: Backoff.Kind.ValueType  # 3
+    """`initial_ms` × `multiplier`^(n − 1)."""
+
+    KIND_FIELD_NUMBER: _builtins.int
+    INITIAL_MS_FIELD_NUMBER: _builtins.int
+    MAX_MS_FIELD_NUMBER: _builtins.int
+    MULTIPLIER_FIELD_NUMBER: _builtins.int
+    JITTER_FIELD_NUMBER: _builtins.int
+    kind: Global___Backoff.Kind.ValueType
+    """How the wait grows."""
+    initial_ms: _builtins.int
+    """The first wait: 1–43,200,000 ms (12 h)."""
+    max_ms: _builtins.int
+    """The longest wait: `initial_ms`–43,200,000 ms; 0 = 43,200,000."""
+    multiplier: _builtins.float
+    """For KIND_EXPONENTIAL: 1–100; 0 = 2."""
+    jitter: _builtins.float
+    """0–1; 0 = none. Only half and full jitter have names elsewhere: 0.5 and 1."""
+    def __init__(
+        self,
+        *,
+        kind: Global___Backoff.Kind.ValueType = ...,
+        initial_ms: _builtins.int = ...,
+        max_ms: _builtins.int = ...,
+        multiplier: _builtins.float = ...,
+        jitter: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["initial_ms", b"initial_ms", "jitter", b"jitter", "kind", b"kind", "max_ms", b"max_ms", "multiplier", b"multiplier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Backoff: _TypeAlias = Backoff  # noqa: Y015
+
+@_typing.final
+class Replay(_message.Message):
+    """The part of the logs that a queue's filter judges though it is older than the queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANGES_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    done: _builtins.bool
+    """Whether all of it is done."""
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplayRange]:
+        """One for each ingest shard that had a log when the queue was created."""
+
+    def __init__(
+        self,
+        *,
+        ranges: _abc.Iterable[Global___ReplayRange] | None = ...,
+        done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Replay: _TypeAlias = Replay  # noqa: Y015
+
+@_typing.final
+class ReplayRange(_message.Message):
+    """The replay of one log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INGEST_SHARD_FIELD_NUMBER: _builtins.int
+    START_SEQUENCE_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    END_SEQUENCE_FIELD_NUMBER: _builtins.int
+    ingest_shard: _builtins.int
+    """The log's ingest shard."""
+    start_sequence: _builtins.int
+    """The sequence after which it began."""
+    cursor: _builtins.int
+    """The sequence up to which it is done."""
+    end_sequence: _builtins.int
+    """The sequence with which it is complete: the routing cursor at the queue's creation."""
+    def __init__(
+        self,
+        *,
+        ingest_shard: _builtins.int = ...,
+        start_sequence: _builtins.int = ...,
+        cursor: _builtins.int = ...,
+        end_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "end_sequence", b"end_sequence", "ingest_shard", b"ingest_shard", "start_sequence", b"start_sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayRange: _TypeAlias = ReplayRange  # noqa: Y015
 
 @_typing.final
 class QueueCounts(_message.Message):
@@ -144,16 +362,28 @@ class QueueCounts(_message.Message):
     IN_FLIGHT_COUNT_FIELD_NUMBER: _builtins.int
     DONE_COUNT_FIELD_NUMBER: _builtins.int
     FAILED_COUNT_FIELD_NUMBER: _builtins.int
+    BY_PRIORITY_FIELD_NUMBER: _builtins.int
+    OLDEST_CLAIMABLE_AGE_MS_FIELD_NUMBER: _builtins.int
     available_count: _builtins.int
     """Can be claimed now, but for those counted as delayed."""
     delayed_count: _builtins.int
-    """Available at a time that is set: returned with a delay. One whose time has come counts here until it is claimed."""
+    """Available at a later time: delayed, scheduled, or waiting after a failed attempt. Of those whose time has come, the ones that
+    nobody has looked for yet may count here for some seconds when they are very many.
+    """
     in_flight_count: _builtins.int
     """Claimed, the lease running."""
     done_count: _builtins.int
     """Acked, and still listed."""
     failed_count: _builtins.int
     """Out of attempts, or the payload is gone: dead letters."""
+    oldest_claimable_age_ms: _builtins.int
+    """How long the message that waits longest has been claimable, delayed ones excluded; absent when none is claimable. Of the
+    messages that came together the time of the first counts, so it may be some milliseconds off.
+    """
+    @_builtins.property
+    def by_priority(self) -> _containers.RepeatedCompositeFieldContainer[Global___PriorityCounts]:
+        """`available_count` and `delayed_count` by priority, ascending; priorities without messages are left out."""
+
     def __init__(
         self,
         *,
@@ -162,14 +392,48 @@ class QueueCounts(_message.Message):
         in_flight_count: _builtins.int = ...,
         done_count: _builtins.int = ...,
         failed_count: _builtins.int = ...,
+        by_priority: _abc.Iterable[Global___PriorityCounts] | None = ...,
+        oldest_claimable_age_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_claimable_age_ms", b"_oldest_claimable_age_ms", "oldest_claimable_age_ms", b"oldest_claimable_age_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_claimable_age_ms", b"_oldest_claimable_age_ms", "available_count", b"available_count", "by_priority", b"by_priority", "delayed_count", b"delayed_count", "done_count", b"done_count", "failed_count", b"failed_count", "in_flight_count", b"in_flight_count", "oldest_claimable_age_ms", b"oldest_claimable_age_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__oldest_claimable_age_ms: _TypeAlias = _typing.Literal["oldest_claimable_age_ms"]  # noqa: Y015
+    _WhichOneofArgType__oldest_claimable_age_ms: _TypeAlias = _typing.Literal["_oldest_claimable_age_ms", b"_oldest_claimable_age_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__oldest_claimable_age_ms) -> _WhichOneofReturnType__oldest_claimable_age_ms | None: ...
+
+Global___QueueCounts: _TypeAlias = QueueCounts  # noqa: Y015
+
+@_typing.final
+class PriorityCounts(_message.Message):
+    """How many messages of one priority wait."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    AVAILABLE_COUNT_FIELD_NUMBER: _builtins.int
+    DELAYED_COUNT_FIELD_NUMBER: _builtins.int
+    priority: _builtins.int
+    """0–255."""
+    available_count: _builtins.int
+    """As in QueueCounts."""
+    delayed_count: _builtins.int
+    """As in QueueCounts."""
+    def __init__(
+        self,
+        *,
+        priority: _builtins.int = ...,
+        available_count: _builtins.int = ...,
+        delayed_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_count", b"available_count", "delayed_count", b"delayed_count", "done_count", b"done_count", "failed_count", b"failed_count", "in_flight_count", b"in_flight_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_count", b"available_count", "delayed_count", b"delayed_count", "priority", b"priority"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___QueueCounts: _TypeAlias = QueueCounts  # noqa: Y015
+Global___PriorityCounts: _TypeAlias = PriorityCounts  # noqa: Y015
 
 @_typing.final
 class CreateQueueRequest(_message.Message):
@@ -178,6 +442,17 @@ class CreateQueueRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     QUEUE_FIELD_NUMBER: _builtins.int
+    WITH_QUEUE_ID_FIELD_NUMBER: _builtins.int
+    START_FROM_MS_FIELD_NUMBER: _builtins.int
+    START_FROM_BEGINNING_FIELD_NUMBER: _builtins.int
+    with_queue_id: _builtins.str
+    """A queue of this shard whose shard the new one must share, so that commands on both can be executed together; empty = any.
+    NOT_FOUND when this shard has no such queue: ask the broker that has it.
+    """
+    start_from_ms: _builtins.int
+    """Those received at or after this time, in milliseconds since the Unix epoch, as far as they are stored."""
+    start_from_beginning: _builtins.bool
+    """All that are stored: at least those of the instance's replay window (7 days unless set otherwise)."""
     @_builtins.property
     def queue(self) -> Global___Queue:
         """`queue_id` is required, the output-only fields are ignored."""
@@ -186,12 +461,17 @@ class CreateQueueRequest(_message.Message):
         self,
         *,
         queue: Global___Queue | None = ...,
+        with_queue_id: _builtins.str = ...,
+        start_from_ms: _builtins.int = ...,
+        start_from_beginning: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue", "start", b"start", "start_from_beginning", b"start_from_beginning", "start_from_ms", b"start_from_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue", "start", b"start", "start_from_beginning", b"start_from_beginning", "start_from_ms", b"start_from_ms", "with_queue_id", b"with_queue_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["start_from_ms", "start_from_beginning"]  # noqa: Y015
+    _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_start) -> _WhichOneofReturnType_start | None: ...
 
 Global___CreateQueueRequest: _TypeAlias = CreateQueueRequest  # noqa: Y015
 
@@ -337,8 +617,8 @@ class UpdateQueueRequest(_message.Message):
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """Paths of Queue: `filter`, `priority`, `max_attempts`, `lease_ms`, `max_lease_ms`, `done_retention_s`, `max_in_flight`; at
-        least one. A setting named whose field is absent goes back to the default.
+        """Paths of Queue: `filter`, `priority`, `max_attempts`, `lease_ms`, `max_lease_ms`, `done_retention_s`, `max_in_flight`,
+        `default_delay_ms`, `backoff`, `fallback_priority`, `max_total_lease_ms`, `failed_retention_s`; at least one. A setting named whose field is absent goes back to the default.
         """
 
     def __init__(
@@ -501,3 +781,145 @@ class QueueChange(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
 Global___QueueChange: _TypeAlias = QueueChange  # noqa: Y015
+
+@_typing.final
+class PauseQueueRequest(_message.Message):
+    """The queue to pause."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.str
+    """The queue's ID."""
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseQueueRequest: _TypeAlias = PauseQueueRequest  # noqa: Y015
+
+@_typing.final
+class PauseQueueResponse(_message.Message):
+    """The queue is paused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queue(self) -> Global___Queue:
+        """With counts."""
+
+    def __init__(
+        self,
+        *,
+        queue: Global___Queue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseQueueResponse: _TypeAlias = PauseQueueResponse  # noqa: Y015
+
+@_typing.final
+class ResumeQueueRequest(_message.Message):
+    """The queue to resume."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.str
+    """The queue's ID."""
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeQueueRequest: _TypeAlias = ResumeQueueRequest  # noqa: Y015
+
+@_typing.final
+class ResumeQueueResponse(_message.Message):
+    """The queue is resumed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queue(self) -> Global___Queue:
+        """With counts."""
+
+    def __init__(
+        self,
+        *,
+        queue: Global___Queue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeQueueResponse: _TypeAlias = ResumeQueueResponse  # noqa: Y015
+
+@_typing.final
+class PurgeQueueRequest(_message.Message):
+    """What to remove."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.str
+    """The queue's ID."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[Global___EntryState.ValueType]:
+        """The states whose messages go; empty = AVAILABLE and DELAYED, which always go together. IN_FLIGHT ends the leases."""
+
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.str = ...,
+        states: _abc.Iterable[Global___EntryState.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PurgeQueueRequest: _TypeAlias = PurgeQueueRequest  # noqa: Y015
+
+@_typing.final
+class PurgeQueueResponse(_message.Message):
+    """What was removed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PURGED_COUNT_FIELD_NUMBER: _builtins.int
+    purged_count: _builtins.int
+    """How many messages."""
+    def __init__(
+        self,
+        *,
+        purged_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["purged_count", b"purged_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PurgeQueueResponse: _TypeAlias = PurgeQueueResponse  # noqa: Y015

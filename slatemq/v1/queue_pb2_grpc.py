@@ -65,6 +65,21 @@ class QueueServiceStub:
                 request_serializer=slatemq_dot_v1_dot_queue__pb2.WatchQueuesRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_queue__pb2.WatchQueuesResponse.FromString,
                 _registered_method=True)
+        self.PauseQueue = channel.unary_unary(
+                '/slatemq.v1.QueueService/PauseQueue',
+                request_serializer=slatemq_dot_v1_dot_queue__pb2.PauseQueueRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_queue__pb2.PauseQueueResponse.FromString,
+                _registered_method=True)
+        self.ResumeQueue = channel.unary_unary(
+                '/slatemq.v1.QueueService/ResumeQueue',
+                request_serializer=slatemq_dot_v1_dot_queue__pb2.ResumeQueueRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_queue__pb2.ResumeQueueResponse.FromString,
+                _registered_method=True)
+        self.PurgeQueue = channel.unary_unary(
+                '/slatemq.v1.QueueService/PurgeQueue',
+                request_serializer=slatemq_dot_v1_dot_queue__pb2.PurgeQueueRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_queue__pb2.PurgeQueueResponse.FromString,
+                _registered_method=True)
 
 
 class QueueServiceServicer:
@@ -75,8 +90,11 @@ class QueueServiceServicer:
         """Creates a queue. Every message whose publish begins after this answered is judged by the queue's filter; of those published
         before, the ones that are not routed yet are, too.
 
+        With a start in the past, the stored messages are brought in behind the back of live traffic; `Queue.replay` tells how far. Over the
+        time that is stored, the result is as if the queue had existed: each message once.
+
         Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
-        `line` and `column`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
+        `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
         RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
         deleted and is still being swept away: retry).
         """
@@ -104,7 +122,7 @@ class QueueServiceServicer:
 
     def UpdateQueue(self, request, context):
         """Changes the settings that the update mask names. A new filter or priority judges the messages that are routed
-        later; a lower `max_attempts` counts at a message's next claim or return; a new lease at the next claim.
+        later, and so does a new default delay; a lower `max_attempts` counts at a message's next claim or return; a new lease at the next claim.
 
         Errors: INVALID_ARGUMENT (empty mask, unknown path in it, bad value), NOT_FOUND, ABORTED (the etag is not the current one,
         which the ErrorInfo's metadata has as `etag`: read the queue again), RESOURCE_EXHAUSTED (too much waits to be stored),
@@ -131,6 +149,36 @@ class QueueServiceServicer:
 
         Errors: INVALID_ARGUMENT (negative revision, or one that this shard has not reached), UNAVAILABLE (draining: watch again),
         RESOURCE_EXHAUSTED (1,000 streams are open).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseQueue(self, request, context):
+        """Stops the handing out of a queue's messages: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED). Publishing and routing go
+        on, running leases can be finished. Pausing a paused queue is OK.
+
+        Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeQueue(self, request, context):
+        """Ends a pause. Resuming a queue that is not paused is OK.
+
+        Errors: as of PauseQueue.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PurgeQueue(self, request, context):
+        """Removes all messages of a queue that are in certain states, at once, however many; their rows are removed in the background.
+        Messages routed later are not touched. The messages themselves stay stored, and in other queues.
+
+        Errors: INVALID_ARGUMENT (no possible queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
+        purges are still being swept away: retry).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -168,6 +216,21 @@ def add_QueueServiceServicer_to_server(servicer, server):
                     servicer.WatchQueues,
                     request_deserializer=slatemq_dot_v1_dot_queue__pb2.WatchQueuesRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_queue__pb2.WatchQueuesResponse.SerializeToString,
+            ),
+            'PauseQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseQueue,
+                    request_deserializer=slatemq_dot_v1_dot_queue__pb2.PauseQueueRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_queue__pb2.PauseQueueResponse.SerializeToString,
+            ),
+            'ResumeQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeQueue,
+                    request_deserializer=slatemq_dot_v1_dot_queue__pb2.ResumeQueueRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_queue__pb2.ResumeQueueResponse.SerializeToString,
+            ),
+            'PurgeQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.PurgeQueue,
+                    request_deserializer=slatemq_dot_v1_dot_queue__pb2.PurgeQueueRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_queue__pb2.PurgeQueueResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -333,6 +396,87 @@ class QueueService:
             '/slatemq.v1.QueueService/WatchQueues',
             slatemq_dot_v1_dot_queue__pb2.WatchQueuesRequest.SerializeToString,
             slatemq_dot_v1_dot_queue__pb2.WatchQueuesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.QueueService/PauseQueue',
+            slatemq_dot_v1_dot_queue__pb2.PauseQueueRequest.SerializeToString,
+            slatemq_dot_v1_dot_queue__pb2.PauseQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.QueueService/ResumeQueue',
+            slatemq_dot_v1_dot_queue__pb2.ResumeQueueRequest.SerializeToString,
+            slatemq_dot_v1_dot_queue__pb2.ResumeQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PurgeQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.QueueService/PurgeQueue',
+            slatemq_dot_v1_dot_queue__pb2.PurgeQueueRequest.SerializeToString,
+            slatemq_dot_v1_dot_queue__pb2.PurgeQueueResponse.FromString,
             options,
             channel_credentials,
             insecure,

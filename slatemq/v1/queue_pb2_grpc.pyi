@@ -37,8 +37,11 @@ class QueueServiceStub:
     """Creates a queue. Every message whose publish begins after this answered is judged by the queue's filter; of those published
     before, the ones that are not routed yet are, too.
 
+    With a start in the past, the stored messages are brought in behind the back of live traffic; `Queue.replay` tells how far. Over the
+    time that is stored, the result is as if the queue had existed: each message once.
+
     Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
-    `line` and `column`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
+    `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
     RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
     deleted and is still being swept away: retry).
     """
@@ -54,7 +57,7 @@ class QueueServiceStub:
     """
     UpdateQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.UpdateQueueRequest, _queue_pb2.UpdateQueueResponse]
     """Changes the settings that the update mask names. A new filter or priority judges the messages that are routed
-    later; a lower `max_attempts` counts at a message's next claim or return; a new lease at the next claim.
+    later, and so does a new default delay; a lower `max_attempts` counts at a message's next claim or return; a new lease at the next claim.
 
     Errors: INVALID_ARGUMENT (empty mask, unknown path in it, bad value), NOT_FOUND, ABORTED (the etag is not the current one,
     which the ErrorInfo's metadata has as `etag`: read the queue again), RESOURCE_EXHAUSTED (too much waits to be stored),
@@ -74,6 +77,24 @@ class QueueServiceStub:
     Errors: INVALID_ARGUMENT (negative revision, or one that this shard has not reached), UNAVAILABLE (draining: watch again),
     RESOURCE_EXHAUSTED (1,000 streams are open).
     """
+    PauseQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.PauseQueueRequest, _queue_pb2.PauseQueueResponse]
+    """Stops the handing out of a queue's messages: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED). Publishing and routing go
+    on, running leases can be finished. Pausing a paused queue is OK.
+
+    Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+    """
+    ResumeQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.ResumeQueueRequest, _queue_pb2.ResumeQueueResponse]
+    """Ends a pause. Resuming a queue that is not paused is OK.
+
+    Errors: as of PauseQueue.
+    """
+    PurgeQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.PurgeQueueRequest, _queue_pb2.PurgeQueueResponse]
+    """Removes all messages of a queue that are in certain states, at once, however many; their rows are removed in the background.
+    Messages routed later are not touched. The messages themselves stay stored, and in other queues.
+
+    Errors: INVALID_ARGUMENT (no possible queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
+    purges are still being swept away: retry).
+    """
 
 @_typing.type_check_only
 class QueueServiceAsyncStub(QueueServiceStub):
@@ -84,8 +105,11 @@ class QueueServiceAsyncStub(QueueServiceStub):
     """Creates a queue. Every message whose publish begins after this answered is judged by the queue's filter; of those published
     before, the ones that are not routed yet are, too.
 
+    With a start in the past, the stored messages are brought in behind the back of live traffic; `Queue.replay` tells how far. Over the
+    time that is stored, the result is as if the queue had existed: each message once.
+
     Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
-    `line` and `column`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
+    `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
     RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
     deleted and is still being swept away: retry).
     """
@@ -101,7 +125,7 @@ class QueueServiceAsyncStub(QueueServiceStub):
     """
     UpdateQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.UpdateQueueRequest, _queue_pb2.UpdateQueueResponse]  # type: ignore[assignment]
     """Changes the settings that the update mask names. A new filter or priority judges the messages that are routed
-    later; a lower `max_attempts` counts at a message's next claim or return; a new lease at the next claim.
+    later, and so does a new default delay; a lower `max_attempts` counts at a message's next claim or return; a new lease at the next claim.
 
     Errors: INVALID_ARGUMENT (empty mask, unknown path in it, bad value), NOT_FOUND, ABORTED (the etag is not the current one,
     which the ErrorInfo's metadata has as `etag`: read the queue again), RESOURCE_EXHAUSTED (too much waits to be stored),
@@ -121,6 +145,24 @@ class QueueServiceAsyncStub(QueueServiceStub):
     Errors: INVALID_ARGUMENT (negative revision, or one that this shard has not reached), UNAVAILABLE (draining: watch again),
     RESOURCE_EXHAUSTED (1,000 streams are open).
     """
+    PauseQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.PauseQueueRequest, _queue_pb2.PauseQueueResponse]  # type: ignore[assignment]
+    """Stops the handing out of a queue's messages: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED). Publishing and routing go
+    on, running leases can be finished. Pausing a paused queue is OK.
+
+    Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+    """
+    ResumeQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.ResumeQueueRequest, _queue_pb2.ResumeQueueResponse]  # type: ignore[assignment]
+    """Ends a pause. Resuming a queue that is not paused is OK.
+
+    Errors: as of PauseQueue.
+    """
+    PurgeQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.PurgeQueueRequest, _queue_pb2.PurgeQueueResponse]  # type: ignore[assignment]
+    """Removes all messages of a queue that are in certain states, at once, however many; their rows are removed in the background.
+    Messages routed later are not touched. The messages themselves stay stored, and in other queues.
+
+    Errors: INVALID_ARGUMENT (no possible queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
+    purges are still being swept away: retry).
+    """
 
 class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
     """Creates, reads and changes queues. Served by every broker, for the queues of its shard."""
@@ -134,8 +176,11 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         """Creates a queue. Every message whose publish begins after this answered is judged by the queue's filter; of those published
         before, the ones that are not routed yet are, too.
 
+        With a start in the past, the stored messages are brought in behind the back of live traffic; `Queue.replay` tells how far. Over the
+        time that is stored, the result is as if the queue had existed: each message once.
+
         Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
-        `line` and `column`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
+        `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
         RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
         deleted and is still being swept away: retry).
         """
@@ -169,7 +214,7 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.UpdateQueueResponse, _abc.Awaitable[_queue_pb2.UpdateQueueResponse]]:
         """Changes the settings that the update mask names. A new filter or priority judges the messages that are routed
-        later; a lower `max_attempts` counts at a message's next claim or return; a new lease at the next claim.
+        later, and so does a new default delay; a lower `max_attempts` counts at a message's next claim or return; a new lease at the next claim.
 
         Errors: INVALID_ARGUMENT (empty mask, unknown path in it, bad value), NOT_FOUND, ABORTED (the etag is not the current one,
         which the ErrorInfo's metadata has as `etag`: read the queue again), RESOURCE_EXHAUSTED (too much waits to be stored),
@@ -200,6 +245,42 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_ARGUMENT (negative revision, or one that this shard has not reached), UNAVAILABLE (draining: watch again),
         RESOURCE_EXHAUSTED (1,000 streams are open).
+        """
+
+    @_abc_1.abstractmethod
+    def PauseQueue(
+        self,
+        request: _queue_pb2.PauseQueueRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_queue_pb2.PauseQueueResponse, _abc.Awaitable[_queue_pb2.PauseQueueResponse]]:
+        """Stops the handing out of a queue's messages: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED). Publishing and routing go
+        on, running leases can be finished. Pausing a paused queue is OK.
+
+        Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeQueue(
+        self,
+        request: _queue_pb2.ResumeQueueRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_queue_pb2.ResumeQueueResponse, _abc.Awaitable[_queue_pb2.ResumeQueueResponse]]:
+        """Ends a pause. Resuming a queue that is not paused is OK.
+
+        Errors: as of PauseQueue.
+        """
+
+    @_abc_1.abstractmethod
+    def PurgeQueue(
+        self,
+        request: _queue_pb2.PurgeQueueRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_queue_pb2.PurgeQueueResponse, _abc.Awaitable[_queue_pb2.PurgeQueueResponse]]:
+        """Removes all messages of a queue that are in certain states, at once, however many; their rows are removed in the background.
+        Messages routed later are not touched. The messages themselves stay stored, and in other queues.
+
+        Errors: INVALID_ARGUMENT (no possible queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
+        purges are still being swept away: retry).
         """
 
 def add_QueueServiceServicer_to_server(servicer: QueueServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
