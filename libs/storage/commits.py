@@ -18,7 +18,9 @@ from typing import Final, Protocol
 
 from libs.storage.clocks import Clock
 from libs.storage.errors import StorageError, StoreFailed
-from libs.storage.keys import CLOCK_KEY
+from libs.storage.own_keys import (
+    CLOCK_KEY,
+)
 from libs.storage.slate import Batch, Database
 from libs.storage.states import encode_clock
 

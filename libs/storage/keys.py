@@ -16,10 +16,7 @@ KEY_VERSION = 1
 
 
 class RecordType(IntEnum):
-    """The second byte of a key: the RFC's own types, and ours from 0x40 up.
-
-    0x44 (dedupe key), 0x45 (outbox) and 0x47 (note) are reserved.
-    """
+    """The second byte of a key: the RFC's own types, and ours from 0x40 up; see own_keys.py."""
 
     PAYLOAD = 0x01  # the metadata log's entries too: the two never meet, see LOG_KEY
     ACTIVE = 0x02
@@ -31,21 +28,29 @@ class RecordType(IntEnum):
     ROUTING_CURSOR = 0x41
     ID_BLOCK = 0x42
     REQUEST_IDS = 0x43
+    DEDUPE_KEY = 0x44
+    OUTBOX = 0x45
     PURGE_EPOCH = 0x46
+    OUTBOX_COUNTER = 0x47
     CLOCK = 0x48
     CONFIG_REVISION = 0x49
     FINISHED_LEASES = 0x4A
+    DEDUPE_END = 0x4B
+    DELAYED = 0x4C
+    REPLAY = 0x4D
+    REDRIVE = 0x4E
+    EXECUTED = 0x4F
+    OUTBOX_PROGRESS = 0x50
 
 
-_NUMBER = Fixed(order=">", number="Q")
+NUMBER = Fixed(order=">", number="Q")
 _MESSAGE_ID = Fixed(order=">", message_id="Q")
 _BUCKET = Fixed(order=">", bucket="Q")
-_REQUEST_IDS = Fixed(order=">", minute="I", first_sequence="Q")
-_SLOT = Fixed(order=">", slot="H")
-_LAST_NUMBER = (1 << 64) - 1
+LAST_NUMBER = (1 << 64) - 1
 
 
-def _head(record_type: RecordType) -> bytes:
+def key_head(record_type: RecordType) -> bytes:
+    """The first two bytes of a key."""
     return bytes((KEY_VERSION, record_type))
 
 
@@ -56,7 +61,8 @@ def _read_type(reader: Reader) -> int:
     return found
 
 
-def _open(record: str, record_type: RecordType, key: bytes) -> Reader:
+def open_key(record: str, record_type: RecordType, key: bytes) -> Reader:
+    """A reader of the key behind its first two bytes; CorruptRecord for another type."""
     reader = Reader(record, key)
     found = _read_type(reader)
     if found != record_type:
@@ -64,7 +70,8 @@ def _open(record: str, record_type: RecordType, key: bytes) -> Reader:
     return reader
 
 
-def _through(first: bytes, last: bytes) -> KeyRange:
+def through(first: bytes, last: bytes) -> KeyRange:
+    """The keys from `first` to `last`, both included."""
     # The smallest key after `last` is `last` with a zero byte.
     return KeyRange(first, last + b"\x00")
 
@@ -80,7 +87,7 @@ def _through(first: bytes, last: bytes) -> KeyRange:
 LOG_KEY = b"opendata-queue/messages/metadata"
 assert LOG_KEY[0] > MAX_MESSAGE_ID >> 56, "payload keys would reach into the metadata log"
 
-_PAYLOAD_HEAD = _head(RecordType.PAYLOAD)
+_PAYLOAD_HEAD = key_head(RecordType.PAYLOAD)
 
 
 def payload_key(message_id: int) -> bytes:
@@ -92,12 +99,12 @@ def payload_key(message_id: int) -> bytes:
 
 def parse_payload_key(key: bytes) -> int:
     """The message ID in a payload key."""
-    return _read_message_id(_open("payload key", RecordType.PAYLOAD, key))
+    return _read_message_id(open_key("payload key", RecordType.PAYLOAD, key))
 
 
 def payload_range(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> KeyRange:
     """The payloads of all messages from `first_id` to `last_id`, both included."""
-    return _through(payload_key(first_id), payload_key(last_id))
+    return through(payload_key(first_id), payload_key(last_id))
 
 
 @lru_cache(maxsize=64)
@@ -110,24 +117,24 @@ def log_key(sequence: int, instance: str = "") -> bytes:
 
     `instance` names the queue system where several share one database; empty where there is one.
     """
-    return _log_head(instance) + _NUMBER.pack(sequence)
+    return _log_head(instance) + NUMBER.pack(sequence)
 
 
 def parse_log_key(key: bytes, instance: str = "") -> int:
     """The sequence in a log entry's key; CorruptRecord when it is of another instance."""
-    reader = _open("log key", RecordType.PAYLOAD, key)
+    reader = open_key("log key", RecordType.PAYLOAD, key)
     if terminated(reader.terminated("log key")) != _log_head(instance)[2:]:
         raise reader.corrupt("another log")
-    (sequence,) = reader.fixed("sequence", _NUMBER)
+    (sequence,) = reader.fixed("sequence", NUMBER)
     reader.finish()
     return int(sequence)
 
 
 def log_range(
-    first_sequence: int, last_sequence: int = _LAST_NUMBER, instance: str = ""
+    first_sequence: int, last_sequence: int = LAST_NUMBER, instance: str = ""
 ) -> KeyRange:
     """The log entries from `first_sequence` to `last_sequence`, both included."""
-    return _through(log_key(first_sequence, instance), log_key(last_sequence, instance))
+    return through(log_key(first_sequence, instance), log_key(last_sequence, instance))
 
 
 # --- Broker database: the lists of a queue ----------------------------------
@@ -146,17 +153,20 @@ class BucketKey(NamedTuple):
     bucket: int | None
 
 
-def _queue_head(record_type: RecordType, queue: str) -> bytes:
+def queue_head(record_type: RecordType, queue: str) -> bytes:
+    """The beginning of a key that names a queue."""
     if not queue:
         raise ValueError("queue is empty")
-    return _head(record_type) + terminated(queue.encode())
+    return key_head(record_type) + terminated(queue.encode())
 
 
-def _bucket_key(record_type: RecordType, queue: str, bucket: int) -> bytes:
-    return _queue_head(record_type, queue) + _BUCKET.pack(bucket)
+def queue_bucket_key(record_type: RecordType, queue: str, bucket: int) -> bytes:
+    """The key of a queue's bucket."""
+    return queue_head(record_type, queue) + _BUCKET.pack(bucket)
 
 
-def _read_queue(reader: Reader) -> str:
+def read_queue(reader: Reader) -> str:
+    """The queue that comes next in a key."""
     try:
         queue = reader.terminated("queue").decode()
     except UnicodeDecodeError as error:
@@ -174,26 +184,29 @@ def _read_message_id(reader: Reader) -> int:
     return int(message_id)
 
 
-def _parse_bucket_key(record: str, record_type: RecordType, key: bytes) -> BucketKey:
-    reader = _open(record, record_type, key)
-    queue = _read_queue(reader)
+def parse_queue_bucket_key(record: str, record_type: RecordType, key: bytes) -> BucketKey:
+    """The queue and bucket of such a key; a bucket of None is the RFC's form."""
+    reader = open_key(record, record_type, key)
+    queue = read_queue(reader)
     bucket = None if reader.at_end else reader.fixed("bucket", _BUCKET)[0]
     reader.finish()
     return BucketKey(queue, bucket)
 
 
 def _bucket_range(record_type: RecordType, queue: str, first: int, last: int) -> KeyRange:
-    return _through(_bucket_key(record_type, queue, first), _bucket_key(record_type, queue, last))
+    return through(
+        queue_bucket_key(record_type, queue, first), queue_bucket_key(record_type, queue, last)
+    )
 
 
 def active_key(queue: str, bucket: int) -> bytes:
     """Key of one bucket of a queue's available and in-flight messages."""
-    return _bucket_key(RecordType.ACTIVE, queue, bucket)
+    return queue_bucket_key(RecordType.ACTIVE, queue, bucket)
 
 
 def parse_active_key(key: bytes) -> BucketKey:
     """The queue and bucket of an active key, in our form or the RFC's."""
-    return _parse_bucket_key("active key", RecordType.ACTIVE, key)
+    return parse_queue_bucket_key("active key", RecordType.ACTIVE, key)
 
 
 def active_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
@@ -207,12 +220,12 @@ def active_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
 
 def done_key(queue: str, bucket: int) -> bytes:
     """Key of one bucket of a queue's done messages."""
-    return _bucket_key(RecordType.DONE, queue, bucket)
+    return queue_bucket_key(RecordType.DONE, queue, bucket)
 
 
 def parse_done_key(key: bytes) -> BucketKey:
     """The queue and bucket of a done key, in our form or the RFC's."""
-    return _parse_bucket_key("done key", RecordType.DONE, key)
+    return parse_queue_bucket_key("done key", RecordType.DONE, key)
 
 
 def done_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
@@ -222,12 +235,12 @@ def done_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
 
 def failed_key(queue: str, bucket: int) -> bytes:
     """Key of one bucket of a queue's failed messages."""
-    return _bucket_key(RecordType.FAILED, queue, bucket)
+    return queue_bucket_key(RecordType.FAILED, queue, bucket)
 
 
 def parse_failed_key(key: bytes) -> BucketKey:
     """The queue and bucket of a failed key, in our form or the RFC's."""
-    return _parse_bucket_key("failed key", RecordType.FAILED, key)
+    return parse_queue_bucket_key("failed key", RecordType.FAILED, key)
 
 
 def failed_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
@@ -251,140 +264,65 @@ class AttemptsKey(NamedTuple):
 
 def attempts_key(queue: str, message_id: int) -> bytes:
     """Key of the failed attempts of one message in one queue."""
-    return _queue_head(RecordType.ATTEMPTS, queue) + _MESSAGE_ID.pack(message_id)
+    return queue_head(RecordType.ATTEMPTS, queue) + _MESSAGE_ID.pack(message_id)
 
 
 def parse_attempts_key(key: bytes) -> AttemptsKey:
     """The queue and message of an attempts key, in our form or the RFC's."""
-    reader = _open("attempts key", RecordType.ATTEMPTS, key)
+    reader = open_key("attempts key", RecordType.ATTEMPTS, key)
     # Ours has at least a terminator more than the eight bytes of the RFC's.
-    queue = None if reader.left == _MESSAGE_ID.size else _read_queue(reader)
+    queue = None if reader.left == _MESSAGE_ID.size else read_queue(reader)
     return AttemptsKey(queue, _read_message_id(reader))
 
 
 def attempts_range(queue: str, first_id: int, last_id: int) -> KeyRange:
     """A queue's attempts records from message `first_id` to `last_id`, both included."""
-    return _through(attempts_key(queue, first_id), attempts_key(queue, last_id))
+    return through(attempts_key(queue, first_id), attempts_key(queue, last_id))
 
 
 def config_key(queue: str) -> bytes:
     """Key of a queue's configuration."""
-    return _queue_head(RecordType.CONFIG, queue)
+    return queue_head(RecordType.CONFIG, queue)
 
 
 def parse_config_key(key: bytes) -> str:
     """The queue of a config key."""
-    return _parse_queue_key("config key", RecordType.CONFIG, key)
+    return parse_queue_key("config key", RecordType.CONFIG, key)
 
 
 def config_range(after: str | None = None) -> KeyRange:
     """The configurations of all queues, or of those whose ID sorts after `after`."""
-    return _queue_range(RecordType.CONFIG, after)
+    return queue_range(RecordType.CONFIG, after)
 
 
 def queue_state_key(queue: str) -> bytes:
     """Key of a queue's state record."""
-    return _queue_head(RecordType.QUEUE_STATE, queue)
+    return queue_head(RecordType.QUEUE_STATE, queue)
 
 
 def parse_queue_state_key(key: bytes) -> str:
     """The queue of a state key."""
-    return _parse_queue_key("queue state key", RecordType.QUEUE_STATE, key)
+    return parse_queue_key("queue state key", RecordType.QUEUE_STATE, key)
 
 
 def queue_state_range(after: str | None = None) -> KeyRange:
     """The state records of all queues, or of those whose ID sorts after `after`."""
-    return _queue_range(RecordType.QUEUE_STATE, after)
+    return queue_range(RecordType.QUEUE_STATE, after)
 
 
-def _parse_queue_key(record: str, record_type: RecordType, key: bytes) -> str:
-    reader = _open(record, record_type, key)
-    queue = _read_queue(reader)
+def parse_queue_key(record: str, record_type: RecordType, key: bytes) -> str:
+    """The queue of a key that has nothing else."""
+    reader = open_key(record, record_type, key)
+    queue = read_queue(reader)
     reader.finish()
     return queue
 
 
-def _queue_range(record_type: RecordType, after: str | None) -> KeyRange:
-    head = _head(record_type)
-    start = head if after is None else _queue_head(record_type, after) + b"\x00"
+def queue_range(record_type: RecordType, after: str | None) -> KeyRange:
+    """The keys of a type that have nothing but a queue, of all or of those after one."""
+    head = key_head(record_type)
+    start = head if after is None else queue_head(record_type, after) + b"\x00"
     return KeyRange(start, head + b"\xff")
-
-
-# --- Either database: single records and small series -----------------------
-#
-#   routing cursor   | 01 | 41 | log shard u64 |                                          broker
-#   ID block         | 01 | 42 |                                                          ingest
-#   request IDs      | 01 | 43 | minute u32 | first sequence of the commit u64 |          ingest
-#   purge epoch      | 01 | 46 |                                                          ingest
-#   clock            | 01 | 48 |                                                          both
-#   config revision  | 01 | 49 |                                                          broker
-#   finished leases  | 01 | 4A | slot u16 |                                               broker
-
-ID_BLOCK_KEY = _head(RecordType.ID_BLOCK)
-PURGE_EPOCH_KEY = _head(RecordType.PURGE_EPOCH)
-CLOCK_KEY = _head(RecordType.CLOCK)
-CONFIG_REVISION_KEY = _head(RecordType.CONFIG_REVISION)
-
-
-class RequestIdsKey(NamedTuple):
-    """The key of a request IDs row: minutes since 1970, and the commit's first sequence."""
-
-    minute: int
-    first_sequence: int
-
-
-def routing_cursor_key(log_shard: int) -> bytes:
-    """Key of a broker's position in the metadata log of one ingest shard."""
-    return _head(RecordType.ROUTING_CURSOR) + _NUMBER.pack(log_shard)
-
-
-def parse_routing_cursor_key(key: bytes) -> int:
-    """The ingest shard of a routing cursor key."""
-    reader = _open("routing cursor key", RecordType.ROUTING_CURSOR, key)
-    (log_shard,) = reader.fixed("log shard", _NUMBER)
-    reader.finish()
-    return int(log_shard)
-
-
-def routing_cursor_range() -> KeyRange:
-    """All routing cursors of a broker."""
-    return _through(routing_cursor_key(0), routing_cursor_key(_LAST_NUMBER))
-
-
-def request_ids_key(minute: int, first_sequence: int) -> bytes:
-    """Key of the request IDs of one commit, by the minute since 1970 in which it was made."""
-    return _head(RecordType.REQUEST_IDS) + _REQUEST_IDS.pack(minute, first_sequence)
-
-
-def parse_request_ids_key(key: bytes) -> RequestIdsKey:
-    """The minute and first sequence of a request IDs key."""
-    reader = _open("request IDs key", RecordType.REQUEST_IDS, key)
-    parsed = RequestIdsKey(*reader.fixed("minute and sequence", _REQUEST_IDS))
-    reader.finish()
-    return parsed
-
-
-def request_ids_range(first_minute: int, last_minute: int) -> KeyRange:
-    """The request IDs rows of the minutes from `first_minute` to `last_minute`, both included."""
-    return _through(request_ids_key(first_minute, 0), request_ids_key(last_minute, _LAST_NUMBER))
-
-
-def finished_leases_key(slot: int) -> bytes:
-    """Key of one slot in the ring of finished leases."""
-    return _head(RecordType.FINISHED_LEASES) + _SLOT.pack(slot)
-
-
-def parse_finished_leases_key(key: bytes) -> int:
-    """The slot of a finished leases key."""
-    reader = _open("finished leases key", RecordType.FINISHED_LEASES, key)
-    (slot,) = reader.fixed("slot", _SLOT)
-    reader.finish()
-    return int(slot)
-
-
-def finished_leases_range() -> KeyRange:
-    """All slots of finished leases of a broker."""
-    return _through(finished_leases_key(0), finished_leases_key(0xFFFF))
 
 
 def record_type_of(key: bytes) -> RecordType:

@@ -16,17 +16,19 @@ from libs.storage.buckets import (
 )
 from libs.storage.configs import decode_config
 from libs.storage.keys import (
-    CLOCK_KEY,
-    CONFIG_REVISION_KEY,
     active_range,
     attempts_key,
     config_range,
-    finished_leases_range,
     parse_active_key,
     parse_config_key,
     parse_queue_state_key,
-    parse_routing_cursor_key,
     queue_state_range,
+)
+from libs.storage.own_keys import (
+    CLOCK_KEY,
+    CONFIG_REVISION_KEY,
+    finished_leases_range,
+    parse_routing_cursor_key,
     routing_cursor_range,
 )
 from libs.storage.primitives import KeyRange

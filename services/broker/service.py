@@ -17,7 +17,9 @@ from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.topology_servicer import TopologyServicer
 from libs.storage.clocks import Clock, HybridClock, wait_until_past
 from libs.storage.errors import Fenced
-from libs.storage.keys import CLOCK_KEY
+from libs.storage.own_keys import (
+    CLOCK_KEY,
+)
 from libs.storage.probe import probe_store
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind

@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
-import os
-import struct
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from libs.storage.configs import encode_config
 from libs.storage.keys import (
-    CONFIG_REVISION_KEY,
     config_key,
-    finished_leases_key,
     queue_state_key,
+)
+from libs.storage.own_keys import (
+    CONFIG_REVISION_KEY,
+    finished_leases_key,
     routing_cursor_key,
 )
 from libs.storage.queues import (
     AvailableMessage,
-    FailedAttempt,
 )
 from libs.storage.states import (
     FinishedLeasesRecord,
-    LeaseOutcome,
     QueueStateRecord,
     encode_config_revision,
     encode_finished_leases,
     encode_queue_state,
     encode_routing_cursor,
 )
-from services.broker.attempts import Attempts
 from services.broker.available import Beyond
 from services.broker.commands import Assignment, Finish, Nack, Needs, Range
-from services.broker.leases import GRACE_MS, Deadlines, FinishedLeases, Lease
 from services.broker.queue_lifecycle import creation_rows, deleted_state, new_state
-from services.broker.queue_machine import Chooser, NeedsSlot, Notes, Queue, Row
+from services.broker.queue_machine import NeedsSlot, Notes, Queue, Row
 from services.broker.queue_settings import DEFAULT_PRIORITY, QueueSettings
+from services.broker.shard_leases import ShardLeases
 
 __all__ = ["Assignment", "Finish", "Nack", "Needs", "Range", "Shard"]
-
-EXPIRED_LEASE = "lease expired"
-"""The outcome of an attempt whose lease ended by the clock."""
-
-
-def random_tokens() -> Iterator[int]:
-    """Lease tokens: random, 64 bits, never 0."""
-    while True:
-        yield from filter(None, struct.unpack("<64Q", os.urandom(512)))
 
 
 @dataclass(slots=True)
@@ -58,7 +46,7 @@ class Written:
     attempts: set[tuple[str, int]] = field(default_factory=set)
 
 
-class Shard:
+class Shard(ShardLeases):
     """All state of a broker shard, as far as it is in memory."""
 
     def __init__(
@@ -69,16 +57,12 @@ class Shard:
         finished: Sequence[FinishedLeasesRecord] = (),
         tokens: Iterator[int] | None = None,
     ) -> None:
+        super().__init__(finished, tokens)
         self.revision = revision
         self.cursors = dict(cursors or {})
         self.queues: dict[str, Queue] = {}
         self.notes = Notes()
         self.deleted: dict[str, QueueStateRecord] = {}
-        self.finished = FinishedLeases(finished)
-        self.deadlines = Deadlines()
-        self._leases: dict[int, Lease] = {}
-        self._tokens = tokens or random_tokens()
-        self.attempts = Attempts()
         self._changed_cursors: set[int] = set()
         self._rows: list[Row] = []  # of commands that are rare enough to encode at once
         self._generation = 0
@@ -90,12 +74,6 @@ class Shard:
     def restore_queue(self, queue: Queue) -> None:
         """Takes in a queue as it was stored."""
         self.queues[queue.queue_id] = queue
-
-    def restore_lease(self, queue: Queue, order: int, lease: Lease, *, changed: bool) -> None:
-        """Takes in a lease; `changed` when it is not as it was stored."""
-        bucket = queue.restore_lease(lease, order, changed=changed)
-        self._leases[lease.token] = lease
-        self.deadlines.watch(bucket, lease.deadline_ms)
 
     # --- Queues -------------------------------------------------------------
 
@@ -221,144 +199,15 @@ class Shard:
         for priority, items in ready.items():
             queue.add_ready(priority, items, now_ms)
 
-    # --- Leases -------------------------------------------------------------
+    # --- Records of others --------------------------------------------------
 
-    def claim(
-        self, queue: Queue, choose: Chooser, lease_ms: int, consumer: str, now_ms: int
-    ) -> list[Lease]:
-        """Moves the messages chosen to in flight. May raise NeedsLane."""
-        leases = queue.claim(choose, self._tokens, lease_ms, consumer, now_ms)
-        watched = None
-        for lease in leases:
-            self._leases[lease.token] = lease
-            if lease.bucket is not watched:
-                watched = lease.bucket
-                self.deadlines.watch(watched, lease.deadline_ms)
-        return leases
+    def put(self, key: bytes, value: bytes) -> None:
+        """Writes a record with the next commit: for what is rare enough to be encoded at once."""
+        self._rows.append((key, value))
 
-    def ack(self, tokens: Sequence[int], now_ms: int) -> list[Finish]:
-        """Finishes leases: their messages are done."""
-        results = []
-        by_queue: dict[Queue, list[Lease]] = {}
-        for token in tokens:
-            lease = self._leases.pop(token, None)
-            if lease is None:
-                results.append(self._finished(token, LeaseOutcome.ACKED))
-                continue
-            by_queue.setdefault(lease.queue, []).append(lease)
-            self.finished.add(token, LeaseOutcome.ACKED)
-            results.append(Finish.OK)
-        for queue, leases in by_queue.items():
-            queue.ack(leases, now_ms)
-        return results
-
-    def nack(self, items: Sequence[Nack], now_ms: int) -> list[Finish]:
-        """Finishes leases: their messages are available again, or failed. May raise Needs."""
-        held = [(item, self._leases.get(item.token)) for item in items]
-        returns = [(lease, item.delay_ms, item.release) for item, lease in held if lease]
-        self._check_returns(returns, now_ms)
-        results = []
-        for item in items:
-            lease = self._leases.pop(item.token, None)
-            if lease is None:
-                results.append(self._finished(item.token, LeaseOutcome.NACKED))
-                continue
-            if item.release:
-                lease.attempts -= 1
-                lease.queue.give_back(lease, item.delay_ms, now_ms)
-            else:
-                self._return(lease, f"nack: {item.reason}", item.delay_ms, now_ms)
-            self.finished.add(item.token, LeaseOutcome.NACKED)
-            results.append(Finish.OK)
-        return results
-
-    def extend(self, tokens: Sequence[int], lease_ms: int, now_ms: int) -> list[tuple[Finish, int]]:
-        """Moves the ends of running leases to now + `lease_ms` (0: the claim's own length)."""
-        results = []
-        for token in tokens:
-            lease = self._leases.get(token)
-            if lease is None:
-                known = self.finished.outcome(token) is not None
-                results.append((Finish.ENDED if known else Finish.UNKNOWN, 0))
-                continue
-            length = min(lease_ms or lease.length_ms, lease.queue.settings.max_lease_ms)
-            lease.queue.extended(lease, now_ms + length)
-            self.deadlines.watch(lease.bucket, lease.deadline_ms)
-            results.append((Finish.OK, lease.deadline_ms))
-        return results
-
-    def resumed(self, since_ms: int, now_ms: int) -> None:
-        """After a standstill, gives the leases alive at `since_ms` the grace of a restart."""
-        for lease in list(self._leases.values()):
-            deadline_ms = now_ms + min(lease.length_ms, GRACE_MS)
-            if since_ms < lease.deadline_ms < deadline_ms:
-                lease.queue.extended(lease, deadline_ms)
-                self.deadlines.watch(lease.bucket, deadline_ms)
-
-    def expire(self, now_ms: int, limit: int) -> list[Queue]:
-        """Ends about `limit` leases whose time has come; gives their queues. May raise Needs.
-
-        A lease ends here and nowhere else: as long as this is not called, an ack is taken.
-        """
-        due = self.deadlines.ended(now_ms, limit)
-        self._check_returns([(lease, 0, False) for lease in due], now_ms)
-        queues: dict[str, Queue] = {}
-        for lease in due:
-            del self._leases[lease.token]
-            self.finished.add(lease.token, LeaseOutcome.ENDED)
-            self._return(lease, EXPIRED_LEASE, 0, now_ms)
-            queues[lease.queue.queue_id] = lease.queue
-        return list(queues.values())
-
-    def fail(self, leases: Sequence[Lease], reason: str, now_ms: int) -> None:
-        """Moves claimed messages that cannot be delivered to failed, whatever attempts are left."""
-        for lease in leases:
-            del self._leases[lease.token]
-            lease.attempts -= 1  # nobody saw the message
-            lease.queue.fail(lease, reason, now_ms)
-
-    def release(self, leases: Sequence[Lease]) -> None:
-        """Undoes claims that nobody was told of; leases that have ended are passed over."""
-        by_queue: dict[Queue, list[Lease]] = {}
-        for lease in leases:
-            if self._leases.pop(lease.token, None) is lease:
-                by_queue.setdefault(lease.queue, []).append(lease)
-        for queue, held in by_queue.items():
-            queue.release(held)
-
-    def _finished(self, token: int, wanted: LeaseOutcome) -> Finish:
-        outcome = self.finished.outcome(token)
-        if outcome is None:
-            return Finish.UNKNOWN
-        return Finish.OK if outcome == wanted else Finish.ENDED
-
-    # --- Failed attempts ----------------------------------------------------
-
-    def _check_returns(self, returns: Sequence[tuple[Lease, int, bool]], now_ms: int) -> None:
-        slots: dict[tuple[str, int, int], NeedsSlot] = {}
-        attempts = []
-        for lease, delay_ms, release in returns:
-            queue = lease.queue
-            key = (queue.queue_id, lease.message_id)
-            if lease.attempts > 1 and not release and key not in self.attempts:
-                attempts.append(key)
-            later = delay_ms > 0 and now_ms + delay_ms > queue.seen_until(now_ms)
-            if later and (release or lease.attempts < queue.settings.max_attempts):
-                need = queue.needs_slot(lease.priority, now_ms + delay_ms)
-                if need:
-                    slots[queue.queue_id, lease.priority, delay_ms] = need
-        if slots or attempts:
-            raise Needs(list(slots.values()), attempts)
-
-    def _return(self, lease: Lease, outcome: str, delay_ms: int, now_ms: int) -> None:
-        queue = lease.queue
-        key = (queue.queue_id, lease.message_id)
-        failed = FailedAttempt(lease.consumer, lease.claimed_at_ms, outcome)
-        if lease.attempts >= queue.settings.max_attempts:
-            queue.fail(lease, outcome, now_ms)
-        elif not queue.give_back(lease, delay_ms, now_ms):
-            return
-        self.attempts.add(key, failed)
+    def delete(self, key: bytes) -> None:
+        """Deletes a record with the next commit."""
+        self._rows.append((key, None))
 
     # --- Commits ------------------------------------------------------------
 

@@ -16,8 +16,14 @@ from libs.storage.clocks import Clock
 from libs.storage.commits import GroupCommit
 from libs.storage.errors import SequenceExhausted, StorageError
 from libs.storage.ids import IdAllocator, encode_seq_block, message_id
-from libs.storage.keys import ID_BLOCK_KEY, log_key, payload_key
+from libs.storage.keys import (
+    log_key,
+    payload_key,
+)
 from libs.storage.metadata import encode_log_columns
+from libs.storage.own_keys import (
+    ID_BLOCK_KEY,
+)
 from libs.storage.payloads import encode_inline, encode_uri
 from libs.storage.slate import Batch, Database
 from services.ingest.batches import NOT_SET, Accepted, Columns

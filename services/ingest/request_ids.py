@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from libs.storage.keys import (
+from libs.storage.own_keys import (
     RequestIdsKey,
     parse_request_ids_key,
     request_ids_key,

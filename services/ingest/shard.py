@@ -11,8 +11,11 @@ from libs.storage.blobs import Blobs
 from libs.storage.clocks import Clock, HybridClock, wait_until_past
 from libs.storage.errors import StoreUnavailable
 from libs.storage.ids import IdAllocator, decode_seq_block
-from libs.storage.keys import CLOCK_KEY, ID_BLOCK_KEY
 from libs.storage.metadata import MessageMetadata
+from libs.storage.own_keys import (
+    CLOCK_KEY,
+    ID_BLOCK_KEY,
+)
 from libs.storage.roots import Root
 from libs.storage.settings import Kind
 from libs.storage.slate import Database

@@ -18,7 +18,7 @@ from services.broker import (
     leases,
     loading,
     queue_machine,
-    shard_machine,
+    shard_leases,
     walks,
 )
 from services.broker.leases import GRACE_MS
@@ -62,7 +62,7 @@ class History(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         for module, name, value in LIMITS:
             self.patch.setattr(module, name, value)
-        self.patch.setattr(shard_machine, "random_tokens", tokens_from(1))
+        self.patch.setattr(shard_leases, "random_tokens", tokens_from(1))
         self.loop = asyncio.new_event_loop()
         self.now_ms = START_MS
         self.store = DictStore()

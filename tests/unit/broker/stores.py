@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from libs.storage.keys import CLOCK_KEY
+from libs.storage.own_keys import (
+    CLOCK_KEY,
+)
 from libs.storage.states import encode_clock
 
 Row = tuple[bytes, bytes | None]

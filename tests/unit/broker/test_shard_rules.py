@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from libs.storage.keys import (
-    CONFIG_REVISION_KEY,
     active_key,
     config_key,
     done_key,
     failed_key,
     queue_state_key,
+)
+from libs.storage.own_keys import (
+    CONFIG_REVISION_KEY,
 )
 from services.broker import available
 from services.broker.shard_machine import Assignment, Finish, Nack, Range

@@ -3,7 +3,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from libs.storage.keys import parse_request_ids_key, request_ids_range
+from libs.storage.own_keys import (
+    parse_request_ids_key,
+    request_ids_range,
+)
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch, Database

@@ -3,7 +3,11 @@ import time
 import pytest
 
 from libs.storage.errors import Fenced
-from libs.storage.keys import CLOCK_KEY, parse_request_ids_key, request_ids_range
+from libs.storage.own_keys import (
+    CLOCK_KEY,
+    parse_request_ids_key,
+    request_ids_range,
+)
 from libs.storage.roots import open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch

@@ -1,6 +1,6 @@
 """Golden bytes of our own records and key forms, under the same rule as those in golden.py."""
 
-from libs.storage import buckets, keys, metadata, queues, states
+from libs.storage import buckets, keys, metadata, own_keys, queues, states
 from tests.unit.storage.golden import LEASE, Row
 
 ORDER = buckets.order_of(epoch=1, ms=1767225600000, n=2)
@@ -99,35 +99,35 @@ KEYS = [
     Row(
         "routing cursor key",
         "routing cursor key",
-        keys.parse_routing_cursor_key,
+        own_keys.parse_routing_cursor_key,
         1,
         "01410000000000000001",
-        lambda: keys.routing_cursor_key(1),
+        lambda: own_keys.routing_cursor_key(1),
     ),
     Row(
         "request IDs key",
         "request IDs key",
-        keys.parse_request_ids_key,
-        keys.RequestIdsKey(29453760, 43),
+        own_keys.parse_request_ids_key,
+        own_keys.RequestIdsKey(29453760, 43),
         "014301c16dc0000000000000002b",
-        lambda: keys.request_ids_key(29453760, 43),
+        lambda: own_keys.request_ids_key(29453760, 43),
     ),
     Row(
         "finished leases key",
         "finished leases key",
-        keys.parse_finished_leases_key,
+        own_keys.parse_finished_leases_key,
         258,
         "014a0102",
-        lambda: keys.finished_leases_key(258),
+        lambda: own_keys.finished_leases_key(258),
     ),
 ]
 
 # Keys without a suffix are constants, so there is nothing to parse.
 CONSTANT_KEYS = {
-    "ID block": (keys.ID_BLOCK_KEY, "0142"),
-    "purge epoch": (keys.PURGE_EPOCH_KEY, "0146"),
-    "clock": (keys.CLOCK_KEY, "0148"),
-    "config revision": (keys.CONFIG_REVISION_KEY, "0149"),
+    "ID block": (own_keys.ID_BLOCK_KEY, "0142"),
+    "purge epoch": (own_keys.PURGE_EPOCH_KEY, "0146"),
+    "clock": (own_keys.CLOCK_KEY, "0148"),
+    "config revision": (own_keys.CONFIG_REVISION_KEY, "0149"),
 }
 
 VALUES = [

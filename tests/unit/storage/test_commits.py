@@ -11,7 +11,9 @@ import pytest
 from libs.storage.commits import GroupCommit
 from libs.storage.durability import NoSync
 from libs.storage.errors import Fenced, StorageError, StoreFailed
-from libs.storage.keys import CLOCK_KEY
+from libs.storage.own_keys import (
+    CLOCK_KEY,
+)
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch, Database
