@@ -5,7 +5,6 @@ It owns nothing and may be stopped and started at any instant, also twice at onc
 `routing`   what is judged: log entries, columns of matches, the rules of a broker shard
 `route`     one log on its way to one broker shard, as a plain state machine
 `wire`      log entries, configs and assignments from and to protobuf
-`peers`     calling other processes: backoff, what counts as a failure, one log line per change
 `tails`     reading the logs: one shared stream per log, own ones for those who lag
 `brokers`   sending to one broker shard and keeping its configs current
 `router`    finds logs and brokers in the topology and joins them
@@ -13,6 +12,5 @@ It owns nothing and may be stopped and started at any instant, also twice at onc
 `servicer`  RouterService              `service`   the process: start, health, stop
 `config`    settings                   `metrics`   counters and lag
 
-Imports go down only: service → servicer → explain, router → tails, brokers → peers, wire → route →
-routing.
+Imports go down only: service → servicer → explain, router → tails, brokers → wire → route → routing.
 """

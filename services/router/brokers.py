@@ -21,8 +21,7 @@ from typing import Any
 
 import grpc.aio
 
-from services.router.metrics import Metrics
-from services.router.peers import (
+from libs.serving.peers import (
     Backoff,
     PeerBusy,
     PeerFailed,
@@ -30,6 +29,7 @@ from services.router.peers import (
     Presence,
     peer_failures,
 )
+from services.router.metrics import Metrics
 from services.router.route import Piece, PieceLimits, Route
 from services.router.routing import BrokerRules
 from services.router.tails import Log, Subscriber

@@ -8,12 +8,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NamedTuple
 
 from libs.serving.channels import Channels
+from libs.serving.peers import PeerFailed
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import CACHE_MS, TopologyDirectory
 from libs.storage.errors import StorageError
 from services.router.brokers import BrokerLink
 from services.router.metrics import Metrics
-from services.router.peers import PeerFailed
 from services.router.route import PieceLimits
 from services.router.tails import Buffer, Log
 from slatemq.errors import Unavailable

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import grpc.aio
 
-from services.router.peers import Backoff, PeerFailed, Presence, peer_failures
+from libs.serving.peers import Backoff, PeerFailed, Presence, peer_failures
 from services.router.route import Route
 from services.router.wire import log_entries
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc

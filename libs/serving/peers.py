@@ -62,7 +62,7 @@ _KINDS: dict[type[SlateMQError], type[PeerFailed]] = {
 
 
 class Backoff:
-    """Waits that double from 20 ms to 1 s, each shortened at random so that routers spread."""
+    """Waits that double from 20 ms to 1 s, each shortened at random so that callers spread."""
 
     def __init__(self) -> None:
         """Begin with the shortest."""
