@@ -40,9 +40,12 @@ def encode_uri(uri: str) -> bytes:
     return bytes((_URI,)) + utf8("payload URI", uri)
 
 
-def decode_payload(data: bytes) -> PayloadRecord:
-    """The payload itself, or the URI of its blob; CorruptRecord when it is neither."""
-    reader = Reader("payload value", data)
+def decode_payload(data: bytes, record: str = "payload value") -> PayloadRecord:
+    """The payload itself, or the URI of its blob; CorruptRecord when it is neither.
+
+    `record` names what it stands in, for the error.
+    """
+    reader = Reader(record, data)
     kind = reader.number("type", "B")
     payload: PayloadRecord
     if kind == _INLINE:

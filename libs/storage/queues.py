@@ -9,7 +9,8 @@
                        | attempts u16 |
 
     done value         | Array<DoneMessage>
-                       | consumer: Array<Utf8> | first claimed at: Array<i64> | lease: Array<u64> |
+                       | consumer: Array<Utf8> | first claimed at: Array<i64> | lease: Array<u64>
+                       | transferred to: Array<Utf8>, left out where all are "" |
     DoneMessage        | message ID u64 | done at i64 | attempts u16 |
 
     failed value       | Array<FailedMessage>
@@ -68,7 +69,10 @@ class InFlightMessage(NamedTuple):
 
 
 class DoneMessage(NamedTuple):
-    """An acked message; the RFC's three fields first, then ours."""
+    """An acked message; the RFC's three fields first, then ours.
+
+    `transferred_to` is the queue that has it now; empty, it was acked.
+    """
 
     message_id: int
     done_at_ms: int
@@ -76,6 +80,7 @@ class DoneMessage(NamedTuple):
     consumer: str = ""
     first_claimed_at_ms: int = 0
     lease: int = 0
+    transferred_to: str = ""
 
 
 class FailedMessage(NamedTuple):
@@ -146,6 +151,7 @@ def encode_done(done: Sequence[DoneMessage]) -> bytes:
             utf8_array("consumer", columns[3]),
             number_array("first_claimed_at_ms", "q", columns[4]),
             number_array("lease", "Q", columns[5]),
+            utf8_array("transferred_to", columns[6]) if any(columns[6]) else b"",
         )
     )
 
@@ -158,6 +164,7 @@ def decode_done(data: bytes) -> list[DoneMessage]:
         reader.parallel_texts("consumer", len(rows)),
         reader.parallel_numbers("first_claimed_at_ms", "q", len(rows)),
         reader.parallel_numbers("lease", "Q", len(rows)),
+        reader.parallel_texts("transferred_to", len(rows)),
     )
     reader.finish()
     return list(map(DoneMessage, *zip(*rows, strict=True), *columns))

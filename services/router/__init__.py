@@ -12,5 +12,6 @@ It owns nothing and may be stopped and started at any instant, also twice at onc
 `servicer`  RouterService              `service`   the process: start, health, stop
 `config`    settings                   `metrics`   counters and lag
 
-Imports go down only: service → servicer → explain, router → tails, brokers → wire → route → routing.
+Imports go down only: service → servicer → explain, router → tails, brokers → wire → route →
+routing.
 """

@@ -8,13 +8,15 @@ from libs.storage import keys
 from libs.storage.errors import CorruptRecord
 from libs.storage.ids import message_id
 from libs.storage.primitives import Reader, terminated
-from tests.unit.storage import golden, golden_own
+from tests.unit.storage import golden, golden_execution, golden_own
 from tests.unit.storage.golden import Row
 
 REFERENCE = Path(__file__).parents[3] / "docs/reference/encodings.md"
 
-KEY_ROWS = golden.KEYS + golden_own.KEYS
-ROWS = KEY_ROWS + golden.VALUES + golden_own.VALUES
+OWN_KEYS = golden_own.KEYS + golden_execution.KEYS
+OWN_VALUES = golden_own.VALUES + golden_execution.VALUES
+KEY_ROWS = golden.KEYS + OWN_KEYS
+ROWS = KEY_ROWS + golden.VALUES + OWN_VALUES
 
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 each_key = pytest.mark.parametrize("row", KEY_ROWS, ids=lambda row: row.name)
@@ -37,7 +39,7 @@ def test_keys_without_a_suffix_are_their_golden_bytes(name: str) -> None:
     assert key.hex() == golden_hex
 
 
-@pytest.mark.parametrize("row", golden_own.KEYS + golden_own.VALUES, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", OWN_KEYS + OWN_VALUES, ids=lambda row: row.name)
 def test_the_reference_page_shows_our_golden_bytes(row: Row) -> None:
     assert f"`{row.hex}`" in REFERENCE.read_text()
 
@@ -110,5 +112,5 @@ def test_every_kind_of_text_is_tried_with_bad_utf8() -> None:
     assert names >= {
         "active key", "attempts key", "config key", "queue state key", "payload value",
         "metadata record", "log entry", "active value", "done value", "failed value",
-        "attempts value", "config value", "request IDs",
+        "attempts value", "config value", "request IDs", "outbox value", "executed",
     }  # fmt: skip

@@ -1,0 +1,137 @@
+"""The values of what executed commands leave behind: pushes on their way, and request IDs.
+
+    outbox 0x45            | pushed at i64 | retention i64 | delay i64 | visible at i64
+                           | payload bytes u32 | queue ID Utf8
+                           | header count u8 | key Utf8 | value Utf8 | ...
+                           | payload: a payload value (see payloads.py) |
+    outbox counter 0x47    | last number u64 | first waiting number u64 | waiting bytes u64 |
+    executed 0x4F          | Array<(request ID Utf8 | fingerprint 16 bytes)> |
+
+Little-endian; times in milliseconds since 1970, UTC, delay in milliseconds, retention in seconds.
+Retention, delay and visible at are -1 where the push does not say. The payload bytes are those of
+the payload itself, also where an object holds it. No row waits where the first waiting number is
+one above the last; the waiting bytes are those of the values of the rows that do.
+
+Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from libs.storage.metadata import encode_headers
+from libs.storage.payloads import (
+    PayloadRecord,
+    PayloadUri,
+    decode_payload,
+    encode_inline,
+    encode_uri,
+)
+from libs.storage.primitives import Fixed, Reader, count_prefix, utf8
+from libs.storage.states import FINGERPRINT_BYTES
+
+NOT_SET = -1
+"""Stands for a field that the push does not set."""
+
+_PUSH = Fixed(pushed_at_ms="q", retention_s="q", delay_ms="q", visible_at_ms="q", payload_bytes="I")
+_COUNTER = Fixed(last_number="Q", first_waiting="Q", waiting_bytes="Q")
+
+
+class OutboxRecord(NamedTuple):
+    """A push on its way to ingest: a new message for one queue.
+
+    `retention_s`, `delay_ms` and `visible_at_ms` are NOT_SET where the push does not say.
+    """
+
+    pushed_at_ms: int
+    queue_id: str
+    payload: PayloadRecord
+    payload_bytes: int
+    headers: Mapping[str, str]
+    retention_s: int = NOT_SET
+    delay_ms: int = NOT_SET
+    visible_at_ms: int = NOT_SET
+
+
+class OutboxCounter(NamedTuple):
+    """Where the pushes for one ingest shard stand: those from `first_waiting` on are not sent."""
+
+    last_number: int
+    first_waiting: int
+    waiting_bytes: int
+
+
+class ExecutedRecord(NamedTuple):
+    """A list of commands that took effect: its request ID, and a fingerprint of its content."""
+
+    request_id: str
+    fingerprint: bytes
+
+
+def encode_outbox(push: OutboxRecord) -> bytes:
+    """Outbox value."""
+    fixed = _PUSH.pack(
+        push.pushed_at_ms, push.retention_s, push.delay_ms, push.visible_at_ms, push.payload_bytes
+    )
+    payload = push.payload
+    tail = encode_uri(payload.uri) if isinstance(payload, PayloadUri) else encode_inline(payload)
+    return b"".join((fixed, utf8("queue ID", push.queue_id), encode_headers(push.headers), tail))
+
+
+def decode_outbox(data: bytes) -> OutboxRecord:
+    """Outbox value."""
+    reader = Reader("outbox value", data)
+    pushed_at_ms, retention_s, delay_ms, visible_at_ms, payload_bytes = reader.fixed("push", _PUSH)
+    queue_id = reader.utf8("queue ID")
+    headers: dict[str, str] = {}
+    for _ in range(reader.number("header count", "B")):
+        key = reader.utf8("header key")
+        if key in headers:
+            raise reader.corrupt("a header key stands twice")
+        headers[key] = reader.utf8("header value")
+    payload = decode_payload(reader.take("payload", reader.left), reader.record)
+    return OutboxRecord(
+        pushed_at_ms,
+        queue_id,
+        payload,
+        payload_bytes,
+        headers,
+        retention_s,
+        delay_ms,
+        visible_at_ms,
+    )
+
+
+def encode_outbox_counter(counter: OutboxCounter) -> bytes:
+    """Outbox counter value."""
+    return _COUNTER.pack(*counter)
+
+
+def decode_outbox_counter(data: bytes) -> OutboxCounter:
+    """Outbox counter value."""
+    reader = Reader("outbox counter", data)
+    counter = OutboxCounter(*reader.fixed("counter", _COUNTER))
+    reader.finish()
+    if not 1 <= counter.first_waiting <= counter.last_number + 1:
+        raise reader.corrupt(f"waits from {counter.first_waiting} to {counter.last_number}")
+    return counter
+
+
+def encode_executed(executed: Sequence[ExecutedRecord]) -> bytes:
+    """Executed value: the request IDs of one commit."""
+    parts = [count_prefix("executed", executed)]
+    for request_id, fingerprint in executed:
+        if len(fingerprint) != FINGERPRINT_BYTES:
+            raise ValueError(f"fingerprint has not {FINGERPRINT_BYTES} bytes")
+        parts += (utf8("request ID", request_id), fingerprint)
+    return b"".join(parts)
+
+
+def decode_executed(data: bytes) -> list[ExecutedRecord]:
+    """Executed value."""
+    reader = Reader("executed", data)
+    found = [
+        ExecutedRecord(reader.utf8("request ID"), reader.take("fingerprint", FINGERPRINT_BYTES))
+        for _ in range(reader.number("count of request IDs", "H"))
+    ]
+    reader.finish()
+    return found
