@@ -2,19 +2,30 @@
 
     record     | message ID u64 | created at i64 | received at i64 | visible at i64 | retention u32
                | header count u8 | key Utf8 | value Utf8 | ... |
-    log entry  | records: Array<record> | delay: Array<i64> | payload bytes: Array<u32> |
+    log entry  | records: Array<record> | delay: Array<i64> | payload bytes: Array<u32>
+               | direct queue: Array<Utf8>, left out where no message has one |
 
 Little-endian; times in milliseconds since 1970, UTC. `visible at` 0: the producer set none.
-Retention in seconds, 0: for ever. Delay in milliseconds, -1: none. The two arrays after the records
-are ours: in the order of the records, and read as "no delay" and 0 bytes where they are missing.
+Retention in seconds, 0: for ever. Delay in milliseconds, -1: none. Direct queue: the one that gets
+the message, whatever the filters say; empty: it was published, not pushed. The arrays after the
+records are ours: in the order of the records, and read as "no delay", 0 bytes and empty where they
+are missing.
 """
 
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from libs.storage.errors import CorruptRecord
-from libs.storage.primitives import Fixed, Reader, count_prefix, number_array, utf8
+from libs.storage.primitives import (
+    Fixed,
+    Reader,
+    count_prefix,
+    number_array,
+    utf8,
+    utf8_array,
+)
 
 # The header count is a u8.
 MAX_HEADERS = 255
@@ -30,6 +41,10 @@ _HEAD = Fixed(
 _U16 = struct.Struct("<H")
 _BEFORE_HEADERS = struct.Struct("<QqqqI")
 _NO_DELAY = -1
+_NONE: Mapping[int, int] = {}
+_NO_QUEUE: Mapping[int, str] = {}
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +52,7 @@ class MessageMetadata:
     """What is known of a message without its payload.
 
     Header keys and values are at most 65,535 bytes of UTF-8 each; their order is kept.
-    `delay_ms` and `payload_bytes` are in log entries only; a bare record has None and 0.
+    The last three are in log entries only; a bare record has None, 0 and "".
     """
 
     message_id: int
@@ -48,6 +63,7 @@ class MessageMetadata:
     headers: Mapping[str, str]
     delay_ms: int | None = None
     payload_bytes: int = 0
+    direct_queue_id: str = ""
 
 
 def encode_metadata_record(message: MessageMetadata) -> bytes:
@@ -94,6 +110,9 @@ def encode_log_entry(messages: Sequence[MessageMetadata]) -> bytes:
     parts.extend(map(encode_metadata_record, messages))
     parts.append(number_array("delay_ms", "q", delays))
     parts.append(number_array("payload_bytes", "I", sizes))
+    if any(message.direct_queue_id for message in messages):
+        queues = [message.direct_queue_id for message in messages]
+        parts.append(utf8_array("direct_queue_id", queues))
     return b"".join(parts)
 
 
@@ -121,23 +140,41 @@ def encode_log_columns(
     retention_s: Sequence[int],
     headers: Sequence[bytes],
     payload_bytes: Sequence[int],
+    visible_at_ms: Mapping[int, int] = _NONE,
+    delay_ms: Mapping[int, int] = _NONE,
+    direct_queue_id: Mapping[int, str] = _NO_QUEUE,
 ) -> bytes:
-    """The log entry of messages with IDs in a row, without delays, from columns of equal length.
+    """The log entry of messages with IDs in a row, from columns of equal length.
 
     The same bytes as `encode_log_entry`, without an object per message: every publish passes here.
-    `headers` are encoded already (`encode_headers`). ValueError naming what does not fit.
+    `headers` are encoded already (`encode_headers`). The last three have values for few messages,
+    by their places in the columns. ValueError naming what does not fit.
     """
+    count = len(headers)
     parts = [count_prefix("log entry", headers)]
     pack = _BEFORE_HEADERS.pack
-    columns = zip(created_at_ms, retention_s, headers, strict=True)
+    visible = _spread(visible_at_ms, count, 0)
+    columns = zip(created_at_ms, visible, retention_s, headers, strict=True)
     try:
-        for message_id, (created, retention, encoded) in enumerate(columns, first_id):
-            parts += (pack(message_id, created, received_at_ms, 0, retention), encoded)
+        for message_id, (created, visible_at, retention, encoded) in enumerate(columns, first_id):
+            parts += (pack(message_id, created, received_at_ms, visible_at, retention), encoded)
     except struct.error as error:
         raise ValueError(f"log entry {first_id}: a number does not fit: {error}") from None
-    parts.append(number_array("delay_ms", "q", (_NO_DELAY,) * len(headers)))
+    parts.append(number_array("delay_ms", "q", _spread(delay_ms, count, _NO_DELAY)))
     parts.append(number_array("payload_bytes", "I", payload_bytes))
+    if direct_queue_id:
+        parts.append(utf8_array("direct_queue_id", _spread(direct_queue_id, count, "")))
     return b"".join(parts)
+
+
+def _spread(values: Mapping[int, _T], count: int, default: _T) -> Sequence[_T]:
+    """A column of `count` elements with these values at their places."""
+    if not values:
+        return (default,) * count
+    column = [default] * count
+    for at, value in values.items():
+        column[at] = value
+    return column
 
 
 def decode_log_entry(data: bytes) -> list[MessageMetadata]:
@@ -151,12 +188,15 @@ def decode_log_entry(data: bytes) -> list[MessageMetadata]:
     reader.take("records", at - 2)
     delays = reader.parallel_numbers("delay_ms", "q", count, default=_NO_DELAY)
     sizes = reader.parallel_numbers("payload_bytes", "I", count)
+    queues = reader.parallel_texts("direct_queue_id", count)
     reader.finish()
     if count and min(delays) < _NO_DELAY:
         raise reader.corrupt(f"delay_ms = {min(delays)}")
     return [
-        MessageMetadata(*fields, headers, None if delay == _NO_DELAY else delay, size)
-        for (fields, headers), delay, size in zip(records, delays, sizes, strict=True)
+        MessageMetadata(*fields, headers, None if delay == _NO_DELAY else delay, size, queue)
+        for (fields, headers), delay, size, queue in zip(
+            records, delays, sizes, queues, strict=True
+        )
     ]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
 from libs.storage.states import FINGERPRINT_BYTES
@@ -37,6 +37,12 @@ class Columns:
         created_at_ms: By the producers' clocks; NOT_SET = when received.
         retention_s: 0 = for ever.
         payload_bytes: Sizes.
+
+    What few messages have, by their offsets in the run; it costs nothing where none has it:
+
+        visible_at_ms: From when on they may be claimed, where the producer said so.
+        delay_ms: How long they stay unavailable in delayed queues, where the producer said so.
+        direct_queue_id: The one queue that gets them, of those that were pushed.
     """
 
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -44,12 +50,19 @@ class Columns:
     created_at_ms: list[int] = field(default_factory=list)
     retention_s: list[int] = field(default_factory=list)
     payload_bytes: list[int] = field(default_factory=list)
+    visible_at_ms: dict[int, int] = field(default_factory=dict)
+    delay_ms: dict[int, int] = field(default_factory=dict)
+    direct_queue_id: dict[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.headers)
 
     def extend(self, other: Columns) -> None:
         """Append the messages of another run."""
+        for mine, theirs in zip(self._few(), other._few(), strict=True):
+            if theirs:
+                start = len(self)
+                mine.update((start + at, value) for at, value in theirs.items())
         self.headers += other.headers
         self.header_bytes += other.header_bytes
         self.created_at_ms += other.created_at_ms
@@ -72,13 +85,21 @@ class Columns:
         yield start, self._slice(start, len(self))
 
     def _slice(self, start: int, end: int) -> Columns:
+        few = (
+            {at - start: value for at, value in values.items() if start <= at < end}
+            for values in self._few()
+        )
         return Columns(
             self.headers[start:end],
             self.header_bytes[start:end],
             self.created_at_ms[start:end],
             self.retention_s[start:end],
             self.payload_bytes[start:end],
+            *few,
         )
+
+    def _few(self) -> Sequence[dict[int, Any]]:
+        return self.visible_at_ms, self.delay_ms, self.direct_queue_id
 
 
 @dataclass(slots=True)
@@ -109,6 +130,11 @@ class Accepted:
         digest.update(struct.pack(f"<{count}q", *columns.created_at_ms))
         digest.update(struct.pack(f"<{count}I", *columns.retention_s))
         digest.update(b"".join(columns.header_bytes))
+        if columns.visible_at_ms or columns.delay_ms:
+            # Not among those that all have: fingerprints of plain messages stay what they were.
+            visible, delay = columns.visible_at_ms, columns.delay_ms
+            digest.update(struct.pack(f"<{count}q", *(visible.get(at, 0) for at in range(count))))
+            digest.update(struct.pack(f"<{count}q", *(delay.get(at, -1) for at in range(count))))
         if self.large:
             for payload in self.payloads:
                 digest.update(payload)

@@ -254,6 +254,9 @@ class Publisher(Generic[E]):
             part.retention_s,
             part.header_bytes,
             part.payload_bytes,
+            part.visible_at_ms,
+            part.delay_ms,
+            part.direct_queue_id,
         )
         batch.put(log_key(first_id), encoded)
         entry = self._entry(Stamped(first_id, now_ms, part))

@@ -130,6 +130,13 @@ def log_entry(stamped: Stamped) -> LogEntry:
             retention_s=retention,
             payload_bytes=size,
         )
+    logged = entry.messages
+    for at, visible_at_ms in columns.visible_at_ms.items():
+        logged[at].visible_at_ms = visible_at_ms
+    for at, delay_ms in columns.delay_ms.items():
+        logged[at].delay_ms = delay_ms
+    for at, queue_id in columns.direct_queue_id.items():
+        logged[at].direct_queue_id = queue_id
     return entry
 
 
@@ -146,6 +153,8 @@ def stored_log_entry(sequence: int, messages: Sequence[MessageMetadata]) -> LogE
                 visible_at_ms=message.visible_at_ms,
                 retention_s=message.retention_s,
                 payload_bytes=message.payload_bytes,
+                delay_ms=message.delay_ms,
+                direct_queue_id=message.direct_queue_id,
             )
             for message in messages
         ],

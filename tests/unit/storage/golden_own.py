@@ -48,6 +48,10 @@ LOGGED = [
     metadata.MessageMetadata(42, 1767225600000, 1767225600005, 0, 0, {}, None, 0),
     metadata.MessageMetadata(43, 1767225600000, 1767225600005, 0, 0, {}, 100, 0xFFFFFFFF),
 ]
+PUSHED = [
+    metadata.MessageMetadata(42, 1767225600000, 1767225600005, 1767225700000, 0, {}, None, 1),
+    metadata.MessageMetadata(43, 1767225600000, 1767225600005, 0, 0, {}, 0, 2, "orders"),
+]
 FINISHED_BY_THE_CLOCK = states.FinishedLeasesRecord(10, (LEASE,), (states.LeaseOutcome.ENDED,))
 BUCKET = buckets.bucket_number(3, buckets.BucketKind.IN_FLIGHT, ORDER)
 
@@ -168,6 +172,17 @@ VALUES = [
         "0200ffffffffffffffff6400000000000000020000000000ffffffff",
         lambda: metadata.encode_log_entry(LOGGED),
         ends=(76, 94),
+    ),
+    Row(
+        "log entry of two, the second pushed to a queue",
+        "log entry",
+        metadata.decode_log_entry,
+        PUSHED,
+        "02002a0000000000000000a8da769b01000005a8da769b010000a02edc769b01000000000000002b00"
+        "00000000000000a8da769b01000005a8da769b010000000000000000000000000000000200"
+        "ffffffffffffffff0000000000000000020001000000020000000200000006006f7264657273",
+        lambda: metadata.encode_log_entry(PUSHED),
+        ends=(76, 94, 104),
     ),
     Row(
         "queue state",

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from libs.storage.metadata import (
@@ -16,36 +16,60 @@ rows = st.lists(
         st.integers(0, 2**32 - 1),
         st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=4),
         st.integers(0, 2**32 - 1),
+        st.just(0) | st.integers(0, 2**62),
+        st.none() | st.integers(0, 2**62),
+        st.just("") | st.text(max_size=5),
     ),
     min_size=1,
     max_size=20,
 )
+Numbers = tuple[int, int, dict[str, str], int, int, int | None, str]
 
 
 @given(rows, st.integers(1, 2**60), st.integers(0, 2**60))
+@example([(0, 0, {}, 0, 0, None, "")], 1, 0)
 def test_columns_encode_to_the_bytes_of_the_messages_they_stand_for(
-    rows: list[tuple[int, int, dict[str, str], int]], first_id: int, received_ms: int
+    rows: list[Numbers], first_id: int, received_ms: int
 ) -> None:
-    created, retention, headers, sizes = zip(*rows, strict=True)
+    created, retention, headers, sizes, visible, delays, queues = zip(*rows, strict=True)
     messages = [
         MessageMetadata(
             message_id=first_id + at,
             created_at_ms=created[at],
             received_at_ms=received_ms,
-            visible_at_ms=0,
+            visible_at_ms=visible[at],
             retention_s=retention[at],
             headers=dict(sorted(headers[at].items())),
+            delay_ms=delays[at],
             payload_bytes=sizes[at],
+            direct_queue_id=queues[at],
         )
         for at in range(len(rows))
     ]
 
     encoded = encode_log_columns(
-        first_id, received_ms, created, retention, [encode_headers(h) for h in headers], sizes
+        first_id,
+        received_ms,
+        created,
+        retention,
+        [encode_headers(h) for h in headers],
+        sizes,
+        {at: value for at, value in enumerate(visible) if value},
+        {at: value for at, value in enumerate(delays) if value is not None},
+        {at: value for at, value in enumerate(queues) if value},
     )
 
     assert encoded == encode_log_entry(messages)
     assert decode_log_entry(encoded) == messages
+
+
+def test_an_entry_without_a_pushed_message_has_no_column_for_it() -> None:
+    plain = MessageMetadata(42, 1, 2, 3, 4, {}, 5, 6)
+    pushed = MessageMetadata(43, 1, 2, 3, 4, {}, 5, 6, "orders")
+    entry, longer = encode_log_entry([plain, plain]), encode_log_entry([plain, pushed])
+    assert len(longer) == len(entry) + 2 + 2 + 2 + len("orders")
+    assert [one.direct_queue_id for one in decode_log_entry(entry)] == ["", ""]
+    assert decode_log_entry(longer) == [plain, pushed]
 
 
 def test_a_header_that_does_not_fit_is_named() -> None:
