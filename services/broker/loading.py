@@ -15,6 +15,7 @@ from libs.storage.buckets import (
     split_order,
 )
 from libs.storage.configs import decode_config
+from libs.storage.execution_records import decode_executed, decode_outbox_counter
 from libs.storage.keys import (
     active_range,
     attempts_key,
@@ -27,7 +28,11 @@ from libs.storage.keys import (
 from libs.storage.own_keys import (
     CLOCK_KEY,
     CONFIG_REVISION_KEY,
+    executed_range,
     finished_leases_range,
+    outbox_counter_range,
+    parse_executed_key,
+    parse_outbox_counter_key,
     parse_routing_cursor_key,
     routing_cursor_range,
 )
@@ -42,8 +47,10 @@ from libs.storage.states import (
     decode_routing_cursor,
 )
 from services.broker.available import Available
+from services.broker.executed import MINUTE_MS, WINDOW_MINUTES, Executed
 from services.broker.lanes import COMPLETE, Lane
 from services.broker.leases import GRACE_MS, Lease
+from services.broker.outbox import Outbox
 from services.broker.queue_machine import NeedsLane, NeedsSlot, Queue
 from services.broker.queue_settings import QueueSettings
 from services.broker.shard_machine import Needs, Shard
@@ -87,6 +94,13 @@ async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
             async for _, value in _rows(database, finished_leases_range())
         ],
     )
+    shard.outbox = Outbox(
+        {
+            parse_outbox_counter_key(key): decode_outbox_counter(value)
+            async for key, value in _rows(database, outbox_counter_range())
+        }
+    )
+    shard.executed = await _load_executed(database, last_ms)
     states: dict[str, QueueStateRecord] = {}
     async for key, value in _rows(database, queue_state_range()):
         states[parse_queue_state_key(key)] = decode_queue_state(value)
@@ -99,6 +113,17 @@ async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
         if states[queue_id].in_flight_count:
             await _load_leases(database, shard, queue, states[queue_id], last_ms, now_ms)
     return shard
+
+
+async def _load_executed(database: Store, last_ms: int) -> Executed:
+    # What was older at the last commit is deleted, or will be: not over its tombstones every time.
+    first = max(last_ms // MINUTE_MS - WINDOW_MINUTES - 3, 0)
+    return Executed(
+        [
+            (*parse_executed_key(key), decode_executed(value))
+            async for key, value in _rows(database, executed_range(first, (1 << 32) - 1))
+        ]
+    )
 
 
 async def _load_leases(

@@ -235,8 +235,8 @@ class Queue:
         self.in_flight.changed(lease.bucket)
         self.touch()
 
-    def ack(self, leases: Sequence[Lease], now_ms: int) -> None:
-        """Moves messages to done."""
+    def ack(self, leases: Sequence[Lease], now_ms: int, transferred_to: str = "") -> None:
+        """Moves messages to done; `transferred_to` names the queue that has them now."""
         self._take_out(leases)
         self._done += [
             DoneMessage(
@@ -246,6 +246,7 @@ class Queue:
                 lease.consumer,
                 lease.claimed_at_ms,
                 lease.token,
+                transferred_to,
             )
             for lease in leases
         ]

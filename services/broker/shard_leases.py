@@ -144,6 +144,15 @@ class ShardLeases:
         for queue, held in by_queue.items():
             queue.release(held)
 
+    def running(self, token: int) -> Lease | None:
+        """The lease of this token; None when it has ended, or never was."""
+        return self._leases.get(token)
+
+    def end(self, lease: Lease, outcome: LeaseOutcome) -> None:
+        """Ends a lease; what becomes of its message is up to the caller."""
+        del self._leases[lease.token]
+        self.finished.add(lease.token, outcome)
+
     def _finished(self, token: int, wanted: LeaseOutcome) -> Finish:
         outcome = self.finished.outcome(token)
         if outcome is None:

@@ -29,6 +29,8 @@ from libs.storage.states import (
 )
 from services.broker.available import Beyond
 from services.broker.commands import Assignment, Finish, Nack, Needs, Range
+from services.broker.executed import Executed
+from services.broker.outbox import Outbox
 from services.broker.queue_lifecycle import creation_rows, deleted_state, new_state
 from services.broker.queue_machine import NeedsSlot, Notes, Queue, Row
 from services.broker.queue_settings import DEFAULT_PRIORITY, QueueSettings
@@ -63,6 +65,8 @@ class Shard(ShardLeases):
         self.queues: dict[str, Queue] = {}
         self.notes = Notes()
         self.deleted: dict[str, QueueStateRecord] = {}
+        self.outbox = Outbox()
+        self.executed = Executed()
         self._changed_cursors: set[int] = set()
         self._rows: list[Row] = []  # of commands that are rare enough to encode at once
         self._generation = 0
@@ -214,6 +218,8 @@ class Shard(ShardLeases):
     @property
     def has_changes(self) -> bool:
         """Whether a drain now would give any rows: whatever else changes, one of these does."""
+        if self.outbox.has_changes or self.executed.has_changes:
+            return True
         return bool(self.notes.to_commit or self._rows or self._changed_cursors)
 
     def drain(self, now_ms: int) -> list[Row]:
@@ -233,6 +239,8 @@ class Shard(ShardLeases):
             written.attempts.add(attempts)
         for slot, record in self.finished.drain():
             rows.append((finished_leases_key(slot), encode_finished_leases(record)))
+        rows += self.outbox.drain()
+        rows += self.executed.drain(now_ms)
         if rows:
             self._generation = written.generation
             self._undurable.append(written)

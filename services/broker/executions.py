@@ -1,0 +1,289 @@
+"""Lists of commands that take effect together: all of them, in order, in one commit, or none.
+
+    look at everything ──► what is cold: Needs ──► change everything
+      │ refused: an error that names the command, and nothing has changed
+
+Pure, like the queue machine: no I/O, no clock, no asyncio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from libs.storage.queues import AvailableMessage, FailedAttempt
+from libs.storage.states import LeaseOutcome
+from services.broker.commands import Needs
+from services.broker.leases import Lease
+from services.broker.queue_machine import NeedsSlot, Queue
+from services.broker.queue_settings import DEFAULT_PRIORITY
+from services.broker.shard_machine import Shard
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
+
+FAILED_BY_COMMAND = "fail: "
+"""How the outcome of an attempt begins that a fail command ended; its reason follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The message is done."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The message is failed, whatever attempts are left."""
+
+    token: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The message is available again, and its attempt is not counted."""
+
+    token: int
+    delay_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """The lease runs for so long from now; 0 = as long as the claim's."""
+
+    token: int
+    lease_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """The message gets a new entry in another queue, and is done here."""
+
+    token: int
+    target: str
+    priority: int | None = None
+    delay_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A new message for a queue: `value` is its outbox row."""
+
+    queue_id: str
+    value: bytes
+
+
+Command = Complete | Fail | Release | Extend | Transfer | Push
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """A list of commands, and what is known about it beforehand.
+
+    Attributes:
+        request_id: Makes repeating safe; empty = none.
+        fingerprint: Tells other commands from the same.
+        ingest_shard: Where pushes go.
+        elsewhere: Queues that are known to be on other shards.
+    """
+
+    commands: Sequence[Command]
+    request_id: str = ""
+    fingerprint: bytes = b""
+    ingest_shard: int = 0
+    elsewhere: frozenset[str] = frozenset()
+
+
+def execute(shard: Shard, execution: Execution, now_ms: int) -> list[int]:
+    """Applies the commands; gives for each the end of the lease that it extends, else 0.
+
+    A repeat changes nothing, and gives where the extended leases end now (0: they have ended). May
+    raise Needs. Raises InvalidArgument, NotFound, FailedPrecondition and ResourceExhausted, with
+    the place of the command in the metadata, when nothing has changed.
+    """
+    if is_repeat(shard, execution):
+        return [_end_now(shard, command) for command in execution.commands]
+    leases = check(shard, execution)
+    _check_needs(shard, execution.commands, leases, now_ms)
+    ends = [
+        _apply(shard, execution, command, lease, now_ms)
+        for command, lease in zip(execution.commands, leases, strict=True)
+    ]
+    if execution.request_id:
+        shard.executed.add(execution.request_id, execution.fingerprint)
+    return ends
+
+
+def is_repeat(shard: Shard, execution: Execution) -> bool:
+    """Whether these commands took effect already; InvalidArgument when others did, by this ID."""
+    if not execution.request_id:
+        return False
+    known = shard.executed.fingerprint(execution.request_id)
+    if known is None:
+        return False
+    if known != execution.fingerprint:
+        raise InvalidArgument(
+            "request_id", "was used before with other commands", reason="REQUEST_ID_REUSED"
+        )
+    return True
+
+
+# --- Before anything changes ------------------------------------------------
+
+
+def check(shard: Shard, execution: Execution) -> list[Lease | None]:
+    """The lease of each command (none for a push); raises what `execute` does, but for Needs."""
+    leases: list[Lease | None] = []
+    used: set[int] = set()
+    for index, command in enumerate(execution.commands):
+        try:
+            if isinstance(command, Push):
+                _check_push(shard, execution, command)
+                leases.append(None)
+                continue
+            if command.token in used:
+                raise InvalidArgument(
+                    f"commands[{index}].{type(command).__name__.lower()}.lease_token",
+                    "stands in another command, too",
+                    reason="LEASE_USED_TWICE",
+                )
+            used.add(command.token)
+            leases.append(_running(shard, command.token))
+            if isinstance(command, Transfer):
+                _check_target(shard, execution, command)
+        except SlateMQError as error:
+            error.metadata.setdefault("command", str(index))
+            raise
+    pushes = [command.value for command in execution.commands if isinstance(command, Push)]
+    if pushes:
+        shard.outbox.check_room(len(pushes), sum(map(len, pushes)))
+    if execution.request_id:
+        shard.executed.check_room()
+    return leases
+
+
+def _running(shard: Shard, token: int) -> Lease:
+    lease = shard.running(token)
+    if lease is not None:
+        return lease
+    if shard.finished.outcome(token) is None:
+        raise NotFound(
+            "lease",
+            "",
+            "no such lease: never given out, or its message is gone",
+            reason="LEASE_UNKNOWN",
+        )
+    raise FailedPrecondition(
+        "LEASE_ENDED",
+        "the lease ran out or was finished otherwise; another consumer may have the message",
+        subject="lease",
+    )
+
+
+def _check_push(shard: Shard, execution: Execution, command: Push) -> None:
+    if command.queue_id not in shard.queues and command.queue_id not in execution.elsewhere:
+        raise NotFound("queue", command.queue_id)
+
+
+def _check_target(shard: Shard, execution: Execution, command: Transfer) -> None:
+    if command.target in shard.queues:
+        return
+    if command.target in execution.elsewhere:
+        raise FailedPrecondition(
+            "OTHER_SHARD",
+            f"queue {command.target!r} is on another shard: push a new message to it, or create "
+            "queues that work together with one another",
+            subject="queue",
+        )
+    raise NotFound("queue", command.target)
+
+
+def _check_needs(
+    shard: Shard, commands: Sequence[Command], leases: Sequence[Lease | None], now_ms: int
+) -> None:
+    """Raises Needs for everything that `_apply` must find in memory."""
+    slots: dict[tuple[str, int, int], NeedsSlot] = {}
+    attempts: list[tuple[str, int]] = []
+
+    def later(queue: Queue, priority: int, delay_ms: int) -> None:
+        visible_at_ms = now_ms + delay_ms
+        if delay_ms and visible_at_ms > queue.seen_until(now_ms):
+            need = queue.needs_slot(priority, visible_at_ms)
+            if need:
+                slots[queue.queue_id, priority, visible_at_ms] = need
+
+    for command, lease in zip(commands, leases, strict=True):
+        if isinstance(command, Fail) and lease:
+            key = (lease.queue.queue_id, lease.message_id)
+            if key not in shard.attempts:
+                attempts.append(key)
+        elif isinstance(command, Release) and lease:
+            later(lease.queue, lease.priority, command.delay_ms)
+        elif isinstance(command, Transfer):
+            target = shard.queues[command.target]
+            later(target, _priority(command, target), command.delay_ms)
+    if slots or attempts:
+        raise Needs(list(slots.values()), attempts)
+
+
+# --- Changes ----------------------------------------------------------------
+
+
+def _apply(
+    shard: Shard, execution: Execution, command: Command, lease: Lease | None, now_ms: int
+) -> int:
+    if isinstance(command, Push):
+        shard.outbox.push(execution.ingest_shard, command.value, now_ms)
+        return 0
+    assert lease is not None, "every command but a push has one"
+    queue = lease.queue
+    if isinstance(command, Extend):
+        [(_, deadline_ms)] = shard.extend([command.token], command.lease_ms, now_ms)
+        return deadline_ms
+    if isinstance(command, Complete):
+        shard.end(lease, LeaseOutcome.ACKED)
+        queue.ack([lease], now_ms)
+    elif isinstance(command, Transfer):
+        shard.end(lease, LeaseOutcome.ACKED)
+        queue.ack([lease], now_ms, transferred_to=command.target)
+        _add(shard.queues[command.target], command, lease, now_ms)
+    elif isinstance(command, Release):
+        shard.end(lease, LeaseOutcome.NACKED)
+        lease.attempts -= 1
+        queue.give_back(lease, command.delay_ms, now_ms)
+    else:
+        shard.end(lease, LeaseOutcome.NACKED)
+        outcome = f"{FAILED_BY_COMMAND}{command.reason}"
+        queue.fail(lease, outcome, now_ms)
+        attempt = FailedAttempt(lease.consumer, lease.claimed_at_ms, outcome)
+        shard.attempts.add((queue.queue_id, lease.message_id), attempt)
+    return 0
+
+
+def _add(target: Queue, command: Transfer, lease: Lease, now_ms: int) -> None:
+    """Gives the message of a lease a new entry, unless its retention is over."""
+    deadline_ms = lease.retention_deadline_ms
+    if 0 < deadline_ms <= now_ms:
+        target.expired_count += 1
+        return
+    priority = _priority(command, target)
+    visible_at_ms = now_ms + command.delay_ms
+    timed = command.delay_ms > 0 and visible_at_ms > target.seen_until(now_ms)
+    item = AvailableMessage(
+        lease.message_id, priority, visible_at_ms if timed else 0, deadline_ms, 0
+    )
+    if timed:
+        target.add_timed(priority, item)
+    else:
+        target.add_ready(priority, [item], now_ms)
+
+
+def _priority(command: Transfer, target: Queue) -> int:
+    if command.priority is None:
+        return int(getattr(target.settings, "fallback_priority", DEFAULT_PRIORITY))
+    return command.priority
+
+
+def _end_now(shard: Shard, command: Command) -> int:
+    lease = shard.running(command.token) if isinstance(command, Extend) else None
+    return lease.deadline_ms if lease else 0
