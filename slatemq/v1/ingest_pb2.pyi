@@ -622,12 +622,18 @@ class ReplaceMessageRequest(_message.Message):
     ETAG_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
+    KEEP_PAYLOAD_FIELD_NUMBER: _builtins.int
+    KEEP_HEADERS_FIELD_NUMBER: _builtins.int
     message_id: _builtins.int
     """The message, of this shard."""
     etag: _builtins.str
     """The etag last seen; empty = any."""
     payload: _builtins.bytes
     """The new payload, whole."""
+    keep_payload: _builtins.bool
+    """Leave the payload as it is; `payload` must be empty then."""
+    keep_headers: _builtins.bool
+    """Leave the headers as they are; `headers` must be empty then."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The new headers, all of them."""
@@ -639,10 +645,12 @@ class ReplaceMessageRequest(_message.Message):
         etag: _builtins.str = ...,
         payload: _builtins.bytes = ...,
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        keep_payload: _builtins.bool = ...,
+        keep_headers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "headers", b"headers", "message_id", b"message_id", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "headers", b"headers", "keep_headers", b"keep_headers", "keep_payload", b"keep_payload", "message_id", b"message_id", "payload", b"payload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

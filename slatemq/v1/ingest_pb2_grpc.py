@@ -176,8 +176,9 @@ class IngestServiceServicer:
         """Replaces the payload and the headers of a stored message, in every queue that has not handed it out. It is not routed anew.
         For brokers, which know whether it may be done: applications call EntryService.EditMessage.
 
-        Errors: INVALID_ARGUMENT (limits as of Publish), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's
-        metadata has as `etag`), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
+        commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as
+        `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -92,8 +92,9 @@ class IngestServiceStub:
     """Replaces the payload and the headers of a stored message, in every queue that has not handed it out. It is not routed anew.
     For brokers, which know whether it may be done: applications call EntryService.EditMessage.
 
-    Errors: INVALID_ARGUMENT (limits as of Publish), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's
-    metadata has as `etag`), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
+    commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as
+    `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE.
     """
     RaisePurgeEpoch: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.RaisePurgeEpochRequest, _ingest_pb2.RaisePurgeEpochResponse]
     """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on. Brokers call it before a replay
@@ -166,8 +167,9 @@ class IngestServiceAsyncStub(IngestServiceStub):
     """Replaces the payload and the headers of a stored message, in every queue that has not handed it out. It is not routed anew.
     For brokers, which know whether it may be done: applications call EntryService.EditMessage.
 
-    Errors: INVALID_ARGUMENT (limits as of Publish), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's
-    metadata has as `etag`), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
+    commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as
+    `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE.
     """
     RaisePurgeEpoch: _aio.UnaryUnaryMultiCallable[_ingest_pb2.RaisePurgeEpochRequest, _ingest_pb2.RaisePurgeEpochResponse]  # type: ignore[assignment]
     """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on. Brokers call it before a replay
@@ -279,8 +281,9 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         """Replaces the payload and the headers of a stored message, in every queue that has not handed it out. It is not routed anew.
         For brokers, which know whether it may be done: applications call EntryService.EditMessage.
 
-        Errors: INVALID_ARGUMENT (limits as of Publish), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's
-        metadata has as `etag`), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
+        commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as
+        `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
