@@ -8,6 +8,7 @@
 `topology`   who serves what, through the root          `channels`   one channel per peer
 `peers`      calling other processes: backoff, what counts as a failure, what is logged of it
 `limits`     message sizes, keepalive, backoff, each with its reason
+`headers`    the rules for headers of messages
 `parent`     ending with the process that started this one
 `healthprobe` the same question from outside, as a command
 

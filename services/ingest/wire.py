@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from libs.serving import telemetry
-from libs.serving.limits import HEADER_TEXT_BYTES_MAX, HEADERS_COUNT_MAX
+from libs.serving.headers import encoded_headers
 from libs.storage.ids import shard_of
 from libs.storage.metadata import MessageMetadata, encode_headers
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
@@ -23,8 +23,6 @@ MESSAGES_MAX: Final = 10_000
 
 REQUEST_ID_BYTES_MAX: Final = 128
 """A UUID has 36; every request ID is stored for ten minutes."""
-
-_SHOWN_CHARACTERS: Final = 64
 
 
 def accept(request: PublishRequest, payload_bytes_max: int, retention_s: int) -> Accepted:
@@ -66,7 +64,7 @@ def accept(request: PublishRequest, payload_bytes_max: int, retention_s: int) ->
             retention = retention_s
         given = message.headers
         headers = {key: given[key] for key in given}  # dict(given) takes half as long again
-        encoded = _encode_headers(at, headers)
+        encoded = encoded_headers("messages[{}].headers", at, headers)
         payloads.append(payload)
         columns.headers.append(headers)
         columns.header_bytes.append(encoded)
@@ -76,29 +74,6 @@ def accept(request: PublishRequest, payload_bytes_max: int, retention_s: int) ->
         size_bytes += payload_bytes + len(encoded)
     size_bytes += len(payloads) * MESSAGE_OVERHEAD_BYTES
     return Accepted(payloads, columns, request.request_id, large, size_bytes)
-
-
-def _encode_headers(at: int, headers: dict[str, str]) -> bytes:
-    if "" not in headers:
-        try:
-            return encode_headers(headers)
-        except ValueError:
-            # Of the rules that it checks, find the one that was broken.
-            pass
-    field = f"messages[{at}].headers"
-    if len(headers) > HEADERS_COUNT_MAX:
-        raise InvalidArgument(field, f"{len(headers)} pairs, at most {HEADERS_COUNT_MAX}")
-    for key, value in headers.items():
-        key_bytes, value_bytes = len(key.encode()), len(value.encode())
-        shown = key if len(key) <= _SHOWN_CHARACTERS else f"{key[:_SHOWN_CHARACTERS]}…"
-        named = f'{field}["{shown}"]'
-        if not 1 <= key_bytes <= HEADER_TEXT_BYTES_MAX:
-            raise InvalidArgument(named, f"a key has 1 to {HEADER_TEXT_BYTES_MAX} bytes")
-        if value_bytes > HEADER_TEXT_BYTES_MAX:
-            raise InvalidArgument(
-                named, f"{value_bytes} bytes, at most {HEADER_TEXT_BYTES_MAX} are allowed"
-            )
-    raise InvalidArgument(field, "cannot be stored")
 
 
 def carry_trace(columns: Columns) -> None:
