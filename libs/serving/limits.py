@@ -20,6 +20,9 @@ HEADER_TEXT_BYTES_MAX = 65_535
 HEADERS_BYTES_MAX = HEADERS_COUNT_MAX * (2 * HEADER_TEXT_BYTES_MAX + 16)
 """All headers of one message on the wire: 255 full keys and values, tags and lengths (33 MB)."""
 
+RETENTION_S_MAX = (1 << 32) - 1
+"""The longest retention that ends, in seconds (136 years): it is a u32 on disk."""
+
 HEADROOM_BYTES = 1 * MEBIBYTE
 """For everything else in a request, and for the framing of the messages of a full batch."""
 

@@ -15,6 +15,7 @@ from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import checked_id
 from services.broker.queue_machine import Queue
 from services.broker.queue_settings import MAX_LEASE_MS
+from services.broker.request_limits import REASON_BYTES_MAX, lease_wish, within
 from services.broker.shard_machine import Finish, Nack
 from services.broker.tokens import parse_token, token_text
 from services.broker.waiters import Delivered, OneClaim, Stream
@@ -37,9 +38,7 @@ MESSAGES_MAX = 10_000
 CLAIM_BYTES = 32 << 20
 CLAIM_BYTES_MAX = 64 << 20
 WAIT_MS_MAX = 60_000
-LEASE_MS_MIN = 1000
 CONSUMER_ID_BYTES_MAX = 255
-REASON_BYTES_MAX = 1024
 FINISHED_BYTES = 100
 """About what finishing a lease adds to a commit."""
 
@@ -308,23 +307,6 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
                 leases.append(lease)
                 refused.append(None)
         return leases, refused
-
-
-def within(field: str, value: int, least: int, most: int | None = None) -> int:
-    """The value; InvalidArgument naming the field when it is out of bounds."""
-    if value < least or (most is not None and value > most):
-        bounds = f"at least {least}" if most is None else f"{least}..{most}"
-        raise InvalidArgument(field, f"must be {bounds}, not {value}", reason="OUT_OF_RANGE")
-    return value
-
-
-def lease_wish(field: str, asked_ms: int) -> int:
-    """The lease asked for, 0 = none; InvalidArgument when it is too short."""
-    if asked_ms and asked_ms < LEASE_MS_MIN:
-        raise InvalidArgument(
-            field, f"must be 0 or at least {LEASE_MS_MIN}, not {asked_ms}", reason="OUT_OF_RANGE"
-        )
-    return asked_ms
 
 
 def lease_length(asked_ms: int, queue: Queue) -> int:
