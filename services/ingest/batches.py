@@ -110,6 +110,7 @@ class Accepted:
         payloads: The bytes of each message.
         columns: Their metadata, in the same order.
         request_id: Empty = none.
+        dedupe_keys: By offsets, in ascending order, of the messages that have one.
         large: Offsets of the payloads that do not fit into a record.
         size_bytes: What it costs until it is durable.
     """
@@ -119,6 +120,7 @@ class Accepted:
     request_id: str
     large: list[int]
     size_bytes: int
+    dedupe_keys: dict[int, str] = field(default_factory=dict)
 
     def fingerprint(self) -> bytes:
         """Tells other content from the same: every field of every message, lengths included."""
@@ -135,6 +137,8 @@ class Accepted:
             visible, delay = columns.visible_at_ms, columns.delay_ms
             digest.update(struct.pack(f"<{count}q", *(visible.get(at, 0) for at in range(count))))
             digest.update(struct.pack(f"<{count}q", *(delay.get(at, -1) for at in range(count))))
+        for at, key in self.dedupe_keys.items():
+            digest.update(struct.pack("<II", at, len(key.encode())) + key.encode())
         if self.large:
             for payload in self.payloads:
                 digest.update(payload)

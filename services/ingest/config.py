@@ -13,6 +13,11 @@ MIB: Final = 1 << 20
 RETENTION_S_MAX: Final = (1 << 32) - 1
 """The retention of a message is a u32 on disk."""
 
+MESSAGE_DELAY_MS_MAX: Final = 100 * 31_557_600 * 1000
+"""100 years."""
+
+DEDUPE_WINDOW_S_MAX: Final = 366 * 24 * 3600
+
 
 @dataclass(frozen=True, kw_only=True)
 class IngestConfig(ServingConfig):
@@ -30,6 +35,27 @@ class IngestConfig(ServingConfig):
         scope=Scope.INSTANCE,
         minimum=0,
         maximum=RETENTION_S_MAX,
+    )
+    max_message_delay_ms: int = setting(
+        "Longest delay of a message in delayed queues, in ms.",
+        default=900_000,
+        scope=Scope.INSTANCE,
+        minimum=0,
+        maximum=MESSAGE_DELAY_MS_MAX,
+    )
+    dedupe_window_s: int = setting(
+        "For how long a dedupe key stands for the message first published with it, in seconds. "
+        "Each key costs some 100 bytes on disk until then, and no memory.",
+        default=600,
+        scope=Scope.INSTANCE,
+        minimum=1,
+        maximum=DEDUPE_WINDOW_S_MAX,
+    )
+    dedupe_cache_keys: int = setting(
+        "Dedupe keys kept in memory, some 300 bytes each; one that is not there is looked up on "
+        "disk.",
+        default=50_000,
+        minimum=0,
     )
     request_id_window_s: int = setting(
         "For how long a repeated request ID gets the first answer, in seconds; counted in whole "

@@ -40,6 +40,9 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         """Answer with these settings; `shard` is set by the process when it has started."""
         self.shard: Shard[ingest_pb2.LogEntry] | None = None
         self._config = config
+        self._rules = wire.Rules(
+            config.payload_bytes_max, config.retention_s, config.max_message_delay_ms
+        )
         self._telemetry = telemetry
         self._sent = telemetry.meter.create_counter(
             told.SENT_MESSAGES, unit="{message}", description="Messages answered, repeats included"
@@ -49,8 +52,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self, request: ingest_pb2.PublishRequest, context: Any
     ) -> ingest_pb2.PublishResponse:
         """See the proto."""
-        config = self._config
-        accepted = wire.accept(request, config.payload_bytes_max, config.retention_s)
+        accepted = wire.accept(request, self._rules)
         publisher = self._open().publisher
         count = len(accepted.payloads)
         if not self._telemetry.enabled:

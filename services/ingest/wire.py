@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from libs.serving import telemetry
@@ -15,7 +16,7 @@ from services.ingest.config import RETENTION_S_MAX
 from services.ingest.publishing import Stamped
 from services.ingest.reading import Metadata
 from slatemq.errors import InvalidArgument
-from slatemq.v1.ingest_pb2 import LogEntry, LogMessage, PublishRequest
+from slatemq.v1.ingest_pb2 import LogEntry, LogMessage, PublishMessage, PublishRequest
 from slatemq.v1.message_pb2 import Message
 
 MESSAGES_MAX: Final = 10_000
@@ -24,18 +25,37 @@ MESSAGES_MAX: Final = 10_000
 REQUEST_ID_BYTES_MAX: Final = 128
 """A UUID has 36; every request ID is stored for ten minutes."""
 
+DEDUPE_KEY_BYTES_MAX: Final = 255
 
-def accept(request: PublishRequest, payload_bytes_max: int, retention_s: int) -> Accepted:
-    """The batch as columns. Raises InvalidArgument naming the first field that breaks a rule.
 
-    `retention_s` is for messages that state none. Protobuf has seen to it that text is UTF-8.
-    """
-    messages = request.messages
-    if not 1 <= len(messages) <= MESSAGES_MAX:
-        raise InvalidArgument("messages", f"1 to {MESSAGES_MAX} messages, not {len(messages)}")
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What an instance asks of messages; `retention_s` is for those that state none."""
+
+    payload_bytes_max: int
+    retention_s: int
+    delay_ms_max: int
+
+
+def accept(request: PublishRequest, rules: Rules) -> Accepted:
+    """The batch as columns. Raises InvalidArgument naming the first field that breaks a rule."""
     if len(request.request_id.encode()) > REQUEST_ID_BYTES_MAX:
         raise InvalidArgument("request_id", f"at most {REQUEST_ID_BYTES_MAX} bytes")
+    return accept_messages(request.messages, rules, request.request_id)
+
+
+def accept_messages(
+    messages: Sequence[PublishMessage], rules: Rules, request_id: str = ""
+) -> Accepted:
+    """The messages as columns. Raises InvalidArgument, naming fields as `messages[3].headers`.
+
+    Protobuf has seen to it that text is UTF-8.
+    """
+    if not 1 <= len(messages) <= MESSAGES_MAX:
+        raise InvalidArgument("messages", f"1 to {MESSAGES_MAX} messages, not {len(messages)}")
+    payload_bytes_max = rules.payload_bytes_max
     columns = Columns()
+    dedupe_keys: dict[int, str] = {}
     payloads: list[bytes] = []
     large: list[int] = []
     size_bytes = 0
@@ -61,7 +81,11 @@ def accept(request: PublishRequest, payload_bytes_max: int, retention_s: int) ->
                     f"messages[{at}].retention_s", f"must be within 0..{RETENTION_S_MAX}"
                 )
         else:
-            retention = retention_s
+            retention = rules.retention_s
+        if message.visible_at_ms or message.HasField("delay_ms"):
+            _take_times(columns, at, message, rules.delay_ms_max)
+        if message.dedupe_key:
+            dedupe_keys[at] = _dedupe_key(at, message.dedupe_key)
         given = message.headers
         headers = {key: given[key] for key in given}  # dict(given) takes half as long again
         encoded = encoded_headers("messages[{}].headers", at, headers)
@@ -73,7 +97,30 @@ def accept(request: PublishRequest, payload_bytes_max: int, retention_s: int) ->
         columns.payload_bytes.append(payload_bytes)
         size_bytes += payload_bytes + len(encoded)
     size_bytes += len(payloads) * MESSAGE_OVERHEAD_BYTES
-    return Accepted(payloads, columns, request.request_id, large, size_bytes)
+    return Accepted(payloads, columns, request_id, large, size_bytes, dedupe_keys)
+
+
+def _take_times(columns: Columns, at: int, message: PublishMessage, delay_ms_max: int) -> None:
+    if message.HasField("delay_ms"):
+        if message.HasField("visible_at_ms"):
+            raise InvalidArgument(
+                f"messages[{at}].delay_ms", "may not be given together with visible_at_ms"
+            )
+        if not 0 <= message.delay_ms <= delay_ms_max:
+            raise InvalidArgument(f"messages[{at}].delay_ms", f"must be within 0..{delay_ms_max}")
+        columns.delay_ms[at] = message.delay_ms
+    elif message.visible_at_ms < 0:
+        raise InvalidArgument(f"messages[{at}].visible_at_ms", "may not be negative")
+    elif message.visible_at_ms > 0:
+        columns.visible_at_ms[at] = message.visible_at_ms
+
+
+def _dedupe_key(at: int, key: str) -> str:
+    if len(key.encode()) > DEDUPE_KEY_BYTES_MAX:
+        raise InvalidArgument(
+            f"messages[{at}].dedupe_key", f"at most {DEDUPE_KEY_BYTES_MAX} bytes are allowed"
+        )
+    return key
 
 
 def carry_trace(columns: Columns) -> None:

@@ -69,6 +69,32 @@ async def test_a_restart_keeps_everything_and_never_gives_an_id_twice(root: str)
         assert await ingest.payloads(ids[0], later) == [b"0", b"later"]
 
 
+@pytest.mark.parametrize("cache", [0, MIB], ids=["stored", "fresh"])
+async def test_the_log_tells_delays_and_visible_times(cache: int) -> None:
+    async with serving(log_cache_bytes=cache, max_message_delay_ms=5) as ingest:
+        await ingest.publish(
+            message(b"plain"),
+            ingest_pb2.PublishMessage(delay_ms=0),
+            ingest_pb2.PublishMessage(delay_ms=5),
+            ingest_pb2.PublishMessage(visible_at_ms=1 << 60),
+            ingest_pb2.PublishMessage(visible_at_ms=0),
+        )
+        logged = await ingest.log()
+        delays = [one.delay_ms if one.HasField("delay_ms") else None for one in logged]
+        assert delays == [None, 0, 5, None, None]
+        assert [one.visible_at_ms for one in logged] == [0, 0, 0, 1 << 60, 0]
+        assert {one.direct_queue_id for one in logged} == {""}
+        with pytest.raises(InvalidArgument):
+            await ingest.publish(ingest_pb2.PublishMessage(delay_ms=6))
+
+
+async def test_delays_reach_to_a_hundred_years() -> None:
+    century_ms = 3_155_760_000_000
+    async with serving(max_message_delay_ms=century_ms) as ingest:
+        await ingest.publish(ingest_pb2.PublishMessage(delay_ms=century_ms))
+        assert [one.delay_ms for one in await ingest.log()] == [century_ms]
+
+
 def broken(field: str, value: Any) -> Any:
     return pytest.param(field, value, id=field)
 
@@ -94,6 +120,12 @@ def broken(field: str, value: Any) -> Any:
         broken("messages[0].created_at_ms", [ingest_pb2.PublishMessage(created_at_ms=-1)]),
         broken("messages[0].retention_s", [ingest_pb2.PublishMessage(retention_s=-1)]),
         broken("messages[0].retention_s", [ingest_pb2.PublishMessage(retention_s=1 << 32)]),
+        broken("messages[0].delay_ms", [ingest_pb2.PublishMessage(delay_ms=-1)]),
+        broken("messages[1].delay_ms", [message(), ingest_pb2.PublishMessage(delay_ms=900_001)]),
+        broken("messages[0].delay_ms", [ingest_pb2.PublishMessage(delay_ms=0, visible_at_ms=0)]),
+        broken("messages[0].delay_ms", [ingest_pb2.PublishMessage(delay_ms=5, visible_at_ms=9)]),
+        broken("messages[0].visible_at_ms", [ingest_pb2.PublishMessage(visible_at_ms=-1)]),
+        broken("messages[0].dedupe_key", [ingest_pb2.PublishMessage(dedupe_key="é" * 128)]),
     ],
 )
 async def test_a_bad_publish_names_its_field_and_changes_nothing(field: str, request_: Any) -> None:

@@ -51,8 +51,12 @@ async def opened(
 
 def batch(*payloads: bytes, request_id: str = "", **headers: str) -> Accepted:
     messages = [PublishMessage(payload=payload, headers=headers) for payload in payloads]
+    return accepted(*messages, request_id=request_id)
+
+
+def accepted(*messages: PublishMessage, request_id: str = "") -> Accepted:
     request = PublishRequest(messages=messages, request_id=request_id)
-    return wire.accept(request, 64 << 20, 3600)
+    return wire.accept(request, wire.Rules(64 << 20, 3600, 900_000))
 
 
 async def sequences(shard: Shard[LogEntry], after: int = 0) -> list[int]:

@@ -1,11 +1,13 @@
 import asyncio
+from typing import Any
 
 import pytest
 
 from libs.storage.roots import Root, open_root
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
+from slatemq.v1.ingest_pb2 import PublishMessage
 from tests.manual_clock import ManualClock
-from tests.unit.ingest.shards import GatedObjects, batch, opened, sequences
+from tests.unit.ingest.shards import GatedObjects, accepted, batch, opened, sequences
 
 LARGE = bytes(65_536)
 HOUR_MS = 60 * 60 * 1000
@@ -181,7 +183,14 @@ async def test_ids_go_on_past_the_block_across_restarts(root: Root) -> None:
 
 
 async def test_content_differs_in_its_fingerprint() -> None:
+    few: list[dict[str, Any]] = [
+        {"delay_ms": 0}, {"delay_ms": 1}, {"visible_at_ms": 1}, {"dedupe_key": "a"},
+        {"dedupe_key": "b"}, {"dedupe_key": "a", "delay_ms": 0},
+    ]  # fmt: skip
     contents = [
+        *(accepted(PublishMessage(payload=b"ab", **field)) for field in few),
+        accepted(PublishMessage(), PublishMessage(dedupe_key="a")),
+        accepted(PublishMessage(dedupe_key="a"), PublishMessage()),
         batch(b"a", b"b"), batch(b"ab"), batch(b"ab", b""), batch(b"", b"ab"), batch(b"b", b"a"),
         batch(b"a", b"b", x="1"), batch(b"a", b"b", x="2"), batch(b"a", b"b", y="1"),
         batch(b"a" + LARGE), batch(b"b" + LARGE), batch(LARGE, b"a"), batch(b"a", LARGE),
