@@ -19,7 +19,7 @@ class PayloadCache:
         self.size_bytes = 0
         self._bytes_max = bytes_max
         self._first_ids: list[int] = []
-        self._runs: list[Sequence[bytes]] = []
+        self._runs: list[Sequence[bytes | None]] = []
         self._sizes: list[int] = []
         self._gone = 0  # runs at the front that are evicted already
 
@@ -42,6 +42,14 @@ class PayloadCache:
         run = self._runs[at]
         offset = message_id - self._first_ids[at]
         return run[offset] if offset < len(run) else None
+
+    def forget(self, message_id: int) -> None:
+        """Keep this payload no longer; its room stays taken until its run goes."""
+        if self.get(message_id) is not None:
+            at = bisect_right(self._first_ids, message_id) - 1
+            run = list(self._runs[at])
+            run[message_id - self._first_ids[at]] = None
+            self._runs[at] = run
 
     def _evict(self) -> None:
         at = self._gone

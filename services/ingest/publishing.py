@@ -7,7 +7,7 @@ whose blobs take long enters a later commit, and the log's order is the order of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
@@ -82,6 +82,7 @@ class _Commit(Generic[E]):
     minute: int = 0
     entries: list[Recent[E]] = field(default_factory=list)
     payloads: list[tuple[int, Accepted]] = field(default_factory=list)
+    then: list[Callable[[], None]] = field(default_factory=list)
     answers: list[tuple[str, Answered]] = field(default_factory=list)
 
 
@@ -116,6 +117,8 @@ class Publisher(Generic[E]):
         self._uploads = asyncio.Semaphore(limits.blob_uploads)
         self._uploading_bytes = 0
         self._waiting: list[_Waiting] = []
+        self._records: list[tuple[bytes, bytes]] = []
+        self._then: list[Callable[[], None]] = []
         self._in_flight: dict[int, _Commit[E]] = {}
 
     async def publish(
@@ -171,7 +174,23 @@ class Publisher(Generic[E]):
                 "too much waits to be stored", reason="UNCOMMITTED_BYTES", retry_after_ms=_RETRY_MS
             )
 
+    def put(self, records: Sequence[tuple[bytes, bytes]], then: Callable[[], None]) -> None:
+        """Write records of others with the next commit; `then` is called when it is durable."""
+        self._records += records
+        self._then.append(then)
+        self.commits.mark_dirty(sum(len(value) for _, value in records))
+
     # --- Blobs ----------------------------------------------------------------
+
+    async def upload(self, payload: bytes) -> str:
+        """Store a payload as an object of its own; gives its URI. Raises ResourceExhausted."""
+        self._admit(len(payload))
+        self._uploading_bytes += len(payload)
+        try:
+            async with self._uploads:
+                return await self._blobs.put(payload)
+        finally:
+            self._uploading_bytes -= len(payload)
 
     async def _upload(self, waiting: _Waiting) -> None:
         accepted = waiting.accepted
@@ -211,6 +230,10 @@ class Publisher(Generic[E]):
             first_id = commit.payloads[0][0]
             for offset, part in columns.entries():
                 commit.entries.append(self._put_entry(batch, first_id + offset, part, now_ms))
+        for key, value in self._records:
+            batch.put(key, value)
+        self._records.clear()
+        commit.then, self._then = self._then, []
         commit.minute = self._requests.put(batch, commit.answers, now_ms)
         if len(batch):
             self._in_flight[batch.commit] = commit
@@ -269,6 +292,8 @@ class Publisher(Generic[E]):
         if commit.entries:
             self._log.append(commit.entries)
         self._requests.settle(commit.minute, commit.answers)
+        for then in commit.then:
+            then()
 
     def tidy(self) -> None:
         """Do a little of what can wait; call it some times a second."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -17,13 +18,13 @@ from libs.storage.keys import (
     payload_key,
     payload_range,
 )
-from libs.storage.metadata import MessageMetadata, decode_log_entry
+from libs.storage.metadata import MessageMetadata, decode_log_entry, encode_headers
 from libs.storage.payloads import PayloadUri, decode_payload
 from libs.storage.slate import Database
 from services.ingest.payload_cache import PayloadCache
 from services.ingest.tailing import MetadataLog
 
-__all__ = ["Metadata", "Read", "Reader"]
+__all__ = ["Metadata", "Read", "Reader", "etag_of"]
 
 E = TypeVar("E")
 
@@ -73,10 +74,27 @@ class Metadata(Protocol):
 
 
 class Read(NamedTuple):
-    """Messages read, in the order asked for, and the IDs of those that are not stored."""
+    """Messages read, in the order asked for, and the IDs of those that are not stored.
+
+    `etags` are those of the messages, where they were asked for.
+    """
 
     messages: list[tuple[Metadata, bytes]]
     missing_ids: list[int]
+    etags: list[str]
+
+
+def etag_of(record: bytes, headers: Mapping[str, str]) -> str:
+    """The etag of a message: changes with its payload record and its headers.
+
+    Cheap for a large payload, too: the URI in its record is random.
+    """
+    digest = hashlib.blake2b(record, digest_size=_ETAG_BYTES)
+    digest.update(encode_headers(headers))
+    return digest.hexdigest()
+
+
+_ETAG_BYTES: Final = 10
 
 
 class _Entry(NamedTuple):
@@ -103,29 +121,74 @@ class Reader(Generic[E]):
         self._within = within
         self._entries: dict[int, _Entry] = {}
         self._sequences: list[int] = []
+        self._replacements = 0
+        self._replacing: dict[int, asyncio.Future[None]] = {}
+        self._reading: dict[int, set[int]] = {}  # by read, what was replaced since it began
+        self._reads = 0
 
-    async def read(self, message_ids: Sequence[int], max_bytes: int, answer_bytes: int) -> Read:
+    async def read(
+        self,
+        message_ids: Sequence[int],
+        max_bytes: int,
+        answer_bytes: int,
+        *,
+        with_etags: bool = False,
+    ) -> Read:
         """The messages with these IDs, up to the one with which a bound would be passed.
 
         `max_bytes` bounds the payloads, `answer_bytes` payloads and headers together; the first
         message is given whatever its size.
         """
-        read = Read([], [])
-        room = _Room(max_bytes, answer_bytes)
+        self._reads += 1
+        number = self._reads
+        try:
+            while True:
+                replaced = self._reading[number] = set()
+                room = _Room(max_bytes, answer_bytes)
+                read = await self._read(message_ids, room, with_etags)
+                # Headers from before and a payload from after belong to no message.
+                being = self._replacing and [i for i in message_ids if i in self._replacing]
+                if being:
+                    await asyncio.wait([self._replacing[i] for i in being])
+                elif replaced.isdisjoint(message_ids):
+                    return read
+        finally:
+            del self._reading[number]
+
+    async def _read(self, message_ids: Sequence[int], room: _Room, with_etags: bool) -> Read:
+        read = Read([], [], [])
         remaining = iter(message_ids)
         while window := list(islice(remaining, WINDOW)):
             found = await self._metadata(window)
             wanted = list(_fitting(window, found, room))
-            payloads = await self._payloads([i for i in wanted if i in found])
+            records: dict[int, bytes] | None = {} if with_etags else None
+            payloads = await self._payloads([i for i in wanted if i in found], records)
             for message_id in wanted:
                 payload = payloads.get(message_id)
                 if payload is None:
                     read.missing_ids.append(message_id)
-                else:
-                    read.messages.append((found[message_id], payload))
+                    continue
+                metadata = found[message_id]
+                read.messages.append((metadata, payload))
+                if records is not None:
+                    read.etags.append(etag_of(records[message_id], metadata.headers))
             if len(wanted) < len(window):
                 break
         return read
+
+    def replacing(self, message_id: int) -> None:
+        """The message gets other content with the next commit: see `replaced`."""
+        self._replacing[message_id] = asyncio.get_running_loop().create_future()
+
+    def replaced(self, message_id: int, sequence: int) -> None:
+        """The message in the entry of this sequence has other content now, durably."""
+        self._replacing.pop(message_id).set_result(None)
+        self._replacements += 1
+        self._cache.forget(message_id)
+        if self._entries.pop(sequence, None) is not None:
+            self._sequences = sorted(self._entries)
+        for replaced in self._reading.values():
+            replaced.add(message_id)
 
     # --- Metadata -------------------------------------------------------------
 
@@ -166,17 +229,24 @@ class Reader(Generic[E]):
         if 0 <= message_id - before <= NEAR_ENTRIES and before >= 0:
             last = before
             span = log_range(before + 1, message_id)
+            count = self._replacements
             async for rows in self._database.scan(*span, limit=ENTRIES_AHEAD, durable=True):
+                if count != self._replacements:
+                    break
                 for key, value in rows:
                     last = parse_log_key(key)
                     self._keep(last, decode_log_entry(value))
             if self._kept(message_id) is not None:
                 return last
-        stored = await self._log.stored(message_id)
-        if stored is None:
-            return before
-        self._keep(*stored)
-        return stored[0]
+        while True:
+            count = self._replacements
+            stored = await self._log.stored(message_id)
+            if stored is None:
+                return before
+            if count == self._replacements:
+                # Else it may be the entry as it was, and nothing would ever remove it from here.
+                self._keep(*stored)
+                return stored[0]
 
     def _keep(self, sequence: int, messages: list[MessageMetadata]) -> None:
         if len(self._entries) >= ENTRIES_KEPT:
@@ -188,25 +258,34 @@ class Reader(Generic[E]):
 
     # --- Payloads -------------------------------------------------------------
 
-    async def _payloads(self, message_ids: Sequence[int]) -> dict[int, bytes]:
-        """The payloads of these messages; those that are gone are left out."""
+    async def _payloads(
+        self, message_ids: Sequence[int], records: dict[int, bytes] | None
+    ) -> dict[int, bytes]:
+        """The payloads of these messages; those that are gone are left out.
+
+        Their records as they are stored go into `records`, if it is given.
+        """
         found: dict[int, bytes] = {}
         older: list[int] = []
         for message_id in message_ids:
-            payload = self._cache.get(message_id)
+            payload = self._cache.get(message_id) if records is None else None
             if payload is None:
                 older.append(message_id)
             else:
                 found[message_id] = payload
         if older:
-            await self._read_payloads(sorted(set(older)), found)
+            await self._read_payloads(sorted(set(older)), found, records)
         return found
 
-    async def _read_payloads(self, message_ids: list[int], found: dict[int, bytes]) -> None:
+    async def _read_payloads(
+        self, message_ids: list[int], found: dict[int, bytes], records: dict[int, bytes] | None
+    ) -> None:
         blobs: dict[int, PayloadUri] = {}
 
         def take(message_id: int, value: bytes) -> None:
             record = decode_payload(value)
+            if records is not None:
+                records[message_id] = value
             if isinstance(record, PayloadUri):
                 blobs[message_id] = record
             else:

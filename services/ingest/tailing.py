@@ -109,6 +109,16 @@ class MetadataLog(Generic[E]):
         self._evict()
         self._wake()
 
+    def replace(self, sequence: int, messages: list[MessageMetadata], size_bytes: int) -> None:
+        """Take the place of a durable entry that has been rewritten, if it is in memory."""
+        at = bisect_right(self._sequences, sequence) - 1
+        if at >= 0 and self._sequences[at] == sequence:
+            before = self._recent[at]
+            entry = self._decode(sequence, messages)
+            self._recent[at] = before._replace(entry=entry, size_bytes=size_bytes)
+            self._size_bytes += size_bytes - before.size_bytes
+            self._evict()
+
     def close(self) -> None:
         """End all tailers with Unavailable."""
         self._closed = True
