@@ -84,6 +84,10 @@ class Columns:
             size += len(encoded)
         yield start, self._slice(start, len(self))
 
+    def after(self, count: int) -> Columns:
+        """The same without the first `count` messages."""
+        return self._slice(count, len(self))
+
     def _slice(self, start: int, end: int) -> Columns:
         few = (
             {at - start: value for at, value in values.items() if start <= at < end}
@@ -111,6 +115,7 @@ class Accepted:
         columns: Their metadata, in the same order.
         request_id: Empty = none.
         dedupe_keys: By offsets, in ascending order, of the messages that have one.
+        elsewhere: Offsets of the messages whose payloads are stored already, and empty here.
         large: Offsets of the payloads that do not fit into a record.
         size_bytes: What it costs until it is durable.
     """
@@ -121,6 +126,18 @@ class Accepted:
     large: list[int]
     size_bytes: int
     dedupe_keys: dict[int, str] = field(default_factory=dict)
+    elsewhere: list[int] = field(default_factory=list)
+
+    def after(self, count: int) -> Accepted:
+        """The same without the first `count` messages; for pushes, which have no dedupe keys."""
+        return Accepted(
+            self.payloads[count:],
+            self.columns.after(count),
+            self.request_id,
+            [at - count for at in self.large if at >= count],
+            self.size_bytes,
+            elsewhere=[at - count for at in self.elsewhere if at >= count],
+        )
 
     def fingerprint(self) -> bytes:
         """Tells other content from the same: every field of every message, lengths included."""

@@ -28,9 +28,10 @@ from libs.storage.payloads import encode_inline, encode_uri
 from libs.storage.slate import Batch, Database
 from services.ingest.batches import NOT_SET, Accepted, Columns
 from services.ingest.payload_cache import PayloadCache
+from services.ingest.pushing import Outboxes, Push
 from services.ingest.request_ids import Answered, RequestIds
 from services.ingest.tailing import MetadataLog, Recent
-from slatemq.errors import ResourceExhausted, SlateMQError, Unavailable
+from slatemq.errors import FailedPrecondition, ResourceExhausted, SlateMQError, Unavailable
 
 __all__ = ["Publisher", "PublisherLimits", "Stamped"]
 
@@ -66,13 +67,27 @@ class PublisherLimits:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A publish on its way. `uris` are its blobs by offset, the first of them begun at `began`."""
+    """A publish on its way, or a push. `uris` are its blobs by offset, begun at `began_ms`.
+
+    `last_number` is how far the outbox was stored when the rows of a push were looked at.
+    """
 
     accepted: Accepted
     uris: dict[int, str] = field(default_factory=dict)
+    push: Push | None = None
+    last_number: int = 0
     began_ms: int = 0
     first_id: int = 0
     refusal: SlateMQError | None = None
+
+
+def _pass_over(waiting: _Waiting, count: int) -> None:
+    """Leave out the first rows of a push."""
+    if waiting.push is not None and count > 0:
+        waiting.accepted = waiting.accepted.after(count)
+        waiting.uris = {at - count: uri for at, uri in waiting.uris.items() if at >= count}
+        shard, first = waiting.push
+        waiting.push = Push(shard, first + count)
 
 
 @dataclass(slots=True)
@@ -97,6 +112,7 @@ class Publisher(Generic[E]):
         shard: int,
         ids: IdAllocator,
         requests: RequestIds,
+        outboxes: Outboxes,
         log: MetadataLog[E],
         cache: PayloadCache,
         entry: Callable[[Stamped], E],
@@ -110,6 +126,7 @@ class Publisher(Generic[E]):
         self._shard = shard
         self._ids = ids
         self._requests = requests
+        self._outboxes = outboxes
         self._log = log
         self._cache = cache
         self._entry = entry
@@ -166,6 +183,22 @@ class Publisher(Generic[E]):
             raise waiting.refusal
         return Answered(waiting.first_id, len(accepted.payloads))
 
+    async def push(self, push: Push, accepted: Accepted, uris: dict[int, str]) -> int:
+        """Store those of the rows that are not stored yet; gives the last number stored.
+
+        `uris` are the payloads, by offset, that are stored as objects already. Durable on return.
+        Raises as `publish` does, and FailedPrecondition for rows behind a gap.
+        """
+        waiting = _Waiting(accepted, uris, push)
+        # For now: `drain` looks again. What is stored is not to be uploaded once more.
+        last = self._outboxes.last_number(push.broker_shard)
+        _pass_over(waiting, last + 1 - push.first_number)
+        if waiting.accepted.payloads:
+            await self._store(waiting, None)
+            return waiting.last_number
+        await self.commits.durable()
+        return last
+
     def _admit(self, size_bytes: int) -> None:
         """Raises ResourceExhausted over the bound; a batch larger than the bound may go alone."""
         on_their_way = self.commits.uncommitted_bytes + self._uploading_bytes
@@ -219,8 +252,12 @@ class Publisher(Generic[E]):
         commit: _Commit[E] = _Commit()
         columns = Columns()
         for publish in waiting:
+            if publish.push is not None and not self._is_next(publish, publish.push):
+                continue
             self._put_payloads(batch, publish, now_ms)
             if publish.refusal is None:
+                if publish.push is not None:
+                    self._note_stored(batch, publish, publish.push)
                 columns.extend(publish.accepted.columns)
                 commit.payloads.append((publish.first_id, publish.accepted))
                 if publish.accepted.request_id:
@@ -238,10 +275,23 @@ class Publisher(Generic[E]):
         if len(batch):
             self._in_flight[batch.commit] = commit
 
+    def _is_next(self, publish: _Waiting, push: Push) -> bool:
+        """Whether anything of a push is to be stored: leaves out what is stored already."""
+        try:
+            _pass_over(publish, self._outboxes.stored_count(push))
+        except FailedPrecondition as gap:
+            self._refuse(publish, gap)
+        publish.last_number = self._outboxes.last_number(push.broker_shard)
+        return publish.refusal is None and bool(publish.accepted.payloads)
+
+    def _note_stored(self, batch: Batch, publish: _Waiting, push: Push) -> None:
+        self._outboxes.put(batch, push, len(publish.accepted.payloads))
+        publish.last_number = self._outboxes.last_number(push.broker_shard)
+
     def _put_payloads(self, batch: Batch, publish: _Waiting, now_ms: int) -> None:
         """Take the IDs of a publish and put its payloads, or set its refusal."""
         accepted, uris = publish.accepted, publish.uris
-        if uris and now_ms - publish.began_ms > UPLOAD_AGE_MS_MAX:
+        if accepted.large and now_ms - publish.began_ms > UPLOAD_AGE_MS_MAX:
             return self._refuse(publish, Unavailable("the upload took over an hour, retry"))
         try:
             sequence, block = self._ids.allocate(len(accepted.payloads))
@@ -289,6 +339,8 @@ class Publisher(Generic[E]):
         commit = self._in_flight.pop(number)
         for first_id, accepted in commit.payloads:
             self._cache.add(first_id, accepted.payloads, accepted.size_bytes)
+            for at in accepted.elsewhere:
+                self._cache.forget(first_id + at)
         if commit.entries:
             self._log.append(commit.entries)
         self._requests.settle(commit.minute, commit.answers)

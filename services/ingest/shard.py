@@ -23,7 +23,9 @@ from libs.storage.states import decode_clock
 from services.ingest.config import IngestConfig
 from services.ingest.payload_cache import PayloadCache
 from services.ingest.publishing import Publisher, PublisherLimits, Stamped
+from services.ingest.pushing import Outboxes
 from services.ingest.reading import Metadata, Reader
+from services.ingest.replacing import Replacer
 from services.ingest.request_ids import RequestIds
 from services.ingest.tailing import MetadataLog, read_log_end
 
@@ -58,6 +60,7 @@ class Shard(Generic[E]):
     Attributes:
         publisher: Stores publishes.
         reader: Gives messages by ID.
+        replacer: Replaces messages.
         log: Is tailed.
     """
 
@@ -66,11 +69,13 @@ class Shard(Generic[E]):
         database: Database,
         publisher: Publisher[E],
         reader: Reader[E],
+        replacer: Replacer[E],
         log: MetadataLog[E],
     ) -> None:
         """Begin to commit."""
         self.publisher = publisher
         self.reader = reader
+        self.replacer = replacer
         self.log = log
         self._database = database
         self._committing = asyncio.create_task(publisher.commits.run())
@@ -154,6 +159,7 @@ async def _recover(
     clock = make_clock(last_ms)
     told = await database.get(ID_BLOCK_KEY)
     block = decode_seq_block(told) if told is not None else None
+    outboxes = await Outboxes.load(database)
     requests = RequestIds(database, config.request_id_window_s * 1000)
     await requests.load(last_ms, clock.now_ms())
     metadata_log: MetadataLog[E] = MetadataLog(
@@ -172,6 +178,7 @@ async def _recover(
         config.shard,
         IdAllocator(block, config.id_block_size),
         requests,
+        outboxes,
         metadata_log,
         cache,
         forms.fresh,
@@ -182,7 +189,8 @@ async def _recover(
         ),
     )
     reader = Reader(database, blobs, metadata_log, cache, forms.within)
-    return Shard(database, publisher, reader, metadata_log)
+    replacer = Replacer(database, clock, publisher, metadata_log, reader)
+    return Shard(database, publisher, reader, replacer, metadata_log)
 
 
 def _say_waiting(behind_ms: int) -> None:

@@ -1,0 +1,72 @@
+"""How far the brokers' outboxes are stored here: makes sending their rows again harmless, for ever.
+
+A broker shard numbers the rows for this shard from 1, without gaps. The number of the last one that
+is stored goes into the batch that stores it: a row is stored exactly when its number is passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from libs.storage.outbox_progress import decode_outbox_progress, encode_outbox_progress
+from libs.storage.own_keys import (
+    outbox_progress_key,
+    outbox_progress_range,
+    parse_outbox_progress_key,
+)
+from libs.storage.slate import Batch, Database
+from slatemq.errors import FailedPrecondition
+
+__all__ = ["Outboxes", "Push"]
+
+GAP: Final = "OUTBOX_GAP"
+
+
+class Push(NamedTuple):
+    """Which rows are sent: those of a broker shard's outbox from `first_number` on."""
+
+    broker_shard: int
+    first_number: int
+
+
+class Outboxes:
+    """The last number stored of each broker shard. One event loop; the commit loop calls `put`."""
+
+    def __init__(self, last_numbers: Mapping[int, int]) -> None:
+        """Begin with these."""
+        self._last = dict(last_numbers)
+
+    @classmethod
+    async def load(cls, database: Database) -> Outboxes:
+        """As the last commit left them."""
+        span = outbox_progress_range()
+        return cls(
+            {
+                parse_outbox_progress_key(key): decode_outbox_progress(value)
+                async for rows in database.scan(span.start, span.end)
+                for key, value in rows
+            }
+        )
+
+    def last_number(self, broker_shard: int) -> int:
+        """The last number put; the commit may not be durable yet. 0: none."""
+        return self._last.get(broker_shard, 0)
+
+    def stored_count(self, push: Push) -> int:
+        """How many of the rows are stored already; FailedPrecondition when one is missing."""
+        last = self.last_number(push.broker_shard)
+        if push.first_number > last + 1:
+            raise FailedPrecondition(
+                GAP,
+                f"the first row sent is {push.first_number}, the last one stored {last}",
+                subject=f"outbox of broker {push.broker_shard}",
+                metadata={"last_number": str(last)},
+            )
+        return last + 1 - push.first_number
+
+    def put(self, batch: Batch, push: Push, count: int) -> None:
+        """Note in the batch that holds their messages that `count` rows are stored."""
+        last = push.first_number + count - 1
+        self._last[push.broker_shard] = last
+        batch.put(outbox_progress_key(push.broker_shard), encode_outbox_progress(last))
