@@ -23,6 +23,9 @@ HEADERS_BYTES_MAX = HEADERS_COUNT_MAX * (2 * HEADER_TEXT_BYTES_MAX + 16)
 RETENTION_S_MAX = (1 << 32) - 1
 """The longest retention that ends, in seconds (136 years): it is a u32 on disk."""
 
+MESSAGE_DELAY_MS_MAX = 100 * 31_557_600 * 1000
+"""100 years: the most that the setting of the longest delay may ask."""
+
 HEADROOM_BYTES = 1 * MEBIBYTE
 """For everything else in a request, and for the framing of the messages of a full batch."""
 

@@ -93,7 +93,7 @@ class Presence:
             log.info("%s is there", self._peer)
         self._there = True
 
-    def away(self, failure: PeerFailed) -> None:
+    def away(self, failure: Exception) -> None:
         """It does not; we go on trying."""
         if self._there is not False:
             log.warning("%s is away, trying on: %s", self._peer, failure)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libs.serving.config import ServingConfig, setting
+from libs.serving.config import Scope, ServingConfig, setting
+from libs.serving.limits import MESSAGE_DELAY_MS_MAX
 from libs.storage.ids import MAX_SHARD
+from services.broker import outbox
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,24 @@ class BrokerConfig(ServingConfig):
         "Bytes of payloads kept for messages about to be claimed.",
         default=32 << 20,
         minimum=0,
+    )
+    max_message_delay_ms: int = setting(
+        "Longest delay of a message in delayed queues, and of a delayed queue, in ms.",
+        default=900_000,
+        scope=Scope.INSTANCE,
+        minimum=0,
+        maximum=MESSAGE_DELAY_MS_MAX,
+    )
+    outbox_rows_max: int = setting(
+        "Pushed messages that may wait for an ingest; over it pushes get RESOURCE_EXHAUSTED.",
+        default=outbox.ROWS_MAX,
+        minimum=1,
+    )
+    outbox_bytes_max: int = setting(
+        "Bytes of pushed messages that may wait in the store for an ingest, payloads over 65,535 "
+        "bytes not counted; over it pushes get RESOURCE_EXHAUSTED.",
+        default=outbox.BYTES_MAX,
+        minimum=1 << 20,
     )
     waiting_claims_max: int = setting(
         "Claims and streams that may be open at once.",

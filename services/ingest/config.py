@@ -6,15 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.serving.config import Scope, ServingConfig, setting
+from libs.serving.limits import MESSAGE_DELAY_MS_MAX, RETENTION_S_MAX
 from libs.storage.ids import DEFAULT_BLOCK_SIZE, MAX_SHARD
 
 MIB: Final = 1 << 20
-
-RETENTION_S_MAX: Final = (1 << 32) - 1
-"""The retention of a message is a u32 on disk."""
-
-MESSAGE_DELAY_MS_MAX: Final = 100 * 31_557_600 * 1000
-"""100 years."""
 
 DEDUPE_WINDOW_S_MAX: Final = 366 * 24 * 3600
 

@@ -8,11 +8,11 @@ from typing import Final
 
 from libs.serving import telemetry
 from libs.serving.headers import encoded_headers
+from libs.serving.limits import RETENTION_S_MAX
 from libs.storage.ids import shard_of
 from libs.storage.metadata import MessageMetadata, encode_headers
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
 from services.ingest.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, Columns
-from services.ingest.config import RETENTION_S_MAX
 from services.ingest.publishing import Stamped
 from services.ingest.reading import Metadata
 from slatemq.errors import InvalidArgument
