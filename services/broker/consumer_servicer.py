@@ -11,6 +11,7 @@ from uuid import uuid4
 from google.rpc.status_pb2 import Status
 
 from services.broker.delivery import Delivery
+from services.broker.executor import Executor
 from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import checked_id
 from services.broker.queue_machine import Queue
@@ -52,16 +53,18 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
 
     _owner: ShardOwner
     _delivery: Delivery
+    _executor: Executor
 
     def __init__(self, shard: int) -> None:
         """Serve this broker shard, from `begin` on."""
         self._shard = shard
         self._draining = asyncio.Event()
 
-    def begin(self, owner: ShardOwner, delivery: Delivery) -> None:
+    def begin(self, owner: ShardOwner, delivery: Delivery, executor: Executor) -> None:
         """Take over what the start has opened; no call comes earlier."""
         self._owner = owner
         self._delivery = delivery
+        self._executor = executor
 
     # --- Claims -------------------------------------------------------------
 
@@ -291,6 +294,12 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
                 for status, refused in zip(statuses, results, strict=True)
             ]
         )
+
+    async def Execute(  # noqa: N802 - the RPC's name
+        self, request: consumer_pb2.ExecuteRequest, context: Any
+    ) -> consumer_pb2.ExecuteResponse:
+        """See the proto."""
+        return await self._executor.execute(request)
 
     def _leases(self, texts: Sequence[str], field: str) -> tuple[list[int], list[Status | None]]:
         """The leases of this shard, and for every token None or why it is refused unseen."""

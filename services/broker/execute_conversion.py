@@ -170,13 +170,14 @@ def _push(
         )
     headers = dict(told.headers)
     encoded_headers(f"{field}.headers", 0, headers)
-    times = {"retention_s": RETENTION_S_MAX, "delay_ms": limits.delay_ms, "visible_at_ms": None}
-    if told.HasField("delay_ms") and told.HasField("visible_at_ms"):
+    present = {descriptor.name for descriptor, _ in told.ListFields()}
+    if {"delay_ms", "visible_at_ms"} <= present:
         raise InvalidArgument(f"{field}.delay_ms", "not together with visible_at_ms")
+    bounds = {"retention_s": RETENTION_S_MAX, "delay_ms": limits.delay_ms, "visible_at_ms": None}
     given = {
         name: within(f"{field}.{name}", getattr(told, name), 0, most)
-        for name, most in times.items()
-        if told.HasField(name)
+        for name, most in bounds.items()
+        if name in present
     }
     return OutboxRecord(
         now_ms,

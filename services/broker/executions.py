@@ -101,8 +101,9 @@ def execute(shard: Shard, execution: Execution, now_ms: int) -> list[int]:
     raise Needs. Raises InvalidArgument, NotFound, FailedPrecondition and ResourceExhausted, with
     the place of the command in the metadata, when nothing has changed.
     """
-    if is_repeat(shard, execution):
-        return [_end_now(shard, command) for command in execution.commands]
+    ends = repeated(shard, execution)
+    if ends is not None:
+        return ends
     leases = check(shard, execution)
     _check_needs(shard, execution.commands, leases, now_ms)
     ends = [
@@ -114,18 +115,19 @@ def execute(shard: Shard, execution: Execution, now_ms: int) -> list[int]:
     return ends
 
 
-def is_repeat(shard: Shard, execution: Execution) -> bool:
-    """Whether these commands took effect already; InvalidArgument when others did, by this ID."""
-    if not execution.request_id:
-        return False
-    known = shard.executed.fingerprint(execution.request_id)
+def repeated(shard: Shard, execution: Execution) -> list[int] | None:
+    """What a repeat gives; None when these commands did not take effect yet.
+
+    Raises InvalidArgument when others took effect under the same request ID.
+    """
+    known = shard.executed.fingerprint(execution.request_id) if execution.request_id else None
     if known is None:
-        return False
+        return None
     if known != execution.fingerprint:
         raise InvalidArgument(
             "request_id", "was used before with other commands", reason="REQUEST_ID_REUSED"
         )
-    return True
+    return [_end_now(shard, command) for command in execution.commands]
 
 
 # --- Before anything changes ------------------------------------------------

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from libs.serving.telemetry import MESSAGING_DESTINATION_NAME, Telemetry
+from libs.storage.clocks import Clock
+from services.broker.outbox import Outbox
 from services.broker.shard_machine import Shard
 
 
@@ -38,3 +40,36 @@ def measure(telemetry: Telemetry, shard: Shard) -> None:
         unit="{message}",
         description="Messages of a queue by state",
     )
+
+
+def measure_outbox(telemetry: Telemetry, outbox: Outbox, clock: Clock) -> None:
+    """Registers gauges of what waits to be sent to each ingest: rows, and the age of the oldest."""
+    if not telemetry.enabled:
+        return
+
+    def rows(_: CallbackOptions) -> Iterable[Observation]:
+        for ingest_shard in outbox.ingest_shards:
+            yield Observation(outbox.waiting_count(ingest_shard), _of(ingest_shard))
+
+    def age(_: CallbackOptions) -> Iterable[Observation]:
+        for ingest_shard in outbox.ingest_shards:
+            oldest_ms = outbox.oldest_ms(ingest_shard)
+            age_ms = 0 if oldest_ms is None else clock.now_ms() - oldest_ms
+            yield Observation(max(age_ms, 0) / 1000, _of(ingest_shard))
+
+    telemetry.meter.create_observable_gauge(
+        "slatemq.outbox.messages",
+        callbacks=[rows],
+        unit="{message}",
+        description="Pushed messages that wait for an ingest",
+    )
+    telemetry.meter.create_observable_gauge(
+        "slatemq.outbox.age",
+        callbacks=[age],
+        unit="s",
+        description="How long the oldest pushed message has waited for an ingest",
+    )
+
+
+def _of(ingest_shard: int) -> dict[str, int]:
+    return {"slatemq.ingest.shard": ingest_shard}

@@ -15,6 +15,7 @@ from libs.serving.telemetry import Telemetry
 from libs.serving.topology import Peer, TopologyDirectory
 from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.topology_servicer import TopologyServicer
+from libs.storage.blobs import Blobs
 from libs.storage.clocks import Clock, HybridClock, wait_until_past
 from libs.storage.errors import Fenced
 from libs.storage.own_keys import (
@@ -28,8 +29,12 @@ from services.broker.assignment_servicer import AssignmentServicer
 from services.broker.config import BrokerConfig
 from services.broker.consumer_servicer import ConsumerServicer, stopping
 from services.broker.delivery import Delivery
+from services.broker.execute_conversion import PushLimits
+from services.broker.executor import Executor
 from services.broker.loading import last_clock_ms, load_shard
-from services.broker.metrics import measure
+from services.broker.metrics import measure, measure_outbox
+from services.broker.other_shards import IngestPushes, OtherBrokers, OutboxTarget
+from services.broker.outbox_sender import OutboxSender
 from services.broker.owner import ShardOwner
 from services.broker.payloads import IngestClient, Ingests, Payloads
 from services.broker.queue_servicer import QueueServicer
@@ -71,13 +76,15 @@ class BrokerService:
         make_clock: Callable[[int], Clock] = HybridClock,
         wall: Callable[[], float] = time.time,
         make_ingests: Callable[[Channels], Ingests] = IngestClient,
+        make_target: Callable[[Channels, TopologyDirectory, int], OutboxTarget] = IngestPushes,
     ) -> None:
-        """Prepare; `start` opens. The last four are for tests."""
+        """Prepare; `start` opens. The last five are for tests."""
         self._config = config
         self._telemetry = telemetry
         self._make_clock = make_clock
         self._wall = wall
         self._make_ingests = make_ingests
+        self._make_target = make_target
         self._root = root or _open_root(config.root)
         self._directory = TopologyDirectory(self._root.objects)
         self._channels = Channels(self._directory, payload_bytes_max=config.payload_bytes_max)
@@ -130,16 +137,30 @@ class BrokerService:
         delivery = Delivery(owner, payloads, config.waiting_claims_max)
         sweeper = Sweeper(owner, database)
         self._queues.begin(owner, delivery, sweeper)
-        self._consumers.begin(owner, delivery)
+        executor, sender = self._commands(owner, database)
+        self._consumers.begin(owner, delivery, executor)
         self._assignments.begin(owner, delivery)
         self._owner, self._delivery = owner, delivery
         measure(self._telemetry, shard)
+        measure_outbox(self._telemetry, shard.outbox, clock)
         await self._directory.announce(Peer("broker", config.shard, address, config.peer_address))
-        for work in (owner.commits.run(), owner.end_leases(), sweeper.run()):
+        works = (owner.commits.run(), owner.end_leases(), sweeper.run())
+        for work in (*works, executor.forget(), sender.run()):
             self._tasks.append(asyncio.create_task(work))
         log.info(
             "shard %d: %d queues, revision %d", config.shard, len(shard.queues), shard.revision
         )
+
+    def _commands(self, owner: ShardOwner, database: Database) -> tuple[Executor, OutboxSender]:
+        """What runs lists of commands, and what sends the pushes that they make."""
+        config, number = self._config, self._config.shard
+        owner.shard.outbox.rows_max = config.outbox_rows_max
+        owner.shard.outbox.bytes_max = config.outbox_bytes_max
+        target = self._make_target(self._channels, self._directory, number)
+        others = OtherBrokers(self._channels, self._directory, number)
+        limits = PushLimits(config.payload_bytes_max, config.max_message_delay_ms)
+        executor = Executor(owner, Blobs(self._root), target, others, number, limits)
+        return executor, OutboxSender(owner, database, target, number)
 
     async def wait_fatal(self) -> ExitCause:
         """Ends when a background task does: the shard is not ours any more, or a commit failed."""

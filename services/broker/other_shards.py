@@ -1,0 +1,110 @@
+"""What a broker asks others: whether queues exist there, where pushes go, and to take them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+import grpc
+
+from libs.serving.channels import Channels
+from libs.serving.peers import peer_failures
+from libs.serving.topology import Topology, TopologyDirectory
+from libs.storage.errors import StorageError
+from slatemq.errors import NotFound, Unavailable
+from slatemq.rpc_status import from_rpc_error
+from slatemq.v1.ingest_pb2 import PushRequest
+from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
+from slatemq.v1.queue_pb2 import GetQueueRequest
+from slatemq.v1.queue_pb2_grpc import QueueServiceStub
+
+ASK_DEADLINE_S = 5.0
+"""A broker that has not answered by then counts as away."""
+
+PUSH_DEADLINE_S = 30.0
+"""Some megabytes to store, on a slow disk."""
+
+
+class OutboxTarget(Protocol):
+    """Where pushes are sent."""
+
+    async def choose(self) -> int:
+        """The ingest shard for pushes made now; raises Unavailable when there is none."""
+
+    async def push(self, ingest_shard: int, request: PushRequest) -> int:
+        """The number of the last row that is durable there; raises PeerFailed."""
+
+
+class IngestPushes:
+    """Sends pushes over gRPC; all of a broker shard go to one ingest shard, so in order."""
+
+    def __init__(self, channels: Channels, directory: TopologyDirectory, shard: int) -> None:
+        """For this broker shard."""
+        self._channels = channels
+        self._directory = directory
+        self._shard = shard
+        self._chosen: int | None = None
+
+    async def choose(self) -> int:
+        """See OutboxTarget. The choice holds for as long as the process runs."""
+        if self._chosen is None:
+            shards = list((await _topology(self._directory)).ingests)
+            if not shards:
+                raise Unavailable("no ingest has announced itself", reason="PEER_UNKNOWN")
+            self._chosen = shards[self._shard % len(shards)]
+        return self._chosen
+
+    async def push(self, ingest_shard: int, request: PushRequest) -> int:
+        """See OutboxTarget."""
+        with peer_failures():
+            stub = IngestServiceStub(await self._channels.to("ingest", ingest_shard))
+            answer = await stub.Push(request, timeout=PUSH_DEADLINE_S)
+        return answer.last_number
+
+
+class OtherBrokers:
+    """Finds queues on other broker shards."""
+
+    def __init__(self, channels: Channels, directory: TopologyDirectory, shard: int) -> None:
+        """Ask all but this broker shard."""
+        self._channels = channels
+        self._directory = directory
+        self._shard = shard
+
+    async def having(self, queue_ids: Iterable[str]) -> frozenset[str]:
+        """Those of the queues that exist on other shards.
+
+        Raises Unavailable when one was not found and not every broker could be asked.
+        """
+        wanted = set(queue_ids)
+        if not wanted:
+            return frozenset()
+        topology = await _topology(self._directory)
+        others = [shard for shard in topology.brokers if shard != self._shard]
+        questions = [(queue_id, shard) for queue_id in wanted for shard in others]
+        answers = await asyncio.gather(*(self._has(*question) for question in questions))
+        asked = list(zip(questions, answers, strict=True))
+        found = frozenset(queue_id for (queue_id, _), has in asked if has)
+        for (queue_id, shard), has in asked:
+            if has is None and queue_id not in found:
+                raise Unavailable(
+                    f"whether queue {queue_id!r} exists is not known: broker {shard} is away",
+                    reason="BROKER_AWAY",
+                )
+        return found
+
+    async def _has(self, queue_id: str, shard: int) -> bool | None:
+        """Whether the queue is there; None when that broker could not be asked."""
+        try:
+            stub = QueueServiceStub(await self._channels.to("broker", shard))
+            await stub.GetQueue(GetQueueRequest(queue_id=queue_id), timeout=ASK_DEADLINE_S)
+        except grpc.RpcError as error:
+            return False if isinstance(from_rpc_error(error), NotFound) else None
+        except (Unavailable, StorageError):
+            return None
+        return True
+
+
+async def _topology(directory: TopologyDirectory) -> Topology:
+    return directory.last() or await directory.read()
