@@ -42,6 +42,14 @@ class Blobs:
         """Remove the payload; no error if it is gone. Raises ForeignUri."""
         await self._objects.delete(self._path(uri))
 
+    def owns(self, uri: str) -> bool:
+        """Whether the URI is one that `put` of this root may have given."""
+        try:
+            self._path(uri)
+        except ForeignUri:
+            return False
+        return True
+
     def _path(self, uri: str) -> str:
         path = uri.removeprefix(self._base)
         parts = path.split("/")

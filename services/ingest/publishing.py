@@ -31,7 +31,13 @@ from services.ingest.payload_cache import PayloadCache
 from services.ingest.pushing import Outboxes, Push
 from services.ingest.request_ids import Answered, RequestIds
 from services.ingest.tailing import MetadataLog, Recent
-from slatemq.errors import FailedPrecondition, ResourceExhausted, SlateMQError, Unavailable
+from slatemq.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    ResourceExhausted,
+    SlateMQError,
+    Unavailable,
+)
 
 __all__ = ["Publisher", "PublisherLimits", "Stamped"]
 
@@ -189,6 +195,9 @@ class Publisher(Generic[E]):
         `uris` are the payloads, by offset, that are stored as objects already. Durable on return.
         Raises as `publish` does, and FailedPrecondition for rows behind a gap.
         """
+        for at, uri in uris.items():
+            if not self._blobs.owns(uri):
+                raise InvalidArgument(f"messages[{at}].payload_uri", "is no payload of this root")
         waiting = _Waiting(accepted, uris, push)
         # For now: `drain` looks again. What is stored is not to be uploaded once more.
         last = self._outboxes.last_number(push.broker_shard)

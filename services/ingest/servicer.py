@@ -11,7 +11,7 @@ from opentelemetry import trace
 from libs.serving import limits
 from libs.serving import telemetry as told
 from libs.serving.telemetry import Telemetry
-from services.ingest import wire
+from services.ingest import wire, wire_for_brokers
 from services.ingest.config import IngestConfig
 from services.ingest.shard import Forms, Shard
 from slatemq.errors import InvalidArgument, Unavailable
@@ -77,11 +77,15 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         wire.check_message_ids(request.message_ids, self._config.shard)
         bound = limits.message_bytes_max(self._config.payload_bytes_max)
         read = await self._open().reader.read(
-            list(request.message_ids), request.max_bytes or READ_BYTES, bound
+            list(request.message_ids),
+            request.max_bytes or READ_BYTES,
+            bound,
+            with_etags=request.with_etags,
         )
         return ingest_pb2.BatchGetPayloadsResponse(
             messages=[wire.to_message(*one) for one in read.messages],
             missing_ids=read.missing_ids,
+            etags=read.etags,
         )
 
     async def TailLog(  # noqa: N802 - the RPC's name
@@ -93,6 +97,24 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
                 yield ingest_pb2.TailLogResponse(
                     entries=update.entries, durable_sequence=update.durable_sequence
                 )
+
+    async def Push(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.PushRequest, context: Any
+    ) -> ingest_pb2.PushResponse:
+        """See the proto."""
+        pushed = wire_for_brokers.accept_push(request, self._rules)
+        return ingest_pb2.PushResponse(last_number=await self._open().publisher.push(*pushed))
+
+    async def ReplaceMessage(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.ReplaceMessageRequest, context: Any
+    ) -> ingest_pb2.ReplaceMessageResponse:
+        """See the proto."""
+        replacement = wire_for_brokers.to_replacement(
+            request, self._config.payload_bytes_max, self._config.shard
+        )
+        return ingest_pb2.ReplaceMessageResponse(
+            etag=await self._open().replacer.replace(replacement)
+        )
 
     async def GetLogStatus(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.GetLogStatusRequest, context: Any
