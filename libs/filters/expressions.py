@@ -147,10 +147,18 @@ class Priority:
 
     def value(self, message: cel.Context) -> int | None:
         """0 to 255, clamped here; None on an evaluation error or where it is not an int."""
+        return self.explain(message)[0]
+
+    def explain(self, message: cel.Context) -> tuple[int | None, str]:
+        """The value, and what is odd about it: what failed, or from where it was clamped."""
         value, error = _evaluate(self._program, message)
-        if error or isinstance(value, bool) or not isinstance(value, int):
-            return None
-        return min(max(value, 0), PRIORITY_MAX)
+        if error:
+            return None, f"could not be evaluated: {error}"
+        if isinstance(value, bool) or not isinstance(value, int):
+            return None, f"gave {type(value).__name__}, not an integer"
+        if 0 <= value <= PRIORITY_MAX:
+            return value, ""
+        return min(max(value, 0), PRIORITY_MAX), f"clamped from {value}"
 
 
 def compile_filter(source: str) -> Filter:

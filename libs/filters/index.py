@@ -94,10 +94,15 @@ class _Rule:
 
 
 class RuleSet:
-    """The filters and priorities of all queues, kept by the router."""
+    """The filters and priorities of all queues, kept by the router.
+
+    Attributes:
+        fallbacks: The queue of every priority that failed in `route` or `priority`, until cleared.
+    """
 
     def __init__(self) -> None:
         """Start empty."""
+        self.fallbacks: list[str] = []
         self._index = FilterIndex()
         self._rules: dict[str, tuple[_Rule, bool, bool]] = {}
 
@@ -135,8 +140,23 @@ class RuleSet:
                 timed = needs_times
                 message = context(headers, created_at_ms, received_at_ms, size, times=timed)
             if decided or rule.filter.matches(message):
-                routed.append((queue_id, _priority(rule, message)[0]))
+                routed.append((queue_id, self._priority(queue_id, rule, message)))
         return routed
+
+    def priority(
+        self,
+        queue_id: str,
+        headers: dict[str, str],
+        created_at_ms: int,
+        received_at_ms: int,
+        size: int,
+    ) -> int:
+        """The priority that a message has in a queue, whatever its filter says; KeyError."""
+        rule = self._rules[queue_id][0]
+        if rule.priority is None:
+            return DEFAULT_PRIORITY
+        message = context(headers, created_at_ms, received_at_ms, size)
+        return self._priority(queue_id, rule, message)
 
     def explain(
         self,
@@ -155,15 +175,25 @@ class RuleSet:
         outcomes = [_explained(one, self._rules[one][0], message) for one in wanted]
         return sorted(outcomes, key=lambda outcome: (not outcome.matched, outcome.queue_id))
 
+    def _priority(self, queue_id: str, rule: _Rule, message: cel.Context) -> int:
+        if rule.priority is None:
+            return DEFAULT_PRIORITY
+        value = rule.priority.explain(message)[0]
+        if value is None:
+            self.fallbacks.append(queue_id)
+            return rule.fallback_priority
+        return value
+
 
 def _priority(rule: _Rule, message: cel.Context) -> tuple[int, str]:
     if rule.priority is None:
         return DEFAULT_PRIORITY, "no priority is set"
-    value = rule.priority.value(message)
+    value, error = rule.priority.explain(message)
     source = rule.priority.checked.source
     if value is None:
-        return rule.fallback_priority, f"the priority {source} failed: its fallback holds"
-    return value, f"by the priority {source}"
+        fallback = rule.fallback_priority
+        return fallback, f"the priority {source} {error}: the fallback {fallback} holds"
+    return value, f"by the priority {source}{error and f', {error}'}"
 
 
 def _explained(queue_id: str, rule: _Rule, message: cel.Context) -> QueueOutcome:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
-from libs.serving.telemetry import Telemetry
+from libs.serving.telemetry import MESSAGING_DESTINATION_NAME, Telemetry
 from services.router.route import Piece
+from services.router.routing import Columns
 
 Lags = Callable[[], Iterable[tuple[int, int, int]]]
 """Ingest shard, broker shard and messages in hand, for each route."""
@@ -40,6 +41,12 @@ class Metrics:
             unit="{range}",
             description="Ranges that a broker refused, to be judged again or dropped",
         )
+        self._fallbacks = meter.create_counter(
+            "slatemq.router.priority.fallbacks",
+            unit="{message}",
+            description="Messages that got a queue's fallback priority, since its priority gave an "
+            "error or no integer",
+        )
         meter.create_observable_gauge(
             "slatemq.router.pending.messages",
             callbacks=[lambda _: _observations(_, lags)],
@@ -58,6 +65,14 @@ class Metrics:
         self._routed.add(piece.matches_count, where)
         self._judged.add(piece.messages_count, where)
         self._unmatched.add(piece.unmatched_count, where)
+        self.assigned(piece.columns)
+
+    def assigned(self, columns: Columns) -> None:
+        """Matches were assigned: count those whose priority failed."""
+        for queue_id, column in columns.items():
+            if column.fallbacks_count:
+                queue = {MESSAGING_DESTINATION_NAME: queue_id}
+                self._fallbacks.add(column.fallbacks_count, queue)
 
 
 def _observations(_: CallbackOptions, lags: Lags) -> list[Observation]:

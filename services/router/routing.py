@@ -11,8 +11,15 @@ from libs.filters import DEFAULT_FILTER, DEFAULT_PRIORITY, FilterError, QueueOut
 log = logging.getLogger(__name__)
 
 
+NO_DELAY = -1
+"""Stands for the delay of a message that has none of its own; 0 is one."""
+
+
 class LogMessage(NamedTuple):
-    """The metadata of one message; times in ms since 1970, a deadline of 0 means never."""
+    """The metadata of one message; times in ms since 1970, a deadline of 0 means never.
+
+    A message with a direct queue was pushed: that queue alone gets it, whatever the filters say.
+    """
 
     message_id: int
     headers: dict[str, str]
@@ -21,6 +28,8 @@ class LogMessage(NamedTuple):
     visible_at_ms: int
     retention_deadline_ms: int
     payload_bytes: int
+    delay_ms: int = NO_DELAY
+    direct_queue_id: str = ""
 
 
 class LogEntry(NamedTuple):
@@ -41,15 +50,31 @@ class QueueRule(NamedTuple):
     filter: str | None = None
     priority: str = ""
     deleted: bool = False
+    fallback_priority: int = DEFAULT_PRIORITY
+    default_delay_ms: int = 0
 
 
 class QueueColumns:
-    """The matches of one queue in one range of a log, in log order, as columns of equal length."""
+    """The matches of one queue in one range of a log, in log order, as columns of equal length.
 
-    __slots__ = ("message_ids", "priorities", "retention_deadlines_ms", "visible_at_ms")
+    Attributes:
+        default_delay_ms: Above 0 the queue is a delayed one.
+        fallbacks_count: Of the matches, those whose priority could not be evaluated.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = (
+        "default_delay_ms",
+        "fallbacks_count",
+        "message_ids",
+        "priorities",
+        "retention_deadlines_ms",
+        "visible_at_ms",
+    )
+
+    def __init__(self, default_delay_ms: int = 0) -> None:
         """Begin without any."""
+        self.default_delay_ms = default_delay_ms
+        self.fallbacks_count = 0
         self.message_ids: list[int] = []
         self.priorities: list[int] = []
         self.retention_deadlines_ms: list[int] = []
@@ -83,25 +108,29 @@ class BrokerRules:
         self.revision = 0
         self._rules = RuleSet()
         self._broken: dict[str, str] = {}
-        self._queue_ids: set[str] = set()
+        self._queues: dict[str, QueueRule] = {}
 
     @property
     def queue_ids(self) -> frozenset[str]:
         """The queues known."""
-        return frozenset(self._queue_ids)
+        return frozenset(self._queues)
 
     def change(self, changes: Iterable[QueueRule]) -> None:
         """Take in queues that changed."""
-        for queue_id, source, priority, deleted in changes:
+        for queue in changes:
+            queue_id, source = queue.queue_id, queue.filter
             self._broken.pop(queue_id, None)
-            if deleted:
-                self._queue_ids.discard(queue_id)
+            if queue.deleted:
+                self._queues.pop(queue_id, None)
                 self._rules.remove(queue_id)
                 continue
-            self._queue_ids.add(queue_id)
+            self._queues[queue_id] = queue
             try:
                 self._rules.replace(
-                    queue_id, DEFAULT_FILTER(queue_id) if source is None else source, priority
+                    queue_id,
+                    DEFAULT_FILTER(queue_id) if source is None else source,
+                    queue.priority,
+                    queue.fallback_priority,
                 )
             except FilterError as error:
                 self._rules.remove(queue_id)
@@ -113,8 +142,10 @@ class BrokerRules:
         route = self._rules.route
         matches_count = unmatched_count = 0
         for message in entry.messages:
-            message_id, headers, created, received, visible_at_ms, deadline_ms, size = message
-            matches = route(headers, created, received, size)
+            message_id, headers, created, received, visible, deadline_ms, size, delay, direct = (
+                message
+            )
+            matches = self._direct(message) if direct else route(headers, created, received, size)
             if not matches:
                 unmatched_count += 1
                 continue
@@ -122,16 +153,42 @@ class BrokerRules:
             for queue_id, priority in matches:
                 column = columns.get(queue_id)
                 if column is None:
-                    column = columns[queue_id] = QueueColumns()
+                    default_delay_ms = self._queues[queue_id].default_delay_ms
+                    column = columns[queue_id] = QueueColumns(default_delay_ms)
+                visible_at_ms = visible
+                if column.default_delay_ms and not visible:
+                    # A delay of the message's own wins, one of 0 too.
+                    visible_at_ms = received + (delay if delay >= 0 else column.default_delay_ms)
                 column.message_ids.append(message_id)
                 column.priorities.append(priority)
                 column.retention_deadlines_ms.append(deadline_ms)
                 column.visible_at_ms.append(visible_at_ms)
+        fallbacks = self._rules.fallbacks
+        if fallbacks:
+            for queue_id in fallbacks:
+                columns[queue_id].fallbacks_count += 1
+            fallbacks.clear()
         return Judgement(matches_count, unmatched_count)
+
+    def _direct(self, message: LogMessage) -> list[tuple[str, int]]:
+        """The match of a message that was pushed to one queue."""
+        queue = self._queues.get(message.direct_queue_id)
+        if queue is None:
+            return []
+        if queue.queue_id in self._broken:
+            return [(queue.queue_id, queue.fallback_priority)]
+        priority = self._rules.priority(
+            queue.queue_id,
+            message.headers,
+            message.created_at_ms,
+            message.received_at_ms,
+            message.payload_bytes,
+        )
+        return [(queue.queue_id, priority)]
 
     def explain(self, message: LogMessage, queue_ids: Iterable[str]) -> list[QueueOutcome]:
         """What these queues, which must be known, would do with a message, and why."""
-        asked = self._queue_ids.intersection(queue_ids)
+        asked = self._queues.keys() & set(queue_ids)
         sound = asked.difference(self._broken)
         outcomes = self._rules.explain(
             message.headers,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from libs.filters import DEFAULT_PRIORITY
 from services.router.route import Piece
 from services.router.routing import (
+    NO_DELAY,
     LogEntry,
     LogMessage,
     QueueColumns,
@@ -26,14 +27,17 @@ def log_entries(entries: Iterable[ingest_pb2.LogEntry]) -> list[LogEntry]:
             [
                 LogMessage(
                     m.message_id,
-                    {key: m.headers[key] for key in m.headers},
+                    {key: headers[key] for key in headers},
                     m.created_at_ms,
                     m.received_at_ms,
                     m.visible_at_ms,
                     m.received_at_ms + m.retention_s * 1000 if m.retention_s else 0,
                     m.payload_bytes,
+                    m.delay_ms if m.HasField("delay_ms") else NO_DELAY,
+                    m.direct_queue_id,
                 )
                 for m in entry.messages
+                for headers in (m.headers,)
             ],
             entry.ByteSize(),
         )
@@ -47,12 +51,23 @@ def queue_rules(changes: Iterable[queue_pb2.QueueChange]) -> list[QueueRule]:
     for change in changes:
         match change.WhichOneof("change"):
             case "queue":
-                queue = change.queue
-                source = queue.filter if queue.HasField("filter") else None
-                rules.append(QueueRule(queue.queue_id, source, queue.priority))
+                rules.append(queue_rule(change.queue))
             case "deleted_queue_id":
                 rules.append(QueueRule(change.deleted_queue_id, deleted=True))
     return rules
+
+
+def queue_rule(queue: queue_pb2.Queue) -> QueueRule:
+    """A queue as it is now, as far as routing goes."""
+    return QueueRule(
+        queue.queue_id,
+        queue.filter if queue.HasField("filter") else None,
+        queue.priority,
+        fallback_priority=queue.fallback_priority
+        if queue.HasField("fallback_priority")
+        else DEFAULT_PRIORITY,
+        default_delay_ms=queue.default_delay_ms,
+    )
 
 
 def assign_request(

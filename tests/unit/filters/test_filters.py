@@ -227,6 +227,46 @@ def test_a_priority_that_fails_falls_back_and_none_means_128() -> None:
     assert rules.route({}, 0, 0, 0) == []
 
 
+@pytest.mark.parametrize(
+    ("source", "priority", "said"),
+    [
+        ("int(headers.zz)", 9, "no such key"),
+        ("int(headers.word)", 9, "could not be evaluated"),
+        ('has(headers.word) ? headers.word.size() : "high"', 4, ""),
+        ("1 / (size - 5)", 9, "could not be evaluated"),
+        ("size * 100", 255, "clamped from 500"),
+        ("0 - size", 0, "clamped from -5"),
+        ("int(headers.number)", 7, "by the priority"),
+    ],
+)
+def test_a_priority_falls_back_or_is_clamped_and_explained(
+    source: str, priority: int, said: str
+) -> None:
+    rules = RuleSet()
+    rules.replace("q", "true", source, 9)
+    headers = {"word": "high", "number": "7"}
+
+    assert rules.route(headers, 0, 0, 5) == [("q", priority)]
+    [outcome] = rules.explain(headers, 0, 0, 5)
+
+    assert outcome.priority == priority
+    assert said in outcome.reason
+    fell_back = priority == 9
+    assert rules.fallbacks == ["q"] * fell_back
+    assert ("the fallback 9 holds" in outcome.reason) == fell_back
+
+
+def test_a_priority_alone_asks_no_filter() -> None:
+    rules = RuleSet()
+    rules.replace("q", "false", "size + 1", 9)
+    rules.replace("plain", "false")
+
+    assert rules.priority("q", {}, 0, 0, 5) == 6
+    assert rules.priority("plain", {}, 0, 0, 5) == 128
+    with pytest.raises(KeyError):
+        rules.priority("nowhere", {}, 0, 0, 5)
+
+
 def test_a_refused_replacement_leaves_the_rule_before() -> None:
     rules = RuleSet()
     rules.replace("a", "true")

@@ -36,6 +36,87 @@ def test_an_entry_becomes_columns_per_queue() -> None:
     assert (judged.matches_count, judged.unmatched_count) == (2, 0)
 
 
+@pytest.mark.parametrize(
+    ("default_delay_ms", "delay_ms", "visible_at_ms", "expected"),
+    [
+        (0, None, 0, 0),
+        (0, 700, 0, 0),  # A normal queue pays no heed to delays.
+        (300, None, 0, 10_300),
+        (300, 700, 0, 10_700),
+        (300, 0, 0, 10_000),  # An explicit 0 wins over the default, too.
+        (0, None, 9_000, 9_000),
+        (300, None, 9_000, 9_000),
+        (300, 700, 9_000, 9_000),
+    ],
+)
+def test_when_a_message_becomes_visible(
+    default_delay_ms: int, delay_ms: int | None, visible_at_ms: int, expected: int
+) -> None:
+    rules, columns = BrokerRules(), Columns()
+    change = queue_pb2.Queue(queue_id="q", filter="true", default_delay_ms=default_delay_ms)
+    rules.change(queue_rules([queue_pb2.QueueChange(queue=change)]))
+
+    message = ingest_pb2.LogMessage(
+        message_id=1, received_at_ms=10_000, delay_ms=delay_ms, visible_at_ms=visible_at_ms
+    )
+    rules.judge(entry(message), columns)
+
+    assert columns["q"].visible_at_ms == [expected]
+
+
+def test_a_pushed_message_reaches_its_queue_alone_whatever_the_filters_say() -> None:
+    rules, columns = BrokerRules(), Columns()
+    rules.change(
+        [
+            QueueRule("all", "true"),
+            QueueRule("mine", "false", 'int(headers["p"])', default_delay_ms=50),
+            QueueRule("broken", "1 +", fallback_priority=3),
+        ]
+    )
+
+    judged = rules.judge(
+        entry(
+            *(
+                ingest_pb2.LogMessage(
+                    message_id=number, direct_queue_id=queue_id, headers={"p": "7"}
+                )
+                for number, queue_id in enumerate(["mine", "elsewhere", "broken"], 1)
+            )
+        ),
+        columns,
+    )
+
+    assert {queue_id: column.message_ids for queue_id, column in columns.items()} == {
+        "mine": [1],
+        "broken": [3],
+    }
+    assert (columns["mine"].priorities, columns["mine"].visible_at_ms) == ([7], [50])
+    assert columns["broken"].priorities == [3]
+    assert (judged.matches_count, judged.unmatched_count) == (2, 1)
+
+
+def test_a_priority_that_fails_gives_the_fallback_and_is_counted() -> None:
+    rules, columns = BrokerRules(), Columns()
+    queue = queue_pb2.Queue(queue_id="q", priority='int(headers["p"])', fallback_priority=0)
+    queue.filter = "true"
+    rules.change(queue_rules([queue_pb2.QueueChange(queue=queue)]))
+    rules.change([QueueRule("r", "true", 'int(headers["p"])')])
+
+    rules.judge(
+        entry(
+            ingest_pb2.LogMessage(message_id=1, headers={"p": "high"}),
+            ingest_pb2.LogMessage(message_id=2, headers={"p": "-3"}),
+            ingest_pb2.LogMessage(message_id=3),
+            ingest_pb2.LogMessage(message_id=4, direct_queue_id="r"),
+        ),
+        columns,
+    )
+
+    assert columns["q"].priorities == [0, 0, 0]
+    assert columns["r"].priorities == [128, 0, 128, 128]
+    assert (columns["q"].fallbacks_count, columns["r"].fallbacks_count) == (2, 3)
+
+
 def test_columns_that_say_nothing_are_not_sent() -> None:
     rules = BrokerRules()
     rules.change([QueueRule("q", "true"), QueueRule("p", "true", "7")])

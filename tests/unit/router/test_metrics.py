@@ -1,0 +1,41 @@
+"""What the router counts."""
+
+from __future__ import annotations
+
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from libs.serving.telemetry import MESSAGING_DESTINATION_NAME, recording
+from services.router.metrics import Metrics
+from services.router.route import Piece
+from services.router.routing import BrokerRules, LogEntry, LogMessage, QueueRule
+
+
+def test_priorities_that_failed_are_counted_by_queue_once_they_are_assigned() -> None:
+    reader = InMemoryMetricReader()
+    spans = SimpleSpanProcessor(InMemorySpanExporter())
+    metrics = Metrics(recording("router", "router-0", spans, reader), lambda: ())
+    rules = BrokerRules()
+    rules.change([QueueRule("a", "true", 'int(headers["p"])'), QueueRule("b", "true", "3")])
+    piece = Piece(0, 1, 0)
+    piece.add(LogEntry(1, [LogMessage(n, {}, 0, 0, 0, 0, 0) for n in (1, 2)], 10), rules)
+
+    metrics.answered(0, 0, piece, applied=False)
+    metrics.answered(0, 0, piece, applied=True)
+
+    assert _points(reader, "slatemq.router.priority.fallbacks") == {"a": 2}
+
+
+def _points(reader: InMemoryMetricReader, name: str) -> dict[object, int | float]:
+    data = reader.get_metrics_data()
+    assert data is not None
+    found: dict[object, int | float] = {}
+    for resource in data.resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                for point in metric.data.data_points if metric.name == name else ():
+                    assert isinstance(point, NumberDataPoint)
+                    assert point.attributes is not None
+                    found[point.attributes[MESSAGING_DESTINATION_NAME]] = point.value
+    return found
