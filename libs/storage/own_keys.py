@@ -115,6 +115,17 @@ def dedupe_key(key: str) -> bytes:
     return key_head(RecordType.DEDUPE_KEY) + terminated(key.encode())
 
 
+def parse_dedupe_key(key: bytes) -> str:
+    """The dedupe key of such a key."""
+    reader = open_key("dedupe key key", RecordType.DEDUPE_KEY, key)
+    raw = reader.terminated("dedupe key")
+    reader.finish()
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise reader.corrupt(f"dedupe key is not valid UTF-8: {error.reason}") from None
+
+
 def dedupe_ends_key(minute: int, first_sequence: int) -> bytes:
     """Key of the dedupe keys of one commit, by the minute since 1970 with which they all end."""
     return key_head(RecordType.DEDUPE_END) + _IN_MINUTE.pack(minute, first_sequence)

@@ -8,7 +8,9 @@
                            | tail order u64 | waiting count u64 |
     routing cursor 0x41    | log sequence u64 |
     request IDs 0x43       | Array<(request ID Utf8 | first message ID u64 | message count u32
-                           | fingerprint 16 bytes)> |
+                           | fingerprint 16 bytes)>
+                           | duplicates: Array<(request u16 | place u32 | message ID u64)>,
+                           left out where there are none |
     purge epoch 0x46       | epoch u64 |
     clock 0x48             | milliseconds i64 |
     config revision 0x49   | revision u64 |
@@ -57,6 +59,7 @@ _row_of = attrgetter(*_LANE.names)
 _U64 = Fixed(number="Q")
 _I64 = Fixed(milliseconds="q")
 _REQUEST = Fixed(first_message_id="Q", message_count="I")
+_DUPLICATE = Fixed(request="H", place="I", message_id="Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +102,17 @@ class QueueStateRecord:
 
 
 class RequestIdRecord(NamedTuple):
-    """One publish: its request ID, its messages' IDs, and a fingerprint of its content."""
+    """One publish: its request ID, its messages' IDs, and a fingerprint of its content.
+
+    `duplicates` are the messages that were not stored, by their places, with the IDs they got; the
+    others have IDs in a row from the first one on.
+    """
 
     request_id: str
     first_message_id: int
     message_count: int
     fingerprint: bytes
+    duplicates: tuple[tuple[int, int], ...] = ()
 
 
 class LeaseOutcome(IntEnum):
@@ -180,6 +188,11 @@ def encode_request_ids(requests: Sequence[RequestIdRecord]) -> bytes:
             _REQUEST.pack(request.first_message_id, request.message_count),
             request.fingerprint,
         )
+    duplicates = [
+        (at, *duplicate) for at, request in enumerate(requests) for duplicate in request.duplicates
+    ]
+    if duplicates:
+        parts.append(_DUPLICATE.pack_array("duplicates", duplicates))
     return b"".join(parts)
 
 
@@ -192,7 +205,14 @@ def decode_request_ids(data: bytes) -> list[RequestIdRecord]:
         first_id, message_count = reader.fixed("message IDs", _REQUEST)
         fingerprint = reader.take("fingerprint", FINGERPRINT_BYTES)
         requests.append(RequestIdRecord(request_id, first_id, message_count, fingerprint))
+    duplicates: dict[int, list[tuple[int, int]]] = {}
+    for at, place, message_id in () if reader.at_end else reader.array("duplicates", _DUPLICATE):
+        duplicates.setdefault(at, []).append((place, message_id))
     reader.finish()
+    for at, found in duplicates.items():
+        if at >= len(requests):
+            raise reader.corrupt(f"a duplicate of request {at}, of {len(requests)}")
+        requests[at] = requests[at]._replace(duplicates=tuple(found))
     return requests
 
 

@@ -18,7 +18,8 @@ import asyncio
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from typing import Final, NamedTuple
 
 from libs.storage.own_keys import (
@@ -37,6 +38,9 @@ MINUTE_MS: Final = 60_000
 ROW_REQUESTS_MAX: Final = 1000
 """Request IDs in one row: a repeat reads a whole row."""
 
+ROW_DUPLICATES_MAX: Final = 50_000
+"""Duplicates in one row but for those of its last request, which has at most 10,000."""
+
 DELETIONS_PER_COMMIT: Final = 8
 """Rows of the past deleted with each commit: more than the one that a commit adds."""
 
@@ -48,10 +52,29 @@ _MASK: Final = (1 << 64) - 1
 
 
 class Answered(NamedTuple):
-    """What the first publish with a request ID was answered."""
+    """What a publish is answered.
+
+    Attributes:
+        first_message_id: Of those that were stored, whose IDs stand in a row.
+        message_count: How many were published.
+        duplicates: Places in the request, ascending, of those not stored, and the IDs they got.
+        received_at_ms: When they were accepted; 0 = not known here, or none was stored.
+    """
 
     first_message_id: int
     message_count: int
+    duplicates: tuple[tuple[int, int], ...] = ()
+    received_at_ms: int = 0
+
+    @property
+    def message_ids(self) -> Sequence[int]:
+        """The IDs of all, in the order of the request."""
+        first = self.first_message_id
+        if not self.duplicates:
+            return range(first, first + self.message_count)
+        known = dict(self.duplicates)
+        fresh = count(first)
+        return [known.get(at) or next(fresh) for at in range(self.message_count)]
 
 
 class _Sealed(NamedTuple):
@@ -167,7 +190,9 @@ class RequestIds:
                 return None
             record = await self._read(row, request_id)
             if record is not None:
-                answered = Answered(record.first_message_id, record.message_count)
+                answered = Answered(
+                    record.first_message_id, record.message_count, record.duplicates
+                )
                 return _same(record.fingerprint, fingerprint, answered)
             others.add(row)
 
@@ -180,10 +205,15 @@ class RequestIds:
     def put(self, batch: Batch, answers: list[tuple[str, Answered]], now_ms: int) -> int:
         """Put the rows of one commit, and delete old ones; gives the minute for `settle`."""
         minute = now_ms // MINUTE_MS
-        for start in range(0, len(answers), ROW_REQUESTS_MAX):
-            part = answers[start : start + ROW_REQUESTS_MAX]
+        for part in _row_parts(answers):
             records = [
-                RequestIdRecord(request_id, *answered, self._pending[request_id].fingerprint)
+                RequestIdRecord(
+                    request_id,
+                    answered.first_message_id,
+                    answered.message_count,
+                    self._pending[request_id].fingerprint,
+                    answered.duplicates,
+                )
                 for request_id, answered in part
             ]
             key = request_ids_key(minute, part[0][1].first_message_id)
@@ -197,8 +227,7 @@ class RequestIds:
 
     def settle(self, minute: int, answers: list[tuple[str, Answered]]) -> None:
         """The commit with these request IDs is durable: tell those who wait for it."""
-        for start in range(0, len(answers), ROW_REQUESTS_MAX):
-            part = answers[start : start + ROW_REQUESTS_MAX]
+        for part in _row_parts(answers):
             row = RequestIdsKey(minute, part[0][1].first_message_id)
             self._add(row, (request_id for request_id, _ in part))
         for request_id, answered in answers:
@@ -240,6 +269,20 @@ class RequestIds:
         while self._minutes and self._minutes[0].number < self._oldest_minute(now_ms):
             minute = self._minutes.popleft()
             self._expired.extend(RequestIdsKey(minute.number, row) for row in minute.rows)
+
+
+def _row_parts(
+    answers: list[tuple[str, Answered]],
+) -> Iterator[list[tuple[str, Answered]]]:
+    """The answers of a commit, as they share rows."""
+    start = duplicates = 0
+    for at, (_, answered) in enumerate(answers):
+        if at - start == ROW_REQUESTS_MAX or duplicates > ROW_DUPLICATES_MAX:
+            yield answers[start:at]
+            start, duplicates = at, 0
+        duplicates += len(answered.duplicates)
+    if start < len(answers):
+        yield answers[start:]
 
 
 def _same(first: bytes, second: bytes, answered: Answered) -> Answered:

@@ -99,7 +99,19 @@ def test_queue_states_read_back(state: states.QueueStateRecord) -> None:
     assert all(isinstance(lane.kind, BucketKind) for lane in decoded.lanes)
 
 
-@given(some(texts, u64s, u32s, st.binary(min_size=16, max_size=16), of=states.RequestIdRecord))
+duplicates = st.lists(st.tuples(u32s, u64s), max_size=3).map(tuple)
+
+
+@given(
+    some(
+        texts,
+        u64s,
+        u32s,
+        st.binary(min_size=16, max_size=16),
+        duplicates,
+        of=states.RequestIdRecord,
+    )
+)
 def test_request_ids_read_back(requests: list[states.RequestIdRecord]) -> None:
     assert states.decode_request_ids(states.encode_request_ids(requests)) == requests
 
