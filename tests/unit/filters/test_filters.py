@@ -232,7 +232,8 @@ def test_a_priority_that_fails_falls_back_and_none_means_128() -> None:
     [
         ("int(headers.zz)", 9, "no such key"),
         ("int(headers.word)", 9, "could not be evaluated"),
-        ('has(headers.word) ? headers.word.size() : "high"', 4, ""),
+        ("dyn(headers.word)", 9, "gave str, not an integer"),
+        ("[1.5, 'a'][0]", 9, "gave float, not an integer"),
         ("1 / (size - 5)", 9, "could not be evaluated"),
         ("size * 100", 255, "clamped from 500"),
         ("0 - size", 0, "clamped from -5"),
