@@ -142,7 +142,7 @@ class BrokerService:
         self._assignments.begin(owner, delivery)
         self._owner, self._delivery = owner, delivery
         measure(self._telemetry, shard)
-        measure_outbox(self._telemetry, shard.outbox, clock)
+        measure_outbox(self._telemetry, shard.outbox)
         await self._directory.announce(Peer("broker", config.shard, address, config.peer_address))
         works = (owner.commits.run(), owner.end_leases(), sweeper.run())
         for work in (*works, executor.forget(), sender.run()):

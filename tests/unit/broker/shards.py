@@ -60,7 +60,11 @@ class Rig:
         assert await self.run(lambda: self.shard.assign([piece], self.now_ms)) == [True]
 
     async def claim(
-        self, limit: int, lease_ms: int = 30_000, skip: Sequence[int] = ()
+        self,
+        limit: int,
+        lease_ms: int = 30_000,
+        skip: Sequence[int] = (),
+        queue_id: str = "orders",
     ) -> list[Lease]:
         def command() -> list[Lease]:
             left = limit
@@ -72,7 +76,7 @@ class Rig:
                 left -= 1
                 return Choice.TAKE if left >= 0 else Choice.STOP
 
-            return self.shard.claim(self.queue(), choose, lease_ms, "worker", self.now_ms)
+            return self.shard.claim(self.queue(queue_id), choose, lease_ms, "worker", self.now_ms)
 
         return await self.run(command)
 
