@@ -167,7 +167,8 @@ class ShardLeases:
         for lease, delay_ms, release in returns:
             queue = lease.queue
             key = (queue.queue_id, lease.message_id)
-            if lease.attempts > 1 and not release and key not in self.attempts:
+            # The first attempt, too: another entry of the message may have failed here before.
+            if not release and key not in self.attempts:
                 attempts.append(key)
             later = delay_ms > 0 and now_ms + delay_ms > queue.seen_until(now_ms)
             if later and (release or lease.attempts < queue.settings.max_attempts):
