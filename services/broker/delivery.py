@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -83,6 +83,7 @@ class Delivery:
         self._waiters_max = waiters_max
         self._desks: dict[Queue, Desk] = {}
         self._away: dict[int, asyncio.TimerHandle] = {}  # ingests left alone for a moment
+        self._kept_back: Counter[int] = Counter()
         self._closed: SlateMQError | None = None
         self.streams: dict[Waiter, Queue] = {}
         """Open streams, in line or not: their ends are told here, too."""
@@ -218,6 +219,8 @@ class Delivery:
         passed: set[int] = set()  # ingest shards whose messages were passed over
 
         def reachable(message_id: int) -> bool:
+            if message_id in self._kept_back:
+                return False
             if self._reachable(message_id):
                 return True
             passed.add(shard_of(message_id))
@@ -240,6 +243,18 @@ class Delivery:
         claimed = await self._owner.run(lambda now_ms: self._claim_all(desk, held, now_ms))
         desk.stuck = bool(ids) and not claimed
         return claimed > 0
+
+    @contextmanager
+    def keeping_back(self, message_id: int) -> Iterator[None]:
+        """For as long as this is open, the message is handed out to nobody."""
+        self._kept_back[message_id] += 1
+        try:
+            yield
+        finally:
+            self._kept_back[message_id] -= 1
+            self._kept_back = +self._kept_back  # without those that are back at 0
+            for desk in list(self._desks.values()):
+                self._changed(desk.queue)
 
     def _reachable(self, message_id: int) -> bool:
         return not self._away or shard_of(message_id) not in self._away
@@ -356,6 +371,8 @@ class Delivery:
             if len(chosen) >= count_max:
                 return Choice.STOP
             one = held.get(item.message_id) or get(item.message_id)
+            if item.message_id in self._kept_back:
+                return Choice.SKIP
             if one is None:
                 return Choice.STOP if self._reachable(item.message_id) else Choice.SKIP
             payload_bytes_left -= one.payload_bytes

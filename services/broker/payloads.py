@@ -12,10 +12,22 @@ from typing import NamedTuple, Protocol
 import grpc
 
 from libs.serving.channels import Channels
+from libs.serving.peers import PeerFailed, peer_failures
 from libs.storage.errors import StorageError
 from libs.storage.ids import shard_of
-from slatemq.errors import Unavailable
-from slatemq.v1.ingest_pb2 import BatchGetPayloadsRequest
+from slatemq.errors import (
+    Aborted,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from slatemq.rpc_status import from_rpc_error
+from slatemq.v1.ingest_pb2 import (
+    BatchGetPayloadsRequest,
+    BatchGetPayloadsResponse,
+    ReplaceMessageRequest,
+)
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
 from slatemq.v1.message_pb2 import Message
 
@@ -26,6 +38,18 @@ FETCH_BYTES = 32 << 20
 
 FETCH_DEADLINE_S = 10.0
 """An ingest that has not answered by then counts as away."""
+
+
+REPLACE_DEADLINE_S = 30.0
+"""The same for a message that is replaced: its payload may have to be uploaded."""
+
+
+class Tagged(NamedTuple):
+    """Messages with their etags, in the same order, and the IDs that are gone."""
+
+    messages: Sequence[Message]
+    etags: Sequence[str]
+    missing_ids: Sequence[int]
 
 
 class Held(NamedTuple):
@@ -50,10 +74,16 @@ class Fetched:
 
 
 class Ingests(Protocol):
-    """Where messages are read."""
+    """Where messages are read, and changed."""
 
     async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
         """Messages of one shard, and the IDs that are gone; raises Unavailable."""
+
+    async def read_with_etags(self, shard: int, ids: Sequence[int]) -> Tagged:
+        """The same with the messages' etags; raises Unavailable."""
+
+    async def replace(self, request: ReplaceMessageRequest) -> str:
+        """Replaces a message; gives its new etag. Raises what ingest refuses, and Unavailable."""
 
 
 class IngestClient:
@@ -66,12 +96,39 @@ class IngestClient:
     async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
         """See Ingests."""
         request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=FETCH_BYTES)
+        answer = await self._read(shard, request)
+        return answer.messages, answer.missing_ids
+
+    async def read_with_etags(self, shard: int, ids: Sequence[int]) -> Tagged:
+        """See Ingests."""
+        request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=FETCH_BYTES, with_etags=True)
+        answer = await self._read(shard, request)
+        return Tagged(answer.messages, answer.etags, answer.missing_ids)
+
+    async def _read(self, shard: int, request: BatchGetPayloadsRequest) -> BatchGetPayloadsResponse:
         try:
             stub = IngestServiceStub(await self._channels.to("ingest", shard))
-            answer = await stub.BatchGetPayloads(request, timeout=FETCH_DEADLINE_S)
+            answer: BatchGetPayloadsResponse = await stub.BatchGetPayloads(
+                request, timeout=FETCH_DEADLINE_S
+            )
         except (grpc.RpcError, StorageError) as error:
             raise Unavailable(f"ingest {shard} is away: {error}", reason="INGEST_AWAY") from error
-        return answer.messages, answer.missing_ids
+        return answer
+
+    async def replace(self, request: ReplaceMessageRequest) -> str:
+        """See Ingests."""
+        shard = shard_of(request.message_id)
+        try:
+            with peer_failures():
+                stub = IngestServiceStub(await self._channels.to("ingest", shard))
+                answer = await stub.ReplaceMessage(request, timeout=REPLACE_DEADLINE_S)
+        except PeerFailed as failed:
+            cause = failed.__cause__
+            told = from_rpc_error(cause) if isinstance(cause, grpc.RpcError) else None
+            if isinstance(told, (InvalidArgument, NotFound, Aborted, ResourceExhausted)):
+                raise told from None
+            raise Unavailable(f"ingest {shard} is away: {failed}", reason="INGEST_AWAY") from failed
+        return str(answer.etag)
 
 
 class Payloads:
@@ -83,6 +140,7 @@ class Payloads:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._cache: OrderedDict[int, Held] = OrderedDict()
+        self._fetches: dict[object, set[int]] = {}  # by fetch, what was forgotten since it began
 
     def get(self, message_id: int) -> Held | None:
         """The message, if it is here."""
@@ -112,19 +170,32 @@ class Payloads:
         return fetched
 
     async def _fetch_from(self, shard: int, ids: list[int], fetched: Fetched) -> None:
+        fetch = object()
+        forgotten = self._fetches[fetch] = set[int]()
         try:
             messages, gone = await self._ingests.read(shard, ids)
         except Unavailable as error:
             log.debug("%s", error.message)
             fetched.away.add(shard)
             return
+        finally:
+            del self._fetches[fetch]
         fetched.gone += gone
         came = {
             message.message_id: Held(message, len(message.payload), message.ByteSize())
             for message in messages
+            if message.message_id not in forgotten
         }
         fetched.held.update(came)
         self._keep(came)
+
+    def forget(self, message_id: int) -> None:
+        """The message has changed: what is here of it, or on its way, is handed out no more."""
+        held = self._cache.pop(message_id, None)
+        if held is not None:
+            self._bytes -= held.message_bytes + _OVERHEAD_BYTES
+        for forgotten in self._fetches.values():
+            forgotten.add(message_id)
 
     def _keep(self, came: dict[int, Held]) -> None:
         for message_id, held in came.items():

@@ -19,6 +19,7 @@ from libs.storage.durability import NoSync
 from libs.storage.roots import Root, open_root
 from services.broker.config import BrokerConfig
 from services.broker.owner import ShardOwner
+from services.broker.payloads import Tagged
 from services.broker.service import BrokerService
 from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.rpc_status import from_rpc_error
@@ -27,6 +28,7 @@ from slatemq.v1 import (
     assignment_pb2_grpc,
     consumer_pb2,
     consumer_pb2_grpc,
+    ingest_pb2,
     message_pb2,
     queue_pb2,
     queue_pb2_grpc,
@@ -86,6 +88,14 @@ class Ingest:
             for i in there
         ]
         return messages, [i for i in ids if i in self.gone]
+
+    async def read_with_etags(self, shard: int, ids: Sequence[int]) -> Tagged:
+        messages, gone = await self.read(shard, ids)
+        etags = [f"e{message.message_id}" for message in messages]
+        return Tagged(messages, etags, gone)
+
+    async def replace(self, request: ingest_pb2.ReplaceMessageRequest) -> str:
+        raise Unavailable("ingest is away")
 
 
 class Rig:
