@@ -33,11 +33,14 @@ from libs.storage.own_keys import (
     outbox_counter_range,
     parse_executed_key,
     parse_outbox_counter_key,
+    parse_replay_key,
     parse_routing_cursor_key,
+    replay_range,
     routing_cursor_range,
 )
 from libs.storage.primitives import KeyRange
 from libs.storage.queues import AvailableMessage, decode_active, decode_attempts
+from libs.storage.replay_records import decode_replay
 from libs.storage.states import (
     QueueStateRecord,
     decode_clock,
@@ -53,6 +56,7 @@ from services.broker.leases import GRACE_MS, Lease
 from services.broker.outbox import Outbox
 from services.broker.queue_machine import NeedsLane, NeedsSlot, Queue
 from services.broker.queue_settings import QueueSettings
+from services.broker.replays import Replays
 from services.broker.shard_machine import Needs, Shard
 
 LOAD_MESSAGES = 4000
@@ -101,6 +105,12 @@ async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
         }
     )
     shard.executed = await _load_executed(database, last_ms)
+    shard.replays = Replays(
+        {
+            parse_replay_key(key): decode_replay(value)
+            async for key, value in _rows(database, replay_range())
+        }
+    )
     states: dict[str, QueueStateRecord] = {}
     async for key, value in _rows(database, queue_state_range()):
         states[parse_queue_state_key(key)] = decode_queue_state(value)

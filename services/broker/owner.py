@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from libs.storage.errors import StoreUnavailable
 from libs.storage.slate import Batch, Database
 from services.broker.loading import Loader
 from services.broker.queue_machine import NeedsLane, Queue
+from services.broker.replays import Ranges
 from services.broker.shard_machine import Needs, Shard
 from slatemq.errors import NotFound, ResourceExhausted, SlateMQError
 
@@ -53,12 +54,13 @@ class ShardOwner:
         """Called for every queue that may now have something for a waiting claim."""
         self.durable_revision = shard.revision
         self.durable_cursors = dict(shard.cursors)
+        self.durable_replays = shard.replays.by_queue
         self.on_revision: list[Callable[[], None]] = []
         """Called when a change of the queues' configs has become durable."""
         self._database = database
         self._loader = Loader(database, shard)
         self._bytes_max = bytes_max
-        self._pending: dict[int, tuple[int, dict[int, int]]] = {}
+        self._pending: dict[int, tuple[int, dict[int, int], Mapping[str, Ranges]]] = {}
 
     # --- Commands -----------------------------------------------------------
 
@@ -134,12 +136,13 @@ class ShardOwner:
             else:
                 batch.put(key, value)
         if len(batch):
-            told = (self.shard.revision, dict(self.shard.cursors))
+            shard = self.shard
+            told = (shard.revision, dict(shard.cursors), shard.replays.by_queue)
             self._pending[batch.commit] = told
 
     def _durable(self, commit: int) -> None:
         self.shard.durable()
-        revision, self.durable_cursors = self._pending.pop(commit)
+        revision, self.durable_cursors, self.durable_replays = self._pending.pop(commit)
         if revision != self.durable_revision:
             self.durable_revision = revision
             for told in self.on_revision:

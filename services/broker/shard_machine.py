@@ -34,6 +34,7 @@ from services.broker.outbox import Outbox
 from services.broker.queue_lifecycle import creation_rows, deleted_state, new_state
 from services.broker.queue_machine import NeedsSlot, Notes, Queue, Row
 from services.broker.queue_settings import DEFAULT_PRIORITY, QueueSettings
+from services.broker.replays import Ranges, Replays
 from services.broker.shard_leases import ShardLeases
 
 __all__ = ["Assignment", "Finish", "Nack", "Needs", "Range", "Shard"]
@@ -67,6 +68,7 @@ class Shard(ShardLeases):
         self.deleted: dict[str, QueueStateRecord] = {}
         self.outbox = Outbox()
         self.executed = Executed()
+        self.replays = Replays()
         self._changed_cursors: set[int] = set()
         self._rows: list[Row] = []  # of commands that are rare enough to encode at once
         self._generation = 0
@@ -81,7 +83,7 @@ class Shard(ShardLeases):
 
     # --- Queues -------------------------------------------------------------
 
-    def create_queue(self, queue_id: str, settings: QueueSettings) -> Queue:
+    def create_queue(self, queue_id: str, settings: QueueSettings, replay: Ranges = ()) -> Queue:
         """Makes a queue; it must not exist, and an epoch must be free (see `epoch_is_free`)."""
         self._next_revision()
         before = self.deleted.pop(queue_id, None)
@@ -90,6 +92,7 @@ class Shard(ShardLeases):
         queue = Queue(queue_id, settings, state, self.notes)
         self.queues[queue_id] = queue
         self._rows += creation_rows(queue)
+        self.replays.begin(queue_id, replay)
         queue.touch()
         return queue
 
@@ -110,6 +113,7 @@ class Shard(ShardLeases):
         for token in queue.in_flight.clear():
             del self._leases[token]
         self.attempts.drop_queue(queue.queue_id)
+        self.replays.drop(queue.queue_id)
         del self.queues[queue.queue_id]
         self.notes.to_commit.discard(queue)
         state = deleted_state(queue, self.revision)
@@ -162,6 +166,20 @@ class Shard(ShardLeases):
         self.cursors.update(cursors)
         self._changed_cursors.update(cursors)
         return fits
+
+    def backfill(self, queue: Queue, piece: Range, now_ms: int) -> bool:
+        """Applies a piece of a queue's replay if it begins at the cursor; tells whether it did.
+
+        The caller has compared the queue's revision and found the replay. May raise Needs.
+        """
+        replay = self.replays.range_of(queue.queue_id, piece.log)
+        if replay is None or piece.previous != replay.cursor or piece.last > replay.end:
+            return False
+        self._check_slots([piece], now_ms)
+        for assignment in piece.assignments:
+            self._add(assignment, now_ms)
+        self.replays.move(queue.queue_id, piece.log, piece.last)
+        return True
 
     def _check_slots(self, pieces: Sequence[Range], now_ms: int) -> None:
         needs: dict[tuple[str, int, int], NeedsSlot] = {}
@@ -218,7 +236,7 @@ class Shard(ShardLeases):
     @property
     def has_changes(self) -> bool:
         """Whether a drain now would give any rows: whatever else changes, one of these does."""
-        if self.outbox.has_changes or self.executed.has_changes:
+        if self.outbox.has_changes or self.executed.has_changes or self.replays.has_changes:
             return True
         return bool(self.notes.to_commit or self._rows or self._changed_cursors)
 
@@ -241,6 +259,7 @@ class Shard(ShardLeases):
             rows.append((finished_leases_key(slot), encode_finished_leases(record)))
         rows += self.outbox.drain()
         rows += self.executed.drain(now_ms)
+        rows += self.replays.drain()
         if rows:
             self._generation = written.generation
             self._undurable.append(written)
