@@ -12,7 +12,7 @@ STAMP := $(VENV)/.complete
 SERVICES := ingest router broker
 SOURCES := $(wildcard slatemq libs services tests examples)
 
-.PHONY: help setup demo up test lint types protos lock faults compose-test clean
+.PHONY: help setup demo up test lint types protos lock faults bench compose-test clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,7 +59,7 @@ protos: setup ## Generate the Python stubs from protos/
 # what images run. What is already pinned stays: `make lock ARGS=--upgrade` moves on.
 lock: ## Pin all dependencies with hashes into requirements/
 	$(UV) pip compile pyproject.toml --all-extras --group dev -o requirements/dev.txt $(LOCK_FLAGS) $(ARGS)
-	for service in $(SERVICES); do \
+	for service in $(SERVICES) bench; do \
 	  $(UV) pip compile pyproject.toml --group $$service -o requirements/$$service.txt \
 	    --constraints requirements/dev.txt $(LOCK_FLAGS) $(ARGS); \
 	done
@@ -70,6 +70,10 @@ LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-header --
 faults: setup ## Long runs under faults: 100,000 messages and ten kills; ingest away for a minute
 	$(BIN)/python -m tests.faults kills --command $(ARGS)
 	$(BIN)/python -m tests.faults ingest-away $(ARGS)
+
+bench: setup ## Compare with Redis, PostgreSQL, NATS and RabbitMQ, as far as they are installed
+	@$(PIP_INSTALL) --require-hashes -r requirements/bench.txt
+	$(BIN)/python -m benchmarks.suite $(ARGS)
 
 compose-test: setup ## Build the images, run a workload through the containers, kill one, check
 	$(BIN)/python -m pytest -m compose tests $(ARGS)

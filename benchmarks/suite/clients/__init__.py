@@ -1,0 +1,1 @@
+"""How a user of each system would publish, consume and ack from Python."""

@@ -1,0 +1,204 @@
+"""Starts the systems compared, each on ports and folders of its own, as durable as can be."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+START_S = 60.0
+STOP_S = 30.0
+
+
+class NotHere(Exception):
+    """The system cannot be had on this machine: says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running system: its URL for clients, the settings that matter, and its processes."""
+
+    system: str
+    url: str
+    settings: str
+    pids: Callable[[], list[int]]
+    folder: Path = field(default=Path())
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _program(name: str, *more: Path) -> str:
+    found = shutil.which(name) or next((str(p / name) for p in more if (p / name).exists()), None)
+    if found is None:
+        raise NotHere(f"{name} is not installed")
+    return found
+
+
+def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    ends_at = time.monotonic() + START_S
+    while time.monotonic() < ends_at:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        if process.poll() is not None:
+            raise NotHere(f"it ended at once: {log.read_text(errors='replace')[-300:].strip()}")
+        time.sleep(0.05)
+    raise NotHere(f"port {port} was not open after {START_S:.0f} s")
+
+
+@contextmanager
+def _process(
+    command: list[str],
+    log: Path,
+    environment: dict[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **(environment or {})},
+            cwd=cwd,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextmanager
+def slatemq(folder: Path) -> Iterator[Server]:
+    """Our stack: ingest, router, broker, one shard each."""
+    log = folder / "log"
+    ready = folder / "ready.json"
+    command = [sys.executable, "-m", "services", "--data", str(folder / "data")]
+    with _process([*command, "--ready-file", str(ready)], log, cwd=REPOSITORY) as process:
+        ends_at = time.monotonic() + START_S
+        while not ready.exists():
+            if process.poll() is not None or time.monotonic() > ends_at:
+                raise NotHere(log.read_text()[-300:])
+            time.sleep(0.05)
+        told = json.loads(ready.read_text())
+        settings = "file://, syncfs before each answer; 1 ingest, 1 router, 1 broker"
+        yield Server(
+            "slatemq", told["endpoint"], settings, lambda: list(told["pids"].values()), folder
+        )
+
+
+@contextmanager
+def redis(folder: Path) -> Iterator[Server]:
+    """Redis with its append-only file synced at every write."""
+    port = free_port()
+    options = ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
+    command = [_program("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--dir"]
+    with _process([*command, str(folder), *options], folder / "log") as process:
+        _wait_for_port(port, process, folder / "log")
+        url = f"redis://127.0.0.1:{port}"
+        yield Server("redis", url, " ".join(options[:4]), lambda: [process.pid], folder)
+
+
+@contextmanager
+def nats(folder: Path) -> Iterator[Server]:
+    """NATS JetStream on file storage, as it is started by default: it syncs every two minutes."""
+    port = free_port()
+    options = ["-js", "-sd", str(folder / "js"), "-a", "127.0.0.1", "-p", str(port)]
+    command = [_program("nats-server", Path("/usr/sbin")), *options]
+    with _process(command, folder / "log") as process:
+        _wait_for_port(port, process, folder / "log")
+        url = f"nats://127.0.0.1:{port}"
+        settings = "-js, file storage, its own sync interval (2 min)"
+        yield Server("nats", url, settings, lambda: [process.pid], folder)
+
+
+def _postgres_folders() -> list[Path]:
+    return sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[Server]:
+    """A PostgreSQL cluster of its own; it refuses to run as root, so root lends it to a user."""
+    folders = _postgres_folders()
+    initdb, server = _program("initdb", *folders), _program("postgres", *folders)
+    if folders:
+        initdb, server = str(folders[0] / "initdb"), str(folders[0] / "postgres")
+    data = folder / "data"
+    become: list[str] = []
+    if os.getuid() == 0:
+        become = ["runuser", "-u", "postgres", "--"]
+        shutil.chown(folder, "postgres")
+        for parent in [folder, *folder.parents][:3]:
+            parent.chmod(parent.stat().st_mode | 0o055)
+    made = subprocess.run(
+        [*become, initdb, "-D", str(data), "-U", "bench", "-A", "trust", "-E", "UTF8"],
+        capture_output=True,
+        check=False,
+        cwd="/",
+    )
+    if made.returncode:
+        raise NotHere(f"initdb: {made.stderr.decode(errors='replace')[-300:]}")
+    port = free_port()
+    options = ["-c", "shared_buffers=512MB", "-c", "max_wal_size=4GB", "-c", "max_connections=200"]
+    command = [*become, server, "-D", str(data), "-p", str(port), "-k", "/tmp", "-h", "127.0.0.1"]
+    with _process([*command, *options], folder / "log", cwd=Path("/")) as process:
+        _wait_for_port(port, process, folder / "log")
+        url = f"postgresql://bench@127.0.0.1:{port}/postgres"
+        settings = "fsync=on synchronous_commit=on shared_buffers=512MB max_wal_size=4GB"
+        yield Server("postgres", url, settings, lambda: [process.pid], folder)
+
+
+@contextmanager
+def rabbitmq(folder: Path) -> Iterator[Server]:
+    """A RabbitMQ node of its own; its queues are quorum queues."""
+    program = _program("rabbitmq-server", Path("/usr/lib/rabbitmq/bin"))
+    inner = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+    if inner.exists():
+        program = str(inner)  # Debian's wrapper changes the user and its folders
+    port, distribution = free_port(), free_port()
+    config = folder / "rabbitmq.conf"
+    config.write_text(f"listeners.tcp.1 = 127.0.0.1:{port}\n")
+    environment = {
+        "RABBITMQ_CONFIG_FILE": str(config),
+        "HOME": str(folder),
+        "RABBITMQ_NODENAME": f"bench{port}@localhost",
+        "RABBITMQ_DIST_PORT": str(distribution),
+        "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
+        "RABBITMQ_LOG_BASE": str(folder / "logs"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+    }
+    with _process([program], folder / "log", environment) as process:
+        _wait_for_port(port, process, folder / "log")
+        url = f"amqp://guest:guest@127.0.0.1:{port}/"
+        settings = "quorum queues of one member, persistent, publisher confirms"
+        yield Server("rabbitmq", url, settings, lambda: [process.pid], folder)
+
+
+STARTERS = {
+    "slatemq": slatemq,
+    "redis": redis,
+    "postgres": postgres,
+    "nats": nats,
+    "rabbitmq": rabbitmq,
+}

@@ -1,0 +1,149 @@
+"""One client process of a benchmark: `python -m benchmarks.suite.worker SPEC`, a JSON object.
+
+It connects, prints "ready", waits for a line on stdin, works, and prints what it measured as JSON.
+Times are monotonic seconds, so that those of several processes can be compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.suite import payloads
+from benchmarks.suite.clients.contract import Client, Delivery
+
+try:
+    from uvloop import new_event_loop
+except ImportError:
+    from asyncio import new_event_loop  # type: ignore[assignment]
+
+IDLE_S_MAX = 60.0
+"""A consumer that is given nothing for so long reports what it has."""
+
+
+class Worker:
+    """Runs one role: `spec` has system, url, role, queue, count, and what the role takes."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.spec = spec
+        self.queue = str(spec["queue"])
+        self.count = int(spec["count"])
+        self.size = int(spec.get("size", 1024))
+        self.batch = int(spec.get("batch", 1000))
+        self.depth = int(spec.get("depth", 1))
+        self.first = int(spec.get("first", 0))
+        module = importlib.import_module(f"benchmarks.suite.clients.{spec['system']}_client")
+        self.clients: list[Client] = [
+            module.Client(spec["url"]) for _ in range(int(spec.get("clients", 1)))
+        ]
+
+    async def run(self) -> dict[str, Any]:
+        await asyncio.gather(*(client.open() for client in self.clients))
+        print("ready", flush=True)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        began = time.monotonic()
+        measured = await getattr(self, str(self.spec["role"]))()
+        ended = measured.pop("ended", None) or time.monotonic()
+        await asyncio.gather(*(client.close() for client in self.clients))
+        return {"began": began, "ended": ended, **measured}
+
+    async def prepare(self) -> dict[str, Any]:
+        await self.clients[0].prepare(self.spec["queues"])
+        return {}
+
+    async def publish(self) -> dict[str, Any]:
+        """`depth` batches under way at once on each client."""
+        starts = iter(range(self.first, self.first + self.count, self.batch))
+        last = self.first + self.count
+
+        async def one(client: Client) -> None:
+            for start in starts:
+                numbers = range(start, min(start + self.batch, last))
+                await client.publish(self.queue, [payloads.make(n, self.size) for n in numbers])
+
+        await asyncio.gather(*(one(c) for c in self.clients for _ in range(self.depth)))
+        return {"count": self.count}
+
+    async def paced(self) -> dict[str, Any]:
+        """Single messages at `rate` a second, however long each takes."""
+        rate = float(self.spec["rate"])
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        under_way: set[asyncio.Task[None]] = set()
+        for number in range(self.count):
+            wait = began + number / rate - loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            client = self.clients[number % len(self.clients)]
+            task = asyncio.create_task(
+                client.publish(self.queue, [payloads.make(number, self.size)])
+            )
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+        await asyncio.gather(*under_way)
+        return {"count": self.count}
+
+    async def consume(self) -> dict[str, Any]:
+        """Claims and acks until `count` messages came, `depth` claims at once on each client."""
+        tally = payloads.Tally()
+        latencies: list[float] = []
+        keep = bool(self.spec.get("latencies"))
+        last_at = ended_at = time.monotonic()
+        complete = asyncio.Event()
+
+        async def acked(client: Client, deliveries: Sequence[Delivery]) -> None:
+            nonlocal ended_at
+            await client.ack(self.queue, deliveries)
+            ended_at = time.monotonic()
+
+        async def one(client: Client) -> None:
+            nonlocal last_at
+            acks: set[asyncio.Task[None]] = set()
+            while tally.distinct < self.count:
+                deliveries = await client.consume(self.queue, self.batch)
+                if not deliveries:
+                    continue
+                now = last_at = time.monotonic()
+                read = [payloads.read(payload) for payload, _ in deliveries]
+                tally.add(number for number, _ in read)
+                if keep:
+                    latencies.extend(now - sent for _, sent in read)
+                task = asyncio.create_task(acked(client, deliveries))
+                acks.add(task)
+                task.add_done_callback(acks.discard)
+                if len(acks) > 1:
+                    done, _ = await asyncio.wait(acks, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.gather(*done)
+            await asyncio.gather(*acks)
+            complete.set()
+
+        loops = [asyncio.create_task(one(c)) for c in self.clients for _ in range(self.depth)]
+        waiting = asyncio.create_task(complete.wait())
+        while not waiting.done() and time.monotonic() - last_at < IDLE_S_MAX:
+            await asyncio.wait([waiting, *loops], timeout=1, return_when=asyncio.FIRST_EXCEPTION)
+            for loop in loops:
+                if loop.done():
+                    loop.result()
+        for task in (waiting, *loops):
+            task.cancel()
+        return {
+            "count": tally.count,
+            "distinct": tally.distinct,
+            "ended": ended_at,
+            "latencies": sorted(latencies),
+        }
+
+
+def main() -> None:
+    worker = Worker(json.loads(sys.argv[1]))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        print(json.dumps(runner.run(worker.run())), flush=True)
+
+
+if __name__ == "__main__":
+    main()
