@@ -10,9 +10,9 @@ from libs.storage.buckets import MAX_PRIORITY
 from libs.storage.ids import MAX_MESSAGE_ID, MAX_SHARD, shard_of
 from services.broker.delivery import Delivery
 from services.broker.owner import ShardOwner
-from services.broker.queue_conversion import changes_between
+from services.broker.queue_conversion import changes_between, checked_id
 from services.broker.shard_machine import Assignment, Range
-from slatemq.errors import InvalidArgument
+from slatemq.errors import InvalidArgument, NotFound
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, queue_pb2
 
 HAND_OVER_S = 2.0
@@ -82,6 +82,50 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
             changes=self._changes(request.config_revision),
         )
 
+    async def Backfill(  # noqa: N802 - the RPC's name
+        self, request: assignment_pb2.BackfillRequest, context: Any
+    ) -> assignment_pb2.BackfillResponse:
+        """See the proto."""
+        queue_id = checked_id(request.queue_id, "queue_id")
+        if request.queue_revision < 0:
+            raise InvalidArgument("queue_revision", "must not be negative", reason="OUT_OF_RANGE")
+        piece = _range("range", request.range)
+        for place, assignment in enumerate(piece.assignments):
+            if assignment.queue_id != queue_id:
+                field = f"range.assignments[{place}].queue_id"
+                raise InvalidArgument(field, f"must be {queue_id!r}, as in `queue_id`")
+        self._owner.admit()
+        if (await self._owner.find(queue_id)).settings.revision == request.queue_revision:
+            await self._fetch([piece])
+        answer = await self._owner.run(
+            lambda now_ms: self._apply_backfill(queue_id, request.queue_revision, piece, now_ms),
+            request.ByteSize(),
+        )
+        await self._owner.durable()
+        return answer
+
+    def _apply_backfill(
+        self, queue_id: str, revision: int, piece: Range, now_ms: int
+    ) -> assignment_pb2.BackfillResponse:
+        queue, shard = self._owner.queue(queue_id), self._owner.shard
+        replay = shard.replays.range_of(queue_id, piece.log)
+        if replay is None:
+            raise NotFound("replay", f"{queue_id} of log {piece.log}")
+        applied = False
+        if revision == queue.settings.revision:
+            if piece.last > replay.end:
+                raise InvalidArgument(
+                    "range.last_sequence", f"must be at most the replay's end, {replay.end}"
+                )
+            applied = shard.backfill(queue, piece, now_ms)
+            if applied:
+                self._delivery.hand_over(queue, now_ms)
+        return assignment_pb2.BackfillResponse(
+            applied=applied,
+            cursor=piece.last if applied else replay.cursor,
+            queue_revision=queue.settings.revision,
+        )
+
     def _apply(self, revision: int, ranges: list[Range], now_ms: int) -> list[bool]:
         shard = self._owner.shard
         if revision != shard.revision:
@@ -125,7 +169,9 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         if after == until:
             return []
         shard = self._owner.shard
-        changes = changes_between(shard.queues, shard.deleted, after, until, self._shard)
+        changes = changes_between(
+            shard.queues, shard.deleted, self._owner.durable_replays, after, until, self._shard
+        )
         return [change for _, change in changes]
 
 
@@ -133,15 +179,14 @@ def _ranges(pieces: Iterable[assignment_pb2.LogRange]) -> list[Range]:
     ranges = []
     logs: set[int] = set()
     for index, piece in enumerate(pieces):
-        ranges.append(_range(index, piece))
+        ranges.append(_range(f"ranges[{index}]", piece))
         if piece.ingest_shard in logs:
             raise InvalidArgument(f"ranges[{index}].ingest_shard", "is named twice")
         logs.add(piece.ingest_shard)
     return ranges
 
 
-def _range(index: int, piece: assignment_pb2.LogRange) -> Range:
-    field = f"ranges[{index}]"
+def _range(field: str, piece: assignment_pb2.LogRange) -> Range:
     if not 0 <= piece.ingest_shard <= MAX_SHARD:
         raise InvalidArgument(f"{field}.ingest_shard", f"must be 0..{MAX_SHARD}")
     if not 0 <= piece.previous_sequence <= MAX_MESSAGE_ID:

@@ -10,6 +10,7 @@ from libs.filters import DEFAULT_FILTER, SOURCE_BYTES_MAX, FilterError, check
 from libs.storage.states import QueueStateRecord
 from services.broker.queue_machine import Queue
 from services.broker.queue_settings import MAX_LEASE_MS, QueueSettings
+from services.broker.replays import Ranges
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import queue_pb2
 
@@ -116,7 +117,9 @@ def etag_of(settings: QueueSettings) -> str:
     return f"{settings.revision:x}"
 
 
-def public(queue: Queue, shard: int, now_ms: int | None = None) -> queue_pb2.Queue:
+def public(
+    queue: Queue, shard: int, now_ms: int | None = None, replay: Ranges = ()
+) -> queue_pb2.Queue:
     """The queue as its users see it; with counts when the time is given."""
     settings = queue.settings
     told = queue_pb2.Queue(
@@ -134,6 +137,8 @@ def public(queue: Queue, shard: int, now_ms: int | None = None) -> queue_pb2.Que
         created_at_ms=settings.created_at_ms,
         updated_at_ms=settings.updated_at_ms,
     )
+    if replay:
+        told.replay.CopyFrom(_replay(replay))
     if now_ms is not None:
         told.counts.CopyFrom(
             queue_pb2.QueueCounts(
@@ -147,9 +152,25 @@ def public(queue: Queue, shard: int, now_ms: int | None = None) -> queue_pb2.Que
     return told
 
 
+def _replay(ranges: Ranges) -> queue_pb2.Replay:
+    return queue_pb2.Replay(
+        ranges=[
+            queue_pb2.ReplayRange(
+                ingest_shard=one.ingest_shard,
+                start_sequence=one.start,
+                cursor=one.cursor,
+                end_sequence=one.end,
+            )
+            for one in ranges
+        ],
+        done=all(one.cursor == one.end for one in ranges),
+    )
+
+
 def changes_between(
     queues: dict[str, Queue],
     deleted: dict[str, QueueStateRecord],
+    replays: Mapping[str, Ranges],
     after: int,
     until: int,
     shard: int,
@@ -158,7 +179,8 @@ def changes_between(
     found: list[tuple[int, queue_pb2.QueueChange]] = []
     for queue in queues.values():
         if after < queue.settings.revision <= until:
-            change = queue_pb2.QueueChange(queue=public(queue, shard))
+            replay = replays.get(queue.queue_id, ())
+            change = queue_pb2.QueueChange(queue=public(queue, shard, replay=replay))
             found.append((queue.settings.revision, change))
     for queue_id, state in deleted.items():
         if after < state.created_revision <= until:

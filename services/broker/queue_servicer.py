@@ -23,6 +23,8 @@ from services.broker.queue_conversion import (
 )
 from services.broker.queue_machine import Queue
 from services.broker.queue_settings import QueueSettings
+from services.broker.replay_starts import ReplayStarts
+from services.broker.replays import ranges_from
 from services.broker.sweeper import Sweeper
 from slatemq.errors import (
     Aborted,
@@ -48,6 +50,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     _owner: ShardOwner
     _delivery: Delivery
     _sweeper: Sweeper
+    _starts: ReplayStarts
 
     def __init__(self, shard: int) -> None:
         """Serve this broker shard, from `begin` on."""
@@ -55,11 +58,14 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         self._watchers: set[asyncio.Event] = set()
         self.draining = False
 
-    def begin(self, owner: ShardOwner, delivery: Delivery, sweeper: Sweeper) -> None:
+    def begin(
+        self, owner: ShardOwner, delivery: Delivery, sweeper: Sweeper, starts: ReplayStarts
+    ) -> None:
         """Take over what the start has opened; no call comes earlier."""
         self._owner = owner
         self._delivery = delivery
         self._sweeper = sweeper
+        self._starts = starts
         owner.on_revision.append(self._wake_watchers)
 
     async def CreateQueue(  # noqa: N802 - the RPC's name
@@ -71,6 +77,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         base = QueueSettings(DEFAULT_FILTER(queue_id))
         changed(base, changes)
         self._owner.admit()
+        starts = await self._starts.find(request)
 
         def create(now_ms: int) -> Queue:
             if queue_id in self._owner.shard.queues:
@@ -82,11 +89,13 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
                 )
             settings = changed(base, changes)
             settings = settings.changed(created_at_ms=now_ms, updated_at_ms=now_ms)
-            return self._owner.shard.create_queue(queue_id, settings)
+            replay = ranges_from(starts, self._owner.shard.cursors)
+            return self._owner.shard.create_queue(queue_id, settings, replay)
 
         queue = await self._owner.run(create, request.ByteSize())
+        replay = self._owner.shard.replays.of(queue_id)
         await self._owner.durable()
-        return queue_pb2.CreateQueueResponse(queue=public(queue, self._shard))
+        return queue_pb2.CreateQueueResponse(queue=public(queue, self._shard, replay=replay))
 
     async def GetQueue(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.GetQueueRequest, context: Any
@@ -194,7 +203,9 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     def _pages(self, after: int, until: int) -> Iterator[queue_pb2.WatchQueuesResponse]:
         """What changed between two revisions, in answers none of which is too large to send."""
         shard = self._owner.shard
-        changes = changes_between(shard.queues, shard.deleted, after, until, self._shard)
+        changes = changes_between(
+            shard.queues, shard.deleted, self._owner.durable_replays, after, until, self._shard
+        )
         while len(changes) > CHANGES_MAX:
             page, changes = changes[:CHANGES_MAX], changes[CHANGES_MAX:]
             yield queue_pb2.WatchQueuesResponse(
@@ -221,7 +232,8 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         return queue
 
     def _with_counts(self, queue: Queue) -> queue_pb2.Queue:
-        return public(queue, self._shard, self._owner.clock.now_ms())
+        replay = self._owner.shard.replays.of(queue.queue_id)
+        return public(queue, self._shard, self._owner.clock.now_ms(), replay)
 
 
 def _page_token(last_id: str) -> str:

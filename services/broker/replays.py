@@ -57,10 +57,13 @@ class Replays:
         """Whether a drain would give any rows."""
         return bool(self._changed)
 
+    def of(self, queue_id: str) -> Ranges:
+        """A queue's replay, by log; empty when it has none."""
+        return self.by_queue.get(queue_id, ())
+
     def range_of(self, queue_id: str, log: int) -> ReplayRange | None:
         """A queue's replay of one log; None when it has none."""
-        ranges = self.by_queue.get(queue_id, ())
-        return next((found for found in ranges if found.ingest_shard == log), None)
+        return next((one for one in self.of(queue_id) if one.ingest_shard == log), None)
 
     def begin(self, queue_id: str, ranges: Ranges) -> None:
         """Notes what a new queue has to catch up on, if anything."""
@@ -72,8 +75,8 @@ class Replays:
         self._put(
             queue_id,
             tuple(
-                found._replace(cursor=cursor) if found.ingest_shard == log else found
-                for found in self.by_queue[queue_id]
+                one._replace(cursor=cursor) if one.ingest_shard == log else one
+                for one in self.of(queue_id)
             ),
         )
 

@@ -38,6 +38,7 @@ from services.broker.outbox_sender import OutboxSender
 from services.broker.owner import ShardOwner
 from services.broker.payloads import IngestClient, Ingests, Payloads
 from services.broker.queue_servicer import QueueServicer
+from services.broker.replay_starts import ReplayStarts
 from services.broker.sweeper import Sweeper
 from slatemq.v1 import (
     assignment_pb2,
@@ -136,7 +137,8 @@ class BrokerService:
         payloads = Payloads(self._make_ingests(self._channels), config.payload_cache_bytes)
         delivery = Delivery(owner, payloads, config.waiting_claims_max)
         sweeper = Sweeper(owner, database)
-        self._queues.begin(owner, delivery, sweeper)
+        starts = ReplayStarts(self._directory, self._channels)
+        self._queues.begin(owner, delivery, sweeper, starts)
         executor, sender = self._commands(owner, database)
         self._consumers.begin(owner, delivery, executor)
         self._assignments.begin(owner, delivery)
