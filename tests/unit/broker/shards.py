@@ -10,7 +10,7 @@ from services.broker.leases import Lease
 from services.broker.loading import Loader, last_clock_ms, load_shard
 from services.broker.queue_machine import Choice, NeedsLane, Queue
 from services.broker.queue_settings import QueueSettings
-from services.broker.shard_machine import Assignment, Needs, Range, Shard
+from services.broker.shard_machine import Assignment, Finish, Nack, Needs, Range, Shard
 from tests.unit.broker.stores import DictStore
 
 T = TypeVar("T")
@@ -79,6 +79,12 @@ class Rig:
             return self.shard.claim(self.queue(queue_id), choose, lease_ms, "worker", self.now_ms)
 
         return await self.run(command)
+
+    async def nack(self, *items: Nack) -> list[Finish]:
+        return await self.run(lambda: self.shard.nack(items, self.now_ms))
+
+    async def expire(self, limit: int = 10) -> list[Queue]:
+        return await self.run(lambda: self.shard.expire(self.now_ms, limit))
 
     async def ids(self, limit: int) -> list[int]:
         return [lease.message_id for lease in await self.claim(limit)]

@@ -43,7 +43,7 @@ async def test_a_lease_that_had_ended_at_the_last_commit_ends() -> None:
 
     await rig.restart()
 
-    assert [queue.queue_id for queue in rig.shard.expire(rig.now_ms, 10)] == ["orders"]
+    assert [queue.queue_id for queue in await rig.expire()] == ["orders"]
     assert rig.shard.ack([lease.token], rig.now_ms) == [Finish.ENDED]
 
 
@@ -58,7 +58,7 @@ async def test_a_second_restart_leaves_a_lease_the_grace_that_the_first_one_gave
 
     await rig.restart(away_ms=5_000)
 
-    assert rig.shard.expire(rig.now_ms, 10) == []
+    assert await rig.expire() == []
     assert rig.shard.ack([lease.token], rig.now_ms) == [Finish.OK]
 
 
@@ -68,15 +68,15 @@ async def test_a_finished_lease_is_told_from_a_forged_one_also_after_a_restart()
     await rig.route([1, 2, 3])
     acked, nacked, ended = await rig.claim(3, lease_ms=1000)
     rig.shard.ack([acked.token], rig.now_ms)
-    rig.shard.nack([Nack(nacked.token)], rig.now_ms)
+    await rig.nack(Nack(nacked.token))
     rig.now_ms += 1000
-    rig.shard.expire(rig.now_ms, 10)
+    await rig.expire()
     rig.commit()
     await rig.restart()
     tokens = [acked.token, nacked.token, ended.token, 12345]
 
     acks = rig.shard.ack(tokens, rig.now_ms)
-    nacks = rig.shard.nack([Nack(token) for token in tokens], rig.now_ms)
+    nacks = await rig.nack(*(Nack(token) for token in tokens))
     extensions = rig.shard.extend(tokens, 0, rig.now_ms)
 
     assert acks == [Finish.OK, Finish.ENDED, Finish.ENDED, Finish.UNKNOWN]
@@ -92,7 +92,7 @@ async def test_an_ack_is_taken_until_the_end_of_its_lease_was_carried_out() -> N
     rig.now_ms += 5000
 
     assert rig.shard.ack([lease.token], rig.now_ms) == [Finish.OK]
-    assert rig.shard.expire(rig.now_ms, 10) == []
+    assert await rig.expire() == []
 
 
 async def test_released_messages_go_back_in_place_and_uncounted() -> None:
@@ -171,7 +171,7 @@ async def test_attempts_that_a_setting_takes_away_later_are_not_made() -> None:
     await rig.route([1])
     for _ in range(2):
         (lease,) = await rig.claim(1)
-        rig.shard.nack([Nack(lease.token, "no")], rig.now_ms)
+        await rig.nack(Nack(lease.token, "no"))
     rig.shard.update_queue(rig.queue(), rig.queue().settings.changed(max_attempts=2))
 
     assert await rig.ids(1) == []
@@ -189,7 +189,7 @@ async def test_only_failed_attempts_are_written_down() -> None:
     good, bad = await rig.claim(2)
 
     rig.shard.ack([good.token], rig.now_ms)
-    rig.shard.nack([Nack(bad.token, "boom")], rig.now_ms)
+    await rig.nack(Nack(bad.token, "boom"))
     rig.commit()
 
     assert attempts_key("orders", 1) not in rig.store.rows
@@ -205,7 +205,7 @@ async def test_a_lease_that_is_extended_for_hours_is_watched_once() -> None:
     for _ in range(5000):
         rig.now_ms += 5000
         assert rig.shard.extend([lease.token], 0, rig.now_ms)[0][0] is Finish.OK
-        assert rig.shard.expire(rig.now_ms, 10) == []
+        assert await rig.expire() == []
 
     assert len(rig.shard.deadlines._heap) <= 3
 

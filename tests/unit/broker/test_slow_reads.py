@@ -114,14 +114,14 @@ async def test_attempts_that_are_being_written_stay_in_memory(
     await rig.route([1])
     (lease,) = await rig.claim(1)
     rig.store.write(rig.shard.drain(rig.now_ms), rig.now_ms)
-    rig.shard.nack([Nack(lease.token, "first")], rig.now_ms)
+    await rig.nack(Nack(lease.token, "first"))
     rig.store.write(rig.shard.drain(rig.now_ms), rig.now_ms, late=True)
     rig.store.make_durable()
     rig.shard.durable()
 
     (lease,) = await rig.claim(1)
     second = Nack(lease.token, "second")
-    await rig.run(lambda: rig.shard.nack([second], rig.now_ms))
+    await rig.nack(second)
     rig.commit()
 
     told = stored_attempts(rig.store.rows, "orders", 1)
