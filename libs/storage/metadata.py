@@ -200,6 +200,13 @@ def decode_log_entry(data: bytes) -> list[MessageMetadata]:
     ]
 
 
+def read_log_entry_head(data: bytes) -> tuple[int, int]:
+    """How many messages a log entry has, and when the first one was received, in ms."""
+    count = Reader("log entry", data).number("count of records", "H")
+    ((_, _, received_at_ms, *_), _), _ = _read_record("log entry", data, 2)
+    return count, received_at_ms
+
+
 def _delay_number(delay_ms: int | None) -> int:
     if delay_ms is None:
         return _NO_DELAY

@@ -88,6 +88,13 @@ class Columns:
         """The same without the first `count` messages."""
         return self._slice(count, len(self))
 
+    def only(self, kept: Sequence[int]) -> Columns:
+        """These messages alone, by their offsets in ascending order."""
+        chosen = Columns()
+        for at in kept:
+            chosen.extend(self._slice(at, at + 1))
+        return chosen
+
     def _slice(self, start: int, end: int) -> Columns:
         few = (
             {at - start: value for at, value in values.items() if start <= at < end}
@@ -137,6 +144,19 @@ class Accepted:
             [at - count for at in self.large if at >= count],
             self.size_bytes,
             elsewhere=[at - count for at in self.elsewhere if at >= count],
+        )
+
+    def only(self, kept: Sequence[int]) -> Accepted:
+        """The same with these messages alone, by their offsets in ascending order."""
+        offsets = {at: to for to, at in enumerate(kept)}
+        return Accepted(
+            [self.payloads[at] for at in kept],
+            self.columns.only(kept),
+            self.request_id,
+            [offsets[at] for at in self.large if at in offsets],
+            self.size_bytes,
+            {offsets[at]: key for at, key in self.dedupe_keys.items() if at in offsets},
+            [offsets[at] for at in self.elsewhere if at in offsets],
         )
 
     def fingerprint(self) -> bytes:

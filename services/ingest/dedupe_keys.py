@@ -17,6 +17,7 @@ A row states its own end. What has ended is removed in the background, minute by
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Final
@@ -28,6 +29,7 @@ from libs.storage.dedupe_records import (
     encode_dedupe,
     encode_dedupe_ends,
 )
+from libs.storage.errors import StorageError
 from libs.storage.own_keys import (
     dedupe_ends_key,
     dedupe_ends_range,
@@ -36,6 +38,8 @@ from libs.storage.own_keys import (
 from libs.storage.slate import Batch, Database
 
 __all__ = ["DedupeKeys"]
+
+log = logging.getLogger(__name__)
 
 MINUTE_MS: Final = 60_000
 ROW_KEYS_MAX: Final = 1000
@@ -170,16 +174,21 @@ class DedupeKeys:
 
     # --- What has ended -------------------------------------------------------
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether rows wait for their deletion."""
-        return bool(self._ended_rows)
-
     async def find_ended(self, now_ms: int) -> bool:
         """Find rows to delete, with all their keys but those that were used anew; False: none."""
         minute = now_ms // MINUTE_MS - 1
         if self._ended_rows or minute <= self._looked_minute:
-            return self.has_ended
+            return bool(self._ended_rows)
+        try:
+            found = await self._find_ended(minute, now_ms)
+        except StorageError as error:
+            log.warning("dedupe keys that have ended cannot be read, trying later: %s", error)
+            found = False
+        if not found:
+            self._looked_minute = minute
+        return found
+
+    async def _find_ended(self, minute: int, now_ms: int) -> bool:
         rows: list[bytes] = []
         span = dedupe_ends_range(0, minute)
         start = max(span.start, self._looked_at)
@@ -189,7 +198,6 @@ class DedupeKeys:
                 self._candidates.update(dict.fromkeys(decode_dedupe_ends(value)))
                 rows.append(row)
         if not rows:
-            self._looked_minute = minute
             return False
         if len(self._candidates) < ENDED_KEYS // 2:
             self._rows_max = min(ENDED_ROWS_MAX, self._rows_max * 2)

@@ -27,10 +27,14 @@ from libs.storage.own_keys import (
 from libs.storage.payloads import encode_inline, encode_uri
 from libs.storage.slate import Batch, Database
 from services.ingest.batches import NOT_SET, Accepted, Columns
+from services.ingest.dedupe_keys import DedupeKeys
+from services.ingest.duplicates import Duplicates
 from services.ingest.payload_cache import PayloadCache
 from services.ingest.pushing import Outboxes, Push
 from services.ingest.request_ids import Answered, RequestIds
 from services.ingest.tailing import MetadataLog, Recent
+from services.ingest.uploads import Uploads
+from services.ingest.waiting import Waiting
 from slatemq.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -71,31 +75,6 @@ class PublisherLimits:
     commit_interval_ms: int
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A publish on its way, or a push. `uris` are its blobs by offset, begun at `began_ms`.
-
-    `last_number` is how far the outbox was stored when the rows of a push were looked at.
-    """
-
-    accepted: Accepted
-    uris: dict[int, str] = field(default_factory=dict)
-    push: Push | None = None
-    last_number: int = 0
-    began_ms: int = 0
-    first_id: int = 0
-    refusal: SlateMQError | None = None
-
-
-def _pass_over(waiting: _Waiting, count: int) -> None:
-    """Leave out the first rows of a push."""
-    if waiting.push is not None and count > 0:
-        waiting.accepted = waiting.accepted.after(count)
-        waiting.uris = {at - count: uri for at, uri in waiting.uris.items() if at >= count}
-        shard, first = waiting.push
-        waiting.push = Push(shard, first + count)
-
-
 @dataclass(slots=True)
 class _Commit(Generic[E]):
     """What becomes true once a commit is durable."""
@@ -105,6 +84,7 @@ class _Commit(Generic[E]):
     payloads: list[tuple[int, Accepted]] = field(default_factory=list)
     then: list[Callable[[], None]] = field(default_factory=list)
     answers: list[tuple[str, Answered]] = field(default_factory=list)
+    dedupe_keys: list[tuple[str, int]] = field(default_factory=list)
 
 
 class Publisher(Generic[E]):
@@ -118,6 +98,7 @@ class Publisher(Generic[E]):
         shard: int,
         ids: IdAllocator,
         requests: RequestIds,
+        dedupe_keys: DedupeKeys,
         outboxes: Outboxes,
         log: MetadataLog[E],
         cache: PayloadCache,
@@ -132,14 +113,14 @@ class Publisher(Generic[E]):
         self._shard = shard
         self._ids = ids
         self._requests = requests
+        self._dedupe_keys = dedupe_keys
         self._outboxes = outboxes
         self._log = log
         self._cache = cache
         self._entry = entry
         self._bytes_max = limits.uncommitted_bytes
-        self._uploads = asyncio.Semaphore(limits.blob_uploads)
-        self._uploading_bytes = 0
-        self._waiting: list[_Waiting] = []
+        self._uploads = Uploads(blobs, clock, limits.blob_uploads)
+        self._waiting: list[Waiting] = []
         self._records: list[tuple[bytes, bytes]] = []
         self._then: list[Callable[[], None]] = []
         self._in_flight: dict[int, _Commit[E]] = {}
@@ -147,7 +128,7 @@ class Publisher(Generic[E]):
     async def publish(
         self, accepted: Accepted, complete: Callable[[Columns], None] | None = None
     ) -> Answered:
-        """Store a batch; durable on return. The IDs are consecutive.
+        """Store a batch, but for messages whose dedupe keys are taken; durable on return.
 
         `complete` may add to the headers what is no part of the content that a repeat must have.
 
@@ -161,11 +142,32 @@ class Publisher(Generic[E]):
                 fingerprint = accepted.fingerprint()
             known = await self._requests.begin(accepted.request_id, fingerprint)
             if known is not None:
-                return known
-        return await self._store(_Waiting(accepted), complete)
+                return await self._with_receipt(known)
+        waiting = Waiting(accepted)
+        if not accepted.dedupe_keys:
+            return await self._store(waiting, complete)
+        duplicates = Duplicates(self._dedupe_keys, accepted.dedupe_keys)
+        try:
+            self._admit(accepted.size_bytes)
+            with self._uploads.counting(accepted.size_bytes):
+                await duplicates.hold()
+        except BaseException:
+            self._requests.forget(accepted.request_id)
+            raise
+        # Decided now, so that nothing that is stored already is uploaded.
+        duplicates.look(self._clock.now_ms())
+        waiting.duplicates = duplicates
+        return await self._store(waiting, complete)
+
+    async def _with_receipt(self, known: Answered) -> Answered:
+        """With the time of receipt, for an answer from a process before this one."""
+        if known.received_at_ms or len(known.duplicates) == known.message_count:
+            return known
+        received_at_ms = await self._log.received_at_ms(known.first_message_id)
+        return known._replace(received_at_ms=received_at_ms)
 
     async def _store(
-        self, waiting: _Waiting, complete: Callable[[Columns], None] | None
+        self, waiting: Waiting, complete: Callable[[Columns], None] | None
     ) -> Answered:
         accepted = waiting.accepted
         try:
@@ -173,10 +175,12 @@ class Publisher(Generic[E]):
             if complete is not None:
                 complete(accepted.columns)
             if accepted.large:
-                await self._upload(waiting)
+                await self._uploads.all_of(waiting)
         except BaseException:
             # Not handed over yet: the request ID is free for the next try.
             self._requests.forget(accepted.request_id)
+            if waiting.duplicates is not None:
+                waiting.duplicates.release()
             raise
         self._waiting.append(waiting)
         self.commits.mark_dirty(accepted.size_bytes)
@@ -187,7 +191,7 @@ class Publisher(Generic[E]):
             raise
         if waiting.refusal is not None:
             raise waiting.refusal
-        return Answered(waiting.first_id, len(accepted.payloads))
+        return waiting.answered or Answered(0, 0)
 
     async def push(self, push: Push, accepted: Accepted, uris: dict[int, str]) -> int:
         """Store those of the rows that are not stored yet; gives the last number stored.
@@ -198,10 +202,10 @@ class Publisher(Generic[E]):
         for at, uri in uris.items():
             if not self._blobs.owns(uri):
                 raise InvalidArgument(f"messages[{at}].payload_uri", "is no payload of this root")
-        waiting = _Waiting(accepted, uris, push)
+        waiting = Waiting(accepted, uris, push)
         # For now: `drain` looks again. What is stored is not to be uploaded once more.
         last = self._outboxes.last_number(push.broker_shard)
-        _pass_over(waiting, last + 1 - push.first_number)
+        waiting.pass_over(last + 1 - push.first_number)
         if waiting.accepted.payloads:
             await self._store(waiting, None)
             return waiting.last_number
@@ -210,7 +214,7 @@ class Publisher(Generic[E]):
 
     def _admit(self, size_bytes: int) -> None:
         """Raises ResourceExhausted over the bound; a batch larger than the bound may go alone."""
-        on_their_way = self.commits.uncommitted_bytes + self._uploading_bytes
+        on_their_way = self.commits.uncommitted_bytes + self._uploads.size_bytes
         if on_their_way and on_their_way + size_bytes > self._bytes_max:
             raise ResourceExhausted(
                 "too much waits to be stored", reason="UNCOMMITTED_BYTES", retry_after_ms=_RETRY_MS
@@ -222,35 +226,10 @@ class Publisher(Generic[E]):
         self._then.append(then)
         self.commits.mark_dirty(sum(len(value) for _, value in records))
 
-    # --- Blobs ----------------------------------------------------------------
-
     async def upload(self, payload: bytes) -> str:
         """Store a payload as an object of its own; gives its URI. Raises ResourceExhausted."""
         self._admit(len(payload))
-        self._uploading_bytes += len(payload)
-        try:
-            async with self._uploads:
-                return await self._blobs.put(payload)
-        finally:
-            self._uploading_bytes -= len(payload)
-
-    async def _upload(self, waiting: _Waiting) -> None:
-        accepted = waiting.accepted
-        waiting.began_ms = self._clock.now_ms()
-        self._uploading_bytes += accepted.size_bytes
-        try:
-            async with asyncio.TaskGroup() as uploads:
-                for at in accepted.large:
-                    uploads.create_task(self._upload_one(waiting, at))
-        except* StorageError as failed:
-            # The other blobs stay: nothing refers to them, and the janitor removes such.
-            raise failed.exceptions[0] from None
-        finally:
-            self._uploading_bytes -= accepted.size_bytes
-
-    async def _upload_one(self, waiting: _Waiting, at: int) -> None:
-        async with self._uploads:
-            waiting.uris[at] = await self._blobs.put(waiting.accepted.payloads[at])
+        return await self._uploads.one(payload)
 
     # --- Commits --------------------------------------------------------------
 
@@ -260,18 +239,27 @@ class Publisher(Generic[E]):
         now_ms = self._clock.now_ms()
         commit: _Commit[E] = _Commit()
         columns = Columns()
+        repeats: list[Waiting] = []
         for publish in waiting:
             if publish.push is not None and not self._is_next(publish, publish.push):
                 continue
+            if publish.duplicates is not None:
+                publish.leave_out(publish.duplicates, now_ms)
+                if not publish.accepted.payloads:
+                    repeats.append(publish)
+                    continue
             self._put_payloads(batch, publish, now_ms)
             if publish.refusal is None:
                 if publish.push is not None:
                     self._note_stored(batch, publish, publish.push)
                 columns.extend(publish.accepted.columns)
                 commit.payloads.append((publish.first_id, publish.accepted))
-                if publish.accepted.request_id:
-                    answered = Answered(publish.first_id, len(publish.accepted.payloads))
-                    commit.answers.append((publish.accepted.request_id, answered))
+                self._answer(commit, publish, now_ms)
+            elif publish.duplicates is not None:
+                publish.duplicates.release()
+        # Last, since those above must have their IDs in a row.
+        for publish in repeats:
+            self._put_repeat(batch, commit, publish, now_ms)
         if commit.payloads:
             first_id = commit.payloads[0][0]
             for offset, part in columns.entries():
@@ -281,35 +269,51 @@ class Publisher(Generic[E]):
         self._records.clear()
         commit.then, self._then = self._then, []
         commit.minute = self._requests.put(batch, commit.answers, now_ms)
+        self._dedupe_keys.put(batch, commit.dedupe_keys, now_ms)
         if len(batch):
             self._in_flight[batch.commit] = commit
 
-    def _is_next(self, publish: _Waiting, push: Push) -> bool:
+    def _is_next(self, publish: Waiting, push: Push) -> bool:
         """Whether anything of a push is to be stored: leaves out what is stored already."""
         try:
-            _pass_over(publish, self._outboxes.stored_count(push))
+            publish.pass_over(self._outboxes.stored_count(push))
         except FailedPrecondition as gap:
             self._refuse(publish, gap)
         publish.last_number = self._outboxes.last_number(push.broker_shard)
         return publish.refusal is None and bool(publish.accepted.payloads)
 
-    def _note_stored(self, batch: Batch, publish: _Waiting, push: Push) -> None:
+    def _note_stored(self, batch: Batch, publish: Waiting, push: Push) -> None:
         self._outboxes.put(batch, push, len(publish.accepted.payloads))
         publish.last_number = self._outboxes.last_number(push.broker_shard)
 
-    def _put_payloads(self, batch: Batch, publish: _Waiting, now_ms: int) -> None:
+    def _answer(self, commit: _Commit[E], publish: Waiting, now_ms: int) -> None:
+        """Settle the answer of a publish whose ID is taken, and what is known by it."""
+        if publish.duplicates is not None:
+            commit.dedupe_keys += publish.duplicates.take(publish.first_id, now_ms)
+            publish.duplicates.release()
+        answered = publish.answer(now_ms)
+        if publish.accepted.request_id:
+            commit.answers.append((publish.accepted.request_id, answered))
+
+    def _put_repeat(self, batch: Batch, commit: _Commit[E], publish: Waiting, now_ms: int) -> None:
+        """Answer a publish of which nothing is to be stored."""
+        if publish.accepted.request_id:
+            # An ID without a message: it names the row of the request ID.
+            self._take_ids(batch, publish, 1)
+        if publish.refusal is None:
+            self._answer(commit, publish, now_ms)
+        elif publish.duplicates is not None:
+            publish.duplicates.release()
+
+    def _put_payloads(self, batch: Batch, publish: Waiting, now_ms: int) -> None:
         """Take the IDs of a publish and put its payloads, or set its refusal."""
         accepted, uris = publish.accepted, publish.uris
         if accepted.large and now_ms - publish.began_ms > UPLOAD_AGE_MS_MAX:
             return self._refuse(publish, Unavailable("the upload took over an hour, retry"))
-        try:
-            sequence, block = self._ids.allocate(len(accepted.payloads))
-        except SequenceExhausted as error:
-            full = ResourceExhausted(f"this shard is full: {error}", reason="SHARD_FULL")
-            return self._refuse(publish, full)
-        if block is not None:
-            batch.put(ID_BLOCK_KEY, encode_seq_block(block))
-        publish.first_id = first_id = message_id(self._shard, sequence)
+        self._take_ids(batch, publish, len(accepted.payloads))
+        if publish.refusal is not None:
+            return None
+        first_id = publish.first_id
         put = batch.put
         if uris:
             for at, payload in enumerate(accepted.payloads):
@@ -321,7 +325,19 @@ class Publisher(Generic[E]):
                 put(payload_key(at), encode_inline(payload))
         return None
 
-    def _refuse(self, publish: _Waiting, error: SlateMQError) -> None:
+    def _take_ids(self, batch: Batch, publish: Waiting, count: int) -> None:
+        """Give a publish so many IDs in a row, or set its refusal."""
+        try:
+            sequence, block = self._ids.allocate(count)
+        except SequenceExhausted as error:
+            full = ResourceExhausted(f"this shard is full: {error}", reason="SHARD_FULL")
+            return self._refuse(publish, full)
+        if block is not None:
+            batch.put(ID_BLOCK_KEY, encode_seq_block(block))
+        publish.first_id = message_id(self._shard, sequence)
+        return None
+
+    def _refuse(self, publish: Waiting, error: SlateMQError) -> None:
         publish.refusal = error
         self._requests.forget(publish.accepted.request_id)
 
@@ -353,6 +369,7 @@ class Publisher(Generic[E]):
         if commit.entries:
             self._log.append(commit.entries)
         self._requests.settle(commit.minute, commit.answers)
+        self._dedupe_keys.settle(commit.dedupe_keys)
         for then in commit.then:
             then()
 
@@ -360,4 +377,9 @@ class Publisher(Generic[E]):
         """Do a little of what can wait; call it some times a second."""
         self._requests.tidy(self._clock.now_ms())
         if self._requests.has_expired:
+            self.commits.mark_dirty()
+
+    async def tidy_keys(self) -> None:
+        """The same for dedupe keys, which need to be looked up."""
+        if await self._dedupe_keys.find_ended(self._clock.now_ms()):
             self.commits.mark_dirty()

@@ -33,7 +33,7 @@ class IngestProcess:
             raise FatalError(ExitCause.usage(str(error))) from error
         self._config = config
         self._directory = TopologyDirectory(self._root.objects)
-        self._servicer = IngestServicer(config, telemetry)
+        self._servicer = IngestServicer(config, self._directory, telemetry)
 
     @property
     def name(self) -> str:

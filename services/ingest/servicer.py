@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from opentelemetry import trace
 from libs.serving import limits
 from libs.serving import telemetry as told
 from libs.serving.telemetry import Telemetry
+from libs.serving.topology import TopologyDirectory
 from services.ingest import wire, wire_for_brokers
 from services.ingest.config import IngestConfig
 from services.ingest.shard import Forms, Shard
@@ -26,6 +28,9 @@ FORMS: Final = Forms(wire.log_entry, wire.stored_log_entry, wire.within)
 READ_BYTES: Final = 32 << 20
 """Payload bytes in one answer when the caller sets no bound."""
 
+HASHES_INLINE_MAX: Final = 4096
+"""Hashes of dedupe keys computed on the event loop: 4 ms."""
+
 _SPAN: Final = {
     told.MESSAGING_SYSTEM: "slatemq",
     told.MESSAGING_OPERATION_NAME: "publish",
@@ -36,10 +41,13 @@ _SPAN: Final = {
 class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     """Answers from the shard, once there is one."""
 
-    def __init__(self, config: IngestConfig, telemetry: Telemetry) -> None:
+    def __init__(
+        self, config: IngestConfig, directory: TopologyDirectory, telemetry: Telemetry
+    ) -> None:
         """Answer with these settings; `shard` is set by the process when it has started."""
         self.shard: Shard[ingest_pb2.LogEntry] | None = None
         self._config = config
+        self._directory = directory
         self._rules = wire.Rules(
             config.payload_bytes_max, config.retention_s, config.max_message_delay_ms
         )
@@ -54,6 +62,8 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         """See the proto."""
         accepted = wire.accept(request, self._rules)
         publisher = self._open().publisher
+        if accepted.dedupe_keys:
+            await self._check_shards(accepted.dedupe_keys)
         count = len(accepted.payloads)
         if not self._telemetry.enabled:
             answered = await publisher.publish(accepted)
@@ -65,8 +75,11 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             ):
                 answered = await publisher.publish(accepted, wire.carry_trace)
         self._sent.add(count, _SPAN)
-        first = answered.first_message_id
-        return ingest_pb2.PublishResponse(message_ids=range(first, first + answered.message_count))
+        return ingest_pb2.PublishResponse(
+            message_ids=answered.message_ids,
+            duplicates=[at for at, _ in answered.duplicates],
+            received_at_ms=answered.received_at_ms,
+        )
 
     async def BatchGetPayloads(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.BatchGetPayloadsRequest, context: Any
@@ -126,6 +139,33 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             durable_sequence=end.sequence,
             last_message_id=end.last_message_id,
         )
+
+    async def FindLogPosition(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.FindLogPositionRequest, context: Any
+    ) -> ingest_pb2.FindLogPositionResponse:
+        """See the proto."""
+        if request.received_at_ms < 0:
+            raise InvalidArgument("received_at_ms", "may not be negative")
+        position = await self._open().log.position_before(request.received_at_ms)
+        return ingest_pb2.FindLogPositionResponse(after_sequence=position)
+
+    async def RaisePurgeEpoch(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.RaisePurgeEpochRequest, context: Any
+    ) -> ingest_pb2.RaisePurgeEpochResponse:
+        """See the proto."""
+        raised = await self._open().purge_epoch.raise_by_one()
+        return ingest_pb2.RaisePurgeEpochResponse(purge_epoch=raised)
+
+    async def _check_shards(self, dedupe_keys: Mapping[int, str]) -> None:
+        """Raises InvalidArgument for a dedupe key of another shard."""
+        topology = await self._directory.read()
+        shards = {*topology.ingests, self._config.shard}
+        if len(shards) * len(dedupe_keys) > HASHES_INLINE_MAX:
+            await asyncio.to_thread(
+                wire.check_dedupe_shards, dedupe_keys, shards, self._config.shard
+            )
+        elif len(shards) > 1:
+            wire.check_dedupe_shards(dedupe_keys, shards, self._config.shard)
 
     def _open(self) -> Shard[ingest_pb2.LogEntry]:
         if self.shard is None:

@@ -21,8 +21,10 @@ from libs.storage.settings import Kind
 from libs.storage.slate import Database
 from libs.storage.states import decode_clock
 from services.ingest.config import IngestConfig
+from services.ingest.dedupe_keys import DedupeKeys
 from services.ingest.payload_cache import PayloadCache
 from services.ingest.publishing import Publisher, PublisherLimits, Stamped
+from services.ingest.purging import PurgeEpoch
 from services.ingest.pushing import Outboxes
 from services.ingest.reading import Metadata, Reader
 from services.ingest.replacing import Replacer
@@ -62,6 +64,7 @@ class Shard(Generic[E]):
         reader: Gives messages by ID.
         replacer: Replaces messages.
         log: Is tailed.
+        purge_epoch: Rises before each replay.
     """
 
     def __init__(
@@ -71,12 +74,14 @@ class Shard(Generic[E]):
         reader: Reader[E],
         replacer: Replacer[E],
         log: MetadataLog[E],
+        purge_epoch: PurgeEpoch,
     ) -> None:
         """Begin to commit."""
         self.publisher = publisher
         self.reader = reader
         self.replacer = replacer
         self.log = log
+        self.purge_epoch = purge_epoch
         self._database = database
         self._committing = asyncio.create_task(publisher.commits.run())
         self._tidying = asyncio.create_task(self._tidy())
@@ -100,6 +105,7 @@ class Shard(Generic[E]):
         while True:
             await asyncio.sleep(TIDY_S)
             self.publisher.tidy()
+            await self.publisher.tidy_keys()
 
     def drain(self) -> None:
         """End the tailers; publishes in flight end by themselves."""
@@ -178,6 +184,7 @@ async def _recover(
         config.shard,
         IdAllocator(block, config.id_block_size),
         requests,
+        DedupeKeys(database, config.dedupe_window_s * 1000, config.dedupe_cache_keys),
         outboxes,
         metadata_log,
         cache,
@@ -190,7 +197,8 @@ async def _recover(
     )
     reader = Reader(database, blobs, metadata_log, cache, forms.within)
     replacer = Replacer(database, clock, publisher, metadata_log, reader)
-    return Shard(database, publisher, reader, replacer, metadata_log)
+    purge_epoch = await PurgeEpoch.load(database, publisher)
+    return Shard(database, publisher, reader, replacer, metadata_log, purge_epoch)
 
 
 def _say_waiting(behind_ms: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +15,7 @@ from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
 from services.ingest.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, Columns
 from services.ingest.publishing import Stamped
 from services.ingest.reading import Metadata
+from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument
 from slatemq.v1.ingest_pb2 import LogEntry, LogMessage, PublishMessage, PublishRequest
 from slatemq.v1.message_pb2 import Message
@@ -198,6 +199,21 @@ def to_message(metadata: Metadata, payload: bytes) -> Message:
         received_at_ms=metadata.received_at_ms,
         retention_s=metadata.retention_s,
     )
+
+
+def check_dedupe_shards(
+    dedupe_keys: Mapping[int, str], shards: Collection[int], shard: int
+) -> None:
+    """Raises InvalidArgument for a dedupe key that belongs to another of the shards."""
+    for at, key in dedupe_keys.items():
+        wanted = dedupe_shard(key, shards)
+        if wanted != shard:
+            raise InvalidArgument(
+                f"messages[{at}].dedupe_key",
+                f"belongs to ingest shard {wanted}, this is {shard}",
+                reason="WRONG_SHARD",
+                metadata={"shard": str(wanted)},
+            )
 
 
 def check_message_ids(message_ids: Sequence[int], shard: int) -> None:

@@ -32,6 +32,12 @@ class Ingest:
         self.channel = channel
         self.stub = ingest_pb2_grpc.IngestServiceStub(channel)
 
+    @classmethod
+    @asynccontextmanager
+    async def at(cls, address: str) -> AsyncIterator[Ingest]:
+        async with open_channel(address) as channel:
+            yield cls(channel)
+
     async def publish(
         self, *messages: ingest_pb2.PublishMessage, request_id: str = ""
     ) -> list[int]:

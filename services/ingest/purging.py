@@ -1,0 +1,44 @@
+"""The shard's purge epoch: whoever decides to purge carries the one he saw, an older is refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from libs.storage.own_keys import PURGE_EPOCH_KEY
+from libs.storage.slate import Database
+from libs.storage.states import decode_purge_epoch, encode_purge_epoch
+from services.ingest.publishing import Publisher
+
+__all__ = ["PurgeEpoch"]
+
+
+class PurgeEpoch:
+    """A number that only rises.
+
+    Attributes:
+        durable: The last one that is durable; 0 at the beginning.
+    """
+
+    def __init__(self, number: int, publisher: Publisher[Any]) -> None:
+        """Go on from this number, with the commits of the publisher."""
+        self.durable = number
+        self._number = number
+        self._publisher = publisher
+
+    @classmethod
+    async def load(cls, database: Database, publisher: Publisher[Any]) -> PurgeEpoch:
+        """As the last commit left it."""
+        told = await database.get(PURGE_EPOCH_KEY)
+        return cls(0 if told is None else decode_purge_epoch(told), publisher)
+
+    async def raise_by_one(self) -> int:
+        """Raise it; durable on return. Raises the errors of the store."""
+        self._number = number = self._number + 1
+        records = [(PURGE_EPOCH_KEY, encode_purge_epoch(number))]
+        self._publisher.put(records, partial(self._settle, number))
+        await self._publisher.commits.durable()
+        return number
+
+    def _settle(self, number: int) -> None:
+        self.durable = number
