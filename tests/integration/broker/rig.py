@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -33,6 +34,7 @@ from slatemq.v1 import (
     queue_pb2,
     queue_pb2_grpc,
 )
+from tests.integration.broker.pushes import Pushes
 from tests.manual_clock import ManualClock
 
 
@@ -108,19 +110,25 @@ class Rig:
         ingest: Ingest,
         disk: Disk,
         wall: Callable[[], float] = time.time,
+        pushes: Pushes | None = None,
+        shard: int = 0,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.root = root
         self.clock = clock
         self.ingest = ingest
         self.disk = disk
         self.signals = _Signals()
-        config = BrokerConfig(root="memory:///", port=0, drain_ms=2000)
+        config = BrokerConfig(
+            root="memory:///", port=0, drain_ms=2000, shard=shard, **(settings or {})
+        )
         self.service = BrokerService(
             config,
             Telemetry(),
             root=root,
             make_clock=self._clock,
             make_ingests=ingest,
+            make_target=pushes or Pushes(),
             wall=wall,
         )
         self.running = RunningService(self.service, config, Telemetry())
@@ -204,6 +212,9 @@ async def running(
     clock: ManualClock | None = None,
     ingest: Ingest | None = None,
     disk: Disk | None = None,
+    pushes: Pushes | None = None,
+    shard: int = 0,
+    settings: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Rig]:
     """A broker that serves; ends as by SIGTERM, unless it has ended already."""
     disk = disk or Disk()
@@ -211,7 +222,8 @@ async def running(
         root = memory_root(disk)
     elif isinstance(root, Path):
         root = open_root(root.as_uri())
-    rig = Rig(root, clock or ManualClock(), ingest or Ingest(), disk)
+    clock, ingest = clock or ManualClock(), ingest or Ingest()
+    rig = Rig(root, clock, ingest, disk, pushes=pushes, shard=shard, settings=settings)
     ended: asyncio.Task[ExitCause] = asyncio.create_task(rig.running.run(rig.signals))
     while rig.running.gate._closed is not None:
         assert not ended.done(), ended.result()

@@ -1,0 +1,58 @@
+"""An ingest for pushes, in memory: it keeps the number of the last one, as the proto says."""
+
+from __future__ import annotations
+
+import asyncio
+
+from libs.serving.channels import Channels
+from libs.serving.peers import PeerFailed
+from libs.serving.topology import TopologyDirectory
+from slatemq.v1.ingest_pb2 import PushedMessage, PushRequest
+
+
+class Pushes:
+    """Implements `services.broker.other_shards.OutboxTarget`, for brokers that come and go.
+
+    Attributes:
+        away: Every call fails.
+        forgetful: Every call is done, but its answer gets lost.
+        slow: While it is not set, calls wait before anything happens.
+        numbers: The last number of each broker shard and ingest shard.
+        stored: What came, by ingest shard.
+        calls: How many messages each call had.
+    """
+
+    def __init__(self, ingest_shard: int = 0) -> None:
+        self.away = False
+        self.forgetful = False
+        self.slow = asyncio.Event()
+        self.slow.set()
+        self.numbers: dict[tuple[int, int], int] = {}
+        self.stored: dict[int, list[PushedMessage]] = {}
+        self.calls: list[int] = []
+        self._ingest_shard = ingest_shard
+
+    def __call__(self, channels: Channels, directory: TopologyDirectory, shard: int) -> Pushes:
+        return self
+
+    async def choose(self) -> int:
+        return self._ingest_shard
+
+    async def push(self, ingest_shard: int, request: PushRequest) -> int:
+        await self.slow.wait()
+        if self.away:
+            raise PeerFailed("away")
+        self.calls.append(len(request.messages))
+        place = (request.broker_shard, ingest_shard)
+        last = self.numbers.get(place, 0)
+        if request.first_number > last + 1:
+            raise AssertionError(f"a gap: {request.first_number} after {last}")
+        fresh = request.messages[last + 1 - request.first_number :]
+        self.stored.setdefault(ingest_shard, []).extend(fresh)
+        self.numbers[place] = last + len(fresh)
+        if self.forgetful:
+            raise PeerFailed("the answer got lost")
+        return self.numbers[place]
+
+    def payloads(self, ingest_shard: int = 0) -> list[bytes]:
+        return [one.message.payload for one in self.stored.get(ingest_shard, ())]
