@@ -1,0 +1,43 @@
+"""The journal of delayed messages: what those who watch a queue read. Pure, like the queue machine.
+
+A commit that routes delayed messages to a queue writes one row more, under an order above every
+other of the queue: so the rows stand in the order of routing, and whoever has read up to an order
+has missed nothing. A queue without delayed messages has no rows, and pays nothing.
+
+The epoch in the orders is that of the queue's lanes: after a purge the rows are garbage, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from libs.storage.delayed_records import DelayedMessage, encode_delayed
+from libs.storage.own_keys import delayed_key
+from services.broker.leases import Row
+
+ROW_MAX: Final = 1000
+"""Messages in one row at most: a row is read whole."""
+
+
+class DelayedJournal:
+    """What one queue is to write, and how far it has written."""
+
+    __slots__ = ("_coming", "last_order")
+
+    def __init__(self) -> None:
+        self.last_order = 0
+        """The highest order written since the start, durable or not; 0: none."""
+        self._coming: list[DelayedMessage] = []
+
+    def add(self, message: DelayedMessage) -> None:
+        """Notes a message for the next commit."""
+        self._coming.append(message)
+
+    def drain(self, queue_id: str, next_order: Callable[[], int]) -> Iterator[Row]:
+        """The rows of the next commit."""
+        coming, self._coming = self._coming, []
+        for start in range(0, len(coming), ROW_MAX):
+            self.last_order = next_order()
+            part = coming[start : start + ROW_MAX]
+            yield delayed_key(queue_id, self.last_order), encode_delayed(part)
