@@ -6,12 +6,13 @@ It owns nothing and may be stopped and started at any instant, also twice at onc
 `route`     one log on its way to one broker shard, as a plain state machine
 `wire`      log entries, configs and assignments from and to protobuf
 `tails`     reading the logs: one shared stream per log, own ones for those who lag
+`backfill`  bringing stored messages into queues that start in the past
 `brokers`   sending to one broker shard and keeping its configs current
 `router`    finds logs and brokers in the topology and joins them
 `explain`   what would happen to a message, and why
 `servicer`  RouterService              `service`   the process: start, health, stop
 `config`    settings                   `metrics`   counters and lag
 
-Imports go down only: service → servicer → explain, router → tails, brokers → wire → route →
-routing.
+Imports go down only: service → servicer → explain, router → brokers → backfill → tails → wire →
+route → routing.
 """

@@ -29,6 +29,7 @@ from libs.serving.peers import (
     Presence,
     peer_failures,
 )
+from services.router.backfill import Backfills
 from services.router.metrics import Metrics
 from services.router.route import Piece, PieceLimits, Route
 from services.router.routing import BrokerRules
@@ -65,10 +66,11 @@ class BrokerLink:
         self,
         shard: int,
         connect: Callable[[], Coroutine[Any, Any, grpc.aio.Channel]],
+        start: Callable[[Coroutine[Any, Any, None]], object],
         limits: PieceLimits,
         metrics: Metrics,
     ) -> None:
-        """Call the broker on the channel that `connect` gives."""
+        """Call the broker on the channel that `connect` gives; `start` watches over a task."""
         self.shard = shard
         self.rules = BrokerRules()
         self.is_live = False
@@ -81,6 +83,7 @@ class BrokerLink:
         self._applying = asyncio.Lock()
         self._reload = False
         self._cursors: dict[int, int] = {}
+        self._backfills = Backfills(shard, connect, self.refresh_rules, start, limits, metrics)
         self._lanes: dict[int, tuple[Log, Subscriber]] = {}
         self._wake = asyncio.Event()
         self._to_judge: dict[int, None] = {}
@@ -101,6 +104,7 @@ class BrokerLink:
         self._lanes[shard] = (log, subscriber)
         log.subscribers.append(subscriber)
         log.refresh(subscriber)
+        self._backfills.add_log(log)
 
     def route(self, ingest_shard: int) -> Route | None:
         """The state of the log of this shard; None if it is not routed."""
@@ -136,6 +140,7 @@ class BrokerLink:
             rules = BrokerRules()
             await _apply(rules, state.changes, state.config_revision)
             self.rules, self._reload = rules, False
+            self._backfills.learn(state.changes)
         await self._learn(known, state.changes, state.config_revision)
         self._cursors = {cursor.ingest_shard: cursor.sequence for cursor in state.cursors}
         self.is_live = self.is_known = True
@@ -166,6 +171,7 @@ class BrokerLink:
         async with self._applying:
             if known <= self.rules.revision < revision:
                 await _apply(self.rules, changes, revision)
+                self._backfills.learn(changes)
                 for shard in self._lanes:
                     self._look_at(shard)
 

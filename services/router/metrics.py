@@ -41,6 +41,11 @@ class Metrics:
             unit="{range}",
             description="Ranges that a broker refused, to be judged again or dropped",
         )
+        self._backfilled = meter.create_counter(
+            "slatemq.router.backfilled.messages",
+            unit="{message}",
+            description="Matches brought into queues that start before their creation",
+        )
         self._fallbacks = meter.create_counter(
             "slatemq.router.priority.fallbacks",
             unit="{message}",
@@ -65,10 +70,18 @@ class Metrics:
         self._routed.add(piece.matches_count, where)
         self._judged.add(piece.messages_count, where)
         self._unmatched.add(piece.unmatched_count, where)
-        self.assigned(piece.columns)
+        self._assigned(piece.columns)
 
-    def assigned(self, columns: Columns) -> None:
-        """Matches were assigned: count those whose priority failed."""
+    def backfilled(self, broker: int, ingest: int, columns: Columns) -> None:
+        """A piece of a replay was applied."""
+        if not self._enabled:
+            return
+        count = sum(len(column.message_ids) for column in columns.values())
+        where = {"slatemq.broker.shard": broker, "slatemq.ingest.shard": ingest}
+        self._backfilled.add(count, where)
+        self._assigned(columns)
+
+    def _assigned(self, columns: Columns) -> None:
         for queue_id, column in columns.items():
             if column.fallbacks_count:
                 queue = {MESSAGING_DESTINATION_NAME: queue_id}

@@ -149,7 +149,11 @@ class Router:
         for shard in brokers:
             if shard not in self.links:
                 link = BrokerLink(
-                    shard, self._connector("broker", shard), self._limits, self._metrics
+                    shard,
+                    self._connector("broker", shard),
+                    self._start,
+                    self._limits,
+                    self._metrics,
                 )
                 self.links[shard] = link
                 for known in self.logs.values():

@@ -36,6 +36,8 @@ JOIN_GAP = 4_096
 """A route that begins joins a tail that is so many sequences behind it at most; the entries in
 between are read for nothing, which costs less than another stream."""
 
+BACKFILLS_MAX = 4
+"""Streams of one log that read for replays at once: ingest has 256 for all that read its log."""
 
 WATCH_SECONDS = 1.0
 """How often a log that no stream reads, because every broker is away, is asked where it stands."""
@@ -85,6 +87,7 @@ class Log:
         ingest_shard: Whose log it is.
         durable_sequence: Its last durable entry, as last told.
         subscribers: All routes of this log.
+        backfills: To be held while a stream reads for a replay.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Log:
         self.durable_sequence = 0
         self.subscribers: list[Subscriber] = []
         self.tails: list[Tail] = []
+        self.backfills = asyncio.Semaphore(BACKFILLS_MAX)
         self._connect = connect
         self.buffer = buffer
         self.presence = Presence(f"the log of ingest {ingest_shard}")

@@ -8,6 +8,7 @@ from libs.filters import DEFAULT_PRIORITY
 from services.router.route import Piece
 from services.router.routing import (
     NO_DELAY,
+    Columns,
     LogEntry,
     LogMessage,
     QueueColumns,
@@ -77,16 +78,36 @@ def assign_request(
     return assignment_pb2.AssignRequest(
         config_revision=revision,
         ranges=[
-            assignment_pb2.LogRange(
-                ingest_shard=ingest_shard,
-                previous_sequence=piece.previous,
-                last_sequence=piece.last,
-                assignments=[
-                    _assignment(queue_id, columns) for queue_id, columns in piece.columns.items()
-                ],
-            )
+            _range(ingest_shard, piece.previous, piece.last, piece.columns)
             for ingest_shard, piece in ranges
         ],
+    )
+
+
+def backfill_request(
+    queue_id: str,
+    queue_revision: int,
+    ingest_shard: int,
+    previous: int,
+    last: int,
+    columns: Columns,
+) -> assignment_pb2.BackfillRequest:
+    """The call that sends a queue's part of a judged piece of its replay."""
+    return assignment_pb2.BackfillRequest(
+        queue_id=queue_id,
+        queue_revision=queue_revision,
+        range=_range(ingest_shard, previous, last, columns),
+    )
+
+
+def _range(
+    ingest_shard: int, previous: int, last: int, columns: Columns
+) -> assignment_pb2.LogRange:
+    return assignment_pb2.LogRange(
+        ingest_shard=ingest_shard,
+        previous_sequence=previous,
+        last_sequence=last,
+        assignments=[_assignment(queue_id, column) for queue_id, column in columns.items()],
     )
 
 
