@@ -3,9 +3,13 @@
     queue state 0x40       | version u8 = 01 | epoch u8 | deleted u8 (0, 1) | last order u64
                            | garbage epochs: Array<u8> | created revision u64 | in-flight count u32
                            | done count u64 | failed count u64 | first in-flight order u64
-                           | oldest done order u64 | oldest failed order u64 | lanes: Array<Lane> |
+                           | oldest done order u64 | oldest failed order u64 | lanes: Array<Lane>
+                           | purges: Purges, left out where there is nothing to tell |
     Lane (28 bytes)        | priority u8 | kind u8 | head order u64 | head offset u16
                            | tail order u64 | waiting count u64 |
+    Purges                 | lane epoch u8 | garbage lane epochs: Array<u8>
+                           | done garbage: first order u64 | last order u64
+                           | failed garbage: first order u64 | last order u64 |
     routing cursor 0x41    | log sequence u64 |
     request IDs 0x43       | Array<(request ID Utf8 | first message ID u64 | message count u32
                            | fingerprint 16 bytes)>
@@ -56,6 +60,8 @@ _LANE = Fixed(
     waiting_count="Q",
 )
 _row_of = attrgetter(*_LANE.names)
+_LANE_EPOCH = Fixed(lane_epoch="B")
+_GARBAGE = Fixed(done_first="Q", done_last="Q", failed_first="Q", failed_last="Q")
 _U64 = Fixed(number="Q")
 _I64 = Fixed(milliseconds="q")
 _REQUEST = Fixed(first_message_id="Q", message_count="I")
@@ -78,13 +84,36 @@ class LaneRecord:
     waiting_count: int
 
 
+class OrderRange(NamedTuple):
+    """Orders from `first` to `last`, both included; none of both is 0."""
+
+    first: int = 0
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PurgesRecord:
+    """What purges have made of a queue.
+
+    `lane_epoch` is in the orders of its available messages, in place of the queue's epoch;
+    `garbage_lane_epochs` are those whose ready and timed buckets are still to be removed, the
+    others are rows of the done and failed lists to be removed.
+    """
+
+    lane_epoch: int
+    garbage_lane_epochs: tuple[int, ...] = ()
+    garbage_done: OrderRange = OrderRange()
+    garbage_failed: OrderRange = OrderRange()
+
+
 @dataclass(frozen=True, slots=True)
 class QueueStateRecord:
     """Where a queue's lists begin and end, and how long they are.
 
     `epoch` is the queue's incarnation, as in the orders of its buckets; `last_order` the highest
     order ever taken; `garbage_epochs` those whose buckets are still to be removed;
-    `created_revision` the config revision at which this incarnation was made.
+    `created_revision` the config revision at which this incarnation was made; no `purges`: the
+    queue's epoch is that of its lanes, too.
     """
 
     epoch: int
@@ -99,6 +128,7 @@ class QueueStateRecord:
     oldest_done_order: int
     oldest_failed_order: int
     lanes: tuple[LaneRecord, ...]
+    purges: PurgesRecord | None = None
 
 
 class RequestIdRecord(NamedTuple):
@@ -140,6 +170,17 @@ def encode_queue_state(state: QueueStateRecord) -> bytes:
             number_array("garbage_epochs", "B", state.garbage_epochs),
             _STATE_BODY.pack(*_body_of(state)),
             _LANE.pack_array("lanes", list(map(_row_of, state.lanes))),
+            _encode_purges(state.purges) if state.purges else b"",
+        )
+    )
+
+
+def _encode_purges(purges: PurgesRecord) -> bytes:
+    return b"".join(
+        (
+            _LANE_EPOCH.pack(purges.lane_epoch),
+            number_array("garbage_lane_epochs", "B", purges.garbage_lane_epochs),
+            _GARBAGE.pack(*purges.garbage_done, *purges.garbage_failed),
         )
     )
 
@@ -158,6 +199,7 @@ def decode_queue_state(data: bytes) -> QueueStateRecord:
     garbage_epochs = reader.number_array("garbage epochs", "B")
     body = reader.fixed("counts and orders", _STATE_BODY)
     lanes = tuple(_lane(reader, row) for row in reader.array("lanes", _LANE))
+    purges = None if reader.at_end else _purges(reader)
     reader.finish()
     return QueueStateRecord(
         epoch=epoch,
@@ -165,7 +207,17 @@ def decode_queue_state(data: bytes) -> QueueStateRecord:
         last_order=last_order,
         garbage_epochs=garbage_epochs,
         lanes=lanes,
+        purges=purges,
         **dict(zip(_STATE_BODY.names, body, strict=True)),
+    )
+
+
+def _purges(reader: Reader) -> PurgesRecord:
+    lane_epoch = reader.number("lane epoch", "B")
+    epochs = reader.number_array("garbage lane epochs", "B")
+    done_first, done_last, failed_first, failed_last = reader.fixed("garbage", _GARBAGE)
+    return PurgesRecord(
+        lane_epoch, epochs, OrderRange(done_first, done_last), OrderRange(failed_first, failed_last)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 
 from libs.storage.buckets import (
     MAX_ORDER_MS,
@@ -14,16 +15,22 @@ from libs.storage.buckets import (
 from libs.storage.keys import active_key
 from libs.storage.queues import AvailableMessage, encode_active
 from libs.storage.states import LaneRecord
-from services.broker.lanes import READY_BUCKET_MAX, TIMED_BUCKET_MAX, Lane
+from services.broker.counts import Counts, counts_of
+from services.broker.lanes import READY_BUCKET_MAX, TIMED_BUCKET_MAX, IsOver, Lane
 from services.broker.leases import Row
-from services.broker.waiting_buckets import Bucket
+from services.broker.orders import Orders
+from services.broker.waiting_buckets import Bucket, Place
 from services.broker.walks import (
     LAST_N,
     MILLISECOND,
     Choice,
     Chooser,
+    Needs,
+    NeedsBucket,
+    NeedsDue,
     NeedsLane,
     NeedsSlot,
+    StoredBucket,
     Taken,
     Walk,
 )
@@ -35,31 +42,21 @@ Beyond = tuple[Lane, list[int]]
 """A lane and orders of it which it may let go of once they are durable."""
 
 
-class Orders:
-    """The hybrid clock of one queue, from which buckets get their orders."""
-
-    __slots__ = ("epoch", "last")
-
-    def __init__(self, epoch: int, last: int) -> None:
-        self.epoch = epoch
-        self.last = last
-
-    def next(self, now_ms: int) -> int:
-        """An order above every other: the time, or where several fall together, a little more."""
-        self.last = max(self.last + 1, order_of(self.epoch, now_ms, 0))
-        return self.last
-
-
 class Available:
     """The lanes of one queue. Times are ms by the broker's clock."""
 
-    def __init__(self, queue_id: str, orders: Orders, records: Iterable[LaneRecord]) -> None:
+    def __init__(
+        self, queue_id: str, orders: Orders, epoch: int, records: Iterable[LaneRecord]
+    ) -> None:
         self.queue_id = queue_id
-        self.epoch = orders.epoch
+        self.epoch = epoch
+        """That of the lanes: each purge begins another one."""
         self.changed = False
         """Whether a walk has removed anything since this was last set to False."""
+        self.dropped_count = 0
+        """How many messages `look_at_due` has dropped since this was last set to 0."""
         self._orders = orders
-        self._lanes = {(one.priority, one.kind): Lane.restore(one) for one in records}
+        self._lanes = {(one.priority, one.kind): Lane.restore(one, epoch) for one in records}
         self._open_ready: dict[int, Bucket] = {}  # by priority: filled until the next commit
         self._walked_ms = 0  # until when timed messages may have been looked at
 
@@ -80,28 +77,43 @@ class Available:
             for lane in self._lanes.values()
             if lane.kind == BucketKind.TIMED and lane.count
         ]
-        return min((order_ms(order) for order in earliest if order is not None), default=None)
+        return min((split_order(one).ms for one in earliest if one is not None), default=None)
 
     def records(self) -> tuple[LaneRecord, ...]:
         """Where each lane stands."""
         return tuple(lane.record() for lane in self._lanes.values())
 
+    def lanes(self) -> list[Lane]:
+        """All lanes, in the order of delivery but for what falls due."""
+        return [self._lanes[name] for name in sorted(self._lanes)]
+
+    def counts(self, now_ms: int) -> Counts:
+        """How many messages wait, as far as memory tells."""
+        return counts_of(self.lanes(), self._due_until(now_ms), now_ms)
+
     # --- Messages come ------------------------------------------------------
 
-    def add_ready(self, priority: int, items: Sequence[AvailableMessage], now_ms: int) -> None:
-        """Makes messages of one priority available now, behind those that are."""
+    def add_ready(self, priority: int, items: Sequence[AvailableMessage], now_ms: int) -> Place:
+        """Makes messages of one priority available now, behind those that are.
+
+        Says where the last of them is.
+        """
         lane = self._lane(priority, BucketKind.READY)
-        done = 0
+        order = done = 0
         while done < len(items):
             bucket = self._open_bucket(lane, now_ms)
             if bucket is None:
                 part = list(items[done : done + READY_BUCKET_MAX])
-                bucket = self._open_ready[priority] = Bucket(self._orders.next(now_ms), part)
+                bucket = self._open_ready[priority] = Bucket(
+                    self._orders.next_of(self.epoch, now_ms), part
+                )
                 lane.add(bucket)
             else:
                 part = list(items[done : done + READY_BUCKET_MAX - len(bucket.items)])
                 lane.extend(bucket, part)
             done += len(part)
+            order = bucket.order
+        return Place(priority, BucketKind.READY, order)
 
     def _open_bucket(self, lane: Lane, now_ms: int) -> Bucket | None:
         bucket = self._open_ready.get(lane.priority)
@@ -124,10 +136,12 @@ class Available:
         """
         return max(now_ms, self._walked_ms)
 
-    def needs_slot(self, priority: int, visible_at_ms: int) -> NeedsSlot | None:
+    def needs_slot(
+        self, priority: int, visible_at_ms: int, deadline_ms: int = 0
+    ) -> NeedsSlot | None:
         """What must be read before `add_timed`, if anything."""
         lane = self._lane(priority, BucketKind.TIMED)
-        first, last = self._slot(lane, visible_at_ms)
+        first, last = self._slot(lane, _leaves_at(visible_at_ms, deadline_ms))
         if lane.knows(first, first + LAST_N):
             if not _is_full(last) or lane.knows(first + MILLISECOND, first + MILLISECOND + LAST_N):
                 return None
@@ -149,10 +163,14 @@ class Available:
             bucket = in_memory  # the read began before this was written
         lane.remember(need.first_order, bucket)
 
-    def add_timed(self, priority: int, item: AvailableMessage) -> None:
-        """Makes a message available from its `visible_at_ms` on. See `needs_slot`, `seen_until`."""
+    def add_timed(self, priority: int, item: AvailableMessage) -> Place:
+        """Makes a message available from its `visible_at_ms` on; says where it is.
+
+        See `needs_slot`; both this time and its retention must be after `seen_until`. One whose
+        retention ends first stands at that time, to be dropped then.
+        """
         lane = self._lane(priority, BucketKind.TIMED)
-        first, bucket = self._slot(lane, item.visible_at_ms)
+        first, bucket = self._slot(lane, _leaves_at(item.visible_at_ms, item.retention_deadline_ms))
         full = bucket is not None and len(bucket.items) >= TIMED_BUCKET_MAX
         if bucket is not None and (not full or bucket.order & LAST_N == LAST_N):
             lane.extend(bucket, [item])
@@ -161,6 +179,7 @@ class Available:
             lane.add(bucket)
         if first + LAST_N > lane.known_until:
             lane.remember(first, bucket)
+        return Place(priority, BucketKind.TIMED, bucket.order)
 
     def _slot(self, lane: Lane, visible_at_ms: int) -> tuple[int, Bucket | None]:
         """The first order of the millisecond to which a message is added, and its last bucket.
@@ -185,13 +204,77 @@ class Available:
         items: Sequence[tuple[int, AvailableMessage]],
     ) -> None:
         """Returns messages that were taken from the bucket of this order: (place, message)."""
-        self._lane(priority, kind).put_back(order, items)
+        if split_order(order).epoch == self.epoch:
+            self._lane(priority, kind).put_back(order, items)
+        else:  # The queue was purged meanwhile.
+            self.add_ready(priority, [item for _, item in sorted(items, key=itemgetter(0))], 0)
 
     def _lane(self, priority: int, kind: BucketKind) -> Lane:
         lane = self._lanes.get((priority, kind))
         if lane is None:
-            lane = self._lanes[priority, kind] = Lane(priority, kind)
+            lane = self._lanes[priority, kind] = Lane(priority, kind, self.epoch)
         return lane
+
+    # --- One message, or all ------------------------------------------------
+
+    def find(self, place: Place) -> tuple[Lane, Bucket] | None:
+        """The bucket there, if there is one. May raise NeedsRows as part of Needs."""
+        lane = self._lanes.get((place.priority, place.kind))
+        if lane is None or split_order(place.order).epoch != self.epoch:
+            return None
+        bucket = lane.find_anywhere(place.order)
+        if bucket is None:
+            if not lane.has_none(place.order):
+                raise Needs([NeedsBucket(self, lane, place.order)], ())
+            return None
+        return lane, bucket
+
+    def purge(self, epoch: int) -> int:
+        """Drops everything in O(lanes): the lanes begin anew in this epoch. Gives how many."""
+        count = sum(lane.count for lane in self._lanes.values())
+        self.epoch = epoch
+        self._lanes = {}
+        self._open_ready = {}
+        return count
+
+    # --- Time comes ---------------------------------------------------------
+
+    def _due_until(self, now_ms: int) -> int:
+        return order_of(self.epoch, min(now_ms, TIMED_LAST_MS), LAST_N)
+
+    def has_due(self, now_ms: int) -> bool:
+        """Whether `look_at_due` has something to do."""
+        until = self._due_until(now_ms)
+        return any(_has_due(lane, until) for lane in self._lanes.values())
+
+    def look_at_due(self, is_over: IsOver, now_ms: int, limit: int) -> int:
+        """Counts what has fallen due and drops that of which `is_over` is true.
+
+        Looks at about `limit` messages and gives how many. May raise NeedsLane or Needs; it goes
+        on where it was.
+        """
+        until = self._due_until(now_ms)
+        self._walked_ms = max(self._walked_ms, now_ms)
+        looked_at = 0
+        for lane in [lane for lane in self._lanes.values() if _has_due(lane, until)]:
+            if lane.head is None and not lane.complete:
+                raise NeedsLane(self, lane)
+            count = lane.count
+            looked_at += lane.look_at_due(until, is_over, limit - looked_at)
+            self.dropped_count += count - lane.count
+            if looked_at >= limit:
+                break
+            if lane.count and lane.due_until < until:
+                raise Needs([NeedsDue(self, lane, until, is_over)], ())
+        return looked_at
+
+    def offer_due(self, need: NeedsDue, rows: Sequence[StoredBucket], through: int) -> None:
+        """Answers a NeedsDue."""
+        lane = need.lane
+        if need.first_order == lane.due_until + 1 and need.known_until == lane.known_until:
+            count = lane.count
+            lane.offer_due(rows, need.first_order, through, need.is_over)
+            self.dropped_count += count - lane.count
 
     # --- Messages leave -----------------------------------------------------
 
@@ -271,7 +354,7 @@ class Available:
         rows: list[Row] = []
         beyond = []
         for lane in list(self._lanes.values()):
-            if lane.changed or lane.crowded:
+            if lane.to_write:
                 rows.extend(self._lane_rows(lane))
                 orders = lane.written(generation)
                 if orders or lane.crowded:
@@ -300,6 +383,12 @@ def _is_full(bucket: Bucket | None) -> bool:
     return len(bucket.items) >= TIMED_BUCKET_MAX
 
 
-def order_ms(order: int) -> int:
-    """The milliseconds in an order."""
-    return split_order(order).ms
+def _leaves_at(visible_at_ms: int, deadline_ms: int) -> int:
+    """When a delayed message leaves its lane: to be claimed, or past its retention."""
+    return min(visible_at_ms, deadline_ms or visible_at_ms)
+
+
+def _has_due(lane: Lane, until_order: int) -> bool:
+    if lane.kind != BucketKind.TIMED or not lane.count or lane.due_until >= until_order:
+        return False
+    return lane.earliest is not None and lane.earliest <= until_order

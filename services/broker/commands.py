@@ -6,16 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from services.broker.walks import NeedsSlot
+from services.broker.walks import Needs
 
-
-class Needs(Exception):
-    """A command needs records that are not in memory: read them all, then run it again."""
-
-    def __init__(self, slots: Sequence[NeedsSlot], attempts: Sequence[tuple[str, int]]) -> None:
-        super().__init__(f"{len(slots)} slots, {len(attempts)} attempts records")
-        self.slots = slots
-        self.attempts = attempts
+__all__ = ["Assignment", "Finish", "Nack", "Needs", "Purge", "Range"]
 
 
 class Finish(Enum):
@@ -56,3 +49,12 @@ class Nack:
     delay_ms: int = 0
     release: bool = False
     """Nobody worked on the message: the attempt is not counted."""
+
+
+class Purge(Enum):
+    """Which of a queue's lists to empty."""
+
+    AVAILABLE = 1  # and delayed
+    IN_FLIGHT = 2
+    DONE = 3
+    FAILED = 4

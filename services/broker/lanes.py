@@ -2,25 +2,24 @@
 
 A lane is a row of buckets, each one record in the database. Messages leave at the front; ready
 messages join at the end, timed ones where their time puts them. Only a prefix of the lane is held
-in memory, so that a lane of ten million costs what a lane of ten thousand does:
+in memory, so that a lane of ten million costs what a lane of ten thousand does: see LaneMemory.
 
-    cached (from the head, without a gap)         not in memory           overlay
-    [bucket][bucket][bucket] ... known_until | . . . . . . . . . . | [bucket] [bucket]
-     ^ head, `start` messages of it taken                             not durable yet, or open
+Of a timed lane it is known up to where the messages were counted whose time has come:
 
-The overlay keeps what was added beyond the cached prefix until the commit that writes it is
-durable: before that the database could not give it back.
+    [bucket][bucket] ... due_until | . . . [bucket] ...
+     `due_count` messages            not due, or not counted yet
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
+from bisect import insort
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from libs.storage.buckets import MAX_ORDER, BucketKind
+from libs.storage.buckets import BucketKind
 from libs.storage.queues import AvailableMessage
 from libs.storage.states import LaneRecord
+from services.broker import lane_memory
+from services.broker.lane_memory import BY_ORDER, COMPLETE, LaneMemory
 from services.broker.waiting_buckets import Bucket
 
 READY_BUCKET_MAX = 1000
@@ -29,67 +28,29 @@ READY_BUCKET_MAX = 1000
 TIMED_BUCKET_MAX = 500
 """Messages that share a millisecond and a bucket at most: joining one rewrites it."""
 
-CACHED_MAX = 20_000
-"""Messages of a lane in memory at most (about 4 MB); what is beyond is read back when it is due."""
-
-SLOTS_MAX = 20_000
-"""Milliseconds of a lane remembered whose buckets are known though not cached, and the messages
-remembered with them; no call names more of either."""
-
-COMPLETE = MAX_ORDER
-"""`known_until` of a lane that is in memory whole."""
-
-_BY_ORDER = attrgetter("order")
+IsOver = Callable[[AvailableMessage], bool]
+"""Whether a message must leave without being handed out."""
 
 
-class Lane:
-    """See the module's text. All orders contain the queue's epoch."""
+class Lane(LaneMemory):
+    """See the module's text."""
 
-    __slots__ = (
-        "_cached",
-        "_cached_count",
-        "_front",
-        "_head_offset",
-        "_head_order",
-        "_overlay",
-        "_reading",
-        "_slots",
-        "_slots_weight",
-        "_taken_until",
-        "changed",
-        "count",
-        "kind",
-        "known_until",
-        "loading",
-        "priority",
-        "tail",
-    )
+    __slots__ = ("due_count", "due_until", "epoch", "kind", "priority")
 
-    def __init__(self, priority: int, kind: BucketKind) -> None:
+    def __init__(self, priority: int, kind: BucketKind, epoch: int) -> None:
+        super().__init__()
         self.priority = priority
         self.kind = kind
-        self.count = 0
-        self.tail = 0  # the highest order ever used in this lane
-        self.known_until = COMPLETE
-        self.loading = False
-        # To write, or (None) to delete, in the next commit.
-        self.changed: dict[int, Bucket | None] = {}
-        self._cached: list[Bucket] = []
-        self._front = 0  # index of the head in _cached: cheaper than shifting the list each time
-        self._cached_count = 0
-        self._overlay: dict[int, Bucket] = {}
-        self._head_order = 0  # where the head is at least, while nothing is cached
-        self._head_offset = 0  # messages of that bucket which are taken
-        self._taken_until = 0  # the last order from which messages were taken
-        # By a key of the caller's: the last of some buckets beyond the cache, as far as known.
-        self._slots: dict[int, Bucket | None] = {}
-        self._slots_weight = 0
-        self._reading: list[range] = []  # orders that are being read to be remembered
+        self.epoch = epoch
+        self.due_until = 0
+        """The last order up to which the messages are counted whose time has come."""
+        self.due_count = 0
+        """How many messages wait up to there."""
 
     @classmethod
-    def restore(cls, record: LaneRecord) -> Lane:
+    def restore(cls, record: LaneRecord, epoch: int) -> Lane:
         """The lane as its queue's state record tells it; buckets are read when they are needed."""
-        lane = cls(record.priority, BucketKind(record.kind))
+        lane = cls(record.priority, BucketKind(record.kind), epoch)
         lane.count = record.waiting_count
         lane.tail = record.tail_order
         lane._head_order = record.head_order
@@ -113,52 +74,23 @@ class Lane:
             waiting_count=self.count,
         )
 
-    @property
-    def head(self) -> Bucket | None:
-        """The first bucket in memory; None when the lane is empty or must be read first."""
-        return self._cached[self._front] if self._front < len(self._cached) else None
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing of the lane has to be read from the database."""
-        return self.known_until == COMPLETE
-
-    @property
-    def crowded(self) -> bool:
-        """Whether more of it is in memory than should be."""
-        return self._cached_count > CACHED_MAX
-
-    @property
-    def roomy(self) -> bool:
-        """Whether more of it may be read in though nothing in memory was taken."""
-        return 2 * self._cached_count <= CACHED_MAX
-
-    @property
-    def first_unknown(self) -> int:
-        """The lowest order that may hold a bucket not in memory."""
-        return self.known_until + 1
-
-    @property
-    def earliest(self) -> int | None:
-        """The order of the head, or a lower bound while it is not in memory; None when empty."""
-        head = self.head
-        if head is not None:
-            return head.order
-        return None if self.complete else self.first_unknown
-
-    def cached_from(self, position: int) -> Bucket | None:
-        """The bucket `position` places behind the head, if it is in memory."""
-        index = self._front + position
-        return self._cached[index] if index < len(self._cached) else None
-
     # --- Messages join ------------------------------------------------------
 
     def add(self, bucket: Bucket) -> None:
         """Adds a bucket whose order no bucket of the lane has."""
-        self.count += len(bucket.items)
-        self.changed[bucket.order] = bucket
+        order = bucket.order
+        if order in self._gone:
+            bucket.stored = True  # the row that is being deleted is written again
+            del self._gone[order]
+        self._came(order, len(bucket.items))
+        self.changed[order] = bucket
         self._place(bucket)
-        self.tail = max(self.tail, bucket.order)
+        self.tail = max(self.tail, order)
+
+    def _came(self, order: int, count: int) -> None:
+        self.count += count
+        if order <= self.due_until:
+            self.due_count += count
 
     def _place(self, bucket: Bucket) -> None:
         order = bucket.order
@@ -171,16 +103,16 @@ class Lane:
             self.known_until = order - 1
             self._overlay[order] = bucket
         else:
-            self._cached_count += len(bucket.items) - bucket.start
+            self._cached_count += bucket.left
             if order > last:
                 self._cached.append(bucket)
             else:
                 if head is not None and order < head.order:
                     self._trim_head(head)
-                insort(self._cached, bucket, lo=self._front, key=_BY_ORDER)
+                insort(self._cached, bucket, lo=self._front, key=BY_ORDER)
 
     def _ends_before(self, order: int, last: int) -> bool:
-        full = self.complete and self._cached_count >= CACHED_MAX
+        full = self.complete and self._cached_count >= lane_memory.CACHED_MAX
         return full and order > last and order > self._taken_until
 
     def extend(self, bucket: Bucket, items: Iterable[AvailableMessage]) -> None:
@@ -188,91 +120,35 @@ class Lane:
         before = len(bucket.items)
         bucket.append(items)
         added = len(bucket.items) - before
-        self.count += added
+        self._came(bucket.order, added)
         self.changed[bucket.order] = bucket
+        self._gone.pop(bucket.order, None)
         if bucket.order <= self.known_until:
             self._cached_count += added
         else:
             self._overlay[bucket.order] = bucket
-
-    # --- What is where ------------------------------------------------------
-
-    def find(self, order: int) -> Bucket | None:
-        """The bucket of this order, if it is in memory."""
-        if order in self._overlay:
-            return self._overlay[order]
-        index = bisect_left(self._cached, order, lo=self._front, key=_BY_ORDER)
-        if index < len(self._cached) and self._cached[index].order == order:
-            return self._cached[index]
-        return None
-
-    def last_between(self, first_order: int, last_order: int) -> Bucket | None:
-        """The bucket in memory with the highest order between the two, which are near."""
-        if self._overlay:
-            for order in range(last_order, max(first_order, self.first_unknown) - 1, -1):
-                if order in self._overlay:
-                    return self._overlay[order]
-        index = bisect_right(self._cached, last_order, lo=self._front, key=_BY_ORDER) - 1
-        if index >= self._front and self._cached[index].order >= first_order:
-            return self._cached[index]
-        return None
-
-    def knows(self, first_order: int, last_order: int) -> bool:
-        """Whether memory tells for certain which buckets there are between two orders."""
-        return (
-            last_order <= self.known_until or first_order > self.tail or first_order in self._slots
-        )
-
-    def last_known(self, first_order: int, last_order: int) -> Bucket | None:
-        """The last bucket between two orders of which `knows` is true."""
-        in_memory = self.last_between(first_order, last_order)
-        slot = self._slots.get(first_order)
-        if slot is None or (in_memory is not None and in_memory.order >= slot.order):
-            return in_memory
-        return slot
-
-    def remember(self, first_order: int, bucket: Bucket | None) -> None:
-        """Notes the last bucket from `first_order` on, where the next one may be in doubt."""
-        if first_order not in self._slots and bucket is not None:
-            self._slots_weight += len(bucket.items)
-        self._slots[first_order] = bucket
-        self._slots_weight += 1
-
-    def begin_read(self, first_order: int, last_order: int) -> None:
-        """Notes that what `remember` wants is being read: what changes meanwhile must stay here."""
-        self._reading.append(range(first_order, last_order + 1))
-
-    def end_read(self, first_order: int, last_order: int) -> None:
-        """Ends what `begin_read` began."""
-        self._reading.remove(range(first_order, last_order + 1))
-
-    def remembers(self, first_order: int) -> bool:
-        """Whether `remember` was told of it."""
-        return first_order in self._slots
-
-    def forget_slots(self) -> None:
-        """Forgets what was remembered, if it has become much."""
-        if self._slots_weight > SLOTS_MAX:
-            needed = [orders.start for orders in self._reading if orders.start in self._slots]
-            self._slots = {first: self._slots[first] for first in needed}
-            self._slots_weight = 0
 
     # --- Messages leave -----------------------------------------------------
 
     def taken(self, bucket: Bucket, until: int, kept: Sequence[int]) -> None:
         """Removes the messages of a cached bucket before index `until`, but for those `kept`."""
         removed = until - bucket.start - len(kept)
-        self.count -= removed
         self._cached_count -= removed
         self._taken_until = max(self._taken_until, bucket.order)
-        if not self.count:
-            self.known_until = COMPLETE  # whatever was not read in cannot hold anything
-            self._slots = {}
+        self._left(bucket.order, removed)
         if kept:
             bucket.keep(until, kept)
             self.changed[bucket.order] = bucket
         else:
             bucket.start = until
+
+    def _left(self, order: int, count: int) -> None:
+        self.count -= count
+        if order <= self.due_until:
+            self.due_count -= count
+        if not self.count:
+            self.known_until = COMPLETE  # whatever was not read in cannot hold anything
+            self._slots = {}
 
     def settle(self, visited: int) -> None:
         """After messages of the first `visited` buckets were taken: drops the empty ones.
@@ -284,7 +160,7 @@ class Lane:
         end = min(front + visited, len(cached))
         left = []
         for bucket in cached[front:end]:
-            if bucket.start < len(bucket.items):
+            if bucket.left:
                 left.append(bucket)
             else:
                 self._drop(bucket)
@@ -312,7 +188,7 @@ class Lane:
             self.add(bucket)
             return
         bucket.insert(items)
-        self.count += len(items)
+        self._came(order, len(items))
         self._cached_count += len(items)
         self.changed[order] = bucket
 
@@ -321,80 +197,77 @@ class Lane:
             bucket.trim()
             self.changed[bucket.order] = bucket
 
-    # --- The database -------------------------------------------------------
-
-    def loaded(
-        self, first: int, rows: Iterable[tuple[int, list[AvailableMessage]]], through: int
-    ) -> None:
-        """Takes in what the database holds from `first` up to the order `through`.
-
-        `first` is what `first_unknown` was when the read began; if it has moved, the rows say
-        nothing. COMPLETE as `through` says that the read went to the lane's end. What was added
-        while the read ran is in the overlay, and newer than the rows.
-        """
-        self.loading = False
-        if first != self.first_unknown:
-            return
-        found = {order: Bucket(order, items, stored=True) for order, items in rows}
-        if self._head_order in found:
-            found[self._head_order].start = self._head_offset
+    def remove(self, bucket: Bucket, indexes: Collection[int]) -> None:
+        """Removes messages from a bucket that `find_anywhere` gave, wherever it lies."""
+        order = bucket.order
+        in_cache = order <= self.known_until
+        if order == self._head_order:
             self._head_offset = 0
-        found.update({o: b for o, b in self._overlay.items() if o <= through})
-        for order in sorted(found):
-            self._overlay.pop(order, None)
-            self._cache(found[order])
-        self.known_until = through
-        if self._cached_count + sum(len(b.items) for b in self._overlay.values()) == self.count:
-            # All the others are here: nothing is left to be read.
-            self.known_until = COMPLETE
-            for order in sorted(self._overlay):
-                self._cache(self._overlay.pop(order))
-        # Buckets that are cached now would grow apart from those remembered.
-        known = self.known_until
-        self._slots = {order: slot for order, slot in self._slots.items() if order > known}
+        bucket.remove(indexes)
+        self.changed[order] = bucket
+        if in_cache:
+            self._cached_count -= len(indexes)
+        else:
+            self._overlay[order] = bucket
+        if not bucket.items:
+            self._vanish(order, bucket)
+        self._left(order, len(indexes))
 
-    def _cache(self, bucket: Bucket) -> None:
-        self._cached.append(bucket)
-        self._cached_count += len(bucket.items) - bucket.start
+    def _vanish(self, order: int, bucket: Bucket) -> None:
+        index = self._cached_index(order)
+        if index is not None:
+            del self._cached[index]
+        self._overlay.pop(order, None)
+        if bucket.stored:
+            self.changed[order] = None
+            self._gone[order] = 0
+        else:
+            del self.changed[order]
 
-    def written(self, generation: int) -> list[int]:
-        """Notes that all of `changed` goes into this commit; gives the orders of the overlay."""
-        beyond = []
-        for order, bucket in self.changed.items():
-            if bucket is not None:
-                bucket.stored = True
-                bucket.generation = generation
-                if order in self._overlay:
-                    beyond.append(order)
-        self.changed = {}
-        return beyond
+    # --- Time comes ---------------------------------------------------------
 
-    def let_go(self, orders: Iterable[int], durable_generation: int) -> list[int] | None:
-        """Drops of the overlay what is durable, and of the cache what is too much.
+    def look_at_due(self, until_order: int, is_over: IsOver, limit: int) -> int:
+        """Counts what is due up to an order, and removes what must leave, as far as memory knows.
 
-        Gives the orders that must stay for now; None when there is no need to come back.
+        Looks at about `limit` messages and gives how many; `due_until` tells how far it came.
         """
-        stay = []
-        for order in orders:
-            bucket = self._overlay.get(order)
-            if bucket is None or order in self.changed or bucket.generation > durable_generation:
-                continue  # read in meanwhile, or to be written again: a later commit comes back
-            if self.loading or any(order in orders for orders in self._reading):
-                stay.append(order)  # a read that began before the commit would miss it
-            else:
-                del self._overlay[order]
-        return stay if self._uncrowd(durable_generation) or stay else None
+        looked_at = 0
+        for bucket in self.cached_between(self.due_until + 1, until_order):
+            if looked_at >= limit:
+                return looked_at
+            looked_at += bucket.left
+            self._is_due(bucket, is_over)
+        self.due_until = max(self.due_until, min(until_order, self.known_until))
+        return looked_at
 
-    def _uncrowd(self, durable_generation: int) -> bool:
-        """Drops the end of the cache if there is too much of it; True when it has to wait."""
-        while self.crowded and len(self._cached) - self._front > 1:
-            last = self._cached[-1]
-            if last.order <= self._taken_until:
-                return False  # messages may be put back into it
-            undurable = last.order in self.changed or last.generation > durable_generation
-            if undurable or self.loading:
-                return True
-            self._cached.pop()
-            self._cached_count -= len(last.items)
-            self.known_until = last.order - 1
-        return False
+    def _is_due(self, bucket: Bucket, is_over: IsOver) -> None:
+        self.due_until = bucket.order
+        self.due_count += bucket.left
+        items = bucket.items
+        over = {index for index in range(bucket.start, len(items)) if is_over(items[index])}
+        if over:
+            self.remove(bucket, over)
+
+    def offer_due(
+        self,
+        rows: Sequence[tuple[int, list[AvailableMessage]]],
+        first: int,
+        through: int,
+        is_over: IsOver,
+    ) -> None:
+        """As `look_at_due` for what was read between two orders; `first` follows `due_until`."""
+        read = dict(rows)
+        for order, items in self.merged(rows, first, through):
+            if order in read and any(map(is_over, items)):
+                self.invite(order, read[order])
+            bucket = self.find_anywhere(order)
+            if bucket is None:
+                self.due_count += len(items)
+            else:
+                self._is_due(bucket, is_over)
+        self.due_until = through
+
+    def due_now(self, until_order: int) -> int:
+        """How many messages are due up to an order, as far as memory tells."""
+        later = self.cached_between(self.due_until + 1, until_order)
+        return self.due_count + sum(bucket.left for bucket in later)

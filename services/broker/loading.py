@@ -39,7 +39,7 @@ from libs.storage.own_keys import (
     routing_cursor_range,
 )
 from libs.storage.primitives import KeyRange
-from libs.storage.queues import AvailableMessage, decode_active, decode_attempts
+from libs.storage.queues import decode_active, decode_attempts
 from libs.storage.replay_records import decode_replay
 from libs.storage.states import (
     QueueStateRecord,
@@ -51,13 +51,15 @@ from libs.storage.states import (
 )
 from services.broker.available import Available
 from services.broker.executed import MINUTE_MS, WINDOW_MINUTES, Executed
-from services.broker.lanes import COMPLETE, Lane
+from services.broker.lane_memory import COMPLETE
+from services.broker.lanes import Lane
 from services.broker.leases import GRACE_MS, Lease
 from services.broker.outbox import Outbox
-from services.broker.queue_machine import NeedsLane, NeedsSlot, Queue
+from services.broker.queue_machine import NeedsLane, Queue
 from services.broker.queue_settings import QueueSettings
 from services.broker.replays import Replays
 from services.broker.shard_machine import Needs, Shard
+from services.broker.walks import StoredBucket
 
 LOAD_MESSAGES = 4000
 """Messages read at once when a lane goes on in the database."""
@@ -173,7 +175,12 @@ class Loader:
         if isinstance(need, NeedsLane):
             await self._load_lane(need)
             return
-        slots = [self._slot(slot) for slot in need.slots]
+        slots = [
+            self._buckets(
+                slot.available, slot.lane, slot.first_order, slot.last_order, slot.in_parts
+            )
+            for slot in need.slots
+        ]
         attempts = [self._attempts(key) for key in need.attempts]
         # Offered all at once, so that nothing can happen between the first answer and the last.
         self._shard.attempts.begin_read(need.attempts)
@@ -185,8 +192,8 @@ class Loader:
             self._shard.attempts.end_read(need.attempts)
             for slot in need.slots:
                 slot.lane.end_read(slot.first_order, slot.last_order)
-        for slot, rows in zip(need.slots, found, strict=True):
-            slot.available.offer_slot(slot, rows)
+        for slot, (rows, through) in zip(need.slots, found, strict=True):
+            slot.offer(rows, through)
         for key, value in zip(need.attempts, records, strict=True):
             self._shard.attempts.offer(key, decode_attempts(value) if value else [])
 
@@ -203,39 +210,36 @@ class Loader:
 
     async def _read_lane(self, available: Available, lane: Lane) -> None:
         first_unknown = lane.first_unknown
-        first = max(first_unknown, order_of(available.epoch, 0, 0))
-        rows: list[tuple[int, list[AvailableMessage]]] = []
-        count = 0
-        through = COMPLETE
-        buckets = active_range(
-            available.queue_id,
-            bucket_number(lane.priority, lane.kind, first),
-            bucket_number(lane.priority, lane.kind, last_order(available.epoch)),
-        )
+        first = max(first_unknown, order_of(lane.epoch, 0, 0))
+        last = last_order(lane.epoch)
         try:
-            async for key, value in _rows(self._database, buckets, limit=LOAD_ROWS):
-                order = _order(key)
-                items = decode_active(value)[0]
-                rows.append((order, items))
-                count += len(items)
-                if count >= LOAD_MESSAGES:
-                    break
+            rows, through = await self._buckets(available, lane, first, last, in_parts=True)
         finally:
             lane.loading = False
-        if count >= LOAD_MESSAGES or len(rows) >= LOAD_ROWS:
-            through = rows[-1][0]
-        lane.loaded(first_unknown, rows, through)
+        lane.loaded(first_unknown, rows, COMPLETE if through == last else through)
 
-    async def _slot(self, need: NeedsSlot) -> list[tuple[int, list[AvailableMessage]]]:
+    async def _buckets(
+        self, available: Available, lane: Lane, first_order: int, last_order: int, in_parts: bool
+    ) -> tuple[list[StoredBucket], int]:
+        """The buckets between two orders, or the first of them, and up to where these are all."""
         buckets = active_range(
-            need.available.queue_id,
-            bucket_number(need.lane.priority, need.lane.kind, need.first_order),
-            bucket_number(need.lane.priority, need.lane.kind, need.last_order),
+            available.queue_id,
+            bucket_number(lane.priority, lane.kind, first_order),
+            bucket_number(lane.priority, lane.kind, last_order),
         )
-        return [
-            (_order(key), decode_active(value)[0])
-            async for key, value in _rows(self._database, buckets, limit=64)
-        ]
+        rows: list[StoredBucket] = []
+        count = 0
+        limit = LOAD_ROWS if in_parts else None
+        async for key, value in _rows(self._database, buckets, limit=limit):
+            items = decode_active(value)[0]
+            rows.append((_order(key), items))
+            count += len(items)
+            if in_parts and count >= LOAD_MESSAGES:
+                break
+        if not in_parts:
+            return rows, last_order
+        is_full = count >= LOAD_MESSAGES or len(rows) >= LOAD_ROWS
+        return rows, rows[-1][0] if is_full else last_order
 
     async def _attempts(self, key: tuple[str, int]) -> bytes | None:
         return await self._database.get(attempts_key(*key))

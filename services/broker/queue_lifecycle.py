@@ -11,6 +11,7 @@ from libs.storage.configs import encode_config
 from libs.storage.keys import active_key, config_key, done_key, failed_key
 from libs.storage.queues import encode_active, encode_done, encode_failed
 from libs.storage.states import QueueStateRecord
+from services.broker.orders import free_epoch
 from services.broker.queue_machine import Queue, Row
 
 
@@ -29,13 +30,20 @@ def new_state(before: QueueStateRecord | None, revision: int) -> QueueStateRecor
 
 def deleted_state(queue: Queue, revision: int) -> QueueStateRecord:
     """What stays of a queue deleted at this config revision: where the next one goes on."""
-    epoch = (queue.epoch + 1) % (MAX_EPOCH + 1)
+    garbage = tuple(
+        dict.fromkeys(
+            (*queue.garbage_epochs, *queue.garbage_lane_epochs, queue.epoch, queue.lane_epoch)
+        )
+    )
+    free = free_epoch(queue.lane_epoch, garbage)
+    # Where none is free, the next one has to wait for the sweeper: see `epoch_is_free`.
+    epoch = (queue.lane_epoch + 1) % (MAX_EPOCH + 1) if free is None else free
     return _empty_state(
         revision,
         deleted=True,
         epoch=epoch,
         last_order=order_of(epoch, split_order(queue.last_order).ms, MAX_ORDER_N),
-        garbage_epochs=(*queue.garbage_epochs, queue.epoch),
+        garbage_epochs=garbage,
     )
 
 

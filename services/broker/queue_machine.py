@@ -15,24 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from libs.storage.buckets import BucketKind
-from libs.storage.keys import done_key, failed_key, queue_state_key
-from libs.storage.queues import (
-    AvailableMessage,
-    DoneMessage,
-    FailedMessage,
-    encode_done,
-    encode_failed,
-)
-from libs.storage.states import QueueStateRecord, encode_queue_state
-from services.broker.available import Available, Beyond, Orders
-from services.broker.leases import InFlight, Lease, LeaseBucket, Row
+from libs.storage.queues import AvailableMessage, DoneMessage, FailedMessage
+from libs.storage.states import QueueStateRecord
+from services.broker.leases import Lease, LeaseBucket, Row
+from services.broker.queue_entries import QueueEntries
 from services.broker.queue_settings import QueueSettings
 from services.broker.walks import Choice, Chooser, NeedsLane, NeedsSlot, Taken
 
 __all__ = ["Choice", "Chooser", "NeedsLane", "NeedsSlot", "Notes", "Queue", "Row"]
-
-LIST_ROW_MAX = 60_000
-"""Done or failed messages in one row at most: an Array counts to 65,535."""
 
 ATTEMPTS_USED_UP = "no attempts left"
 """The reason of a dead letter whose queue allows fewer attempts than it had already."""
@@ -48,7 +38,7 @@ class Notes:
     """Queues that may have something for a waiting claim now."""
 
 
-class Queue:
+class Queue(QueueEntries):
     """One queue. Orders contain its epoch; times are ms by the broker's clock."""
 
     def __init__(
@@ -58,78 +48,13 @@ class Queue:
         state: QueueStateRecord,
         notes: Notes,
     ) -> None:
-        self.queue_id = queue_id
-        self.settings = settings
-        self.epoch = state.epoch
-        self.garbage_epochs = state.garbage_epochs
-        self.created_revision = state.created_revision
-        self.done_count = state.done_count
-        self.failed_count = state.failed_count
-        self.expired_count = 0  # since the start, for metrics
-        self.in_flight = InFlight(queue_id)
+        super().__init__(queue_id, settings, state)
         self._notes = notes
-        self._oldest_done = state.oldest_done_order
-        self._oldest_failed = state.oldest_failed_order
-        self._orders = Orders(state.epoch, state.last_order)
-        self._available = Available(queue_id, self._orders, state.lanes)
-        self._done: list[DoneMessage] = []
-        self._failed: list[FailedMessage] = []
-
-    # --- What others may see ------------------------------------------------
-
-    @property
-    def ready_count(self) -> int:
-        """Available messages that wait for nothing but a claim."""
-        return self._available.ready_count
-
-    @property
-    def timed_count(self) -> int:
-        """Available messages with a time from which on they may be claimed, due ones included."""
-        return self._available.timed_count
-
-    @property
-    def in_flight_count(self) -> int:
-        """Messages in flight."""
-        return self.in_flight.count
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another message may go in flight."""
-        return self.in_flight_count < self.settings.max_in_flight
-
-    def next_due_ms(self) -> int | None:
-        """When the first timed message falls due, or a lower bound; None when there is none."""
-        return self._available.next_due_ms()
-
-    @property
-    def last_order(self) -> int:
-        """The highest order that a bucket got from the clock."""
-        return self._orders.last
 
     def touch(self) -> None:
         """Notes that the queue's state changed."""
         self._notes.to_commit.add(self)
         self._notes.to_serve.add(self)
-
-    # --- Messages come ------------------------------------------------------
-
-    def add_ready(self, priority: int, items: Sequence[AvailableMessage], now_ms: int) -> None:
-        """Makes messages of one priority available now, behind those that are."""
-        self._available.add_ready(priority, items, now_ms)
-        self.touch()
-
-    def add_timed(self, priority: int, item: AvailableMessage) -> None:
-        """Makes a message available from its `visible_at_ms` on. See `needs_slot`, `seen_until`."""
-        self._available.add_timed(priority, item)
-        self.touch()
-
-    def seen_until(self, now_ms: int) -> int:
-        """A message that is visible after this must wait for its time, not only for a claim."""
-        return self._available.seen_until(now_ms)
-
-    def needs_slot(self, priority: int, visible_at_ms: int) -> NeedsSlot | None:
-        """What must be read before `add_timed`, if anything."""
-        return self._available.needs_slot(priority, visible_at_ms)
 
     # --- Messages are claimed -----------------------------------------------
 
@@ -206,17 +131,15 @@ class Queue:
                 self.touch()
 
     def _use_up(self, item: AvailableMessage, now_ms: int) -> None:
-        self._failed.append(
-            FailedMessage(
-                item.message_id,
-                now_ms,
-                item.attempts,
-                item.priority,
-                item.retention_deadline_ms,
-                ATTEMPTS_USED_UP,
-            )
+        failed = FailedMessage(
+            item.message_id,
+            now_ms,
+            item.attempts,
+            item.priority,
+            item.retention_deadline_ms,
+            ATTEMPTS_USED_UP,
         )
-        self.failed_count += 1
+        self.failed.add((failed,))
 
     def restore_lease(self, lease: Lease, order: int, *, changed: bool) -> LeaseBucket:
         """Takes in a lease that was in flight before the start; orders must come ascending.
@@ -238,7 +161,7 @@ class Queue:
     def ack(self, leases: Sequence[Lease], now_ms: int, transferred_to: str = "") -> None:
         """Moves messages to done; `transferred_to` names the queue that has them now."""
         self._take_out(leases)
-        self._done += [
+        self.done.add(
             DoneMessage(
                 lease.message_id,
                 now_ms,
@@ -249,44 +172,33 @@ class Queue:
                 transferred_to,
             )
             for lease in leases
-        ]
-        self.done_count += len(leases)
+        )
 
     def give_back(self, lease: Lease, delay_ms: int, now_ms: int) -> bool:
         """Makes the message available again, or drops it when its retention is over (False)."""
         self._take_out((lease,))
-        if 0 < lease.retention_deadline_ms <= now_ms:
-            self.expired_count += 1
-            return False
         later = delay_ms > 0 and now_ms + delay_ms > self.seen_until(now_ms)
-        visible_at_ms = now_ms + delay_ms if later else 0
         item = AvailableMessage(
             lease.message_id,
             lease.priority,
-            visible_at_ms,
+            now_ms + delay_ms if later else 0,
             lease.retention_deadline_ms,
             lease.attempts,
         )
-        if later:
-            self.add_timed(lease.priority, item)
-        else:
-            self.add_ready(lease.priority, [item], now_ms)
-        return True
+        return self.enter(item, now_ms) is not None
 
     def fail(self, lease: Lease, reason: str, now_ms: int) -> None:
         """Moves a message to failed."""
         self._take_out((lease,))
-        self._failed.append(
-            FailedMessage(
-                lease.message_id,
-                now_ms,
-                lease.attempts,
-                lease.priority,
-                lease.retention_deadline_ms,
-                reason,
-            )
+        failed = FailedMessage(
+            lease.message_id,
+            now_ms,
+            lease.attempts,
+            lease.priority,
+            lease.retention_deadline_ms,
+            reason,
         )
-        self.failed_count += 1
+        self.failed.add((failed,))
 
     def release(self, leases: Iterable[Lease]) -> None:
         """Undoes claims that nobody was told of.
@@ -310,55 +222,12 @@ class Queue:
         for (priority, kind, order), items in origins.items():
             self._available.put_back(priority, kind, order, items)
 
+    def purge_in_flight(self) -> list[Lease]:
+        """Drops all messages in flight, and gives their leases."""
+        leases = list(self.leases())
+        self._take_out(leases)
+        return leases
+
     def _take_out(self, leases: Iterable[Lease]) -> None:
         self.in_flight.take_out(leases)
         self.touch()
-
-    # --- Records ------------------------------------------------------------
-
-    def drain(self, now_ms: int, generation: int) -> tuple[list[Row], list[Beyond]]:
-        """What changed since the last drain, and what lanes may let go of when that is durable."""
-        rows, beyond = self._available.drain(generation)
-        rows.extend(self.in_flight.drain())
-        rows.extend(self._list_rows(now_ms))
-        rows.append((queue_state_key(self.queue_id), encode_queue_state(self.record())))
-        return rows, beyond
-
-    def _list_rows(self, now_ms: int) -> Iterator[Row]:
-        if self._done:
-            order = self._orders.next(now_ms)
-            self._oldest_done = self._oldest_done or order
-            for start in range(0, len(self._done), LIST_ROW_MAX):
-                part = self._done[start : start + LIST_ROW_MAX]
-                yield done_key(self.queue_id, order), encode_done(part)
-                order = self._orders.next(now_ms)
-            self._done = []
-        if self._failed:
-            order = self._orders.next(now_ms)
-            self._oldest_failed = self._oldest_failed or order
-            for start in range(0, len(self._failed), LIST_ROW_MAX):
-                failed = self._failed[start : start + LIST_ROW_MAX]
-                yield failed_key(self.queue_id, order), encode_failed(failed)
-                order = self._orders.next(now_ms)
-            self._failed = []
-
-    def record(self) -> QueueStateRecord:
-        """The queue's state record."""
-        return QueueStateRecord(
-            epoch=self.epoch,
-            deleted=False,
-            last_order=self._orders.last,
-            garbage_epochs=self.garbage_epochs,
-            created_revision=self.created_revision,
-            in_flight_count=self.in_flight.count,
-            done_count=self.done_count,
-            failed_count=self.failed_count,
-            first_in_flight_order=self.in_flight.first_order,
-            oldest_done_order=self._oldest_done,
-            oldest_failed_order=self._oldest_failed,
-            lanes=self._available.records(),
-        )
-
-    def leases(self) -> Iterator[Lease]:
-        """Every lease of the queue."""
-        return self.in_flight.leases()

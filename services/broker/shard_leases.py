@@ -153,6 +153,14 @@ class ShardLeases:
         del self._leases[lease.token]
         self.finished.add(lease.token, outcome)
 
+    def purge_in_flight(self, queue: Queue) -> int:
+        """Ends all leases of a queue, and their messages are gone; gives how many they were."""
+        leases = queue.purge_in_flight()
+        for lease in leases:
+            del self._leases[lease.token]
+            self.finished.add(lease.token, LeaseOutcome.ENDED)
+        return len(leases)
+
     def _finished(self, token: int, wanted: LeaseOutcome) -> Finish:
         outcome = self.finished.outcome(token)
         if outcome is None:
@@ -172,9 +180,11 @@ class ShardLeases:
                 attempts.append(key)
             later = delay_ms > 0 and now_ms + delay_ms > queue.seen_until(now_ms)
             if later and (release or lease.attempts < queue.settings.max_attempts):
-                need = queue.needs_slot(lease.priority, now_ms + delay_ms)
+                need = queue.needs_slot(
+                    lease.priority, now_ms + delay_ms, lease.retention_deadline_ms
+                )
                 if need:
-                    slots[queue.queue_id, lease.priority, delay_ms] = need
+                    slots[queue.queue_id, lease.priority, need.first_order] = need
         if slots or attempts:
             raise Needs(list(slots.values()), attempts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from libs.storage.configs import encode_config
@@ -28,7 +28,7 @@ from libs.storage.states import (
     encode_routing_cursor,
 )
 from services.broker.available import Beyond
-from services.broker.commands import Assignment, Finish, Nack, Needs, Range
+from services.broker.commands import Assignment, Finish, Nack, Needs, Purge, Range
 from services.broker.executed import Executed
 from services.broker.outbox import Outbox
 from services.broker.queue_lifecycle import creation_rows, deleted_state, new_state
@@ -37,7 +37,7 @@ from services.broker.queue_settings import DEFAULT_PRIORITY, QueueSettings
 from services.broker.replays import Ranges, Replays
 from services.broker.shard_leases import ShardLeases
 
-__all__ = ["Assignment", "Finish", "Nack", "Needs", "Range", "Shard"]
+__all__ = ["Assignment", "Finish", "Nack", "Needs", "Purge", "Range", "Shard"]
 
 
 @dataclass(slots=True)
@@ -144,6 +144,33 @@ class Shard(ShardLeases):
         self.revision += 1
         self._rows.append((CONFIG_REVISION_KEY, encode_config_revision(self.revision)))
 
+    # --- What waits in a queue ----------------------------------------------
+
+    def purge(self, queue: Queue, kinds: Collection[Purge]) -> int:
+        """Empties lists of a queue in O(lanes and leases), and gives how many messages that were.
+
+        For AVAILABLE an epoch must be free: see `Queue.can_purge_available`. Rows are left to the
+        sweeper. Attempts records stay, as those of acked messages do.
+        """
+        count = 0
+        if Purge.AVAILABLE in kinds:
+            count += queue.purge_available()
+        if Purge.IN_FLIGHT in kinds:
+            count += self.purge_in_flight(queue)
+        if Purge.DONE in kinds:
+            count += queue.purge_finished(queue.done)
+        if Purge.FAILED in kinds:
+            count += queue.purge_finished(queue.failed)
+        return count
+
+    def drop_expired(self, now_ms: int, limit: int) -> int:
+        """Does `Queue.drop_expired` for all queues; gives about how many messages it looked at."""
+        looked_at = 0
+        for queue in self.queues.values():
+            if looked_at < limit and queue.has_due(now_ms):
+                looked_at += queue.drop_expired(now_ms, limit - looked_at)
+        return looked_at
+
     # --- Routing ------------------------------------------------------------
 
     def assign(self, ranges: Sequence[Range], now_ms: int) -> list[bool]:
@@ -187,13 +214,15 @@ class Shard(ShardLeases):
             for assignment in piece.assignments:
                 queue = self.queues[assignment.queue_id]
                 seen_until_ms = queue.seen_until(now_ms)
+                priorities = assignment.priorities
+                deadlines_ms = assignment.retention_deadlines_ms
                 for index, ms in enumerate(assignment.visible_at_ms):
                     if ms > seen_until_ms:
-                        priorities = assignment.priorities
                         priority = priorities[index] if priorities else DEFAULT_PRIORITY
-                        need = queue.needs_slot(priority, ms)
+                        deadline_ms = deadlines_ms[index] if deadlines_ms else 0
+                        need = queue.needs_slot(priority, ms, deadline_ms)
                         if need:
-                            needs[queue.queue_id, priority, ms] = need
+                            needs[queue.queue_id, priority, need.first_order] = need
         if needs:
             raise Needs(list(needs.values()), ())
 
@@ -210,7 +239,7 @@ class Shard(ShardLeases):
             strict=True,
         )
         for message_id, priority, deadline_ms, visible_at_ms in rows:
-            if 0 < deadline_ms <= now_ms:
+            if 0 < deadline_ms <= seen_until_ms:
                 queue.expired_count += 1
                 continue
             item = AvailableMessage(message_id, priority, visible_at_ms, deadline_ms, 0)

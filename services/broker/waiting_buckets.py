@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import itemgetter
+from typing import NamedTuple
 
+from libs.storage.buckets import BucketKind
 from libs.storage.queues import AvailableMessage
 
 _BY_PLACE = itemgetter(0)
+
+
+class Place(NamedTuple):
+    """Which bucket a waiting message lies in."""
+
+    priority: int
+    kind: BucketKind
+    order: int
 
 
 class Bucket:
@@ -38,6 +48,18 @@ class Bucket:
         self.next_place = len(items)
         self.places: list[int] | None = None
 
+    @property
+    def left(self) -> int:
+        """How many messages are left."""
+        return len(self.items) - self.start
+
+    def index_of(self, message_id: int) -> int | None:
+        """Where a message is, if it is here."""
+        for index in range(self.start, len(self.items)):
+            if self.items[index].message_id == message_id:
+                return index
+        return None
+
     def place(self, index: int) -> int:
         """Where the message at this index stood when it came."""
         return self.first_place + index if self.places is None else self.places[index]
@@ -66,6 +88,11 @@ class Bucket:
         self.places = [self.place(index) for index in left]
         self.items = [self.items[index] for index in left]
         self.start = 0
+
+    def remove(self, indexes: Collection[int]) -> None:
+        """Forgets the messages at these indexes, and those that are taken."""
+        end = len(self.items)
+        self.keep(end, [index for index in range(self.start, end) if index not in indexes])
 
     def insert(self, items: Iterable[tuple[int, AvailableMessage]]) -> None:
         """Puts messages in at their (place, message)."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from libs.storage.buckets import MAX_ORDER, MAX_ORDER_N, BucketKind, order_of
 from libs.storage.queues import AvailableMessage
-from services.broker.lanes import Lane
+from services.broker.lanes import IsOver, Lane
 from services.broker.waiting_buckets import Bucket
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ LAST_N = MAX_ORDER_N
 MILLISECOND = MAX_ORDER_N + 1
 """From an order to that of the next millisecond."""
 
+StoredBucket = tuple[int, list[AvailableMessage]]
+"""A bucket as it was read: its order and messages."""
+
 
 class NeedsLane(Exception):
     """A lane goes on in the database: read from its `first_unknown` on, then run it again."""
@@ -30,15 +34,67 @@ class NeedsLane(Exception):
         self.lane = lane
 
 
-class NeedsSlot:
-    """The database may hold buckets of this millisecond: read them, then run the command again."""
+class NeedsRows(ABC):
+    """The database may hold buckets between two orders: read them, then run the command again."""
 
-    def __init__(self, available: Available, lane: Lane, first_order: int) -> None:
+    in_parts = False
+    """Whether the first of them are enough."""
+
+    def __init__(self, available: Available, lane: Lane, first_order: int, last_order: int) -> None:
         self.available = available
         self.lane = lane
         self.first_order = first_order
-        self.last_order = first_order + LAST_N
+        self.last_order = last_order
         self.known_until = lane.known_until
+
+    @abstractmethod
+    def offer(self, rows: Sequence[StoredBucket], through: int) -> None:
+        """Answers with the buckets in the database up to the order `through`, ascending."""
+
+
+class Needs(Exception):
+    """A command needs records that are not in memory: read them all, then run it again."""
+
+    def __init__(self, slots: Sequence[NeedsRows], attempts: Sequence[tuple[str, int]]) -> None:
+        super().__init__(f"{len(slots)} runs of buckets, {len(attempts)} attempts records")
+        self.slots = slots
+        self.attempts = attempts
+
+
+class NeedsSlot(NeedsRows):
+    """Which buckets has this millisecond?"""
+
+    def __init__(self, available: Available, lane: Lane, first_order: int) -> None:
+        super().__init__(available, lane, first_order, first_order + LAST_N)
+
+    def offer(self, rows: Sequence[StoredBucket], through: int) -> None:
+        """See NeedsRows."""
+        self.available.offer_slot(self, rows)
+
+
+class NeedsBucket(NeedsRows):
+    """What is in this bucket? Only for those that change it: claims read lanes from the front."""
+
+    def __init__(self, available: Available, lane: Lane, order: int) -> None:
+        super().__init__(available, lane, order, order)
+
+    def offer(self, rows: Sequence[StoredBucket], through: int) -> None:
+        """See NeedsRows."""
+        self.lane.invite(self.first_order, rows[0][1] if rows else None)
+
+
+class NeedsDue(NeedsRows):
+    """What has fallen due beyond the part of a lane that is in memory?"""
+
+    in_parts = True
+
+    def __init__(self, available: Available, lane: Lane, last_order: int, is_over: IsOver) -> None:
+        super().__init__(available, lane, lane.due_until + 1, last_order)
+        self.is_over = is_over
+
+    def offer(self, rows: Sequence[StoredBucket], through: int) -> None:
+        """See NeedsRows."""
+        self.available.offer_due(self, rows, through)
 
 
 class Choice(Enum):

@@ -51,8 +51,10 @@ def stored_queue(rows: dict[bytes, bytes], queue_id: str) -> StoredQueue | None:
         kind = record_type_of(key)
         if kind is RecordType.ACTIVE and parse_active_key(key).queue == queue_id:
             bucket = split_bucket(_bucket(parse_active_key(key).bucket))
-            if bucket.order == 0 or split_order(bucket.order).epoch != state.epoch:
-                continue  # the empty record of the RFC's workflow, or a former queue's
+            is_lane = bucket.kind is not BucketKind.IN_FLIGHT
+            epoch = state.purges.lane_epoch if state.purges and is_lane else state.epoch
+            if bucket.order == 0 or split_order(bucket.order).epoch != epoch:
+                continue  # the empty record of the RFC's workflow, or garbage
             waiting, held = decode_active(rows[key])
             assert waiting or held, "an empty bucket is deleted, not written"
             assert bucket.order <= max(state.last_order, *(h.tail_order for h in heads.values()), 0)
@@ -74,11 +76,15 @@ def stored_queue(rows: dict[bytes, bytes], queue_id: str) -> StoredQueue | None:
                 assert item.message_id not in found.waiting, "one message twice"
                 assert item.priority == bucket.priority
                 found.waiting[item.message_id] = item
-        elif kind is RecordType.DONE and _is_of(parse_done_key(key), queue_id, state.epoch):
+        elif kind is RecordType.DONE and _is_of(
+            parse_done_key(key), queue_id, state.epoch, state.oldest_done_order
+        ):
             for done in decode_done(rows[key]):
                 assert done.message_id not in found.done
                 found.done[done.message_id] = done
-        elif kind is RecordType.FAILED and _is_of(parse_failed_key(key), queue_id, state.epoch):
+        elif kind is RecordType.FAILED and _is_of(
+            parse_failed_key(key), queue_id, state.epoch, state.oldest_failed_order
+        ):
             for failed in decode_failed(rows[key]):
                 assert failed.message_id not in found.failed
                 found.failed[failed.message_id] = failed
@@ -117,8 +123,10 @@ def garbage_rows(rows: dict[bytes, bytes], queue_id: str, epoch: int) -> list[by
     return garbage
 
 
-def _is_of(key: BucketKey, queue_id: str, epoch: int) -> bool:
-    return key.queue == queue_id and split_order(_bucket(key.bucket)).epoch == epoch
+def _is_of(key: BucketKey, queue_id: str, epoch: int, oldest_order: int) -> bool:
+    if key.queue != queue_id or not 0 < oldest_order <= _bucket(key.bucket):
+        return False
+    return split_order(_bucket(key.bucket)).epoch == epoch
 
 
 def _bucket(bucket: int | None) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.broker import lanes
-from services.broker.lanes import CACHED_MAX
+from services.broker import lane_memory
+from services.broker.lane_memory import CACHED_MAX
 from services.broker.queue_machine import Choice
 from tests.unit.broker.shards import START_MS, Rig
 
@@ -14,7 +14,7 @@ from tests.unit.broker.shards import START_MS, Rig
 async def test_a_deep_lane_costs_what_a_shallow_one_does(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "CACHED_MAX", 2_000)
+    monkeypatch.setattr(lane_memory, "CACHED_MAX", 2_000)
     costs = {depth: await cost_of_100_claims(depth, kind) for depth in (4_000, 40_000)}
 
     assert costs[4_000] == costs[40_000]
@@ -66,7 +66,7 @@ async def test_a_lane_that_only_grows_stays_small_in_memory() -> None:
 async def test_delayed_messages_that_come_from_the_end_stay_few_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lanes, "CACHED_MAX", 100)
+    monkeypatch.setattr(lane_memory, "CACHED_MAX", 100)
     rig = Rig()
     rig.create()
 

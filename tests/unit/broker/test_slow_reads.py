@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.broker import attempts, available, lanes, loading
+from services.broker import attempts, available, lane_memory, loading
 from services.broker.shard_machine import Assignment, Nack, Needs, Range
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import stored_attempts, stored_queue
@@ -17,7 +17,7 @@ async def test_a_read_that_began_before_a_commit_does_not_undo_it(
 ) -> None:
     # Given two delayed messages that memory does not hold, in buckets of one message
     monkeypatch.setattr(available, "TIMED_BUCKET_MAX", 1)
-    monkeypatch.setattr(lanes, "SLOTS_MAX", 0)
+    monkeypatch.setattr(lane_memory, "SLOTS_MAX", 0)
     rig = Rig()
     rig.create()
     due_ms = START_MS + 1000
@@ -55,7 +55,7 @@ async def test_a_read_that_missed_what_was_being_written_is_put_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given a delayed message that is being written, in a lane that memory does not hold
-    monkeypatch.setattr(lanes, "SLOTS_MAX", 0)
+    monkeypatch.setattr(lane_memory, "SLOTS_MAX", 0)
     rig = Rig()
     rig.create()
     due_ms = START_MS + 1000

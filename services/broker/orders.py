@@ -1,0 +1,33 @@
+"""Where the orders of a queue's buckets come from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from libs.storage.buckets import MAX_EPOCH, order_of, split_order
+
+
+class Orders:
+    """The hybrid clock of one queue, from which buckets get their orders."""
+
+    __slots__ = ("epoch", "last")
+
+    def __init__(self, epoch: int, last: int) -> None:
+        self.epoch = epoch
+        self.last = last
+
+    def next(self, now_ms: int) -> int:
+        """An order above every other: the time, or where several fall together, a little more."""
+        self.last = max(self.last + 1, order_of(self.epoch, now_ms, 0))
+        return self.last
+
+    def next_of(self, epoch: int, now_ms: int) -> int:
+        """As `next`, in another epoch."""
+        order = split_order(self.next(now_ms))
+        return order_of(epoch, order.ms, order.n)
+
+
+def free_epoch(last: int, taken: Collection[int]) -> int | None:
+    """The first epoch after `last`, in a circle, that is not taken; None when all are."""
+    epochs = ((last + step) % (MAX_EPOCH + 1) for step in range(1, MAX_EPOCH + 1))
+    return next((epoch for epoch in epochs if epoch not in taken), None)

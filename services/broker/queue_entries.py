@@ -1,0 +1,308 @@
+"""The records of one queue: its lists, what waits in them, and how that changes one by one.
+
+Pure, as all of the queue machine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from libs.storage.keys import done_key, failed_key, queue_state_key
+from libs.storage.queues import (
+    AvailableMessage,
+    DoneMessage,
+    FailedMessage,
+    encode_done,
+    encode_failed,
+)
+from libs.storage.states import PurgesRecord, QueueStateRecord, encode_queue_state
+from services.broker.available import Available, Beyond
+from services.broker.counts import Counts
+from services.broker.finished_lists import FinishedList
+from services.broker.leases import InFlight, Lease, Row
+from services.broker.orders import Orders, free_epoch
+from services.broker.queue_settings import QueueSettings
+from services.broker.waiting_buckets import Place
+from services.broker.walks import Needs, NeedsSlot
+
+
+class QueueEntries(ABC):
+    """What a queue holds. Orders contain its epoch; times are ms by the broker's clock."""
+
+    def __init__(
+        self,
+        queue_id: str,
+        settings: QueueSettings,
+        state: QueueStateRecord,
+    ) -> None:
+        self.queue_id = queue_id
+        self.settings = settings
+        self.epoch = state.epoch
+        self.garbage_epochs = state.garbage_epochs
+        self.created_revision = state.created_revision
+        self.expired_count = 0  # since the start, for metrics
+        self.in_flight = InFlight(queue_id)
+        purges = state.purges or PurgesRecord(state.epoch)
+        self.garbage_lane_epochs = purges.garbage_lane_epochs
+        self.done: FinishedList[DoneMessage] = FinishedList(
+            partial(done_key, queue_id),
+            encode_done,
+            state.done_count,
+            state.oldest_done_order,
+            purges.garbage_done,
+        )
+        self.failed: FinishedList[FailedMessage] = FinishedList(
+            partial(failed_key, queue_id),
+            encode_failed,
+            state.failed_count,
+            state.oldest_failed_order,
+            purges.garbage_failed,
+        )
+        self._orders = Orders(state.epoch, state.last_order)
+        self._available = Available(queue_id, self._orders, purges.lane_epoch, state.lanes)
+
+    # --- What others may see ------------------------------------------------
+
+    @property
+    def ready_count(self) -> int:
+        """Available messages that wait for nothing but a claim."""
+        return self._available.ready_count
+
+    @property
+    def timed_count(self) -> int:
+        """Available messages with a time from which on they may be claimed, due ones included."""
+        return self._available.timed_count
+
+    @property
+    def in_flight_count(self) -> int:
+        """Messages in flight."""
+        return self.in_flight.count
+
+    @property
+    def done_count(self) -> int:
+        """Acked messages, in the done list."""
+        return self.done.count
+
+    @property
+    def failed_count(self) -> int:
+        """Dead letters."""
+        return self.failed.count
+
+    def counts(self, now_ms: int) -> Counts:
+        """How many messages wait, by priority; in O(lanes), as far as memory tells."""
+        return self._available.counts(now_ms)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another message may go in flight."""
+        return self.in_flight_count < self.settings.max_in_flight
+
+    def next_due_ms(self) -> int | None:
+        """When the first timed message falls due, or a lower bound; None when there is none."""
+        return self._available.next_due_ms()
+
+    @property
+    def lane_epoch(self) -> int:
+        """The epoch in the orders of available messages."""
+        return self._available.epoch
+
+    @property
+    def last_order(self) -> int:
+        """The highest order that a bucket got from the clock."""
+        return self._orders.last
+
+    @abstractmethod
+    def touch(self) -> None:
+        """Notes that the queue's state changed."""
+
+    # --- Messages come ------------------------------------------------------
+
+    def add_ready(self, priority: int, items: Sequence[AvailableMessage], now_ms: int) -> None:
+        """Makes messages of one priority available now, behind those that are."""
+        self._available.add_ready(priority, items, now_ms)
+        self.touch()
+
+    def add_timed(self, priority: int, item: AvailableMessage) -> None:
+        """Makes a message available from its `visible_at_ms` on. See `needs_slot`, `seen_until`."""
+        self._available.add_timed(priority, item)
+        self.touch()
+
+    def seen_until(self, now_ms: int) -> int:
+        """A message that is visible after this must wait for its time, not only for a claim."""
+        return self._available.seen_until(now_ms)
+
+    def needs_slot(
+        self, priority: int, visible_at_ms: int, deadline_ms: int = 0
+    ) -> NeedsSlot | None:
+        """What must be read before `add_timed`, if anything."""
+        return self._available.needs_slot(priority, visible_at_ms, deadline_ms)
+
+    def needs_to_enter(self, item: AvailableMessage, now_ms: int) -> NeedsSlot | None:
+        """What must be read before `enter`, if anything."""
+        if item.visible_at_ms <= self.seen_until(now_ms) or self.is_over(item, now_ms):
+            return None
+        return self.needs_slot(item.priority, item.visible_at_ms, item.retention_deadline_ms)
+
+    def enter(self, item: AvailableMessage, now_ms: int) -> Place | None:
+        """Makes a message available from its `visible_at_ms` on, and says where it is.
+
+        Drops one whose retention is over (None).
+        """
+        if self.is_over(item, now_ms):
+            self.expired_count += 1
+            return None
+        self.touch()
+        if item.visible_at_ms > self.seen_until(now_ms):
+            return self._available.add_timed(item.priority, item)
+        return self._available.add_ready(item.priority, [item], now_ms)
+
+    def is_over(self, item: AvailableMessage, now_ms: int) -> bool:
+        """Whether a message is past its retention, by the latest time that was looked at."""
+        return 0 < item.retention_deadline_ms <= self.seen_until(now_ms)
+
+    # --- Single messages, and all -------------------------------------------
+
+    def find(self, place: Place, message_id: int) -> AvailableMessage | None:
+        """A message that waits in this bucket, if it does. May raise Needs."""
+        found = self._available.find(place)
+        index = found[1].index_of(message_id) if found else None
+        return found[1].items[index] if found and index is not None else None
+
+    def cancel(self, place: Place, message_id: int) -> AvailableMessage | None:
+        """Takes a message that waits in this bucket out, if it does. May raise Needs."""
+        found = self._available.find(place)
+        index = found[1].index_of(message_id) if found else None
+        if found is None or index is None:
+            return None
+        lane, bucket = found
+        item = bucket.items[index]
+        lane.remove(bucket, (index,))
+        self.touch()
+        return item
+
+    def reschedule(
+        self, place: Place, message_id: int, visible_at_ms: int, now_ms: int
+    ) -> Place | None:
+        """Moves a message that waits in this bucket to another time; says where it is then.
+
+        None: it is not there, or past its retention. May raise Needs.
+        """
+        item = self.find(place, message_id)
+        if item is None:
+            return None
+        later = visible_at_ms > self.seen_until(now_ms)
+        item = item._replace(visible_at_ms=visible_at_ms if later else 0)
+        need = self.needs_to_enter(item, now_ms)
+        if need:
+            raise Needs([need], ())
+        self.cancel(place, message_id)
+        return self.enter(item, now_ms)
+
+    def find_in_flight(self, message_id: int) -> Lease | None:
+        """The lease on a message, if there is one; looks at all leases."""
+        return next((one for one in self.leases() if one.message_id == message_id), None)
+
+    @property
+    def can_purge_available(self) -> bool:
+        """Whether an epoch is free for the lanes: the sweeping of earlier purges may lag."""
+        return self._free_epoch() is not None
+
+    def _free_epoch(self) -> int | None:
+        taken = {self.epoch, self._available.epoch}
+        taken.update(self.garbage_epochs, self.garbage_lane_epochs)
+        return free_epoch(self._available.epoch, taken)
+
+    def purge_available(self) -> int:
+        """Drops all available and delayed messages in O(lanes), and gives how many they were.
+
+        See `can_purge_available`. Their rows are left to the sweeper.
+        """
+        epoch = self._free_epoch()
+        assert epoch is not None, "see can_purge_available"
+        self.garbage_lane_epochs = (*self.garbage_lane_epochs, self._available.epoch)
+        self.touch()
+        return self._available.purge(epoch)
+
+    def purge_finished(self, finished: FinishedList[Any]) -> int:
+        """Drops all messages of the done or the failed list, and gives how many they were."""
+        self.touch()
+        return finished.purge(self._orders.last)
+
+    def lanes_swept(self, epoch: int) -> None:
+        """Notes that the rows of former lanes are gone."""
+        self.garbage_lane_epochs = tuple(e for e in self.garbage_lane_epochs if e != epoch)
+        self.touch()
+
+    def finished_swept(self, finished: FinishedList[Any], last_order: int) -> None:
+        """Notes that the garbage of the done or the failed list is gone up to an order."""
+        finished.swept(last_order)
+        self.touch()
+
+    # --- Time comes ---------------------------------------------------------
+
+    def has_due(self, now_ms: int) -> bool:
+        """Whether `drop_expired` has something to look at."""
+        return self._available.has_due(now_ms)
+
+    def drop_expired(self, now_ms: int, limit: int) -> int:
+        """Looks at what fell due: counts it, and drops what is past its retention.
+
+        Looks at about `limit` messages and gives how many. May raise NeedsLane or Needs; it goes
+        on where it was.
+        """
+
+        def is_over(item: AvailableMessage) -> bool:
+            return 0 < item.retention_deadline_ms <= now_ms
+
+        try:
+            return self._available.look_at_due(is_over, now_ms, limit)
+        finally:
+            if self._available.dropped_count:
+                self.expired_count += self._available.dropped_count
+                self._available.dropped_count = 0
+                self.touch()
+
+    # --- Records ------------------------------------------------------------
+
+    def drain(self, now_ms: int, generation: int) -> tuple[list[Row], list[Beyond]]:
+        """What changed since the last drain, and what lanes may let go of when that is durable."""
+        rows, beyond = self._available.drain(generation)
+        rows.extend(self.in_flight.drain())
+        rows.extend(self.done.rows(lambda: self._orders.next(now_ms)))
+        rows.extend(self.failed.rows(lambda: self._orders.next(now_ms)))
+        rows.append((queue_state_key(self.queue_id), encode_queue_state(self.record())))
+        return rows, beyond
+
+    def record(self) -> QueueStateRecord:
+        """The queue's state record."""
+        return QueueStateRecord(
+            epoch=self.epoch,
+            deleted=False,
+            last_order=self._orders.last,
+            garbage_epochs=self.garbage_epochs,
+            created_revision=self.created_revision,
+            in_flight_count=self.in_flight.count,
+            done_count=self.done_count,
+            failed_count=self.failed_count,
+            first_in_flight_order=self.in_flight.first_order,
+            oldest_done_order=self.done.oldest_order,
+            oldest_failed_order=self.failed.oldest_order,
+            lanes=self._available.records(),
+            purges=self._purges(),
+        )
+
+    def _purges(self) -> PurgesRecord | None:
+        purges = PurgesRecord(
+            self._available.epoch,
+            self.garbage_lane_epochs,
+            self.done.garbage,
+            self.failed.garbage,
+        )
+        return None if purges == PurgesRecord(self.epoch) else purges
+
+    def leases(self) -> Iterator[Lease]:
+        """Every lease of the queue."""
+        return self.in_flight.leases()
