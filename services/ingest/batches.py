@@ -59,9 +59,9 @@ class Columns:
 
     def extend(self, other: Columns) -> None:
         """Append the messages of another run."""
-        for mine, theirs in zip(self._few(), other._few(), strict=True):
-            if theirs:
-                start = len(self)
+        if other.visible_at_ms or other.delay_ms or other.direct_queue_id:
+            start = len(self)
+            for mine, theirs in zip(self._few(), other._few(), strict=True):
                 mine.update((start + at, value) for at, value in theirs.items())
         self.headers += other.headers
         self.header_bytes += other.header_bytes

@@ -191,7 +191,7 @@ class Publisher(Generic[E]):
             raise
         if waiting.refusal is not None:
             raise waiting.refusal
-        return waiting.answered or Answered(0, 0)
+        return waiting.answered
 
     async def push(self, push: Push, accepted: Accepted, uris: dict[int, str]) -> int:
         """Store those of the rows that are not stored yet; gives the last number stored.

@@ -36,7 +36,7 @@ class Waiting:
     duplicates: Duplicates | None = None
     began_ms: int = 0
     first_id: int = 0
-    answered: Answered | None = None
+    answered: Answered = Answered(0, 0)
     refusal: SlateMQError | None = None
 
     def pass_over(self, count: int) -> None:
