@@ -15,7 +15,7 @@ class Pushes:
 
     Attributes:
         away: Every call fails.
-        forgetful: Every call is done, but its answer gets lost.
+        lose_answers: The next so many calls are done, but their answers get lost.
         slow: While it is not set, calls wait before anything happens.
         numbers: The last number of each broker shard and ingest shard.
         stored: What came, by ingest shard.
@@ -24,7 +24,7 @@ class Pushes:
 
     def __init__(self, ingest_shard: int = 0) -> None:
         self.away = False
-        self.forgetful = False
+        self.lose_answers = 0
         self.slow = asyncio.Event()
         self.slow.set()
         self.numbers: dict[tuple[int, int], int] = {}
@@ -50,7 +50,8 @@ class Pushes:
         fresh = request.messages[last + 1 - request.first_number :]
         self.stored.setdefault(ingest_shard, []).extend(fresh)
         self.numbers[place] = last + len(fresh)
-        if self.forgetful:
+        if self.lose_answers:
+            self.lose_answers -= 1
             raise PeerFailed("the answer got lost")
         return self.numbers[place]
 
