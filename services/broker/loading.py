@@ -12,7 +12,6 @@ from libs.storage.buckets import (
     last_order,
     order_of,
     split_bucket,
-    split_order,
 )
 from libs.storage.configs import decode_config
 from libs.storage.execution_records import decode_executed, decode_outbox_counter
@@ -257,8 +256,3 @@ def _order(key: bytes) -> int:
     bucket = parse_active_key(key).bucket
     assert bucket is not None, "the RFC's form of the key is never written here"
     return split_bucket(bucket).order
-
-
-def epoch_of(bucket: int) -> int:
-    """The epoch of a bucket's order."""
-    return split_order(split_bucket(bucket).order).epoch

@@ -35,6 +35,12 @@ TICK_MAX_MS = 100
 STANDSTILL_S = 1.0
 """A loop that sleeps so long has stood still: no consumer could ack or extend in that time."""
 
+LOOK_AT_ONCE = 2000
+"""Messages that fell due looked at in one go at most: a few milliseconds."""
+
+LOOK_EVERY_S = 1.0
+"""How often what fell due is counted, and what is past its retention dropped."""
+
 OVERDUE_MS = 1000
 """While a commit takes longer than this no lease ends: no consumer could have acked in time."""
 
@@ -179,3 +185,25 @@ class ShardOwner:
                 return
             await self.run(lambda now_ms: self.shard.expire(now_ms, EXPIRE_AT_ONCE))
             await asyncio.sleep(0)
+
+    async def watch_due(self) -> None:
+        """Looks at delayed messages when their time has come; runs until cancelled."""
+        while True:
+            try:
+                await self.look_at_due()
+            except StoreUnavailable as error:
+                log.warning("delayed messages cannot be looked at now: %s", error)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def look_at_due(self) -> None:
+        """Counts what fell due in each queue; drops what is past its retention, claimed or not."""
+        for queue in list(self.shard.queues.values()):
+            until_ms = self.clock.now_ms()
+            while self.owns(queue) and queue.has_due(until_ms):
+                await self.run(partial(self._look, queue, until_ms))
+                # Not faster than it is stored, and everybody else in between.
+                await (self.durable() if self.shard.has_changes else asyncio.sleep(0))
+
+    def _look(self, queue: Queue, until_ms: int, _: int) -> None:
+        if self.owns(queue):
+            queue.drop_expired(until_ms, LOOK_AT_ONCE)

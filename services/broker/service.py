@@ -146,7 +146,7 @@ class BrokerService:
         measure(self._telemetry, shard)
         measure_outbox(self._telemetry, shard.outbox)
         await self._directory.announce(Peer("broker", config.shard, address, config.peer_address))
-        works = (owner.commits.run(), owner.end_leases(), sweeper.run())
+        works = (owner.commits.run(), owner.end_leases(), sweeper.run(), owner.watch_due())
         for work in (*works, executor.forget(), sender.run()):
             self._tasks.append(asyncio.create_task(work))
         log.info(

@@ -1,32 +1,37 @@
-"""Removes the rows of deleted queues, behind everybody's back and a little at a time.
+"""Removes the rows of deleted and purged queues, behind everybody's back and a little at a time.
 
-Deleting a queue only writes its state: its rows are garbage from then on, told apart by the epoch
-in their orders. A crash half-way loses nothing: the state says what is still to be swept.
+Deleting or purging only writes the queue's state: its rows are garbage from then on, told apart by
+their orders. A crash half-way loses nothing: the state says what is still to be swept. Only what is
+garbage is read: never the living, nor the many deleted rows before them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
-from libs.storage.buckets import ORDER_BITS, last_order
+from libs.storage.buckets import MAX_PRIORITY, BucketKind, bucket_number, last_order, order_of
 from libs.storage.errors import StoreUnavailable
 from libs.storage.ids import MAX_MESSAGE_ID
 from libs.storage.keys import (
-    BucketKey,
+    active_key,
     active_range,
     attempts_range,
+    done_key,
     done_range,
+    failed_key,
     failed_range,
-    parse_active_key,
-    parse_done_key,
-    parse_failed_key,
 )
+from libs.storage.own_keys import delayed_range
 from libs.storage.primitives import KeyRange
 from libs.storage.slate import Database
-from services.broker.loading import epoch_of
+from libs.storage.states import OrderRange
+from services.broker.finished_lists import FinishedList
 from services.broker.owner import ShardOwner
+from services.broker.queue_machine import Queue
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +41,8 @@ SWEEP_ROWS = 100
 RETRY_S = 1.0
 """How long to wait when the store cannot be read."""
 
-_LAST_BUCKET = (1 << 64) - 1
-
-_LISTS: tuple[tuple[Callable[[str, int, int], KeyRange], Callable[[bytes], BucketKey]], ...] = (
-    (active_range, parse_active_key),
-    (done_range, parse_done_key),
-    (failed_range, parse_failed_key),
-)
+_EMPTY_RECORDS: tuple[Callable[[str, int], bytes], ...] = (active_key, done_key, failed_key)
+"""What the creation of a queue has written under bucket 0."""
 
 
 class Sweeper:
@@ -62,6 +62,10 @@ class Sweeper:
         self._attempts_left.add(queue_id)
         self._wake.set()
 
+    def wake(self) -> None:
+        """A queue was purged."""
+        self._wake.set()
+
     def ready_for(self, queue_id: str) -> bool:
         """Whether a queue of this name may be created: its attempts records carry no epoch."""
         return queue_id not in self._attempts_left and self._owner.shard.epoch_is_free(queue_id)
@@ -70,78 +74,93 @@ class Sweeper:
         """Sweeps until cancelled."""
         while True:
             self._wake.clear()
+            # Not before the deletion or purge itself is durable.
+            await self._owner.durable()
             try:
-                for queue_id, epoch in self._garbage():
-                    await self._sweep(queue_id, epoch)
+                await self._sweep_epochs()
+                for queue in list(self._owner.shard.queues.values()):
+                    await self._sweep_purged(queue)
             except StoreUnavailable as error:
-                log.warning("deleted queues cannot be swept now: %s", error)
+                log.warning("deleted rows cannot be swept now: %s", error)
                 await asyncio.sleep(RETRY_S)
                 continue
             await self._wake.wait()
 
-    def _garbage(self) -> list[tuple[str, int]]:
+    async def _sweep_epochs(self) -> None:
         shard = self._owner.shard
         found = [(queue_id, state.garbage_epochs) for queue_id, state in shard.deleted.items()]
         found += [(queue_id, queue.garbage_epochs) for queue_id, queue in shard.queues.items()]
-        return [(queue_id, epoch) for queue_id, epochs in found for epoch in epochs]
+        for queue_id, epochs in found:
+            for epoch in epochs:
+                await self._sweep_epoch(queue_id, epoch)
 
-    async def _sweep(self, queue_id: str, epoch: int) -> None:
-        # Not before the deletion itself is durable.
-        await self._owner.durable()
+    async def _sweep_epoch(self, queue_id: str, epoch: int) -> None:
         removed = 0
         if queue_id in self._attempts_left:
             removed += await self._sweep_attempts(queue_id)
             self._attempts_left.discard(queue_id)
-        for span_of, parse in _LISTS:
-            removed += await self._sweep_list(queue_id, epoch, span_of, parse)
-        await self._owner.run(lambda _: self._owner.shard.swept(queue_id, epoch))
+        for span in _spans_of(queue_id, epoch):
+            removed += await self._sweep_span(span)
+        await self._owner.run(lambda _: self._epoch_swept(queue_id, epoch))
         await self._owner.durable()
         log.info("swept %d rows of the deleted queue %s", removed, queue_id)
 
+    def _epoch_swept(self, queue_id: str, epoch: int) -> None:
+        shard = self._owner.shard
+        if queue_id not in shard.queues:  # one made anew has written its own
+            shard.delete_rows([key_of(queue_id, 0) for key_of in _EMPTY_RECORDS])
+        shard.swept(queue_id, epoch)
+
+    async def _sweep_purged(self, queue: Queue) -> None:
+        for epoch in queue.garbage_lane_epochs:
+            removed = 0
+            for span in _lane_spans(queue.queue_id, epoch):
+                removed += await self._sweep_span(span)
+            await self._owner.run(partial(self._lanes_swept, queue, epoch))
+            await self._owner.durable()
+            log.info("swept %d rows of the purged queue %s", removed, queue.queue_id)
+        await self._sweep_finished(queue, queue.done, done_range)
+        await self._sweep_finished(queue, queue.failed, failed_range)
+
+    def _lanes_swept(self, queue: Queue, epoch: int, _: int) -> None:
+        if self._owner.owns(queue):
+            queue.lanes_swept(epoch)
+
+    async def _sweep_finished(
+        self,
+        queue: Queue,
+        finished: FinishedList[Any],
+        span_of: Callable[[str, int, int], KeyRange],
+    ) -> None:
+        while finished.garbage.last and self._owner.owns(queue):
+            garbage = finished.garbage
+            removed = await self._sweep_span(span_of(queue.queue_id, *garbage))
+            await self._owner.run(partial(self._finished_swept, queue, finished, garbage.last))
+            await self._owner.durable()
+            log.info("swept %d rows of the purged queue %s", removed, queue.queue_id)
+
+    def _finished_swept(
+        self, queue: Queue, finished: FinishedList[Any], last_order: int, _: int
+    ) -> None:
+        if self._owner.owns(queue):
+            queue.finished_swept(finished, last_order)
+
     async def _sweep_attempts(self, queue_id: str) -> int:
-        span = attempts_range(queue_id, 0, MAX_MESSAGE_ID)
+        # No queue of this name can be made before they are gone: see `ready_for`.
+        return await self._sweep_span(attempts_range(queue_id, 0, MAX_MESSAGE_ID))
+
+    async def _sweep_span(self, span: KeyRange) -> int:
+        """Deletes all rows of a span that are garbage for good; gives how many."""
         removed = 0
         while keys := await self._keys(span):
-            # No queue of this name can be made before they are gone: see `ready_for`.
-            self._owner.shard.delete_rows(keys)
-            await self._owner.run(lambda _: None)
+            await self._owner.run(partial(self._delete, keys))
             await self._owner.durable()
             removed += len(keys)
             span = KeyRange(keys[-1] + b"\x00", span.end)
         return removed
 
-    async def _sweep_list(
-        self,
-        queue_id: str,
-        epoch: int,
-        span_of: Callable[[str, int, int], KeyRange],
-        parse: Callable[[bytes], BucketKey],
-    ) -> int:
-        removed = 0
-        first = 0
-        while keys := await self._keys(span_of(queue_id, first, _LAST_BUCKET)):
-            garbage: dict[bytes, int] = {}
-            for key in keys:
-                bucket = parse(key).bucket
-                assert bucket is not None, "the RFC's form of the key is never written here"
-                first = bucket + 1
-                if self._is_garbage(queue_id, bucket, epoch):
-                    garbage[key] = bucket
-                elif bucket:
-                    # Not the rest of the living, one by one: on to what may lie behind them.
-                    order = last_order(epoch_of(bucket))
-                    first = (bucket & ~((1 << ORDER_BITS) - 1) | order) + 1
-                    break
-            await self._delete(queue_id, epoch, garbage)
-            removed += len(garbage)
-            if first > _LAST_BUCKET:
-                break
-        return removed
-
-    def _is_garbage(self, queue_id: str, bucket: int, epoch: int) -> bool:
-        if bucket == 0:  # the empty record of the queue's creation; a new queue has written its own
-            return queue_id not in self._owner.shard.queues
-        return epoch_of(bucket) == epoch
+    def _delete(self, keys: Sequence[bytes], _: int) -> None:
+        self._owner.shard.delete_rows(keys)
 
     async def _keys(self, span: KeyRange) -> list[bytes]:
         """The first keys of a span."""
@@ -150,12 +169,28 @@ class Sweeper:
             found += (key for key, _ in rows)
         return found
 
-    async def _delete(self, queue_id: str, epoch: int, garbage: dict[bytes, int]) -> None:
-        def delete(_: int) -> None:
-            # The queue may have been made anew since they were read.
-            left = [key for key, b in garbage.items() if self._is_garbage(queue_id, b, epoch)]
-            self._owner.shard.delete_rows(left)
 
-        if garbage:
-            await self._owner.run(delete)
-            await self._owner.durable()
+def _orders_of(epoch: int) -> OrderRange:
+    # Not 0: the empty records of a queue's creation have that, which the living need.
+    return OrderRange(order_of(epoch, 1, 0), last_order(epoch))
+
+
+def _lane_spans(queue_id: str, epoch: int) -> Iterator[KeyRange]:
+    """Where the available messages of an epoch lie, and the journal of the delayed ones."""
+    first, last = _orders_of(epoch)
+    for priority in range(MAX_PRIORITY + 1):
+        for kind in (BucketKind.READY, BucketKind.TIMED):
+            yield active_range(
+                queue_id, bucket_number(priority, kind, first), bucket_number(priority, kind, last)
+            )
+    yield delayed_range(queue_id, first, last)
+
+
+def _spans_of(queue_id: str, epoch: int) -> Iterator[KeyRange]:
+    """Where all that a queue had in an epoch lies."""
+    first, last = _orders_of(epoch)
+    kind = BucketKind.IN_FLIGHT
+    yield from _lane_spans(queue_id, epoch)
+    yield active_range(queue_id, bucket_number(0, kind, first), bucket_number(0, kind, last))
+    yield done_range(queue_id, first, last)
+    yield failed_range(queue_id, first, last)
