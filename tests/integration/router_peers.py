@@ -36,18 +36,25 @@ class LogMemory:
     entries: list[ingest_pb2.LogEntry] = field(default_factory=list)
     grown: asyncio.Condition = field(default_factory=asyncio.Condition)
     headers: dict[int, Headers] = field(default_factory=dict)
+    removed: int = 0
+    asked: list[str] = field(default_factory=list)
+    """What was asked for the start of replays, in order."""
 
-    async def publish(self, batch: Sequence[Headers], retention_s: int = 0) -> list[int]:
-        base = self.entries[-1].messages[-1].message_id if self.entries else self.shard << 48
+    async def publish(
+        self, batch: Sequence[Headers], retention_s: int = 0, **fields: Any
+    ) -> list[int]:
+        """Adds an entry; `fields` are more of its messages' fields."""
+        fields = {"created_at_ms": 1_000, "received_at_ms": 2_000, "payload_bytes": 5, **fields}
+        base = self.shard << 48 | self.removed
+        if self.entries:
+            base = self.entries[-1].messages[-1].message_id
         entry = ingest_pb2.LogEntry(sequence=base + 1)
         for message_id, headers in enumerate(batch, base + 1):
             entry.messages.add(
                 message_id=message_id,
                 headers=headers,
-                created_at_ms=1_000,
-                received_at_ms=2_000,
                 retention_s=retention_s,
-                payload_bytes=5,
+                **fields,
             )
             self.headers[message_id] = headers
         async with self.grown:
@@ -57,7 +64,12 @@ class LogMemory:
 
     @property
     def end(self) -> int:
-        return self.entries[-1].sequence if self.entries else 0
+        return max(self.removed, self.entries[-1].sequence if self.entries else 0)
+
+    def remove(self, last: int) -> None:
+        """Removes the entries up to this sequence, as the janitor would."""
+        self.entries = [entry for entry in self.entries if entry.sequence > last]
+        self.removed = last
 
 
 class _RoutersPart:
@@ -76,6 +88,10 @@ class MemoryIngest(_RoutersPart, ingest_pb2_grpc.IngestServiceServicer):
     def __init__(self, memory: LogMemory) -> None:
         self.memory = memory
         self.streams_count = 0
+        self.free = asyncio.Event()
+        """While it is clear, nothing is sent on streams from before `held_before`."""
+        self.free.set()
+        self.held_before = 0
 
     async def GetLogStatus(  # noqa: N802
         self, request: ingest_pb2.GetLogStatusRequest, context: Any
@@ -91,6 +107,11 @@ class MemoryIngest(_RoutersPart, ingest_pb2_grpc.IngestServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "after_sequence")
         self.streams_count += 1
         try:
+            if sent < self.held_before:
+                await self.free.wait()
+            if not [entry for entry in memory.entries if entry.sequence > sent]:
+                sent = memory.end
+                yield ingest_pb2.TailLogResponse(durable_sequence=memory.end)
             while True:
                 entries = [entry for entry in memory.entries if entry.sequence > sent][:50]
                 if entries:
@@ -102,6 +123,23 @@ class MemoryIngest(_RoutersPart, ingest_pb2_grpc.IngestServiceServicer):
                         await memory.grown.wait()
         finally:
             self.streams_count -= 1
+
+    async def RaisePurgeEpoch(  # noqa: N802
+        self, request: ingest_pb2.RaisePurgeEpochRequest, context: Any
+    ) -> ingest_pb2.RaisePurgeEpochResponse:
+        self.memory.asked.append("raise")
+        return ingest_pb2.RaisePurgeEpochResponse(purge_epoch=1)
+
+    async def FindLogPosition(  # noqa: N802
+        self, request: ingest_pb2.FindLogPositionRequest, context: Any
+    ) -> ingest_pb2.FindLogPositionResponse:
+        self.memory.asked.append("find")
+        before = [
+            entry.sequence
+            for entry in self.memory.entries
+            if entry.messages[0].received_at_ms < request.received_at_ms
+        ]
+        return ingest_pb2.FindLogPositionResponse(after_sequence=max(before, default=0))
 
 
 @dataclass
