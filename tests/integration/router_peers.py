@@ -78,8 +78,9 @@ class _RoutersPart:
     async def _unserved(self, request: Any, context: Any) -> Any:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "for routers only")
 
-    Publish = BatchGetPayloads = _unserved
+    Publish = BatchGetPayloads = Push = ReplaceMessage = _unserved
     CreateQueue = GetQueue = ListQueues = UpdateQueue = DeleteQueue = _unserved
+    PauseQueue = ResumeQueue = PurgeQueue = Backfill = _unserved
 
 
 class MemoryIngest(_RoutersPart, ingest_pb2_grpc.IngestServiceServicer):

@@ -298,12 +298,14 @@ async def test_progress_is_told_wherever_the_queue_is() -> None:
         state = await rig.assignments.GetRoutingState(assignment_pb2.GetRoutingStateRequest())
         watch = rig.queues.WatchQueues(queue_pb2.WatchQueuesRequest())
         listed = await rig.queues.ListQueues(queue_pb2.ListQueuesRequest())
+        watched = await watch.read()
+        assert isinstance(watched, queue_pb2.WatchQueuesResponse)
         told = [
             made,
             await get(rig, "late"),
             listed.queues[0],
             state.changes[0].queue,
-            (await watch.read()).changes[0].queue,
+            watched.changes[0].queue,
         ]
         watch.cancel()
 
