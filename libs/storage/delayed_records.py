@@ -2,11 +2,11 @@
 
     delayed 0x4C           | Array<Delayed> |
     Delayed (33 bytes)     | message ID u64 | priority u8 | visible at i64 | retention deadline i64
-                           | order u64 |
+                           | bucket order u64 |
 
 Little-endian, in the order in which they were routed; times in milliseconds since 1970, UTC. A
-retention deadline of 0 means never. The order is that of the timed bucket into which the message
-was put.
+retention deadline of 0 means never. The bucket order is that of the timed bucket into which the
+message was put.
 
 Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
 """
@@ -17,7 +17,11 @@ from typing import NamedTuple
 from libs.storage.primitives import Fixed, Reader
 
 _DELAYED = Fixed(
-    message_id="Q", priority="B", visible_at_ms="q", retention_deadline_ms="q", order="Q"
+    message_id="Q",
+    priority="B",
+    visible_at_ms="q",
+    retention_deadline_ms="q",
+    bucket_order="Q",
 )
 
 
@@ -28,7 +32,7 @@ class DelayedMessage(NamedTuple):
     priority: int
     visible_at_ms: int
     retention_deadline_ms: int
-    order: int
+    bucket_order: int
 
 
 def encode_delayed(messages: Sequence[DelayedMessage]) -> bytes:

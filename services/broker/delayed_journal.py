@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from libs.storage.buckets import order_of, split_order
 from libs.storage.delayed_records import DelayedMessage, encode_delayed
 from libs.storage.own_keys import delayed_key
 from services.broker.leases import Row
@@ -23,12 +24,27 @@ ROW_MAX: Final = 1000
 class DelayedJournal:
     """What one queue is to write, and how far it has written."""
 
-    __slots__ = ("_coming", "last_order")
+    __slots__ = ("_coming", "first_order", "last_order")
 
     def __init__(self) -> None:
+        self.first_order = 0
+        """No row has a lower one; so far as that is known."""
         self.last_order = 0
-        """The highest order written since the start, durable or not; 0: none."""
+        """The highest one written, durable or not; 0 until it is known after a start."""
         self._coming: list[DelayedMessage] = []
+
+    def first_in(self, epoch: int) -> int:
+        """No row of this epoch has a lower order."""
+        first = order_of(epoch, 0, 0)
+        return max(first, self.first_order) if _is_of(self.first_order, epoch) else first
+
+    def last_in(self, epoch: int) -> int:
+        """No row of this epoch has a higher order, once `last_order` is known."""
+        return self.last_order if _is_of(self.last_order, epoch) else 0
+
+    def found(self, last_order: int) -> None:
+        """Notes how far it was written before the start."""
+        self.last_order = max(self.last_order, last_order)
 
     def add(self, message: DelayedMessage) -> None:
         """Notes a message for the next commit."""
@@ -41,3 +57,7 @@ class DelayedJournal:
             self.last_order = next_order()
             part = coming[start : start + ROW_MAX]
             yield delayed_key(queue_id, self.last_order), encode_delayed(part)
+
+
+def _is_of(order: int, epoch: int) -> bool:
+    return split_order(order).epoch == epoch

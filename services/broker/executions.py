@@ -275,7 +275,7 @@ def _add(target: Queue, command: Transfer, lease: Lease, now_ms: int) -> None:
         lease.message_id, priority, visible_at_ms if timed else 0, deadline_ms, 0
     )
     if timed:
-        target.add_timed(priority, item)
+        target.add_delayed(priority, item)
     else:
         target.add_ready(priority, [item], now_ms)
 

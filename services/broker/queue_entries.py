@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from libs.storage.delayed_records import DelayedMessage
 from libs.storage.keys import done_key, failed_key, queue_state_key
 from libs.storage.queues import (
     AvailableMessage,
@@ -21,6 +22,7 @@ from libs.storage.queues import (
 from libs.storage.states import PurgesRecord, QueueStateRecord, encode_queue_state
 from services.broker.available import Available, Beyond
 from services.broker.counts import Counts
+from services.broker.delayed_journal import DelayedJournal
 from services.broker.finished_lists import FinishedList
 from services.broker.leases import InFlight, Lease, Row
 from services.broker.orders import Orders, free_epoch
@@ -61,6 +63,7 @@ class QueueEntries(ABC):
             state.oldest_failed_order,
             purges.garbage_failed,
         )
+        self.delayed = DelayedJournal()
         self._orders = Orders(state.epoch, state.last_order)
         self._available = Available(queue_id, self._orders, purges.lane_epoch, state.lanes)
 
@@ -129,6 +132,21 @@ class QueueEntries(ABC):
         """Makes a message available from its `visible_at_ms` on. See `needs_slot`, `seen_until`."""
         self._available.add_timed(priority, item)
         self.touch()
+
+    def add_delayed(self, priority: int, item: AvailableMessage) -> None:
+        """As `add_timed`, for a message that comes into the queue: who watches it is told."""
+        self._tell_delayed(item, self._available.add_timed(priority, item))
+        self.touch()
+
+    def _tell_delayed(self, item: AvailableMessage, place: Place) -> None:
+        told = DelayedMessage(
+            item.message_id,
+            place.priority,
+            item.visible_at_ms,
+            item.retention_deadline_ms,
+            place.order,
+        )
+        self.delayed.add(told)
 
     def seen_until(self, now_ms: int) -> int:
         """A message that is visible after this must wait for its time, not only for a claim."""
@@ -199,7 +217,10 @@ class QueueEntries(ABC):
         if need:
             raise Needs([need], ())
         self.cancel(place, message_id)
-        return self.enter(item, now_ms)
+        entered = self.enter(item, now_ms)
+        if entered and later:
+            self._tell_delayed(item, entered)
+        return entered
 
     def find_in_flight(self, message_id: int) -> Lease | None:
         """The lease on a message, if there is one; looks at all leases."""
@@ -223,6 +244,7 @@ class QueueEntries(ABC):
         epoch = self._free_epoch()
         assert epoch is not None, "see can_purge_available"
         self.garbage_lane_epochs = (*self.garbage_lane_epochs, self._available.epoch)
+        self.delayed = DelayedJournal()
         self.touch()
         return self._available.purge(epoch)
 
@@ -273,6 +295,9 @@ class QueueEntries(ABC):
         rows.extend(self.in_flight.drain())
         rows.extend(self.done.rows(lambda: self._orders.next(now_ms)))
         rows.extend(self.failed.rows(lambda: self._orders.next(now_ms)))
+        rows.extend(
+            self.delayed.drain(self.queue_id, lambda: self._orders.next_of(self.lane_epoch, now_ms))
+        )
         rows.append((queue_state_key(self.queue_id), encode_queue_state(self.record())))
         return rows, beyond
 

@@ -244,7 +244,7 @@ class Shard(ShardLeases):
                 continue
             item = AvailableMessage(message_id, priority, visible_at_ms, deadline_ms, 0)
             if visible_at_ms > seen_until_ms:
-                queue.add_timed(priority, item)
+                queue.add_delayed(priority, item)
             else:
                 ready.setdefault(priority, []).append(item)
         for priority, items in ready.items():

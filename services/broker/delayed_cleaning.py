@@ -1,0 +1,115 @@
+"""Removes the rows of the delayed journals whose messages can all be claimed.
+
+A row is looked at when it is 1, 2, 4, 8 … minutes old, until it is removed: the rows of such an age
+lie side by side, since their orders are times. So a row whose messages wait for a hundred years is
+read some 26 times, holds nothing up, and no row outlives its last message by more than the time
+that this one waited. Nothing is kept in memory for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from libs.storage.buckets import last_order, order_of
+from libs.storage.delayed_records import decode_delayed
+from libs.storage.errors import StoreUnavailable
+from libs.storage.own_keys import delayed_range, parse_delayed_key
+from libs.storage.slate import Database, Row
+from services.broker.delayed_watch import is_delayed
+from services.broker.owner import ShardOwner
+from services.broker.queue_machine import Queue
+
+log = logging.getLogger(__name__)
+
+MINUTE_MS: Final = 60_000
+
+LOOK_S: Final = 1.0
+"""How often to look whether a minute is over."""
+
+ROWS: Final = 100
+"""Rows read, and removed with one commit, at most."""
+
+
+class DelayedCleaner:
+    """Cleans the journals of all queues of a shard."""
+
+    def __init__(self, owner: ShardOwner, database: Database, last_ms: int) -> None:
+        """Go on after the time of the last commit before the start."""
+        self._owner = owner
+        self._database = database
+        self._minute = last_ms // MINUTE_MS
+
+    async def run(self) -> None:
+        """Cleans once a minute until cancelled."""
+        while True:
+            try:
+                await self.clean()
+            except StoreUnavailable as error:
+                log.warning("the journals of delayed messages cannot be cleaned now: %s", error)
+            await asyncio.sleep(LOOK_S)
+
+    async def clean(self) -> None:
+        """Looks at the rows whose age was reached since the last call."""
+        minute = self._owner.clock.now_ms() // MINUTE_MS
+        if minute <= self._minute:
+            return
+        # The greatest power of two of which a multiple has passed; rows of every lower one, too.
+        level = (minute ^ self._minute).bit_length() - 1
+        begin_ms = max((minute >> level << level) - (2 << level), 0) * MINUTE_MS
+        for queue in list(self._owner.shard.queues.values()):
+            await self._clean_queue(queue, begin_ms, (minute - 1) * MINUTE_MS)
+        self._minute = minute
+
+    async def _clean_queue(self, queue: Queue, begin_ms: int, end_ms: int) -> None:
+        """Looks at the rows of a queue that were written from one time up to another."""
+        if not queue.delayed.last_order:
+            await self._find_last(queue)
+        epoch = queue.lane_epoch
+        first, last = order_of(epoch, begin_ms, 0), order_of(epoch, end_ms, 0) - 1
+        while first <= min(last, queue.delayed.last_in(epoch)):
+            rows = await self._rows(queue, first, last, descending=False)
+            if rows:
+                await self._remove(queue, epoch, rows)
+                first = _order(rows[-1][0]) + 1
+            if len(rows) < ROWS:
+                return
+
+    async def _find_last(self, queue: Queue) -> None:
+        """After a start: where the journal ends, since most queues have none."""
+        epoch = queue.lane_epoch
+        first, last = order_of(epoch, 0, 0), last_order(epoch)
+        rows = await self._rows(queue, first, last, descending=True)
+        queue.delayed.found(_order(rows[0][0]) if rows else max(first, 1))
+
+    async def _rows(self, queue: Queue, first: int, last: int, *, descending: bool) -> list[Row]:
+        span = delayed_range(queue.queue_id, first, last)
+        limit = 1 if descending else ROWS
+        found: list[Row] = []
+        async for rows in self._database.scan(*span, limit=limit, descending=descending):
+            found += rows
+        return found
+
+    async def _remove(self, queue: Queue, epoch: int, rows: list[Row]) -> None:
+        now_ms = self._owner.clock.now_ms()
+        over = [
+            key
+            for key, value in rows
+            if not any(is_delayed(told, now_ms) for told in decode_delayed(value))
+        ]
+
+        def remove(_: int) -> None:
+            # What was deleted or purged meanwhile is the sweeper's.
+            if self._owner.owns(queue) and queue.lane_epoch == epoch:
+                self._owner.shard.delete_rows(over)
+
+        if over:
+            await self._owner.run(remove)
+            await self._owner.durable()
+
+
+def _order(key: bytes) -> int:
+    order = parse_delayed_key(key).bucket
+    assert order is not None, "every row has one"
+    return order
