@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from services.ingest.batches import Accepted
 from services.ingest.duplicates import Duplicates
@@ -11,6 +12,8 @@ from services.ingest.request_ids import Answered
 from slatemq.errors import SlateMQError
 
 __all__ = ["Waiting"]
+
+_NOTHING: Final = Answered(0, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +39,7 @@ class Waiting:
     duplicates: Duplicates | None = None
     began_ms: int = 0
     first_id: int = 0
-    answered: Answered = Answered(0, 0)
+    answered: Answered = _NOTHING
     refusal: SlateMQError | None = None
 
     def pass_over(self, count: int) -> None:
