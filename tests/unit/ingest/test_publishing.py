@@ -3,9 +3,12 @@ from typing import Any
 
 import pytest
 
+from libs.storage.own_keys import dedupe_ends_key, dedupe_key
 from libs.storage.roots import Root, open_root
+from services.ingest.batches import Accepted
+from services.ingest.shard import Shard
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
-from slatemq.v1.ingest_pb2 import PublishMessage
+from slatemq.v1.ingest_pb2 import LogEntry, PublishMessage
 from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import GatedObjects, accepted, batch, opened, sequences
 
@@ -120,6 +123,75 @@ async def test_a_repeat_takes_over_when_the_first_is_given_up(
         store.gate.set()
         answered = await repeat
         assert await sequences(shard) == [answered.first_message_id]
+
+
+async def test_a_duplicate_is_not_uploaded(root: Root, store: GatedObjects) -> None:
+    store.gate.set()
+    async with opened(root) as shard:
+        (first,) = (await shard.publisher.publish(large("k"))).message_ids
+        (again,) = (await shard.publisher.publish(large("k"))).message_ids
+        assert (again, store.writes) == (first, 1)
+
+
+async def test_of_two_on_their_way_with_one_key_the_first_to_be_committed_has_it(
+    root: Root, store: GatedObjects
+) -> None:
+    async with opened(root) as shard:
+        slow = asyncio.create_task(shard.publisher.publish(large("k")))
+        await until_uploading(store)
+        quick = await shard.publisher.publish(accepted(PublishMessage(dedupe_key="k")))
+        assert not quick.duplicates
+        store.gate.set()
+        assert list((await slow).message_ids) == list(quick.message_ids)
+        assert (await slow).duplicates
+        assert await sequences(shard) == list(quick.message_ids)
+
+
+async def test_a_publish_that_is_given_up_leaves_its_key_free(
+    root: Root, store: GatedObjects
+) -> None:
+    clock = ManualClock()
+    async with opened(root, clock) as shard:
+        # Given one that is cancelled, and one whose upload took too long
+        cancelled = asyncio.create_task(shard.publisher.publish(large("k", request_id="r")))
+        await until_uploading(store)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        late = asyncio.create_task(shard.publisher.publish(large("k", request_id="r")))
+        await until_uploading(store, 2)
+        clock.advance(HOUR_MS + 1)
+        store.gate.set()
+        with pytest.raises(Unavailable):
+            await late
+
+        # Then the next one is the first
+        answered = await shard.publisher.publish(large("k", request_id="r"))
+        assert not answered.duplicates
+        assert await sequences(shard) == list(answered.message_ids)
+
+
+async def test_keys_that_have_ended_are_removed_in_the_background(root: Root) -> None:
+    clock = ManualClock()
+    async with opened(root, clock, dedupe_window_s=60) as shard:
+        first = await shard.publisher.publish(accepted(PublishMessage(dedupe_key="k")))
+        clock.advance(60_000)
+        second = await shard.publisher.publish(accepted(PublishMessage(dedupe_key="k")))
+        assert first.message_ids != second.message_ids
+        clock.advance(120_000)
+        async with asyncio.timeout(30):
+            while await dedupe_rows(shard):
+                await asyncio.sleep(0.05)
+
+
+async def dedupe_rows(shard: Shard[LogEntry]) -> int:
+    types = [dedupe_key("k")[:2], dedupe_ends_key(0, 0)[:2]]
+    database = shard.publisher.commits._database
+    spans = [database.scan(head, head + b"\xff") for head in types]
+    return sum([len(rows) for span in spans async for rows in span])
+
+
+def large(key: str, request_id: str = "") -> Accepted:
+    return accepted(PublishMessage(payload=LARGE, dedupe_key=key), request_id=request_id)
 
 
 async def test_a_client_that_leaves_after_the_hand_over_changes_nothing() -> None:
