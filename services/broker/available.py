@@ -87,9 +87,13 @@ class Available:
         """All lanes, in the order of delivery but for what falls due."""
         return [self._lanes[name] for name in sorted(self._lanes)]
 
+    def lane(self, priority: int, kind: BucketKind) -> Lane | None:
+        """The lane, if there is something in it."""
+        return self._lanes.get((priority, kind))
+
     def counts(self, now_ms: int) -> Counts:
         """How many messages wait, as far as memory tells."""
-        return counts_of(self.lanes(), self._due_until(now_ms), now_ms)
+        return counts_of(self.lanes(), self.due_until(now_ms), now_ms)
 
     # --- Messages come ------------------------------------------------------
 
@@ -239,12 +243,13 @@ class Available:
 
     # --- Time comes ---------------------------------------------------------
 
-    def _due_until(self, now_ms: int) -> int:
+    def due_until(self, now_ms: int) -> int:
+        """The last order in a timed lane whose time has come."""
         return order_of(self.epoch, min(now_ms, TIMED_LAST_MS), LAST_N)
 
     def has_due(self, now_ms: int) -> bool:
         """Whether `look_at_due` has something to do."""
-        until = self._due_until(now_ms)
+        until = self.due_until(now_ms)
         return any(_has_due(lane, until) for lane in self._lanes.values())
 
     def look_at_due(self, is_over: IsOver, now_ms: int, limit: int) -> int:
@@ -253,7 +258,7 @@ class Available:
         Looks at about `limit` messages and gives how many. May raise NeedsLane or Needs; it goes
         on where it was.
         """
-        until = self._due_until(now_ms)
+        until = self.due_until(now_ms)
         self._walked_ms = max(self._walked_ms, now_ms)
         looked_at = 0
         for lane in [lane for lane in self._lanes.values() if _has_due(lane, until)]:

@@ -131,6 +131,10 @@ class LaneMemory:
         first = bisect_left(self._cached, first_order, lo=self._front, key=BY_ORDER)
         return self._cached[first : bisect_right(self._cached, last_order, lo=first, key=BY_ORDER)]
 
+    def in_memory(self) -> list[Bucket]:
+        """Every bucket that is in memory."""
+        return [*self._cached[self._front :], *self._overlay.values()]
+
     def find(self, order: int) -> Bucket | None:
         """The bucket of this order, if it is in memory."""
         if order in self._overlay:

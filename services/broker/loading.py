@@ -175,8 +175,12 @@ class Loader:
             await self._load_lane(need)
             return
         slots = [
-            self._buckets(
-                slot.available, slot.lane, slot.first_order, slot.last_order, slot.in_parts
+            read_buckets(
+                self._database,
+                slot.available.queue_id,
+                slot.lane,
+                (slot.first_order, slot.last_order),
+                in_parts=slot.in_parts,
             )
             for slot in need.slots
         ]
@@ -212,36 +216,39 @@ class Loader:
         first = max(first_unknown, order_of(lane.epoch, 0, 0))
         last = last_order(lane.epoch)
         try:
-            rows, through = await self._buckets(available, lane, first, last, in_parts=True)
+            rows, through = await read_buckets(
+                self._database, available.queue_id, lane, (first, last), in_parts=True
+            )
         finally:
             lane.loading = False
         lane.loaded(first_unknown, rows, COMPLETE if through == last else through)
 
-    async def _buckets(
-        self, available: Available, lane: Lane, first_order: int, last_order: int, in_parts: bool
-    ) -> tuple[list[StoredBucket], int]:
-        """The buckets between two orders, or the first of them, and up to where these are all."""
-        buckets = active_range(
-            available.queue_id,
-            bucket_number(lane.priority, lane.kind, first_order),
-            bucket_number(lane.priority, lane.kind, last_order),
-        )
-        rows: list[StoredBucket] = []
-        count = 0
-        limit = LOAD_ROWS if in_parts else None
-        async for key, value in _rows(self._database, buckets, limit=limit):
-            items = decode_active(value)[0]
-            rows.append((_order(key), items))
-            count += len(items)
-            if in_parts and count >= LOAD_MESSAGES:
-                break
-        if not in_parts:
-            return rows, last_order
-        is_full = count >= LOAD_MESSAGES or len(rows) >= LOAD_ROWS
-        return rows, rows[-1][0] if is_full else last_order
-
     async def _attempts(self, key: tuple[str, int]) -> bytes | None:
         return await self._database.get(attempts_key(*key))
+
+
+async def read_buckets(
+    database: Store, queue_id: str, lane: Lane, orders: tuple[int, int], *, in_parts: bool
+) -> tuple[list[StoredBucket], int]:
+    """The buckets of a lane between two orders, both included, as the database has them.
+
+    In parts: the first of them. Tells, too, up to which order these are all.
+    """
+    first, last = orders
+    buckets = active_range(
+        queue_id,
+        bucket_number(lane.priority, lane.kind, first),
+        bucket_number(lane.priority, lane.kind, last),
+    )
+    rows: list[StoredBucket] = []
+    count = 0
+    async for key, value in _rows(database, buckets, limit=LOAD_ROWS if in_parts else None):
+        items = decode_active(value)[0]
+        rows.append((_order(key), items))
+        count += len(items)
+        if in_parts and (count >= LOAD_MESSAGES or len(rows) >= LOAD_ROWS):
+            return rows, rows[-1][0]
+    return rows, last
 
 
 async def _rows(

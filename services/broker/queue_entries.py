@@ -108,6 +108,11 @@ class QueueEntries(ABC):
         return self._available.next_due_ms()
 
     @property
+    def available(self) -> Available:
+        """What waits, for those who read it; commands are below."""
+        return self._available
+
+    @property
     def lane_epoch(self) -> int:
         """The epoch in the orders of available messages."""
         return self._available.epoch
