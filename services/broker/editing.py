@@ -20,15 +20,14 @@ Find = Callable[[int], int]
 once). Raises what the handle gives, and Needs."""
 
 
-def replacement(request: EditMessageRequest, message_id: int) -> ReplaceMessageRequest:
-    """What ingest is asked; InvalidArgument where nothing would change."""
+def replacement(request: EditMessageRequest) -> ReplaceMessageRequest:
+    """What ingest is asked, but for the message ID; InvalidArgument where nothing would change."""
     keeps_payload = not request.HasField("payload")
     if keeps_payload and not request.replace_headers:
         raise InvalidArgument("payload", "give a payload, or headers with replace_headers")
     if request.headers and not request.replace_headers:
         raise InvalidArgument("headers", "are given without replace_headers")
     return ReplaceMessageRequest(
-        message_id=message_id,
         etag=request.etag,
         payload=request.payload,
         headers=request.headers,

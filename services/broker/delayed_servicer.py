@@ -1,0 +1,88 @@
+"""The part of EntryService for those who watch and edit delayed messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+from libs.storage.buckets import BucketKind
+from services.broker.delayed_watch import DelayedWatches, Watched
+from services.broker.editing import Find, MessageEditor, replacement
+from services.broker.queue_conversion import checked_id
+from services.broker.waiting_buckets import Place
+from slatemq.errors import InvalidArgument
+from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
+from slatemq.v1.message_pb2 import Message
+
+_WITH_MESSAGE: Final = (entry_pb2.ENTRY_VIEW_HEADERS, entry_pb2.ENTRY_VIEW_FULL)
+
+
+class DelayedServicer(entry_pb2_grpc.EntryServiceServicer):
+    """EditMessage and WatchDelayed."""
+
+    _editor: MessageEditor
+    _watches: DelayedWatches
+
+    def begin_delayed(self, editor: MessageEditor, watches: DelayedWatches) -> None:
+        """Take over what the start has opened; no call comes earlier."""
+        self._editor = editor
+        self._watches = watches
+
+    async def find_waiting(self, handle: str) -> tuple[int, Find]:
+        """The message of a handle, and a command that finds its entry where it waits."""
+        raise NotImplementedError
+
+    def handle_of(self, queue_id: str, message_id: int, place: Place) -> str:
+        """The handle of a waiting entry."""
+        raise NotImplementedError
+
+    async def EditMessage(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.EditMessageRequest, context: Any
+    ) -> entry_pb2.EditMessageResponse:
+        """See the proto."""
+        wanted = replacement(request)
+        wanted.message_id, find = await self.find_waiting(request.handle)
+        return entry_pb2.EditMessageResponse(etag=await self._editor.edit(wanted, find))
+
+    async def WatchDelayed(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.WatchDelayedRequest, context: Any
+    ) -> AsyncIterator[entry_pb2.WatchDelayedResponse]:
+        """See the proto."""
+        queue_id, view = checked_id(request.queue_id, "queue_id"), request.view
+        if view not in entry_pb2.EntryView.values():
+            raise InvalidArgument("view", f"{view} is no view")
+        updates = self._watches.watch(
+            queue_id, request.position, with_messages=view in _WITH_MESSAGE
+        )
+        with_payload = view == entry_pb2.ENTRY_VIEW_FULL
+        async with aclosing(updates):
+            async for update in updates:
+                yield entry_pb2.WatchDelayedResponse(
+                    entries=[self._entry(queue_id, one, with_payload) for one in update.messages],
+                    position=update.position,
+                )
+
+    def _entry(self, queue_id: str, watched: Watched, with_payload: bool) -> entry_pb2.Entry:
+        told = watched.told
+        place = Place(told.priority, BucketKind.TIMED, told.bucket_order)
+        return entry_pb2.Entry(
+            handle=self.handle_of(queue_id, told.message_id, place),
+            queue_id=queue_id,
+            message_id=told.message_id,
+            state=queue_pb2.ENTRY_STATE_DELAYED,
+            priority=told.priority,
+            visible_at_ms=told.visible_at_ms,
+            retention_deadline_ms=told.retention_deadline_ms,
+            message=_shown(watched.message, with_payload),
+            etag=watched.etag,
+        )
+
+
+def _shown(message: Message | None, with_payload: bool) -> Message | None:
+    if message is None or with_payload:
+        return message
+    shown = Message()
+    shown.CopyFrom(message)
+    shown.ClearField("payload")
+    return shown
