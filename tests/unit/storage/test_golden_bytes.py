@@ -8,13 +8,21 @@ from libs.storage import keys
 from libs.storage.errors import CorruptRecord
 from libs.storage.ids import message_id
 from libs.storage.primitives import Reader, terminated
-from tests.unit.storage import golden, golden_dedupe, golden_execution, golden_own
+from tests.unit.storage import (
+    golden,
+    golden_dedupe,
+    golden_execution,
+    golden_own,
+    golden_replay,
+)
 from tests.unit.storage.golden import Row
 
 REFERENCE = Path(__file__).parents[3] / "docs/reference/encodings.md"
 
-OWN_KEYS = golden_own.KEYS + golden_dedupe.KEYS + golden_execution.KEYS
-OWN_VALUES = golden_own.VALUES + golden_dedupe.VALUES + golden_execution.VALUES
+OWN_KEYS = golden_own.KEYS + golden_dedupe.KEYS + golden_execution.KEYS + golden_replay.KEYS
+OWN_VALUES = (
+    golden_own.VALUES + golden_dedupe.VALUES + golden_execution.VALUES + golden_replay.VALUES
+)
 KEY_ROWS = golden.KEYS + OWN_KEYS
 ROWS = KEY_ROWS + golden.VALUES + OWN_VALUES
 

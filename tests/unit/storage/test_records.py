@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.storage import configs, metadata, payloads, queues, states
+from libs.storage import configs, metadata, payloads, queues, replay_records, states
 from libs.storage.buckets import BucketKind
 from libs.storage.errors import CorruptRecord
 from tests.unit.storage.golden import ATTEMPTS, AVAILABLE, DONE, FAILED, IN_FLIGHT, LOGGED
@@ -251,6 +251,12 @@ def test_a_field_that_does_not_fit_is_refused_by_name(
             "09000000000000000100efcdab89674523010000",
             "finished leases",
             "0 outcomes beside 1 leases",
+        ),
+        (
+            replay_records.decode_replay,
+            "0100" "0100" + "05" + "00" * 7 + "04" + "00" * 7 + "09" + "00" * 7,
+            "replay",
+            "log 1: 4 is not within 5..9",
         ),
         (configs.decode_config, "0000" "050000000000" "0200" "01006101003101006101003" "2",
          "config value", "'a' stands twice"),

@@ -1,0 +1,31 @@
+"""Golden bytes of replays, under the same rule as those in golden.py."""
+
+from libs.storage import own_keys, replay_records
+from tests.unit.storage.golden import Row
+
+REPLAY = [
+    replay_records.ReplayRange(ingest_shard=0, start=0, cursor=7, end=9),
+    replay_records.ReplayRange(258, 0x102000000000001, 0x102000000000001, 0x102000000000005),
+]
+
+KEYS = [
+    Row(
+        "replay key",
+        "replay key",
+        own_keys.parse_replay_key,
+        "orders",
+        "014d6f726465727300",
+        lambda: own_keys.replay_key("orders"),
+    ),
+]
+VALUES = [
+    Row(
+        "replay",
+        "replay",
+        replay_records.decode_replay,
+        REPLAY,
+        "02000000000000000000000007000000000000000900000000000000"
+        "0201010000000000020101000000000002010500000000000201",
+        lambda: replay_records.encode_replay(REPLAY),
+    ),
+]
