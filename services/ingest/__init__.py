@@ -8,8 +8,12 @@ One process owns one shard's database. How a publish goes:
                                                   answers, PayloadCache, MetadataLog (tailers)
 
 `batches`        what was accepted, as columns     `publishing`  the commit loop's source
+`waiting`        one publish on its way            `uploads`     payloads that become objects
 `request_ids`    who published what lately         `tailing`     the metadata log, followed
+`dedupe_keys`    which message a key stands for    `duplicates`  those of one publish
 `payload_cache`  fresh payloads                    `reading`     messages by ID
+`pushing`        how far outboxes are stored       `replacing`   messages that change
+`purging`        the purge epoch
 `wire`           from and to protobuf              `servicer`    IngestService
 `service`        the process: start, drain, stop   `config`      settings
 

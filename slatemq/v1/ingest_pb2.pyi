@@ -158,7 +158,8 @@ class PublishResponse(_message.Message):
     RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
     received_at_ms: _builtins.int
     """When ingest accepted the messages, by its clock. `<queue ID>/<message ID in hex>/p<this>` is the handle of a message in a queue
-    that it reached (see EntryService).
+    that it reached (see EntryService). A repeated request is told the time of the first one. 0 when nothing was stored: of duplicates
+    it says nothing.
     """
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
