@@ -79,33 +79,22 @@ class Columns:
         for at, encoded in enumerate(self.header_bytes):
             full = at - start == ENTRY_MESSAGES_MAX or size + len(encoded) > ENTRY_HEADERS_BYTES_MAX
             if full and at > start:
-                yield start, self._slice(start, at)
+                yield start, self.only(range(start, at))
                 start, size = at, 0
             size += len(encoded)
-        yield start, self._slice(start, len(self))
-
-    def after(self, count: int) -> Columns:
-        """The same without the first `count` messages."""
-        return self._slice(count, len(self))
+        yield start, self.only(range(start, len(self)))
 
     def only(self, kept: Sequence[int]) -> Columns:
         """These messages alone, by their offsets in ascending order."""
-        chosen = Columns()
-        for at in kept:
-            chosen.extend(self._slice(at, at + 1))
-        return chosen
-
-    def _slice(self, start: int, end: int) -> Columns:
         few = (
-            {at - start: value for at, value in values.items() if start <= at < end}
-            for values in self._few()
+            {to: values[at] for to, at in enumerate(kept) if at in values} for values in self._few()
         )
         return Columns(
-            self.headers[start:end],
-            self.header_bytes[start:end],
-            self.created_at_ms[start:end],
-            self.retention_s[start:end],
-            self.payload_bytes[start:end],
+            [self.headers[at] for at in kept],
+            [self.header_bytes[at] for at in kept],
+            [self.created_at_ms[at] for at in kept],
+            [self.retention_s[at] for at in kept],
+            [self.payload_bytes[at] for at in kept],
             *few,
         )
 
@@ -134,17 +123,6 @@ class Accepted:
     size_bytes: int
     dedupe_keys: dict[int, str] = field(default_factory=dict)
     elsewhere: list[int] = field(default_factory=list)
-
-    def after(self, count: int) -> Accepted:
-        """The same without the first `count` messages; for pushes, which have no dedupe keys."""
-        return Accepted(
-            self.payloads[count:],
-            self.columns.after(count),
-            self.request_id,
-            [at - count for at in self.large if at >= count],
-            self.size_bytes,
-            elsewhere=[at - count for at in self.elsewhere if at >= count],
-        )
 
     def only(self, kept: Sequence[int]) -> Accepted:
         """The same with these messages alone, by their offsets in ascending order."""

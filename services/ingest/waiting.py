@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,8 +46,7 @@ class Waiting:
     def pass_over(self, count: int) -> None:
         """Leave out the first rows of a push."""
         if self.push is not None and count > 0:
-            self.accepted = self.accepted.after(count)
-            self.uris = {at - count: uri for at, uri in self.uris.items() if at >= count}
+            self._keep(range(count, len(self.accepted.payloads)))
             shard, first = self.push
             self.push = Push(shard, first + count)
 
@@ -54,9 +54,12 @@ class Waiting:
         """Leave out the messages of a publish that are stored already."""
         duplicates.look(now_ms)
         if duplicates.found:
-            kept = [at for at in range(len(self.accepted.payloads)) if at not in duplicates.found]
-            self.accepted = self.accepted.only(kept)
-            self.uris = {to: self.uris[at] for to, at in enumerate(kept) if at in self.uris}
+            places = range(len(self.accepted.payloads))
+            self._keep([at for at in places if at not in duplicates.found])
+
+    def _keep(self, places: Sequence[int]) -> None:
+        self.accepted = self.accepted.only(places)
+        self.uris = {to: self.uris[at] for to, at in enumerate(places) if at in self.uris}
 
     def answer(self, now_ms: int) -> Answered:
         """Settle what it gets: IDs in a row from the first one on, but for duplicates."""
