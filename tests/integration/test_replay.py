@@ -12,6 +12,7 @@ from slatemq.v1 import assignment_pb2, queue_pb2
 from tests.integration.broker.queue_calls import delete, get, update
 from tests.integration.broker.rig import refusal
 from tests.integration.replay_rig import (
+    SMALL,
     World,
     create,
     drained,
@@ -151,7 +152,8 @@ async def test_two_routers_bring_nothing_in_twice() -> None:
             await there.routed(rig)
         await create(rig, "a")
         await create(rig, "b", since_ms=0)
-        async with there.router(), there.router():
+        others = SMALL._replace(messages_max=3)
+        async with there.router(), there.router(others):
             await replayed(rig, "a")
             await replayed(rig, "b")
             assert await drained(rig, "a") == ids
