@@ -11,6 +11,7 @@ from libs.storage.primitives import Reader, terminated
 from tests.unit.storage import (
     golden,
     golden_dedupe,
+    golden_delayed,
     golden_execution,
     golden_own,
     golden_replay,
@@ -19,10 +20,9 @@ from tests.unit.storage.golden import Row
 
 REFERENCE = Path(__file__).parents[3] / "docs/reference/encodings.md"
 
-OWN_KEYS = golden_own.KEYS + golden_dedupe.KEYS + golden_execution.KEYS + golden_replay.KEYS
-OWN_VALUES = (
-    golden_own.VALUES + golden_dedupe.VALUES + golden_execution.VALUES + golden_replay.VALUES
-)
+OWN = (golden_own, golden_dedupe, golden_delayed, golden_execution, golden_replay)
+OWN_KEYS = [row for records in OWN for row in records.KEYS]
+OWN_VALUES = [row for records in OWN for row in records.VALUES]
 KEY_ROWS = golden.KEYS + OWN_KEYS
 ROWS = KEY_ROWS + golden.VALUES + OWN_VALUES
 

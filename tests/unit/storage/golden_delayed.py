@@ -1,0 +1,50 @@
+"""Golden bytes of delayed records and of outbox progress: the rule of golden.py holds here, too."""
+
+from libs.storage import delayed_records, keys, outbox_progress, own_keys
+from tests.unit.storage.golden import Row
+from tests.unit.storage.golden_own import ORDER
+
+DELAYED = [
+    delayed_records.DelayedMessage(42, 3, 1767225601000, 1767229200005, ORDER),
+    delayed_records.DelayedMessage(43, 128, 4922899200000, 0, 0),
+]
+
+KEYS = [
+    Row(
+        "delayed key",
+        "delayed key",
+        own_keys.parse_delayed_key,
+        keys.BucketKey("orders", ORDER),
+        "014c6f726465727300000266ddb6aa0002",
+        lambda: own_keys.delayed_key("orders", ORDER),
+        ends=(9,),
+    ),
+    Row(
+        "outbox progress key",
+        "outbox progress key",
+        own_keys.parse_outbox_progress_key,
+        7,
+        "01500000000000000007",
+        lambda: own_keys.outbox_progress_key(7),
+    ),
+]
+
+VALUES = [
+    Row(
+        "delayed value",
+        "delayed messages",
+        delayed_records.decode_delayed,
+        DELAYED,
+        "02002a0000000000000003e8abda769b010000859611779b0100000200aab6dd6602"
+        "002b00000000000000800078a8337a04000000000000000000000000000000000000",
+        lambda: delayed_records.encode_delayed(DELAYED),
+    ),
+    Row(
+        "outbox progress value",
+        "outbox progress",
+        outbox_progress.decode_outbox_progress,
+        258,
+        "0201000000000000",
+        lambda: outbox_progress.encode_outbox_progress(258),
+    ),
+]
