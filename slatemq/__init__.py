@@ -19,20 +19,40 @@ if TYPE_CHECKING:
     from slatemq.client import Client, connect
     from slatemq.consumer import Consumer
     from slatemq.delivered import Batch, Received
+    from slatemq.entry_models import (
+        Attempt,
+        Entry,
+        EntryPage,
+        EntryState,
+        EntryView,
+        SearchProgress,
+        StoredMessage,
+    )
     from slatemq.models import (
         BatchSettings,
-        Counts,
-        DeletedQueue,
         Explanation,
         OutgoingMessage,
-        Queue,
         RouteStatus,
         ServiceStatus,
         Status,
         Topology,
     )
+    from slatemq.published import Published
+    from slatemq.queue_models import (
+        Backoff,
+        BackoffKind,
+        Counts,
+        DeletedQueue,
+        PriorityCounts,
+        Queue,
+        Replay,
+        ReplayRange,
+    )
 
 __all__ = [
+    "Attempt",
+    "Backoff",
+    "BackoffKind",
     "Batch",
     "BatchConsumer",
     "BatchSettings",
@@ -40,29 +60,58 @@ __all__ = [
     "Consumer",
     "Counts",
     "DeletedQueue",
+    "Entry",
+    "EntryPage",
+    "EntryState",
+    "EntryView",
     "Explanation",
     "OutgoingMessage",
+    "PriorityCounts",
+    "Published",
     "Queue",
     "Received",
+    "Replay",
+    "ReplayRange",
     "RouteStatus",
+    "SearchProgress",
     "ServiceStatus",
     "Status",
+    "StoredMessage",
     "Topology",
     "connect",
 ]
 
 _HOMES = {
-    "Client": "slatemq.client",
-    "connect": "slatemq.client",
-    "Consumer": "slatemq.consumer",
-    "Batch": "slatemq.delivered",
-    "BatchConsumer": "slatemq.batches",
-    "Received": "slatemq.delivered",
+    "slatemq.batches": ["BatchConsumer"],
+    "slatemq.client": ["Client", "connect"],
+    "slatemq.consumer": ["Consumer"],
+    "slatemq.delivered": ["Batch", "Received"],
+    "slatemq.entry_models": [
+        "Attempt",
+        "Entry",
+        "EntryPage",
+        "EntryState",
+        "EntryView",
+        "SearchProgress",
+        "StoredMessage",
+    ],
+    "slatemq.published": ["Published"],
+    "slatemq.queue_models": [
+        "Backoff",
+        "BackoffKind",
+        "Counts",
+        "DeletedQueue",
+        "PriorityCounts",
+        "Queue",
+        "Replay",
+        "ReplayRange",
+    ],
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     # Loaded when asked for: the services import slatemq.errors, and need no client for that.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "slatemq.models")), name)
+    return getattr(import_module(_HOME_OF.get(name, "slatemq.models")), name)

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 
+from slatemq.entry_models import EntryState, state_wire
 from slatemq.errors import AlreadyExists, InvalidArgument, NotFound, SlateMQError, Unavailable
 from slatemq.models import (
-    DeletedQueue,
     Explanation,
-    Queue,
     RouteStatus,
     ServiceStatus,
     Status,
     Time,
-    milliseconds,
-    queue_of,
+    span_ms,
     time_ms,
     whole_seconds,
 )
 from slatemq.peers import ATTEMPT_S, Peers, errors_translated
+from slatemq.queue_models import Backoff, DeletedQueue, Queue, backoff_of, queue_of
 from slatemq.rpc_status import from_rpc_error
 from slatemq.v1 import queue_pb2, queue_pb2_grpc, router_pb2, router_pb2_grpc
 
@@ -48,19 +47,25 @@ class Admin:
         """Call through these peers."""
         self._peers = peers
 
-    async def create_queue(self, queue_id: str, **settings: Any) -> Queue:
+    async def create_queue(
+        self, queue_id: str, with_queue: str, start_from: Start, **settings: Any
+    ) -> Queue:
         """See Client.create_queue."""
         wire = queue_pb2.Queue(queue_id=queue_id)
         _fill(wire, {name: value for name, value in settings.items() if value is not None})
+        request = queue_pb2.CreateQueueRequest(queue=wire, with_queue_id=with_queue)
+        _set_start(request, start_from)
         tries = 0
 
         async def attempt(timeout: float) -> Queue:
             nonlocal tries
-            shards = await self._peers.broker_shards()
             # The lowest shard, until queues are spread by more than chance.
-            stub = await self._stub(shards[0] if shards else 0)
+            shards = await self._peers.broker_shards()
+            shard = shards[0] if shards else 0
+            if with_queue:
+                shard = await self._peers.broker_of(with_queue)
+            stub = await self._stub(shard)
             tries += 1
-            request = queue_pb2.CreateQueueRequest(queue=wire)
             return queue_of((await stub.CreateQueue(request, timeout=timeout)).queue)
 
         try:
@@ -121,6 +126,38 @@ class Admin:
 
         # With an etag a repeat would be refused for the change that the first try made.
         return await self._peers.call(attempt, repeat_unknown=not etag)
+
+    async def pause_queue(self, queue_id: str) -> Queue:
+        """See Client.pause_queue."""
+
+        async def attempt(timeout: float) -> Queue:
+            stub = await self._stub(await self._peers.broker_of(queue_id))
+            request = queue_pb2.PauseQueueRequest(queue_id=queue_id)
+            return queue_of((await stub.PauseQueue(request, timeout=timeout)).queue)
+
+        return await self._peers.call(attempt)
+
+    async def resume_queue(self, queue_id: str) -> Queue:
+        """See Client.resume_queue."""
+
+        async def attempt(timeout: float) -> Queue:
+            stub = await self._stub(await self._peers.broker_of(queue_id))
+            request = queue_pb2.ResumeQueueRequest(queue_id=queue_id)
+            return queue_of((await stub.ResumeQueue(request, timeout=timeout)).queue)
+
+        return await self._peers.call(attempt)
+
+    async def purge_queue(self, queue_id: str, states: Iterable[EntryState | str]) -> int:
+        """See Client.purge_queue."""
+        request = queue_pb2.PurgeQueueRequest(
+            queue_id=queue_id, states=[state_wire(state, "states") for state in states]
+        )
+
+        async def attempt(timeout: float) -> int:
+            stub = await self._stub(await self._peers.broker_of(queue_id))
+            return int((await stub.PurgeQueue(request, timeout=timeout)).purged_count)
+
+        return await self._peers.call(attempt)
 
     async def delete_queue(self, queue_id: str, etag: str) -> None:
         """See Client.delete_queue."""
@@ -242,22 +279,49 @@ class Admin:
         ]
 
 
-_FIELDS = {"lease": "lease_ms", "max_lease": "max_lease_ms", "done_retention": "done_retention_s"}
+Start = Time | Literal["now", "beginning"]
+"""From when on a new queue gets messages."""
+
+_FIELDS = {
+    "lease": "lease_ms",
+    "max_lease": "max_lease_ms",
+    "done_retention": "done_retention_s",
+    "default_delay": "default_delay_ms",
+    "max_total_lease": "max_total_lease_ms",
+    "failed_retention": "failed_retention_s",
+}
+
+
+def _set_start(request: queue_pb2.CreateQueueRequest, start_from: Start) -> None:
+    if start_from == "beginning":
+        request.start_from_beginning = True
+    elif start_from != "now":
+        try:
+            request.start_from_ms = time_ms(start_from)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument("start_from", str(error)) from error
 
 
 def _fill(wire: queue_pb2.Queue, settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         field = _FIELDS.get(name, name)
         if field.endswith("_ms"):
-            value = milliseconds(value)
+            value = span_ms(name, value)
         elif field.endswith("_s"):
             value = whole_seconds(name, value)
         try:
-            setattr(wire, field, value)
-        except (TypeError, ValueError) as error:
+            if isinstance(value, Backoff):
+                wire.backoff.CopyFrom(value.wire())
+            else:
+                setattr(wire, field, value)
+        except (TypeError, ValueError, AttributeError) as error:
             raise InvalidArgument(f"queue.{field}", str(error)) from error
 
 
 def _is_as_asked(queue: Queue, wire: queue_pb2.Queue) -> bool:
     """Whether a queue has every setting that was asked for."""
-    return all(getattr(queue, field.name) == value for field, value in wire.ListFields())
+    return all(
+        getattr(queue, field.name)
+        == (backoff_of(wire.backoff) if field.name == "backoff" else value)
+        for field, value in wire.ListFields()
+    )

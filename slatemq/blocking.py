@@ -23,6 +23,7 @@ from slatemq.peers import closed
 P = ParamSpec("P")
 T = TypeVar("T")
 A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
 
 INTERRUPT_S = 5.0
 """How long Ctrl-C waits for the call that it interrupts."""
@@ -113,10 +114,10 @@ async def _cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-class Face(Generic[A]):
+class Face(Generic[A_co]):
     """A synchronous face of an asynchronous object."""
 
-    def __init__(self, loop: Loop, inner: A) -> None:
+    def __init__(self, loop: Loop, inner: A_co) -> None:
         self._loop = loop
         self._inner = inner
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from slatemq import consumer as consuming
-from slatemq.admin import UNCHANGED, Admin, Unchanged
+from slatemq.admin import Admin
 from slatemq.batches import BatchConsumer, claim, claim_request
 from slatemq.consumer import Consumer, Wish
 from slatemq.delivered import Origin, Received
@@ -18,12 +18,8 @@ from slatemq.finishing import Finisher, nack_of
 from slatemq.keeping import LeaseKeeper
 from slatemq.models import (
     BatchSettings,
-    DeletedQueue,
-    Explanation,
     OutgoingMessage,
-    Queue,
     Span,
-    Status,
     Time,
     Topology,
     milliseconds,
@@ -32,7 +28,9 @@ from slatemq.models import (
 )
 from slatemq.peers import CALL_S, Peers
 from slatemq.processing import process_all
+from slatemq.published import Published
 from slatemq.publisher import Publisher
+from slatemq.queue_calls import QueueCalls
 
 if TYPE_CHECKING:
     from slatemq.otel import Telemetry
@@ -55,7 +53,7 @@ def connect(
     return Client(endpoint, batches=batches, call_timeout=call_timeout, tracing=tracing)
 
 
-class Client:
+class Client(QueueCalls):
     """Publishes, consumes and administers. One event loop; any number of tasks."""
 
     def __init__(
@@ -114,23 +112,38 @@ class Client:
         *,
         created_at: Time | None = None,
         retention: Span | None = None,
-    ) -> int:
+        delay: Span | None = None,
+        visible_at: Time | None = None,
+        dedupe_key: str = "",
+    ) -> Published:
         """Publishes one message; returns its ID when it is durable.
 
         Publishes that run at the same time share requests. Text is sent as UTF-8. `retention` is
-        in whole seconds; 0 = for ever, None = the instance's default. A failure that may pass is
-        tried again, with the same request ID, for as long as `call_timeout`. Raises
-        InvalidArgument, Unavailable, ResourceExhausted.
+        in whole seconds; 0 = for ever, None = the instance's default. Delayed queues hold the
+        message back for `delay` in place of their default; every queue does until `visible_at`.
+        Of publishes with the same `dedupe_key` the first one counts: later ones get its ID, marked
+        `duplicate`. A failure that may pass is tried again, with the same request ID, for as long
+        as `call_timeout`. Raises InvalidArgument, Unavailable, ResourceExhausted.
         """
-        return await self._publisher.publish(outgoing(payload, headers, created_at, retention))
+        message = outgoing(
+            payload,
+            headers,
+            created_at,
+            retention,
+            delay=delay,
+            visible_at=visible_at,
+            dedupe_key=dedupe_key,
+        )
+        return await self._publisher.publish(message)
 
     async def publish_many(
         self, messages: Iterable[OutgoingMessage | bytes | str], *, in_flight: int = 1
-    ) -> list[int]:
+    ) -> list[Published]:
         """Publishes messages in order, in as few requests as possible; returns their IDs.
 
         With more than one request `in_flight` it is faster, and the order holds within a request
-        only. Not all or none: an error tells in `metadata["published_count"]` how many of the
+        only; messages with dedupe keys go to the shards of their keys, in requests of their own.
+        Not all or none: an error tells in `metadata["published_count"]` how many of the
         first messages are durable at least, and InvalidArgument which one is refused.
         """
         made = (m if isinstance(m, OutgoingMessage) else outgoing(m) for m in messages)
@@ -142,11 +155,12 @@ class Client:
         *,
         request_id: str = "",
         shard: int | None = None,
-    ) -> list[int]:
+    ) -> list[Published]:
         """Publishes 1 to 10,000 messages in one request, all or none; returns their IDs.
 
         A request ID of your own makes it safe to repeat the call yourself within 10 minutes, on
-        the same ingest shard.
+        the same ingest shard. Dedupe keys must all fall to one shard, else InvalidArgument
+        (MIXED_SHARDS).
         """
         return await self._publisher.publish_batch(messages, request_id=request_id, shard=shard)
 
@@ -174,7 +188,8 @@ class Client:
         Leases are kept alive in the background for at most `hold`, so `lease` may be short: it
         says how soon others get the messages of a consumer that crashed. At most `prefetch`
         messages are held beyond those in work; on leaving they go back, uncounted. Broken
-        connections are opened again. Iterating raises NotFound when there is no such queue.
+        connections are opened again, and while the queue is paused iterating waits. Raises NotFound
+        when there is no such queue.
         """
         wish = Wish(prefetch, prefetch_bytes, lease, consumer_id, hold)
         origin = self._origin(queue_id, self._keeper)
@@ -243,6 +258,7 @@ class Client:
         """Claims messages once; nothing is extended in the background.
 
         Waits up to `wait` (60 s at most) for the first one; an empty list means that nothing came.
+        Raises NotFound, and FailedPrecondition (QUEUE_PAUSED).
         """
         request = claim_request(
             queue_id,
@@ -268,13 +284,14 @@ class Client:
         self,
         lease_tokens: Sequence[str],
         reason: str = "",
-        delay: Span = 0,
+        delay: Span | None = None,
         *,
         release: bool = False,
     ) -> list[SlateMQError | None]:
         """Nacks by token; gives for each one None, or why it was refused.
 
-        `release`: the messages were not worked on, and their attempts are not counted.
+        `delay` None: as the queue's backoff says, and for a release at once. `release`: the
+        messages were not worked on, and their attempts are not counted.
         """
         items = [nack_of(token, reason, delay, release) for token in lease_tokens]
         self._keeper.drop_all(lease_tokens)
@@ -290,97 +307,9 @@ class Client:
         length = milliseconds(lease) if lease is not None else 0
         return await self._finisher.extend_many(lease_tokens, length)
 
-    # --- Queues -------------------------------------------------------------
-
-    async def create_queue(
-        self,
-        queue_id: str,
-        *,
-        filter: str | None = None,  # noqa: A002 - the RFC's word
-        priority: str | None = None,
-        max_attempts: int | None = None,
-        lease: Span | None = None,
-        max_lease: Span | None = None,
-        done_retention: Span | None = None,
-        max_in_flight: int | None = None,
-    ) -> Queue:
-        """Creates a queue; None means the default. Raises AlreadyExists, InvalidArgument."""
-        return await self._admin.create_queue(
-            queue_id,
-            filter=filter,
-            priority=priority,
-            max_attempts=max_attempts,
-            lease=lease,
-            max_lease=max_lease,
-            done_retention=done_retention,
-            max_in_flight=max_in_flight,
-        )
-
-    async def get_queue(self, queue_id: str) -> Queue:
-        """Reads a queue, with the counts of its messages. Raises NotFound."""
-        return await self._admin.get_queue(queue_id)
-
-    def list_queues(self, prefix: str = "") -> AsyncIterator[Queue]:
-        """All queues whose ID begins with `prefix`, by ID."""
-        return self._admin.list_queues(prefix)
-
-    async def update_queue(
-        self,
-        queue_id: str,
-        *,
-        etag: str = "",
-        filter: str | Unchanged | None = UNCHANGED,  # noqa: A002 - the RFC's word
-        priority: str | Unchanged | None = UNCHANGED,
-        max_attempts: int | Unchanged | None = UNCHANGED,
-        lease: Span | Unchanged | None = UNCHANGED,
-        max_lease: Span | Unchanged | None = UNCHANGED,
-        done_retention: Span | Unchanged | None = UNCHANGED,
-        max_in_flight: int | Unchanged | None = UNCHANGED,
-    ) -> Queue:
-        """Changes the settings given; None sets one back to its default.
-
-        With the etag of a queue that was read before, nobody else's change is overwritten: raises
-        Aborted instead.
-        """
-        return await self._admin.update_queue(
-            queue_id,
-            etag,
-            filter=filter,
-            priority=priority,
-            max_attempts=max_attempts,
-            lease=lease,
-            max_lease=max_lease,
-            done_retention=done_retention,
-            max_in_flight=max_in_flight,
-        )
-
-    async def delete_queue(self, queue_id: str, *, etag: str = "") -> None:
-        """Deletes a queue with everything in it. Raises NotFound, Aborted."""
-        await self._admin.delete_queue(queue_id, etag)
-
-    def watch_queues(self, broker_shard: int = 0) -> AsyncIterator[Queue | DeletedQueue]:
-        """The queues of a broker shard, then every change, without end."""
-        return self._admin.watch_queues(broker_shard)
-
-    async def explain(
-        self,
-        headers: Mapping[str, str],
-        *,
-        created_at: Time | None = None,
-        received_at: Time | None = None,
-        payload_bytes: int = 0,
-        queue_ids: Iterable[str] = (),
-    ) -> list[Explanation]:
-        """Tells which queues such a message would reach, and why; stores nothing."""
-        return await self._admin.explain(headers, created_at, received_at, payload_bytes, queue_ids)
-
     async def topology(self) -> Topology:
         """Where the processes of the instance are."""
         return await self._peers.topology()
-
-    async def status(self) -> Status:
-        """Every process, route and queue, as far as they answer."""
-        return await self._admin.status()
 
 
 def _telemetry(endpoint: str) -> Telemetry:

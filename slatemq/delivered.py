@@ -133,16 +133,17 @@ class Received:
             with telemetry.settling("ack", self.queue_id, self.message_id):
                 await self._origin.finisher.ack(self.lease_token)
 
-    async def nack(self, reason: str = "", delay: Span = 0) -> None:
+    async def nack(self, reason: str = "", delay: Span | None = None) -> None:
         """The message failed: it comes again, after `delay` (at most 12 h), or is a dead letter.
 
-        Raises as `ack` does, and InvalidArgument.
+        `delay` None: as the queue's backoff says; 0: at once. Raises as `ack` does, and
+        InvalidArgument.
         """
         await self._give_back("nack", nack_of(self.lease_token, reason, delay))
 
-    async def release(self) -> None:
+    async def release(self, delay: Span = 0) -> None:
         """The message was not worked on: it goes back, and the attempt is not counted."""
-        await self._give_back("release", Nack(self.lease_token, release=True))
+        await self._give_back("release", nack_of(self.lease_token, "", delay, release=True))
 
     async def extend(self, lease: Span | None = None) -> int:
         """Sets the lease's end to now + `lease` (None: as long as at the claim); gives it in ms."""
@@ -265,8 +266,13 @@ class Batch(Sequence[Received]):
         """
         return await self._origin.finisher.ack_many(self._take())
 
-    async def nack_all(self, reason: str = "", delay: Span = 0) -> list[SlateMQError | None]:
-        """All failed: they come again, after `delay`, or are dead letters. Gives as `ack_all`."""
+    async def nack_all(
+        self, reason: str = "", delay: Span | None = None
+    ) -> list[SlateMQError | None]:
+        """All failed: they come again, after `delay`, or are dead letters. Gives as `ack_all`.
+
+        `delay` None: as the queue's backoff says; 0: at once.
+        """
         nack_of("", reason, delay)  # A bad delay is refused before anything is taken.
         items = [nack_of(token, reason, delay) for token in self._take()]
         return await self._origin.finisher.nack_many(items)

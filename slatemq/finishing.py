@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from google.rpc.status_pb2 import Status
 
 from slatemq.errors import InvalidArgument, NotFound, SlateMQError
-from slatemq.models import Span, milliseconds
+from slatemq.handles import shard_of
+from slatemq.models import Span, span_ms
 from slatemq.peers import Peers, closed
 from slatemq.rpc_status import from_status
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
@@ -40,17 +40,27 @@ class Nack(NamedTuple):
 
     lease_token: str
     reason: str = ""
-    delay_ms: int = 0
+    delay_ms: int | None = None
     release: bool = False
 
 
-def nack_of(token: str, reason: str = "", delay: Span = 0, release: bool = False) -> Nack:
+def nack_of(token: str, reason: str = "", delay: Span | None = None, release: bool = False) -> Nack:
     """A nack within the server's bounds: a long reason is cut, a bad delay is InvalidArgument."""
-    delay_ms = milliseconds(delay)
+    delay_ms = None if delay is None else bounded_delay_ms(delay)
+    return Nack(token, cut_reason(reason), delay_ms, release)
+
+
+def bounded_delay_ms(delay: Span) -> int:
+    """A delay of a message given back, in ms. Raises InvalidArgument beyond 12 h."""
+    delay_ms = span_ms("delay", delay)
     if not 0 <= delay_ms <= DELAY_MS_MAX:
         raise InvalidArgument("delay", "must be 0 to 12 hours", reason="OUT_OF_RANGE")
-    cut = reason.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore")
-    return Nack(token, cut, delay_ms, release)
+    return delay_ms
+
+
+def cut_reason(reason: str) -> str:
+    """A reason within the server's bounds."""
+    return reason.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore")
 
 
 class Batcher(Generic[I, R]):
@@ -287,18 +297,6 @@ class Finisher:
         known = await self._peers.broker_shards()
         if shard not in known and shard not in (await self._peers.fresh_topology()).brokers:
             raise NotFound("lease", "", "no broker gave out this lease", reason="LEASE_UNKNOWN")
-
-
-def shard_of(token: str) -> int:
-    """The broker shard that a lease token names; raises InvalidArgument when it is no token."""
-    match = _TOKEN.fullmatch(token)
-    if match is None:
-        raise InvalidArgument("lease_token", "is not a lease token", reason="NOT_A_LEASE_TOKEN")
-    return int(match[1], 16)
-
-
-# What comes behind the shard is the broker's business.
-_TOKEN = re.compile(r"([0-9a-f]{1,8})-[A-Za-z0-9._-]{1,62}")
 
 
 def _tell_failure(done: asyncio.Future[None]) -> None:

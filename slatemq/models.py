@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import isfinite
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from slatemq.errors import InvalidArgument
-from slatemq.v1 import queue_pb2
+
+if TYPE_CHECKING:
+    from slatemq.queue_models import Queue
 
 MESSAGES_MAX = 10_000
 """Messages that the server takes in one publish."""
@@ -25,13 +27,17 @@ class OutgoingMessage(NamedTuple):
     """A message to publish.
 
     `created_at_ms` None: the time of receipt; `retention_s` None: the instance's default, 0: for
-    ever.
+    ever. `delay_ms` counts in delayed queues only, `visible_at_ms` in all; not both. Of messages
+    with the same `dedupe_key` within the instance's window, one is stored.
     """
 
     payload: bytes
     headers: Mapping[str, str] = {}
     created_at_ms: int | None = None
     retention_s: int | None = None
+    delay_ms: int | None = None
+    visible_at_ms: int | None = None
+    dedupe_key: str = ""
 
 
 class BatchSettings(NamedTuple):
@@ -57,44 +63,6 @@ class BatchSettings(NamedTuple):
                 raise InvalidArgument(name, "must be at least 1")
         if self.linger_s < 0:
             raise InvalidArgument("linger_s", "may not be negative")
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many messages of a queue are in which state."""
-
-    available_count: int = 0
-    delayed_count: int = 0
-    in_flight_count: int = 0
-    done_count: int = 0
-    failed_count: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """A queue and its settings; see the proto for units and limits."""
-
-    queue_id: str
-    filter: str
-    priority: str
-    max_attempts: int
-    lease_ms: int
-    max_lease_ms: int
-    done_retention_s: int
-    max_in_flight: int
-    broker_shard: int
-    revision: int
-    etag: str
-    created_at_ms: int
-    updated_at_ms: int
-    counts: Counts = field(default_factory=Counts)
-
-
-@dataclass(frozen=True, slots=True)
-class DeletedQueue:
-    """A queue that is gone, as `watch_queues` tells it."""
-
-    queue_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +126,14 @@ def milliseconds(span: Span) -> int:
     return round(length * 1000) or (1 if length > 0 else 0)
 
 
+def span_ms(name: str, span: Span) -> int:
+    """A length of time in whole milliseconds; raises InvalidArgument naming the field."""
+    try:
+        return milliseconds(span)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(name, f"must be seconds or a timedelta: {error}") from error
+
+
 def time_ms(time: Time) -> int:
     """A point in time in milliseconds since the Unix epoch.
 
@@ -178,6 +154,10 @@ def outgoing(
     headers: Mapping[str, str] | None = None,
     created_at: Time | None = None,
     retention: Span | None = None,
+    *,
+    delay: Span | None = None,
+    visible_at: Time | None = None,
+    dedupe_key: str = "",
 ) -> OutgoingMessage:
     """A message to publish, from what `Client.publish` takes."""
     return OutgoingMessage(
@@ -185,6 +165,9 @@ def outgoing(
         dict(headers) if headers else {},
         time_ms(created_at) if created_at is not None else None,
         whole_seconds("retention", retention) if retention is not None else None,
+        span_ms("delay", delay) if delay is not None else None,
+        time_ms(visible_at) if visible_at is not None else None,
+        dedupe_key,
     )
 
 
@@ -196,30 +179,3 @@ def whole_seconds(name: str, span: Span) -> int:
     if not isfinite(length) or length != int(length):
         raise InvalidArgument(name, "must be a whole number of seconds")
     return int(length)
-
-
-def queue_of(told: queue_pb2.Queue) -> Queue:
-    """A queue from its wire form."""
-    counts = told.counts
-    return Queue(
-        queue_id=told.queue_id,
-        filter=told.filter,
-        priority=told.priority,
-        max_attempts=told.max_attempts,
-        lease_ms=told.lease_ms,
-        max_lease_ms=told.max_lease_ms,
-        done_retention_s=told.done_retention_s,
-        max_in_flight=told.max_in_flight,
-        broker_shard=told.broker_shard,
-        revision=told.revision,
-        etag=told.etag,
-        created_at_ms=told.created_at_ms,
-        updated_at_ms=told.updated_at_ms,
-        counts=Counts(
-            counts.available_count,
-            counts.delayed_count,
-            counts.in_flight_count,
-            counts.done_count,
-            counts.failed_count,
-        ),
-    )

@@ -1,54 +1,57 @@
 """Publishing: single messages are gathered into requests, and every request may be repeated safely.
 
 Each request carries a request ID of its own and sticks to one ingest shard: within ten minutes, a
-repeat of a publish whose outcome is unknown stores nothing twice.
+repeat of a publish whose outcome is unknown stores nothing twice. Messages with dedupe keys go to
+the shards of their keys, so that requests for different shards are gathered side by side.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
-from uuid import uuid4
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-import grpc
-
-from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
+from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.models import BatchSettings, OutgoingMessage
 from slatemq.peers import Peers, closed
+from slatemq.publish_requests import WRONG_SHARD, PublishRequests
+from slatemq.publish_wire import PLACE, add, moved, size_of
+from slatemq.published import Published
 from slatemq.room import Room
-from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
+from slatemq.v1 import ingest_pb2
 
 if TYPE_CHECKING:
     from slatemq.otel import Telemetry
 
 log = logging.getLogger(__name__)
 
-ATTEMPT_S = 30.0
-"""How long one try of a publish may take: it may have 64 MiB, and a store may be slow."""
-
-REPEAT_S_MAX = 540.0
-"""How long a publish is repeated at most: the server knows its request ID for 600 s."""
-
-AWAY_S = 5.0
-"""How long new requests avoid a shard that could not be reached, where there are others."""
-
-_PLACE = re.compile(r"messages\[(\d+)\]\.?(.*)", re.DOTALL)
-
 
 class _Batch:
-    """A request that is being gathered, and who waits for which of its messages."""
+    """A request that is being gathered, and who waits for which of its messages.
 
-    __slots__ = ("answers", "request", "size")
+    `shard` None: any. `ripe`: its oldest message has waited for long enough.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("answers", "request", "ripe", "shard", "size", "timer")
+
+    def __init__(self, shard: int | None) -> None:
+        self.shard = shard
         self.request = ingest_pb2.PublishRequest()
-        self.answers: list[asyncio.Future[int]] = []
+        self.answers: list[asyncio.Future[Published]] = []
         self.size = 0
+        self.timer: asyncio.TimerHandle | None = None
+        self.ripe = False
+
+
+class _Part(NamedTuple):
+    """A request of `publish_many`, and the places of its messages among all."""
+
+    shard: int | None
+    request: ingest_pb2.PublishRequest
+    places: list[int]
 
 
 class Publisher:
@@ -62,90 +65,99 @@ class Publisher:
         self._peers = peers
         self.settings = settings
         self._telemetry = telemetry
+        self._requests = PublishRequests(peers, telemetry)
         self._room = Room(settings.outstanding_bytes_max)
-        self._open = _Batch()
+        self._open: dict[int | None, _Batch] = {}
         self._full: deque[_Batch] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-        self._lingered = False
         self._sending: set[asyncio.Task[None]] = set()
-        self._next_shard = 0
-        self._away: dict[int, float] = {}
         self._entering = 0
         self._closed = False
 
     # --- Single messages ----------------------------------------------------
 
-    async def publish(self, message: OutgoingMessage) -> int:
+    async def publish(self, message: OutgoingMessage) -> Published:
         """Publishes one message; returns its ID when it is durable."""
         if self._telemetry is None:
             return await self._publish(ingest_pb2.PublishRequest(), message)
         request = ingest_pb2.PublishRequest()
-        _add(request, message)
+        add(request, message)
         with self._telemetry.publishing(request.messages, is_batch=False):
             return await self._publish(request, message)
 
-    async def _publish(self, traced: ingest_pb2.PublishRequest, message: OutgoingMessage) -> int:
+    async def _publish(
+        self, traced: ingest_pb2.PublishRequest, message: OutgoingMessage
+    ) -> Published:
         self._peers.check_home()
         if self._closed:
             raise closed()
         size = size_of(message)
-        if not self._room.try_take(size):
+        shard: int | None = None
+        if message.dedupe_key or not self._room.try_take(size):
             self._entering += 1
             try:
+                if message.dedupe_key:
+                    shard = await self._requests.shard_of(message.dedupe_key)
                 await self._room.take(size)
             finally:
                 self._entering -= 1
         try:
-            answer = self._gather(traced, message, size)
+            answer = self._gather(traced, message, size, shard)
         except InvalidArgument as error:
             self._room.give_back(size)
-            raise _moved(error, "message") from error
+            raise moved(error, "message") from error
         # A caller that gives up does not take its message back: it is on its way.
         return await answer
 
     def _gather(
-        self, traced: ingest_pb2.PublishRequest, message: OutgoingMessage, size: int
-    ) -> asyncio.Future[int]:
-        """Adds it to the open request, or begins another one."""
+        self,
+        traced: ingest_pb2.PublishRequest,
+        message: OutgoingMessage,
+        size: int,
+        shard: int | None,
+    ) -> asyncio.Future[Published]:
+        """Adds it to the open request of the shard, or begins another one."""
         settings = self.settings
-        if self._open.answers and self._open.size + size > settings.payload_bytes_max:
-            self._seal()
-        batch = self._open
+        batch = self._open.get(shard)
+        if batch is not None and batch.answers and batch.size + size > settings.payload_bytes_max:
+            self._seal(batch)
+            batch = None
+        if batch is None:
+            batch = self._open[shard] = _Batch(shard)
         if traced.messages:
             batch.request.messages.append(traced.messages[0])
         else:
-            _add(batch.request, message)
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            add(batch.request, message)
+        answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
         batch.answers.append(answer)
         batch.size += size
         if len(batch.answers) >= settings.messages_max or batch.size >= settings.payload_bytes_max:
-            self._seal()
+            self._seal(batch)
             self._send()
-        elif self._timer is None and not self._lingered:
+        elif batch.timer is None and not batch.ripe:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(settings.linger_s, self._on_lingered)
+            batch.timer = loop.call_later(settings.linger_s, self._on_lingered, batch)
         return answer
 
-    def _seal(self) -> None:
-        self._full.append(self._open)
-        self._open = _Batch()
-        self._lingered = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _seal(self, batch: _Batch) -> None:
+        del self._open[batch.shard]
+        self._full.append(batch)
+        if batch.timer is not None:
+            batch.timer.cancel()
+            batch.timer = None
 
-    def _on_lingered(self) -> None:
-        self._timer = None
-        self._lingered = True
+    def _on_lingered(self, batch: _Batch) -> None:
+        batch.timer = None
+        batch.ripe = True
         self._send()
 
     def _send(self) -> None:
-        """Sends what may be sent; while all requests are under way the open one goes on growing."""
+        """Sends what may be sent; while all requests are under way the open ones go on growing."""
         while len(self._sending) < self.settings.requests_max:
             if not self._full:
-                if not (self._lingered and self._open.answers):
+                ripe = [batch for batch in self._open.values() if batch.ripe and batch.answers]
+                if not ripe:
                     break
-                self._seal()
+                self._seal(ripe[0])
             task = asyncio.create_task(self._send_batch(self._full.popleft()))
             self._sending.add(task)
             task.add_done_callback(self._on_sent)
@@ -162,19 +174,21 @@ class Publisher:
             while batch.answers:
                 try:
                     left = max(until - time.monotonic(), 0.001)
-                    ids = await self._send_request(batch.request, call_s=left)
+                    told = await self._requests.send(batch.request, batch.shard, left)
                 except InvalidArgument as error:
+                    if error.reason == WRONG_SHARD and await self._send_elsewhere(batch):
+                        return
                     # The server refuses whole requests: one bad message must not take others along.
-                    bad = _PLACE.match(error.field)
+                    bad = PLACE.match(error.field)
                     if bad is None or int(bad[1]) >= len(batch.answers):
                         raise
-                    _fail(batch.answers.pop(int(bad[1])), _moved(error, f"message.{bad[2]}"))
+                    _fail(batch.answers.pop(int(bad[1])), moved(error, f"message.{bad[2]}"))
                     del batch.request.messages[int(bad[1])]
                     batch.request.request_id = ""  # Other content; the refused one stored nothing.
                     continue
-                for answer, message_id in zip(batch.answers, ids, strict=True):
+                for answer, one in zip(batch.answers, told, strict=True):
                     if not answer.done():
-                        answer.set_result(message_id)
+                        answer.set_result(one)
                 return
         except Exception as error:
             problem = error
@@ -185,128 +199,119 @@ class Publisher:
                 _fail(answer, problem)
             self._room.give_back(batch.size)
 
+    async def _send_elsewhere(self, batch: _Batch) -> bool:
+        """Sends messages whose keys fall to other shards by now; whether there are such."""
+        by_shard = await self._requests.places(batch.request.messages)
+        if list(by_shard) == [batch.shard]:
+            return False
+        parts = []
+        for shard, places in by_shard.items():
+            part = _Batch(shard)  # Of no size: the batch itself gives back the room.
+            part.request.messages.extend(batch.request.messages[place] for place in places)
+            part.answers = [batch.answers[place] for place in places]
+            parts.append(part)
+        await asyncio.gather(*map(self._send_batch, parts))
+        return True
+
     # --- Batches ------------------------------------------------------------
 
     async def publish_many(
         self, messages: Iterable[OutgoingMessage], in_flight: int = 1
-    ) -> list[int]:
+    ) -> list[Published]:
         """See Client.publish_many."""
         if in_flight < 1:
             raise InvalidArgument("in_flight", "must be at least 1")
-        ids: list[list[int]] = []
-        running: deque[asyncio.Task[list[int]]] = deque()
-        count = 0
+        told: dict[int, Published] = {}
+        running: deque[tuple[list[int], asyncio.Task[list[Published]]]] = deque()
 
         async def oldest() -> None:
-            ids.append(await running[0])
+            places, task = running[0]
+            told.update(zip(places, await task, strict=True))
             running.popleft()
 
         try:
-            for part in self._parts(messages):
+            async for part in self._parts(messages):
                 while len(running) >= in_flight:
                     await oldest()
-                running.append(asyncio.create_task(self._send_part(part, count)))
-                count += len(part.messages)
+                running.append((part.places, asyncio.create_task(self._send_part(part))))
             while running:
                 await oldest()
         except SlateMQError as error:
-            error.metadata["published_count"] = str(sum(map(len, ids)))
+            first_missing = next(place for place in range(len(told) + 1) if place not in told)
+            error.metadata["published_count"] = str(first_missing)
             raise
         finally:
-            for task in running:
+            tasks = [task for _, task in running]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-        return [message_id for part_ids in ids for message_id in part_ids]
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return [told[place] for place in range(len(told))]
 
-    def _parts(self, messages: Iterable[OutgoingMessage]) -> Iterator[ingest_pb2.PublishRequest]:
+    async def _parts(self, messages: Iterable[OutgoingMessage]) -> AsyncIterator[_Part]:
         settings = self.settings
-        request, count, size = ingest_pb2.PublishRequest(), 0, 0
-        for message in messages:
+        parts: dict[int | None, _Part] = {}
+        sizes: dict[int | None, int] = {}
+        for place, message in enumerate(messages):
             length = size_of(message)
-            full = count >= settings.messages_max or size + length > settings.payload_bytes_max
-            if count and full:
-                yield request
-                request, count, size = ingest_pb2.PublishRequest(), 0, 0
-            _add(request, message)
-            count += 1
-            size += length
-        if count:
-            yield request
+            key = message.dedupe_key
+            shard = await self._requests.shard_of(key) if key else None
+            part = parts.get(shard)
+            if part is not None and (
+                len(part.places) >= settings.messages_max
+                or sizes[shard] + length > settings.payload_bytes_max
+            ):
+                del parts[shard]
+                yield part
+                part = None
+            if part is None:
+                part = parts[shard] = _Part(shard, ingest_pb2.PublishRequest(), [])
+                sizes[shard] = 0
+            try:
+                add(part.request, message)
+            except InvalidArgument as error:
+                raise _placed(error, [*part.places, place]) from error
+            part.places.append(place)
+            sizes[shard] += length
+        for part in parts.values():
+            yield part
 
-    async def _send_part(self, request: ingest_pb2.PublishRequest, offset: int) -> list[int]:
+    async def _send_part(self, part: _Part) -> list[Published]:
         try:
-            return await self._send_traced(request)
+            return await self._requests.send_traced(part.request, part.shard)
         except InvalidArgument as error:
-            bad = _PLACE.match(error.field)
-            if bad is None:
-                raise
-            place = f"messages[{offset + int(bad[1])}].{bad[2]}"
-            raise _moved(error, place.rstrip(".")) from error
+            if error.reason != WRONG_SHARD:
+                raise _placed(error, part.places) from error
+            by_shard = await self._requests.places(part.request.messages)
+            if list(by_shard) == [part.shard]:
+                raise _placed(error, part.places) from error
+        told: dict[int, Published] = {}
+        for shard, indexes in by_shard.items():
+            request = ingest_pb2.PublishRequest()
+            request.messages.extend(part.request.messages[index] for index in indexes)
+            moved_part = _Part(shard, request, [part.places[index] for index in indexes])
+            told.update(zip(moved_part.places, await self._send_part(moved_part), strict=True))
+        return [told[place] for place in part.places]
 
     async def publish_batch(
         self, messages: Sequence[OutgoingMessage], *, request_id: str = "", shard: int | None = None
-    ) -> list[int]:
+    ) -> list[Published]:
         """Publishes messages in one request, all or none; returns their IDs when durable."""
         request = ingest_pb2.PublishRequest()
         for message in messages:
-            _add(request, message)
+            add(request, message)
         request.request_id = request_id
-        return await self._send_traced(request, shard)
-
-    async def _send_traced(
-        self, request: ingest_pb2.PublishRequest, shard: int | None = None
-    ) -> list[int]:
-        if self._telemetry is None:
-            return await self._send_request(request, shard)
-        with self._telemetry.publishing(request.messages, is_batch=True):
-            return await self._send_request(request, shard)
-
-    async def _send_request(
-        self,
-        request: ingest_pb2.PublishRequest,
-        shard: int | None = None,
-        call_s: float | None = None,
-    ) -> list[int]:
-        """One request, under one ID on one shard, however often it is tried."""
-        request.request_id = request.request_id or str(uuid4())
-        chosen = shard
-        full: set[int] = set()
-
-        async def attempt(timeout: float) -> list[int]:
-            nonlocal chosen
-            if chosen is None:
-                chosen = await self._choose_shard(full)
-            stub = ingest_pb2_grpc.IngestServiceStub(await self._peers.ingest(chosen))
-            try:
-                answer = await stub.Publish(request, timeout=timeout)
-            except grpc.RpcError:
-                self._away[chosen] = time.monotonic() + AWAY_S
+        if shard is not None:
+            return await self._requests.send_traced(request, shard)
+        chosen = await self._requests.one_shard(request.messages)
+        try:
+            return await self._requests.send_traced(request, chosen)
+        except InvalidArgument as error:
+            if error.reason != WRONG_SHARD:
                 raise
-            self._away.pop(chosen, None)
-            return list(answer.message_ids)
-
-        bound_s = min(self._peers.call_s if call_s is None else call_s, REPEAT_S_MAX)
-        while True:
-            try:
-                return await self._peers.call(attempt, call_s=bound_s, attempt_s=ATTEMPT_S)
-            except ResourceExhausted as error:
-                # That shard stored nothing and never will; another one may.
-                if error.reason != "SHARD_FULL" or shard is not None or chosen is None:
-                    raise
-                full.add(chosen)
-                if full.issuperset(await self._peers.ingest_shards()):
-                    raise
-                chosen = None
-
-    async def _choose_shard(self, full: set[int]) -> int:
-        shards = [shard for shard in await self._peers.ingest_shards() if shard not in full]
-        if not shards:
-            self._peers.forget()
-            raise Unavailable("no ingest is known", reason="PEER_UNKNOWN")
-        now = time.monotonic()
-        at_hand = [shard for shard in shards if self._away.get(shard, 0.0) < now] or shards
-        self._next_shard += 1
-        return at_hand[self._next_shard % len(at_hand)]
+            await self._peers.fresh_topology()
+        return await self._requests.send_traced(
+            request, await self._requests.one_shard(request.messages)
+        )
 
     # --- End ----------------------------------------------------------------
 
@@ -318,8 +323,9 @@ class Publisher:
         self._closed = True
         try:
             async with asyncio.timeout(self._peers.call_s if close_s is None else close_s):
-                while self._open.answers or self._full or self._sending or self._entering:
-                    self._on_lingered()
+                while self._has_work():
+                    for batch in list(self._open.values()):
+                        self._on_lingered(batch)
                     # Whoever waited for room gathers before the next look.
                     await asyncio.sleep(0)
                     if self._sending:
@@ -329,13 +335,17 @@ class Publisher:
         finally:
             await self._give_up()
 
+    def _has_work(self) -> bool:
+        gathered = any(batch.answers for batch in self._open.values())
+        return bool(gathered or self._full or self._sending or self._entering)
+
     async def _give_up(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        batches = [self._open, *self._full]
-        self._open, self._timer = _Batch(), None
+        batches = [*self._open.values(), *self._full]
+        self._open.clear()
         self._full.clear()
         for batch in batches:
+            if batch.timer is not None:
+                batch.timer.cancel()
             for answer in batch.answers:
                 _fail(answer, closed())
         sending = list(self._sending)
@@ -345,56 +355,15 @@ class Publisher:
         self._room.refuse(closed())
 
 
-def _fail(answer: asyncio.Future[int], error: Exception) -> None:
+def _fail(answer: asyncio.Future[Published], error: Exception) -> None:
     if not answer.done():
         answer.set_exception(error)
         answer.exception()  # Whoever gave up waiting does not want to hear of it.
 
 
-def _moved(error: InvalidArgument, field: str) -> InvalidArgument:
-    """The same error about another field: who published one message knows of no batch."""
-    return InvalidArgument(
-        field.rstrip("."), error.description, reason=error.reason, metadata=error.metadata
-    )
-
-
-def size_of(message: OutgoingMessage) -> int:
-    """About the bytes of a message in a request."""
-    try:
-        size = len(message.payload) + 64
-        if message.headers:
-            size += sum(len(key) + len(value) + 8 for key, value in message.headers.items())
-    except (TypeError, AttributeError) as error:
-        if isinstance(message.headers, Mapping):
-            _check_texts(message.headers)
-        raise InvalidArgument("message", f"has a value of a wrong type: {error}") from error
-    return size
-
-
-def _check_texts(headers: Mapping[str, str], where: str = "") -> None:
-    """Names the first header that is no text."""
-    for key, value in headers.items():
-        for what in (key, value):
-            if not isinstance(what, str):
-                raise InvalidArgument(
-                    f"{where}headers[{key!r}]", f"must be text, not {type(what).__name__}"
-                )
-
-
-def _add(request: ingest_pb2.PublishRequest, message: OutgoingMessage) -> None:
-    """Adds a message to a request, or nothing. Raises InvalidArgument for what has no wire form."""
-    before = len(request.messages)
-    try:
-        wire = request.messages.add(payload=message.payload)
-        if message.headers:
-            wire.headers.update(message.headers)
-        if message.created_at_ms is not None:
-            wire.created_at_ms = message.created_at_ms
-        if message.retention_s is not None:
-            wire.retention_s = message.retention_s
-    except (TypeError, ValueError) as error:
-        # Another type, text that is no UTF-8, or a number beyond 64 bits.
-        del request.messages[before:]
-        if isinstance(message.headers, Mapping):
-            _check_texts(message.headers, f"messages[{before}].")
-        raise InvalidArgument(f"messages[{before}]", str(error)) from error
+def _placed(error: InvalidArgument, places: list[int]) -> InvalidArgument:
+    """The same error about the message's place among all that were to be published."""
+    bad = PLACE.match(error.field)
+    if bad is None or int(bad[1]) >= len(places):
+        return error
+    return moved(error, f"messages[{places[int(bad[1])]}].{bad[2]}")

@@ -13,6 +13,7 @@ from slatemq.cli.runs import Run
 from slatemq.cli.threads import in_thread
 from slatemq.client import Client
 from slatemq.errors import InvalidArgument
+from slatemq.published import Published
 
 REQUESTS_MAX = 4
 """Batches under way: ingest stores one while it takes in the next."""
@@ -28,7 +29,7 @@ _PLACE = re.compile(r"messages\[(\d+)\]\.?")
 
 class _Flight(NamedTuple):
     batch: Batch
-    task: asyncio.Task[list[int]]
+    task: asyncio.Task[list[Published]]
 
 
 class LinePublisher:

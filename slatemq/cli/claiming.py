@@ -18,7 +18,7 @@ from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.client import Client
 from slatemq.consumer import Received
 from slatemq.errors import InvalidArgument, SlateMQError
-from slatemq.finishing import shard_of
+from slatemq.handles import shard_of
 
 CLAIM_MAX = 10_000
 """Messages in one call, as the server takes it."""

@@ -1,0 +1,165 @@
+"""Entries as the client tells them: one message in one queue, its state and its attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from slatemq.errors import InvalidArgument
+from slatemq.v1 import entry_pb2, message_pb2, queue_pb2
+
+
+class EntryState(StrEnum):
+    """What a message is doing in a queue."""
+
+    AVAILABLE = "available"
+    DELAYED = "delayed"
+    IN_FLIGHT = "in_flight"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class EntryView(StrEnum):
+    """How much to tell of an entry: each has what the one before has."""
+
+    BASIC = "basic"
+    ATTEMPTS = "attempts"
+    HEADERS = "headers"
+    FULL = "full"
+
+
+class Attempt(NamedTuple):
+    """A failed attempt: who claimed the message, when, and how that ended."""
+
+    consumer_id: str
+    claimed_at_ms: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as it is stored. Without a payload (empty) where only headers were asked for."""
+
+    message_id: int
+    payload: bytes
+    headers: Mapping[str, str]
+    created_at_ms: int
+    received_at_ms: int
+    retention_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message in one queue; see the proto for which fields go with which state.
+
+    Attributes:
+        handle: Where it is: getting, cancelling, rescheduling and editing take it.
+        attempts: The failed attempts, the oldest first; where the view has them.
+        message: The message, where the view has it and it is still stored.
+        etag: The message's etag, which `edit_message` takes.
+    """
+
+    handle: str
+    queue_id: str
+    message_id: int
+    state: EntryState
+    priority: int = 0
+    attempts_count: int = 0
+    visible_at_ms: int = 0
+    retention_deadline_ms: int = 0
+    consumer_id: str = ""
+    claimed_at_ms: int = 0
+    lease_deadline_ms: int = 0
+    finished_at_ms: int = 0
+    reason: str = ""
+    transferred_to: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    message: StoredMessage | None = None
+    etag: str = ""
+
+
+class EntryPage(NamedTuple):
+    """A page of a listing; the token of the next one is empty on the last."""
+
+    entries: list[Entry]
+    next_page_token: str
+
+
+class SearchProgress(NamedTuple):
+    """How far a search is, over all brokers that have told."""
+
+    queues_searched_count: int
+    queues_count: int
+    rows_read_count: int
+
+
+_STATES = {
+    EntryState.AVAILABLE: queue_pb2.ENTRY_STATE_AVAILABLE,
+    EntryState.DELAYED: queue_pb2.ENTRY_STATE_DELAYED,
+    EntryState.IN_FLIGHT: queue_pb2.ENTRY_STATE_IN_FLIGHT,
+    EntryState.DONE: queue_pb2.ENTRY_STATE_DONE,
+    EntryState.FAILED: queue_pb2.ENTRY_STATE_FAILED,
+}
+_STATE_OF = {wire: state for state, wire in _STATES.items()}
+_VIEWS = {
+    EntryView.BASIC: entry_pb2.ENTRY_VIEW_BASIC,
+    EntryView.ATTEMPTS: entry_pb2.ENTRY_VIEW_ATTEMPTS,
+    EntryView.HEADERS: entry_pb2.ENTRY_VIEW_HEADERS,
+    EntryView.FULL: entry_pb2.ENTRY_VIEW_FULL,
+}
+
+
+def state_wire(state: EntryState | str, field: str = "state") -> queue_pb2.EntryState.ValueType:
+    """A state's wire form, from itself or its name. Raises InvalidArgument naming the field."""
+    try:
+        return _STATES[EntryState(state.replace("-", "_"))]
+    except (ValueError, AttributeError) as error:
+        known = ", ".join(EntryState)
+        raise InvalidArgument(field, f"must be one of {known}, not {state!r}") from error
+
+
+def view_wire(view: EntryView | str) -> entry_pb2.EntryView.ValueType:
+    """A view's wire form, from itself or its name. Raises InvalidArgument."""
+    try:
+        return _VIEWS[EntryView(view)]
+    except ValueError as error:
+        known = ", ".join(EntryView)
+        raise InvalidArgument("view", f"must be one of {known}, not {view!r}") from error
+
+
+def entry_of(told: entry_pb2.Entry) -> Entry:
+    """An entry from its wire form."""
+    return Entry(
+        handle=told.handle,
+        queue_id=told.queue_id,
+        message_id=told.message_id,
+        state=_STATE_OF[told.state],
+        priority=told.priority,
+        attempts_count=told.attempts_count,
+        visible_at_ms=told.visible_at_ms,
+        retention_deadline_ms=told.retention_deadline_ms,
+        consumer_id=told.consumer_id,
+        claimed_at_ms=told.claimed_at_ms,
+        lease_deadline_ms=told.lease_deadline_ms,
+        finished_at_ms=told.finished_at_ms,
+        reason=told.reason,
+        transferred_to=told.transferred_to,
+        attempts=tuple(
+            Attempt(each.consumer_id, each.claimed_at_ms, each.outcome) for each in told.attempts
+        ),
+        message=_message_of(told.message) if told.HasField("message") else None,
+        etag=told.etag,
+    )
+
+
+def _message_of(told: message_pb2.Message) -> StoredMessage:
+    return StoredMessage(
+        told.message_id,
+        told.payload,
+        dict(told.headers),
+        told.created_at_ms,
+        told.received_at_ms,
+        told.retention_s,
+    )

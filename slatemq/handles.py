@@ -1,0 +1,37 @@
+"""The texts that name an entry (its handle) and prove a claim (its lease token).
+
+A handle says where the broker looks for one message in one queue: `<queue>/<message ID>/<place>`,
+the ID in hex. Without a place the broker searches the queue.
+"""
+
+from __future__ import annotations
+
+import re
+
+from slatemq.errors import InvalidArgument
+
+
+def handle_of(queue_id: str, message_id: int, place: str = "") -> str:
+    """The handle of a message in a queue; without a place it costs a search of the queue."""
+    known = f"{queue_id}/{message_id:x}"
+    return f"{known}/{place}" if place else known
+
+
+def queue_of_handle(handle: str) -> str:
+    """The queue that a handle names; raises InvalidArgument when it is no handle."""
+    queue_id, slash, rest = handle.partition("/")
+    if not queue_id or not slash or not rest:
+        raise InvalidArgument("handle", "must be <queue>/<message ID in hex>/<place>")
+    return queue_id
+
+
+def shard_of(token: str) -> int:
+    """The broker shard that a lease token names; raises InvalidArgument when it is no token."""
+    match = _TOKEN.fullmatch(token)
+    if match is None:
+        raise InvalidArgument("lease_token", "is not a lease token", reason="NOT_A_LEASE_TOKEN")
+    return int(match[1], 16)
+
+
+# What comes behind the shard is the broker's business.
+_TOKEN = re.compile(r"([0-9a-f]{1,8})-[A-Za-z0-9._-]{1,62}")

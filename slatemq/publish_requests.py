@@ -1,0 +1,141 @@
+"""Sending one request of messages, on the shard that it belongs to, as often as it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import grpc
+
+from slatemq.dedupe_shards import dedupe_shard
+from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
+from slatemq.peers import Peers
+from slatemq.published import Published, published
+from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
+
+if TYPE_CHECKING:
+    from slatemq.otel import Telemetry
+
+ATTEMPT_S = 30.0
+"""How long one try of a publish may take: it may have 64 MiB, and a store may be slow."""
+
+REPEAT_S_MAX = 540.0
+"""How long a publish is repeated at most: the server knows its request ID for 600 s."""
+
+AWAY_S = 5.0
+"""How long new requests avoid a shard that could not be reached, where there are others."""
+
+WRONG_SHARD = "WRONG_SHARD"
+"""The server's reason for refusing a dedupe key that falls to another shard by now."""
+
+
+class PublishRequests:
+    """Sends requests, each under one ID to one shard."""
+
+    def __init__(self, peers: Peers, telemetry: Telemetry | None = None) -> None:
+        """Send through these peers."""
+        self._peers = peers
+        self._telemetry = telemetry
+        self._next_shard = 0
+        self._away: dict[int, float] = {}
+
+    async def shard_of(self, dedupe_key: str) -> int | None:
+        """The ingest shard that a message must go to; None without a key: any."""
+        if not dedupe_key:
+            return None
+
+        async def known(_: float) -> list[int]:
+            shards = await self._peers.ingest_shards()
+            if not shards:
+                self._peers.forget()
+                raise Unavailable("no ingest is known", reason="PEER_UNKNOWN")
+            return shards
+
+        shards = await self._peers.call(known)
+        try:
+            return dedupe_shard(dedupe_key, shards)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InvalidArgument("dedupe_key", f"must be UTF-8 text: {error}") from error
+
+    async def places(
+        self, messages: Iterable[ingest_pb2.PublishMessage]
+    ) -> dict[int | None, list[int]]:
+        """The places of messages by the shards that they must go to, as the topology is now."""
+        await self._peers.fresh_topology()
+        by_shard: dict[int | None, list[int]] = {}
+        for place, message in enumerate(messages):
+            by_shard.setdefault(await self.shard_of(message.dedupe_key), []).append(place)
+        return by_shard
+
+    async def one_shard(self, messages: Iterable[ingest_pb2.PublishMessage]) -> int | None:
+        """The shard of all keys together. Raises InvalidArgument (MIXED_SHARDS)."""
+        chosen: int | None = None
+        for place, message in enumerate(messages):
+            shard = await self.shard_of(message.dedupe_key)
+            if chosen is not None and shard not in (None, chosen):
+                raise InvalidArgument(
+                    f"messages[{place}].dedupe_key",
+                    f"belongs to ingest shard {shard}, a key before it to {chosen}: "
+                    "a batch is stored on one shard",
+                    reason="MIXED_SHARDS",
+                )
+            chosen = shard if chosen is None else chosen
+        return chosen
+
+    async def send_traced(
+        self, request: ingest_pb2.PublishRequest, shard: int | None = None
+    ) -> list[Published]:
+        """The same as `send`, in a span where there are any."""
+        if self._telemetry is None:
+            return await self.send(request, shard)
+        with self._telemetry.publishing(request.messages, is_batch=True):
+            return await self.send(request, shard)
+
+    async def send(
+        self,
+        request: ingest_pb2.PublishRequest,
+        shard: int | None = None,
+        call_s: float | None = None,
+    ) -> list[Published]:
+        """One request, under one ID on one shard, however often it is tried."""
+        request.request_id = request.request_id or str(uuid4())
+        chosen = shard
+        full: set[int] = set()
+
+        async def attempt(timeout: float) -> list[Published]:
+            nonlocal chosen
+            if chosen is None:
+                chosen = await self._choose_shard(full)
+            stub = ingest_pb2_grpc.IngestServiceStub(await self._peers.ingest(chosen))
+            try:
+                answer = await stub.Publish(request, timeout=timeout)
+            except grpc.RpcError:
+                self._away[chosen] = time.monotonic() + AWAY_S
+                raise
+            self._away.pop(chosen, None)
+            return published(answer.message_ids, answer.received_at_ms, answer.duplicates)
+
+        bound_s = min(self._peers.call_s if call_s is None else call_s, REPEAT_S_MAX)
+        while True:
+            try:
+                return await self._peers.call(attempt, call_s=bound_s, attempt_s=ATTEMPT_S)
+            except ResourceExhausted as error:
+                # That shard stored nothing and never will; another one may.
+                if error.reason != "SHARD_FULL" or shard is not None or chosen is None:
+                    raise
+                full.add(chosen)
+                if full.issuperset(await self._peers.ingest_shards()):
+                    raise
+                chosen = None
+
+    async def _choose_shard(self, full: set[int]) -> int:
+        shards = [shard for shard in await self._peers.ingest_shards() if shard not in full]
+        if not shards:
+            self._peers.forget()
+            raise Unavailable("no ingest is known", reason="PEER_UNKNOWN")
+        now = time.monotonic()
+        at_hand = [shard for shard in shards if self._away.get(shard, 0.0) < now] or shards
+        self._next_shard += 1
+        return at_hand[self._next_shard % len(at_hand)]

@@ -1,0 +1,52 @@
+"""What publishing gives: the message's ID, and what else is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slatemq.handles import handle_of
+
+
+class Published(int):
+    """The ID of a published message: an int, with what its publish told.
+
+    Attributes:
+        received_at_ms: When ingest accepted this publish, by its clock.
+        duplicate: Nothing was stored: the dedupe key was used before, and the ID is that of the
+            first message.
+    """
+
+    received_at_ms: int
+    duplicate: bool
+
+    def __new__(
+        cls, message_id: int, received_at_ms: int = 0, duplicate: bool = False
+    ) -> Published:
+        """Made by the client."""
+        made = super().__new__(cls, message_id)
+        made.received_at_ms = received_at_ms
+        made.duplicate = duplicate
+        return made
+
+    @property
+    def message_id(self) -> int:
+        """The same, as a plain int."""
+        return int(self)
+
+    def handle(self, queue_id: str) -> str:
+        """The message's handle in a queue that it reached.
+
+        Of a duplicate nobody knows here when the first one came: its handle costs a search.
+        """
+        known = self.received_at_ms and not self.duplicate
+        return handle_of(queue_id, self, f"p{self.received_at_ms}" if known else "")
+
+
+def published(
+    message_ids: Sequence[int], received_at_ms: int, duplicates: Sequence[int]
+) -> list[Published]:
+    """The messages of one answer; `duplicates` are places in it."""
+    told = [Published(message_id, received_at_ms) for message_id in message_ids]
+    for place in duplicates:
+        told[place].duplicate = True
+    return told

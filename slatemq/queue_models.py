@@ -1,0 +1,236 @@
+"""Queues as the client tells them: settings, counts, and how far a replay is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from slatemq.models import Span, milliseconds
+from slatemq.v1 import queue_pb2
+
+BACKOFF_MS_MAX = 43_200_000
+"""The longest wait after a failed attempt: 12 h."""
+
+
+class BackoffKind(StrEnum):
+    """How the wait grows with the attempts."""
+
+    FIXED = "fixed"
+    LINEAR = "linear"
+    EXPONENTIAL = "exponential"
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long a message waits after its n-th failed attempt; see the proto for the formulas.
+
+    `max_ms`: the longest wait. `jitter` j: the wait is a random part between (1 - j) and 1 of it.
+    Made by::
+
+        Backoff.exponential(1, max=600, jitter=0.5)  # about 1, 2, 4, … seconds, at most 10 minutes
+    """
+
+    kind: BackoffKind
+    initial_ms: int
+    max_ms: int = BACKOFF_MS_MAX
+    multiplier: float = 0.0
+    jitter: float = 0.0
+
+    @staticmethod
+    def fixed(initial: Span, *, jitter: float = 0.0) -> Backoff:
+        """Always the same wait."""
+        return Backoff(BackoffKind.FIXED, milliseconds(initial), jitter=jitter)
+
+    @staticmethod
+    def linear(
+        initial: Span,
+        *,
+        max: Span | None = None,  # noqa: A002 - the word of everybody
+        jitter: float = 0.0,
+    ) -> Backoff:
+        """`initial` times n; `max` None: up to 12 h."""
+        return Backoff(BackoffKind.LINEAR, milliseconds(initial), _max_ms(max), jitter=jitter)
+
+    @staticmethod
+    def exponential(
+        initial: Span,
+        *,
+        multiplier: float = 2.0,
+        max: Span | None = None,  # noqa: A002 - as above
+        jitter: float = 0.0,
+    ) -> Backoff:
+        """`initial` first, then `multiplier` times the wait before; `max` None: up to 12 h."""
+        length = milliseconds(initial)
+        return Backoff(BackoffKind.EXPONENTIAL, length, _max_ms(max), multiplier, jitter)
+
+    def wire(self) -> queue_pb2.Backoff:
+        """Its wire form. Raises ValueError or TypeError for what has none."""
+        return queue_pb2.Backoff(
+            kind=_KINDS[BackoffKind(self.kind)],
+            initial_ms=self.initial_ms,
+            max_ms=self.max_ms,
+            multiplier=self.multiplier,
+            jitter=self.jitter,
+        )
+
+
+def _max_ms(longest: Span | None) -> int:
+    return milliseconds(longest) if longest is not None else BACKOFF_MS_MAX
+
+
+_KINDS = {
+    BackoffKind.FIXED: queue_pb2.Backoff.KIND_FIXED,
+    BackoffKind.LINEAR: queue_pb2.Backoff.KIND_LINEAR,
+    BackoffKind.EXPONENTIAL: queue_pb2.Backoff.KIND_EXPONENTIAL,
+}
+_KIND_OF = {wire: kind for kind, wire in _KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityCounts:
+    """How many messages of one priority wait."""
+
+    available_count: int = 0
+    delayed_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many messages of a queue are in which state.
+
+    `by_priority` has the priorities with waiting messages. `oldest_claimable_age_ms`: how long the
+    message that waits longest has been claimable, delayed ones excluded; None when none is.
+    """
+
+    available_count: int = 0
+    delayed_count: int = 0
+    in_flight_count: int = 0
+    done_count: int = 0
+    failed_count: int = 0
+    by_priority: Mapping[int, PriorityCounts] = field(default_factory=dict)
+    oldest_claimable_age_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRange:
+    """The replay of one log: sequences after the start, up to the end; done up to the cursor."""
+
+    ingest_shard: int
+    start_sequence: int
+    cursor: int
+    end_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How far the messages from before a queue's creation are brought in."""
+
+    ranges: tuple[ReplayRange, ...] = ()
+    done: bool = False
+
+    @property
+    def fraction(self) -> float:
+        """About which part is done: 0 to 1. Sequences have gaps, so it may jump."""
+        whole = sum(part.end_sequence - part.start_sequence for part in self.ranges)
+        if self.done or whole <= 0:
+            return 1.0
+        return sum(part.cursor - part.start_sequence for part in self.ranges) / whole
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue and its settings; see the proto for units and limits.
+
+    `replay` is None when the queue began with its creation.
+    """
+
+    queue_id: str
+    filter: str
+    priority: str
+    max_attempts: int
+    lease_ms: int
+    max_lease_ms: int
+    done_retention_s: int
+    max_in_flight: int
+    broker_shard: int
+    revision: int
+    etag: str
+    created_at_ms: int
+    updated_at_ms: int
+    counts: Counts = field(default_factory=Counts)
+    default_delay_ms: int = 0
+    backoff: Backoff | None = None
+    fallback_priority: int = 128
+    max_total_lease_ms: int = 0
+    failed_retention_s: int = 0
+    paused: bool = False
+    replay: Replay | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedQueue:
+    """A queue that is gone, as `watch_queues` tells it."""
+
+    queue_id: str
+
+
+def queue_of(told: queue_pb2.Queue) -> Queue:
+    """A queue from its wire form."""
+    return Queue(
+        queue_id=told.queue_id,
+        filter=told.filter,
+        priority=told.priority,
+        max_attempts=told.max_attempts,
+        lease_ms=told.lease_ms,
+        max_lease_ms=told.max_lease_ms,
+        done_retention_s=told.done_retention_s,
+        max_in_flight=told.max_in_flight,
+        broker_shard=told.broker_shard,
+        revision=told.revision,
+        etag=told.etag,
+        created_at_ms=told.created_at_ms,
+        updated_at_ms=told.updated_at_ms,
+        counts=_counts_of(told.counts),
+        default_delay_ms=told.default_delay_ms,
+        backoff=backoff_of(told.backoff) if told.HasField("backoff") else None,
+        fallback_priority=told.fallback_priority,
+        max_total_lease_ms=told.max_total_lease_ms,
+        failed_retention_s=told.failed_retention_s,
+        paused=told.paused,
+        replay=_replay_of(told.replay) if told.HasField("replay") else None,
+    )
+
+
+def backoff_of(told: queue_pb2.Backoff) -> Backoff | None:
+    """A backoff from its wire form, its defaults filled in; None when it is none."""
+    kind = _KIND_OF.get(told.kind)
+    if kind is None:
+        return None
+    is_exponential = kind is BackoffKind.EXPONENTIAL
+    multiplier = (told.multiplier or 2.0) if is_exponential else 0.0
+    return Backoff(kind, told.initial_ms, told.max_ms or BACKOFF_MS_MAX, multiplier, told.jitter)
+
+
+def _counts_of(told: queue_pb2.QueueCounts) -> Counts:
+    has_age = told.HasField("oldest_claimable_age_ms")
+    return Counts(
+        told.available_count,
+        told.delayed_count,
+        told.in_flight_count,
+        told.done_count,
+        told.failed_count,
+        {
+            each.priority: PriorityCounts(each.available_count, each.delayed_count)
+            for each in told.by_priority
+        },
+        told.oldest_claimable_age_ms if has_age else None,
+    )
+
+
+def _replay_of(told: queue_pb2.Replay) -> Replay:
+    ranges = (
+        ReplayRange(part.ingest_shard, part.start_sequence, part.cursor, part.end_sequence)
+        for part in told.ranges
+    )
+    return Replay(tuple(ranges), told.done)
