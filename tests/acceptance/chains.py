@@ -1,0 +1,120 @@
+"""Workers that complete a message and push the next in one go, from queue to queue; and a judge.
+
+Each message of the first queue must become exactly one message of each queue that follows,
+whatever is killed meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import Counter, defaultdict
+
+import grpc
+import grpc.aio
+
+from slatemq.rpc_status import from_rpc_error
+from slatemq.v1 import consumer_pb2, ingest_pb2, queue_pb2
+from tests.acceptance.stubs import Stubs, persist
+
+QUEUES = ("raw", "checked", "shipped")
+LEASE_MS = 4_000
+LINKS_MAX = 20
+"""Messages claimed, and completed together, at most."""
+
+CALL_SECONDS = 20
+STALLED_SECONDS = 150.0
+LOST_LEASES = ("LEASE_ENDED", "LEASE_UNKNOWN")
+
+
+class Chains:
+    """One run: `count` messages through all queues.
+
+    Attributes:
+        progress: Part of the work that is done, 0 to 1.
+        seen: By payload, the IDs of the messages with it that came out of the last queue.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.seen: dict[bytes, set[int]] = defaultdict(set)
+        self.executed_count = 0
+        self._progress_at = time.monotonic()
+
+    @property
+    def progress(self) -> float:
+        """Part of the work that is done."""
+        return self.executed_count / (self.count * len(QUEUES))
+
+    @property
+    def done(self) -> bool:
+        """Whether every message came out of the last queue."""
+        return len(self.seen) >= self.count
+
+    async def begin(self, stubs: Stubs) -> None:
+        """Make the queues, and publish to the first."""
+        for queue_id in QUEUES:
+            queue = queue_pb2.Queue(queue_id=queue_id, max_attempts=100)
+            await stubs.queues.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue), timeout=10)
+        request = ingest_pb2.PublishRequest(request_id=str(uuid.uuid4()))
+        for n in range(self.count):
+            request.messages.add(payload=b"%d" % n, headers={"queue": QUEUES[0]})
+        await persist(lambda: stubs.ingest.Publish(request, timeout=CALL_SECONDS))
+
+    async def work(self, stubs: Stubs) -> None:
+        """Work on all queues until everything came out of the last, or nothing moves any more."""
+        self._progress_at = time.monotonic()
+        followers = (*QUEUES[1:], "")
+        await asyncio.gather(
+            *(
+                self._worker(stubs, queue_id, follower)
+                for queue_id, follower in zip(QUEUES, followers, strict=True)
+            )
+        )
+
+    async def _worker(self, stubs: Stubs, queue_id: str, follower: str) -> None:
+        claim = consumer_pb2.ClaimRequest(
+            queue_id=queue_id, max_messages=LINKS_MAX, lease_ms=LEASE_MS, wait_ms=300
+        )
+        while not self.done:
+            assert time.monotonic() - self._progress_at < STALLED_SECONDS, self.progress
+            answer = await persist(lambda: stubs.consumer.Claim(claim, timeout=CALL_SECONDS))
+            if not answer.messages:
+                continue
+            request = consumer_pb2.ExecuteRequest(request_id=str(uuid.uuid4()))
+            for message in answer.messages:
+                request.commands.add().complete.lease_token = message.lease_token
+                if follower:
+                    push = request.commands.add().push
+                    push.queue_id, push.payload = follower, message.message.payload
+            if await _executed(stubs, request):
+                self.executed_count += len(answer.messages)
+                self._progress_at = time.monotonic()
+                if not follower:
+                    for message in answer.messages:
+                        self.seen[message.message.payload].add(message.message.message_id)
+
+    async def faults(self, stubs: Stubs) -> list[str]:
+        """Everything that should not have happened, once it is quiet; empty is what tests want."""
+        found = [f"{payload!r} came as {ids}" for payload, ids in self.seen.items() if len(ids) > 1]
+        found += [f"{n} is lost" for n in range(self.count) if b"%d" % n not in self.seen]
+        for queue in await stubs.list_queues():
+            counts = queue.counts
+            told = Counter(
+                done=counts.done_count, waiting=counts.available_count, failed=counts.failed_count
+            )
+            if told != Counter(done=self.count):
+                found.append(f"{queue.queue_id}: {dict(told)}")
+        return found
+
+
+async def _executed(stubs: Stubs, request: consumer_pb2.ExecuteRequest) -> bool:
+    """Whether the commands took effect; they did not when a lease had ended first."""
+    try:
+        await persist(lambda: stubs.consumer.Execute(request, timeout=CALL_SECONDS))
+    except grpc.aio.AioRpcError as error:
+        if from_rpc_error(error).reason in LOST_LEASES:
+            return False
+        raise
+    return True

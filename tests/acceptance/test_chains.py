@@ -1,0 +1,43 @@
+"""Completing a message and pushing the next happen together, once, whatever is killed."""
+
+import asyncio
+import random
+import signal
+
+import pytest
+
+from tests.acceptance.chains import Chains
+from tests.acceptance.local_stack import LocalStack
+from tests.acceptance.mishaps import SERVICES
+from tests.acceptance.stubs import Stubs
+
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.slow,  # What an unanswered claim holds comes back only after its lease.
+]
+
+ROUNDS = 3
+"""How often each service is killed."""
+
+
+async def test_complete_and_push_is_exactly_once_while_every_service_is_killed(
+    stack: LocalStack, stubs: Stubs
+) -> None:
+    # Given workers that hand messages on from queue to queue
+    chains = Chains(1_500)
+    await chains.begin(stubs)
+    working = asyncio.create_task(chains.work(stubs))
+
+    # When every service is killed again and again, at any point of the work
+    victims = random.sample(SERVICES * ROUNDS, k=len(SERVICES) * ROUNDS)
+    for number, victim in enumerate(victims, 1):
+        while chains.progress < number / (len(victims) + 1):
+            assert not working.done(), working.result()
+            await asyncio.sleep(random.uniform(0.001, 0.02))
+        pid = stack.signal(victim, signal.SIGKILL)
+        await asyncio.to_thread(stack.wait_restarted, victim, pid)
+    await working
+
+    # Then each message came out of each queue once
+    assert await chains.faults(stubs) == [], victims
+    assert stack.said.count("SIGKILL") == len(victims)
