@@ -11,7 +11,7 @@ import click
 from slatemq.cli.failures import EXIT_UNREACHABLE
 from slatemq.cli.output import note, write_json, write_table
 from slatemq.cli.parameters import TIME, WORDS, header_option, headers_of
-from slatemq.cli.queues import COUNTS, count_cells, queue_fields
+from slatemq.cli.queue_options import COUNTS, count_cells, queue_fields
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.models import Explanation, RouteStatus, Status
 

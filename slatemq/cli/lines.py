@@ -76,6 +76,8 @@ class LineReader:
         pointers: Where in the line further headers are; none = the line is not looked into.
         created_at_ms: For every message; None = the time of receipt.
         retention_s: For every message; None = the instance's default.
+        delay_ms: For every message, in delayed queues; None = their default.
+        visible_at_ms: For every message; None = at once.
         position: Lines taken so far.
     """
 
@@ -84,6 +86,8 @@ class LineReader:
     pointers: Sequence[Pointer] = ()
     created_at_ms: int | None = None
     retention_s: int | None = None
+    delay_ms: int | None = None
+    visible_at_ms: int | None = None
     position: int = 0
     _held: tuple[OutgoingMessage, int] | None = None
 
@@ -137,7 +141,15 @@ class LineReader:
                 raise LineError(number, str(error)) from None
             if len(headers) > HEADERS_MAX:
                 raise LineError(number, f"has {len(headers)} headers; a message has at most 255")
-        return OutgoingMessage(payload, headers, self.created_at_ms, self.retention_s), len(line)
+        message = OutgoingMessage(
+            payload,
+            headers,
+            self.created_at_ms,
+            self.retention_s,
+            self.delay_ms,
+            self.visible_at_ms,
+        )
+        return message, len(line)
 
 
 def _size(message: OutgoingMessage) -> int:

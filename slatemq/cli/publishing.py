@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 from rich.console import Console
@@ -22,8 +22,9 @@ from rich.progress import (
 from slatemq.cli.bulk import LinePublisher
 from slatemq.cli.failures import BadInput
 from slatemq.cli.lines import LineError, LineReader, TooFewLines
+from slatemq.cli.moments import WHEN, FromNow
 from slatemq.cli.output import note, say, write_json
-from slatemq.cli.parameters import SECONDS, TIME, WORDS, header_option, headers_of
+from slatemq.cli.parameters import DURATION, SECONDS, TIME, WORDS, header_option, headers_of
 from slatemq.cli.pointers import Pointer, parse_pointers
 from slatemq.cli.runs import Run
 from slatemq.cli.session import Session, pass_session, run, session_options
@@ -41,6 +42,8 @@ Examples:
   slatemq publish --to orders '{"id": 7}'
   slatemq publish --header type=order --header region=eu --file order.json
   date | slatemq publish --to clock --retention 1h -
+  slatemq publish --to mail --visible-at +5m 'later'
+  slatemq publish --to orders --dedupe-key order-7 '{"id": 7}'
   slatemq publish --jsonl events.jsonl --headers-from /type,/actor/login
   slatemq publish --jsonl events.jsonl --headers-from /type,/actor/login --skip 12000
 
@@ -82,6 +85,19 @@ until it is complete). A number that you make up loses or doubles lines.
 @click.option(
     "--created-at", type=TIME, help="When it was made: 2026-11-21T08:30:00Z, or ms since 1970."
 )
+@click.option(
+    "--delay", type=DURATION, help="How long delayed queues hold it back.  [default: as they say]"
+)
+@click.option(
+    "--visible-at", type=WHEN, help="From when on it may be claimed: a time, or +5m from now."
+)
+@click.option(
+    "--dedupe-key",
+    type=WORDS,
+    default="",
+    metavar="KEY",
+    help="A later publish with the same key stores nothing and prints the first one's ID.",
+)
 @header_option("the message, or of each line")
 @session_options
 @pass_session
@@ -94,6 +110,9 @@ def publish(
     skip: int | None,
     retention: timedelta | None,
     created_at: int | None,
+    delay: timedelta | None,
+    visible_at: int | None,
+    dedupe_key: str,
     to: str | None,
     pairs: tuple[tuple[str, str], ...],
 ) -> None:
@@ -108,37 +127,54 @@ def publish(
     if jsonl is None:
         if headers_from or skip is not None:
             raise click.UsageError("--headers-from and --skip go with --jsonl")
-        run(_publish_one(session, text, file, headers, created_at, retention))
+        work = _publish_one(
+            session,
+            text,
+            file,
+            headers,
+            created_at=created_at,
+            retention=retention,
+            delay=delay,
+            visible_at=visible_at,
+            dedupe_key=dedupe_key,
+        )
+        run(work)
         return
+    if dedupe_key:
+        raise click.UsageError("--dedupe-key names one message: it does not go with --jsonl")
+    if isinstance(visible_at, FromNow):
+        raise click.UsageError(
+            "--visible-at +… means another time when you go on: give --jsonl the time itself"
+        )
     retention_s = None if retention is None else retention // timedelta(seconds=1)
     with _opened(jsonl) as stream:
         reader = LineReader(
-            stream, headers, _pointers(headers_from, headers), created_at, retention_s
+            stream,
+            headers,
+            _pointers(headers_from, headers),
+            created_at,
+            retention_s,
+            None if delay is None else delay // timedelta(milliseconds=1),
+            visible_at,
         )
         source = STDIN if jsonl == STDIN else os.path.realpath(jsonl)
         run(_publish_lines(session, reader, source, skip or 0))
 
 
 async def _publish_one(
-    session: Session,
-    text: str | None,
-    file: str | None,
-    headers: dict[str, str],
-    created_at: int | None,
-    retention: timedelta | None,
+    session: Session, text: str | None, file: str | None, headers: dict[str, str], **options: Any
 ) -> None:
     # The shell's bytes, whatever the encoding they are in.
     payload = os.fsencode(text) if text is not None and text != STDIN else b""
     if text == STDIN or file is not None:
         payload = await in_thread(lambda: _read_all(file or STDIN))
     async with session.connect() as client:
-        message_id = await client.publish(
-            payload, headers, created_at=created_at, retention=retention
-        )
+        published = await client.publish(payload, headers, **options)
     if session.json:
-        write_json({"message_id": str(message_id)})
+        told = {"message_id": str(published), "received_at_ms": published.received_at_ms}
+        write_json({**told, "duplicate": published.duplicate})
     else:
-        say(str(message_id))
+        say(str(published))
 
 
 def _pointers(texts: tuple[str, ...], headers: dict[str, str]) -> list[Pointer]:
@@ -185,6 +221,8 @@ async def _publish_lines(session: Session, reader: LineReader, source: str, skip
         [pointer.text for pointer in reader.pointers],
         reader.created_at_ms,
         reader.retention_s,
+        reader.delay_ms,
+        reader.visible_at_ms,
     ]
     durable = skip
     this_run: Run | None = None

@@ -1,32 +1,26 @@
-"""`slatemq queue`: create, look at, change and delete queues."""
+"""`slatemq queue`: create, look at, change, pause, purge and delete queues."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from slatemq.cli.durations import format_duration
+from slatemq.cli.moments import NO_BACKOFF, START
 from slatemq.cli.output import say, write_json, write_table
-from slatemq.cli.parameters import DURATION, SECONDS, WORDS
+from slatemq.cli.parameters import WORDS
+from slatemq.cli.queue_options import (
+    COUNTS,
+    RESETTABLE,
+    count_cells,
+    priority_rows,
+    queue_fields,
+    settings_options,
+    settings_rows,
+)
 from slatemq.cli.session import Session, pass_session, run, session_options
-from slatemq.models import Queue
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-RESETTABLE = {
-    "filter": "filter",
-    "priority": "priority",
-    "max-attempts": "max_attempts",
-    "lease": "lease",
-    "max-lease": "max_lease",
-    "done-retention": "done_retention",
-    "max-in-flight": "max_in_flight",
-}
+from slatemq.queue_models import Queue
 
 CREATE_EPILOG = """\
 \b
@@ -36,12 +30,24 @@ Examples:
   slatemq queue create eu --filter 'headers["region"] == "eu" && headers["type"] == "order"'
   slatemq queue create big --filter 'size > 1000000' --priority 'int(headers["priority"])'
   slatemq queue create mail --max-attempts 3 --lease 2m --done-retention 7d
+  slatemq queue create calls --backoff exponential:1s..10m,jitter=0.5
+  slatemq queue create audited --default-delay 30s
+  slatemq queue create stats --filter 'headers["type"] == "order"' --start-from -2h
+  slatemq queue create stage-2 --with stage-1
 
 \b
 Filters and priorities are CEL. They see `headers` (text by text),
 `created_at`, `received_at` (times) and `size` (bytes of payload). A filter
 that fails, over a header that is not there, say, lets nothing in. Priorities
-are 0 to 255, 0 the most urgent; without one every message has 128.
+are 0 to 255, 0 the most urgent; without one every message has 128, and one
+that fails or gives no integer gives the fallback priority.
+
+\b
+A backoff says how long a message waits after its n-th failed attempt:
+fixed:10s, linear:5s..1m (n times 5s, at most 1m), exponential:1s..10m
+(doubling; or ,multiplier=3); ,jitter=0.5 takes a random part of up to half
+away. A queue with a default delay is a delayed queue: its messages can be
+claimed so long after they were received, unless they have a delay of their own.
 """
 
 UPDATE_EPILOG = """\
@@ -56,48 +62,56 @@ A new filter or priority judges what is routed later; what is in the queue stays
 """
 
 
-def _settings_options(told: Callable[[str], str]) -> Callable[[F], F]:
-    """An option for each setting; `told` makes the end of its help of the default."""
-
-    def add(function: F) -> F:
-        in_flight, attempts = click.IntRange(1, 1_000_000), click.IntRange(1, 65_535)
-        for name, kind, what, default in (
-            ("--max-in-flight", in_flight, "Messages claimed at once at most.", "100000"),
-            ("--done-retention", SECONDS, "How long done messages stay listed.", "1d"),
-            ("--max-lease", DURATION, "The longest lease that may be asked for.", "12h"),
-            ("--lease", DURATION, "How long a claim holds a message.", "30s"),
-            ("--max-attempts", attempts, "Claims before a message is failed.", "5"),
-            ("--priority", WORDS, "CEL expression, 0 to 255, 0 the most urgent.", "128"),
-            ("--filter", WORDS, "CEL expression.", "the header `queue` is NAME"),
-        ):
-            metavar = "CEL" if kind is WORDS else "N" if kind in (in_flight, attempts) else None
-            function = click.option(name, type=kind, metavar=metavar, help=what + told(default))(
-                function
-            )
-        return function
-
-    return add
+PURGE_EPILOG = """\
+\b
+Examples:
+  slatemq queue purge orders
+  slatemq queue purge orders --state in-flight      ends their leases
+  slatemq queue purge orders --state failed --yes   the same as `failed purge`
+"""
 
 
 @click.group("queue")
 def queue() -> None:
-    """Create, list, change and delete queues."""
+    """Create, list, change, pause, purge and delete queues."""
 
 
 @queue.command("create", epilog=CREATE_EPILOG)
 @click.argument("name", type=WORDS)
-@_settings_options(lambda default: f"  [default: {default}]")
+@settings_options(lambda default: f"  [default: {default}]")
+@click.option(
+    "--start-from",
+    type=START,
+    default="now",
+    help="Which older messages it gets, too: beginning, a time, or -2h for so long ago.  "
+    "[default: now]",
+)
+@click.option(
+    "--with",
+    "with_queue",
+    type=WORDS,
+    default="",
+    metavar="QUEUE",
+    help="A queue whose shard it must share, for commands on both that are executed together.",
+)
 @session_options
 @pass_session
-def create(session: Session, /, name: str, **settings: Any) -> None:
+def create(
+    session: Session, /, name: str, with_queue: str, start_from: Any, **settings: Any
+) -> None:
     """Create the queue NAME: 1 to 255 letters, digits, `.`, `_` and `-`.
 
-    It gets every message that is published from now on and that its filter lets in.
+    It gets every message that is published from now on and that its filter lets in, and older
+    ones with --start-from: `queue show` tells how far these are brought in.
     """
+    if settings["backoff"] == NO_BACKOFF:
+        settings["backoff"] = None
 
     async def work() -> Queue:
         async with session.connect() as client:
-            return await client.create_queue(name, **settings)
+            return await client.create_queue(
+                name, with_queue=with_queue, start_from=start_from, **settings
+            )
 
     _tell(session, run(work()), f"created queue {name}")
 
@@ -139,15 +153,19 @@ def show(session: Session, name: str) -> None:
     if session.json:
         write_json(queue_fields(found))
     else:
-        write_table(("setting", "value"), _settings_rows(found))
+        write_table(("setting", "value"), settings_rows(found))
+        if found.counts.by_priority:
+            say("")
+            write_table(("priority", "available", "delayed"), priority_rows(found))
 
 
 @queue.command("update", epilog=UPDATE_EPILOG)
 @click.argument("name", type=WORDS)
-@_settings_options(lambda default: "")
+@settings_options(lambda default: "")
 @click.option(
     "--reset",
     type=click.Choice(list(RESETTABLE)),
+    metavar="SETTING",
     multiple=True,
     help="Take a setting back to its default (see `queue create --help`); repeatable.",
 )
@@ -159,6 +177,8 @@ def update(
 ) -> None:
     """Change settings of a queue; those not given stay as they are."""
     changes = {key: value for key, value in settings.items() if value is not None}
+    if changes.get("backoff") == NO_BACKOFF:
+        changes["backoff"] = None
     for word in reset:
         if RESETTABLE[word] in changes:
             raise click.UsageError(f"--{word} and --reset {word} are opposites: leave one out")
@@ -195,53 +215,8 @@ def delete(session: Session, name: str, yes: bool, etag: str) -> None:
         say(f"deleted queue {name}")
 
 
-COUNTS = ("available", "delayed", "in flight", "done", "failed")
-
-
-def queue_fields(one: Queue) -> dict[str, Any]:
-    """A queue for programs, named as in the protos."""
-    return asdict(one)
-
-
-def count_cells(one: Queue) -> list[int]:
-    """The columns of `COUNTS`."""
-    counts = one.counts
-    return [
-        counts.available_count,
-        counts.delayed_count,
-        counts.in_flight_count,
-        counts.done_count,
-        counts.failed_count,
-    ]
-
-
 def _row(one: Queue) -> list[object]:
     return [one.queue_id, *count_cells(one), one.filter]
-
-
-def _settings_rows(one: Queue) -> list[tuple[str, str]]:
-    counts = zip(COUNTS, count_cells(one), strict=True)
-    retention = format_duration(one.done_retention_s * 1000) if one.done_retention_s else "for ever"
-    return [
-        ("queue", one.queue_id),
-        ("filter", one.filter),
-        ("priority", one.priority or "128"),
-        ("max attempts", str(one.max_attempts)),
-        ("lease", format_duration(one.lease_ms)),
-        ("max lease", format_duration(one.max_lease_ms)),
-        ("done retention", retention),
-        ("max in flight", str(one.max_in_flight)),
-        *((name, str(count)) for name, count in counts),
-        ("broker shard", str(one.broker_shard)),
-        ("created", _time(one.created_at_ms)),
-        ("updated", _time(one.updated_at_ms)),
-        ("etag", one.etag),
-    ]
-
-
-def _time(time_ms: int) -> str:
-    time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _tell(session: Session, one: Queue, text: str) -> None:
@@ -249,3 +224,65 @@ def _tell(session: Session, one: Queue, text: str) -> None:
         write_json(queue_fields(one))
     else:
         say(text)
+
+
+@queue.command("pause", epilog="\b\nExample:\n  slatemq queue pause orders")
+@click.argument("name", type=WORDS)
+@session_options
+@pass_session
+def pause(session: Session, name: str) -> None:
+    """Stop handing out messages of a queue. It still takes them in; leases can be finished."""
+
+    async def work() -> Queue:
+        async with session.connect() as client:
+            return await client.pause_queue(name)
+
+    _tell(session, run(work()), f"paused queue {name}")
+
+
+@queue.command("resume", epilog="\b\nExample:\n  slatemq queue resume orders")
+@click.argument("name", type=WORDS)
+@session_options
+@pass_session
+def resume(session: Session, name: str) -> None:
+    """Hand out messages of a paused queue again."""
+
+    async def work() -> Queue:
+        async with session.connect() as client:
+            return await client.resume_queue(name)
+
+    _tell(session, run(work()), f"resumed queue {name}")
+
+
+@queue.command("purge", epilog=PURGE_EPILOG)
+@click.argument("name", type=WORDS)
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(["available", "delayed", "in-flight", "done", "failed"]),
+    multiple=True,
+    help="Whose messages go; repeatable.  [default: available and delayed, always together]",
+)
+@click.option("--yes", is_flag=True, help="Do not ask. Nobody is asked where stdin is no terminal.")
+@session_options
+@pass_session
+def purge(session: Session, name: str, states: tuple[str, ...], yes: bool) -> None:
+    """Remove all messages of a queue that are in certain states, however many, at once."""
+    purge_states(session, name, states, yes)
+
+
+def purge_states(session: Session, name: str, states: tuple[str, ...], yes: bool) -> None:
+    """Asks, purges, and tells how many."""
+    what = " and ".join(states) or "available and delayed"
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Remove all {what} messages of queue {name}?", abort=True, err=True)
+
+    async def work() -> int:
+        async with session.connect() as client:
+            return await client.purge_queue(name, states)
+
+    count = run(work())
+    if session.json:
+        write_json({"queue_id": name, "purged_count": count})
+    else:
+        say(f"purged {count} messages of queue {name}")

@@ -1,0 +1,108 @@
+"""Options that say when: `+5m`, `now`, `beginning`; and how retries wait: `exponential:1s..10m`."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import click
+
+from slatemq.cli.durations import format_duration, parse_duration
+from slatemq.cli.parameters import TIME
+from slatemq.queue_models import BACKOFF_MS_MAX, Backoff, BackoffKind
+
+NO_BACKOFF = "none"
+
+_BACKOFF = re.compile(
+    r"(?P<kind>fixed|linear|exponential):(?P<initial>[0-9a-z]+)(?:\.\.(?P<max>[0-9a-z]+))?"
+    r"(?:,multiplier=(?P<multiplier>[0-9.]+))?(?:,jitter=(?P<jitter>[0-9.]+))?",
+    re.ASCII,
+)
+
+
+class FromNow(int):
+    """Milliseconds since 1970, given as so long from now: another time whenever it is given."""
+
+
+class _When(click.ParamType[int]):
+    """A point in time, or `+5m` for one so long from now; gives milliseconds since 1970."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, str) and value.startswith("+"):
+            return FromNow(_now_ms() + _duration_ms(value[1:], value, self.fail))
+        return TIME.convert(value, param, ctx)
+
+
+class _Start(click.ParamType[Any]):
+    """`now`, `beginning`, a point in time, or `-2h` for one so long ago."""
+
+    name = "start"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value in ("now", "beginning"):
+            return value
+        if isinstance(value, str) and value.startswith("-"):
+            return max(_now_ms() - _duration_ms(value[1:], value, self.fail), 0)
+        return TIME.convert(value, param, ctx)
+
+
+class _Backoff(click.ParamType[Any]):
+    """How a message waits after a failed attempt; `none` gives that word."""
+
+    name = "backoff"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, Backoff) or value == NO_BACKOFF:
+            return value
+        found = _BACKOFF.fullmatch(value)
+        if found is None:
+            self.fail(
+                f"{value!r} is no backoff: write none, fixed:10s, linear:5s..1m or "
+                "exponential:1s..10m, with ,multiplier=3 and ,jitter=0.5 behind it if need be",
+                param,
+                ctx,
+            )
+        kind = BackoffKind(found["kind"])
+        initial_ms = _duration_ms(found["initial"], value, self.fail)
+        longest = found["max"]
+        max_ms = _duration_ms(longest, value, self.fail) if longest else BACKOFF_MS_MAX
+        try:
+            multiplier = float(found["multiplier"] or (2 if kind is BackoffKind.EXPONENTIAL else 0))
+            jitter = float(found["jitter"] or 0)
+        except ValueError:
+            self.fail(f"{value!r} has a number that is none", param, ctx)
+        return Backoff(kind, initial_ms, max_ms, multiplier, jitter)
+
+
+WHEN = _When()
+START = _Start()
+BACKOFF = _Backoff()
+
+
+def format_backoff(backoff: Backoff | None) -> str:
+    """A backoff as it is written on the command line."""
+    if backoff is None:
+        return NO_BACKOFF
+    text = f"{backoff.kind.value}:{format_duration(backoff.initial_ms)}"
+    if backoff.kind is not BackoffKind.FIXED:
+        text += f"..{format_duration(backoff.max_ms)}"
+    if backoff.kind is BackoffKind.EXPONENTIAL and backoff.multiplier != 2:
+        text += f",multiplier={backoff.multiplier:g}"
+    if backoff.jitter:
+        text += f",jitter={backoff.jitter:g}"
+    return text
+
+
+def _duration_ms(text: str, whole: str, fail: Callable[[str], NoReturn]) -> int:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        fail(f"{whole!r}: {error}")
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,145 @@
+"""A queue on the command line: the options for its settings, and the tables that show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import click
+
+from slatemq.cli.durations import format_duration
+from slatemq.cli.moments import BACKOFF, format_backoff
+from slatemq.cli.parameters import DURATION, SECONDS, WORDS
+from slatemq.queue_models import Queue
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RESETTABLE = {
+    name: name.replace("-", "_")
+    for name in (
+        "filter",
+        "priority",
+        "fallback-priority",
+        "max-attempts",
+        "lease",
+        "max-lease",
+        "max-total-lease",
+        "default-delay",
+        "backoff",
+        "done-retention",
+        "failed-retention",
+        "max-in-flight",
+    )
+}
+
+_PRIORITY, _IN_FLIGHT = click.IntRange(0, 255), click.IntRange(1, 1_000_000)
+_ATTEMPTS = click.IntRange(1, 65_535)
+
+_SETTINGS: tuple[tuple[str, click.ParamType[Any], str | None, str, str], ...] = (
+    ("--max-in-flight", _IN_FLIGHT, "N", "Messages claimed at once at most.", "100000"),
+    ("--failed-retention", SECONDS, None, "How long dead letters stay listed.", "for ever: 0"),
+    ("--done-retention", SECONDS, None, "How long done messages stay listed.", "1d"),
+    ("--backoff", BACKOFF, None, "How messages wait after failed attempts.", "none"),
+    ("--default-delay", DURATION, None, "Makes it a delayed queue.", "0"),
+    ("--max-total-lease", DURATION, None, "The longest that one claim may hold.", "12h"),
+    ("--max-lease", DURATION, None, "The longest lease that may be asked for.", "12h"),
+    ("--lease", DURATION, None, "How long a claim holds a message.", "30s"),
+    ("--max-attempts", _ATTEMPTS, "N", "Claims before a message is failed.", "5"),
+    ("--fallback-priority", _PRIORITY, "N", "Where the expression fails.", "128"),
+    ("--priority", WORDS, "CEL", "CEL expression, 0 to 255, 0 the most urgent.", "128"),
+    ("--filter", WORDS, "CEL", "CEL expression.", "the header `queue` is NAME"),
+)
+
+
+def settings_options(told: Callable[[str], str]) -> Callable[[F], F]:
+    """An option for each setting; `told` makes the end of its help of the default."""
+
+    def add(function: F) -> F:
+        for name, kind, metavar, what, default in _SETTINGS:
+            function = click.option(name, type=kind, metavar=metavar, help=what + told(default))(
+                function
+            )
+        return function
+
+    return add
+
+
+COUNTS = ("available", "delayed", "in flight", "done", "failed")
+
+
+def queue_fields(one: Queue) -> dict[str, Any]:
+    """A queue for programs, named as in the protos."""
+    return asdict(one)
+
+
+def count_cells(one: Queue) -> list[int]:
+    """The columns of `COUNTS`."""
+    counts = one.counts
+    return [
+        counts.available_count,
+        counts.delayed_count,
+        counts.in_flight_count,
+        counts.done_count,
+        counts.failed_count,
+    ]
+
+
+def settings_rows(one: Queue) -> list[tuple[str, str]]:
+    """All of a queue for people, but for its priorities."""
+    counts = zip(COUNTS, count_cells(one), strict=True)
+    age_ms = one.counts.oldest_claimable_age_ms
+    return [
+        ("queue", one.queue_id),
+        ("state", "paused" if one.paused else "open"),
+        ("filter", one.filter),
+        ("priority", one.priority or "128"),
+        ("fallback priority", str(one.fallback_priority)),
+        ("max attempts", str(one.max_attempts)),
+        ("backoff", format_backoff(one.backoff)),
+        ("lease", format_duration(one.lease_ms)),
+        ("max lease", format_duration(one.max_lease_ms)),
+        ("max total lease", format_duration(one.max_total_lease_ms)),
+        ("default delay", format_duration(one.default_delay_ms)),
+        ("done retention", _retention(one.done_retention_s)),
+        ("failed retention", _retention(one.failed_retention_s)),
+        ("max in flight", str(one.max_in_flight)),
+        *((name, str(count)) for name, count in counts),
+        ("oldest claimable", "-" if age_ms is None else format_duration(age_ms)),
+        *_replay_rows(one),
+        ("broker shard", str(one.broker_shard)),
+        ("created", format_time(one.created_at_ms)),
+        ("updated", format_time(one.updated_at_ms)),
+        ("etag", one.etag),
+    ]
+
+
+def priority_rows(one: Queue) -> list[tuple[int, int, int]]:
+    """How many messages wait, by priority."""
+    return [
+        (priority, counts.available_count, counts.delayed_count)
+        for priority, counts in sorted(one.counts.by_priority.items())
+    ]
+
+
+def format_time(time_ms: int) -> str:
+    """A point in time for people, UTC."""
+    time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _retention(length_s: int) -> str:
+    return format_duration(length_s * 1000) if length_s else "for ever"
+
+
+def _replay_rows(one: Queue) -> Iterator[tuple[str, str]]:
+    if one.replay is None:
+        return
+    if one.replay.done:
+        yield "replay", "done"
+        return
+    for part in one.replay.ranges:
+        whole = part.end_sequence - part.start_sequence
+        share = (part.cursor - part.start_sequence) / whole if whole else 1.0
+        yield f"replay of log {part.ingest_shard}", f"{share:.0%}"
