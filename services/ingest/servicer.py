@@ -160,11 +160,13 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         """Raises InvalidArgument for a dedupe key of another shard."""
         topology = await self._directory.read()
         shards = {*topology.ingests, self._config.shard}
+        if len(shards) == 1:
+            return
         if len(shards) * len(dedupe_keys) > HASHES_INLINE_MAX:
             await asyncio.to_thread(
                 wire.check_dedupe_shards, dedupe_keys, shards, self._config.shard
             )
-        elif len(shards) > 1:
+        else:
             wire.check_dedupe_shards(dedupe_keys, shards, self._config.shard)
 
     def _open(self) -> Shard[ingest_pb2.LogEntry]:
