@@ -16,9 +16,11 @@ from libs.serving.channels import Channels, open_channel
 from libs.serving.exits import ExitCause
 from libs.serving.server import RunningService, _Signals
 from libs.serving.telemetry import Telemetry
+from libs.serving.topology import TopologyDirectory
 from libs.storage.durability import NoSync
 from libs.storage.roots import Root, open_root
 from services.broker.config import BrokerConfig
+from services.broker.other_shards import OutboxTarget
 from services.broker.owner import ShardOwner
 from services.broker.payloads import Tagged
 from services.broker.service import BrokerService
@@ -36,6 +38,8 @@ from slatemq.v1 import (
 )
 from tests.integration.broker.pushes import Pushes
 from tests.manual_clock import ManualClock
+
+MakeTarget = Callable[[Channels, TopologyDirectory, int], OutboxTarget]
 
 
 async def refusal(call: Awaitable[object]) -> tuple[grpc.StatusCode, str, str]:
@@ -110,7 +114,7 @@ class Rig:
         ingest: Ingest,
         disk: Disk,
         wall: Callable[[], float] = time.time,
-        pushes: Pushes | None = None,
+        pushes: MakeTarget | None = None,
         shard: int = 0,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -212,7 +216,7 @@ async def running(
     clock: ManualClock | None = None,
     ingest: Ingest | None = None,
     disk: Disk | None = None,
-    pushes: Pushes | None = None,
+    pushes: MakeTarget | None = None,
     shard: int = 0,
     settings: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Rig]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -11,9 +12,11 @@ import pytest
 from libs.storage.errors import StoreFailed
 from libs.storage.slate import Database
 from services.broker import outbox_sender
+from services.broker.other_shards import IngestPushes
 from tests.integration.broker.pushes import Pushes
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
 from tests.integration.broker.test_executing import complete, eventually, execute, push, refused
+from tests.integration.ingest_server import serving
 from tests.manual_clock import ManualClock
 
 
@@ -117,11 +120,13 @@ class Fault:
     def __init__(self, at: int, kept: bool) -> None:
         self.left = at
         self.kept = kept
+        self.struck = False
         self._flush = Database.flush
 
     async def flush(self, database: Database) -> None:
         self.left -= 1
         if self.left == 0:
+            self.struck = True
             if self.kept:
                 await self._flush(database)
             raise database._fail(StoreFailed("the disk broke"))
@@ -134,7 +139,18 @@ async def work(rig: Rig, tokens: list[str], done: list[str]) -> None:
         payload = b"%d" % len(done)
         await execute(rig, complete(token), push(payload=payload), request_id=token)
         done.append(token)
-    await eventually(lambda: waiting(rig) == 0 or rig.owner.commits.failed is not None)
+
+
+async def go_on(rig: Rig, tokens: list[str], done: list[str], fault: Fault) -> None:
+    """Works until all is done and sent, or something fails."""
+    before = fault.struck
+    try:
+        await work(rig, tokens, done)
+    except grpc.aio.AioRpcError as error:
+        if error.code() not in UNANSWERED:
+            raise
+    else:
+        await eventually(lambda: waiting(rig) == 0 or fault.struck is not before)
 
 
 @pytest.mark.parametrize("lose_answers", [0, 2])
@@ -159,14 +175,41 @@ async def test_complete_and_push_happen_once_whichever_commit_fails(
     pushes.lose_answers = lose_answers
     while len(done) < LINKS:
         async with running(root, clock, disk=disk, pushes=pushes) as rig:
-            try:
-                await work(rig, tokens, done)
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in UNANSWERED:
-                    raise
+            await go_on(rig, tokens, done, fault)
 
     # Then each message was completed once, and each push came once, in order
     async with running(root, clock, disk=disk, pushes=pushes) as rig:
         await eventually(lambda: waiting(rig) == 0)
         assert await rig.counts() == {"done": LINKS}
     assert pushes.payloads() == [b"%d" % n for n in range(LINKS)]
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["lost", "kept"])
+@pytest.mark.parametrize("at", range(1, 2 * FLUSHES))
+async def test_complete_and_push_happen_once_beside_a_real_ingest_whichever_commit_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: int, kept: bool
+) -> None:
+    # Given a broker and an ingest, and a fault that will strike one of them
+    clock, root = ManualClock(), tmp_path.as_uri()
+    async with running(tmp_path, clock) as rig:
+        await rig.create()
+        await rig.assign(range(1, LINKS + 1))
+        claimed = await rig.claim(max_messages=LINKS, lease_ms=43_200_000)
+        tokens = [message.lease_token for message in claimed]
+    fault = Fault(at, kept)
+    monkeypatch.setattr(Database, "flush", lambda database: fault.flush(database))
+
+    # When both are started anew after each failure
+    done: list[str] = []
+    while len(done) < LINKS:
+        async with serving(root), running(tmp_path, clock, pushes=IngestPushes) as rig:
+            await go_on(rig, tokens, done, fault)
+
+    # Then the log has each push once, in order, for its queue
+    async with serving(root) as ingest, running(tmp_path, clock, pushes=IngestPushes) as rig:
+        await eventually(lambda: waiting(rig) == 0)
+        assert await rig.counts() == {"done": LINKS}
+        log = await ingest.log()
+        payloads = await ingest.payloads(*(entry.message_id for entry in log))
+    assert payloads == [b"%d" % n for n in range(LINKS)]
+    assert {entry.direct_queue_id for entry in log} == {"q"}
