@@ -1,0 +1,168 @@
+"""The real ingest, broker and routers, each a process that may be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from libs.serving.channels import open_channel
+from slatemq.v1 import (
+    assignment_pb2,
+    assignment_pb2_grpc,
+    consumer_pb2,
+    consumer_pb2_grpc,
+    ingest_pb2,
+    ingest_pb2_grpc,
+    queue_pb2,
+    queue_pb2_grpc,
+)
+
+WAIT_SECONDS = 40
+AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+R = TypeVar("R")
+
+
+class Service:
+    """One service process that can be killed and started again, at the same port."""
+
+    def __init__(self, root: Path, name: str, *arguments: str) -> None:
+        self._ready = root / f"{name}{''.join(arguments)}.ready"
+        self._command = [sys.executable, "-m", f"services.{name}", *arguments]
+        self._command += ["--root", (root / "data").as_uri(), "--ready-file", str(self._ready)]
+        self._process: asyncio.subprocess.Process | None = None
+        self.channel: grpc.aio.Channel | None = None
+
+    async def start(self) -> None:
+        self._ready.unlink(missing_ok=True)
+        self._process = await asyncio.create_subprocess_exec(*self._command)
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not self._ready.exists():
+                assert self._process.returncode is None, "ended while starting"
+                await asyncio.sleep(0.01)
+        address = json.loads(self._ready.read_text())["address"]
+        if self.channel is None:
+            self._command += ["--port", address.rpartition(":")[2]]
+            self.channel = open_channel(address)
+
+    async def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGKILL)
+            await self._process.wait()
+
+    async def close(self) -> None:
+        await self.kill()
+        if self.channel is not None:
+            await self.channel.close()
+
+    @property
+    def there(self) -> grpc.aio.Channel:
+        assert self.channel is not None, "never started"
+        return self.channel
+
+
+class Stack:
+    """An ingest, a broker and two routers."""
+
+    def __init__(self, root: Path) -> None:
+        self.ingest = Service(root, "ingest")
+        self.broker = Service(root, "broker")
+        self.routers = [Service(root, "router", "--shard", str(n)) for n in range(2)]
+        self.all = [self.ingest, self.broker, *self.routers]
+
+    async def create_queue(self, queue_id: str, source: str, **start: int) -> None:
+        """Creates a queue; `start` is where its replay begins, if it is to have one."""
+        stub = queue_pb2_grpc.QueueServiceStub(self.broker.there)
+        queue = queue_pb2.Queue(queue_id=queue_id, filter=source)
+        request = queue_pb2.CreateQueueRequest(queue=queue, **start)  # type: ignore[arg-type]
+        try:
+            await patiently(lambda: stub.CreateQueue(request))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.ALREADY_EXISTS:  # The first try made it.
+                raise
+
+    async def replayed(self, queue_id: str) -> queue_pb2.Replay:
+        """Waits until a queue's replay is done."""
+        stub = queue_pb2_grpc.QueueServiceStub(self.broker.there)
+        async with asyncio.timeout(WAIT_SECONDS):
+            while True:
+                answer = await stub.GetQueue(queue_pb2.GetQueueRequest(queue_id=queue_id))
+                if answer.queue.replay.done or not answer.queue.HasField("replay"):
+                    return answer.queue.replay
+                await asyncio.sleep(0.02)
+
+    async def publish(self, *kinds: str) -> list[int]:
+        """Publishes a message of each kind; gives their IDs."""
+        return list((await self.publish_answer(*kinds)).message_ids)
+
+    async def publish_answer(self, *kinds: str) -> ingest_pb2.PublishResponse:
+        stub = ingest_pb2_grpc.IngestServiceStub(self.ingest.there)
+        request = ingest_pb2.PublishRequest(
+            messages=[ingest_pb2.PublishMessage(headers={"kind": kind}) for kind in kinds],
+            request_id=str(uuid.uuid4()),
+        )
+        return await patiently(lambda: stub.Publish(request))
+
+    async def drained(self, queue_id: str) -> Counter[int]:
+        """Claim and ack until the queue has been empty for a second."""
+        stub = consumer_pb2_grpc.ConsumerServiceStub(self.broker.there)
+        got: Counter[int] = Counter()
+        while True:
+            answer = await stub.Claim(
+                consumer_pb2.ClaimRequest(queue_id=queue_id, max_messages=1_000, wait_ms=1_000)
+            )
+            if not answer.messages:
+                return got
+            got.update(claimed.message.message_id for claimed in answer.messages)
+            await stub.Ack(
+                consumer_pb2.AckRequest(
+                    lease_tokens=[claimed.lease_token for claimed in answer.messages]
+                )
+            )
+
+    async def routed(self) -> None:
+        """Wait until the broker's cursor is at the log's end."""
+        log = ingest_pb2_grpc.IngestServiceStub(self.ingest.there)
+        shard = assignment_pb2_grpc.AssignmentServiceStub(self.broker.there)
+        end = (await log.GetLogStatus(ingest_pb2.GetLogStatusRequest())).durable_sequence
+        async with asyncio.timeout(WAIT_SECONDS):
+            while True:
+                state = await shard.GetRoutingState(assignment_pb2.GetRoutingStateRequest())
+                if [cursor.sequence for cursor in state.cursors] == [end]:
+                    return
+                await asyncio.sleep(0.01)
+
+
+async def patiently(call: Callable[[], Awaitable[R]]) -> R:
+    """Repeat a call until whom it is for is there."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while True:
+            try:
+                return await call()
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in AWAY:
+                    raise
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def running(root: Path) -> AsyncIterator[Stack]:
+    """All of them, below this folder; killed at the end."""
+    (root / "data").mkdir()
+    stack = Stack(root)
+    try:
+        await asyncio.gather(*(service.start() for service in stack.all))
+        yield stack
+    finally:
+        await asyncio.gather(*(service.close() for service in stack.all))
