@@ -7,7 +7,7 @@ import pytest
 from libs.serving.topology import Peer, TopologyDirectory
 from libs.storage.roots import open_root
 from slatemq.dedupe_shards import dedupe_shard
-from slatemq.errors import InvalidArgument
+from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest, PublishResponse
 from tests.integration.ingest_server import Ingest, process, serving
@@ -110,6 +110,37 @@ async def test_keys_are_known_after_a_kill(root: str, tmp_path: Path) -> None:
     assert len({ids[2] for ids in answers}) == 3
 
 
+async def test_kills_amid_publishes_leave_each_key_with_one_message(
+    root: str, tmp_path: Path
+) -> None:
+    keys = [f"k{n}" for n in range(400)]
+    stored: dict[str, int] = {}
+
+    async def attempt(ingest: Ingest, some: list[str]) -> None:
+        ids = await ingest.publish(*(keyed(key, headers={"key": key}) for key in some))
+        for key, message_id in zip(some, ids, strict=True):
+            assert stored.setdefault(key, message_id) == message_id
+
+    for before_kill in (1, 7, 20):
+        async with (
+            process(root, tmp_path / "ready.json") as (started, address),
+            Ingest.at(address) as ingest,
+        ):
+            parts = [keys[n : n + 10] for n in range(0, 400, 10)]
+            attempts = [asyncio.create_task(attempt(ingest, part)) for part in parts]
+            while len(running := [one for one in attempts if not one.done()]) > 40 - before_kill:
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            started.kill()
+            outcomes = await asyncio.gather(*attempts, return_exceptions=True)
+            assert all(one is None or isinstance(one, Unavailable) for one in outcomes)
+            await started.wait()
+    async with serving(root) as ingest:
+        await attempt(ingest, keys)
+        logged = await ingest.log()
+    assert {one.headers["key"]: one.message_id for one in logged} == stored
+    assert len(logged) == len(stored) == 400
+
+
 @pytest.mark.parametrize("restart", [False, True], ids=["same process", "after a restart"])
 async def test_a_repeated_request_gets_its_ids_and_duplicates_again(
     root: str, restart: bool
@@ -174,3 +205,11 @@ async def test_a_key_of_another_shard_is_refused_with_its_shard(root: str) -> No
             assert refused.value.metadata["shard"] == str(dedupe_shard(key, shards))
         assert (await ingest.status()).last_message_id == 0
         assert len(await ingest.publish(*map(keyed, mine))) == len(mine)
+
+        # Also when there are so many that they are hashed elsewhere
+        many = [key for n in range(6000) if dedupe_shard(key := f"many {n}", shards) == 0]
+        assert len(many) > 1500
+        assert len(await ingest.publish(*map(keyed, many))) == len(many)
+        with pytest.raises(InvalidArgument) as refused:
+            await publish(ingest, *map(keyed, many), keyed(others[0]))
+        assert refused.value.field == f"messages[{len(many)}].dedupe_key"
