@@ -3,6 +3,8 @@
 import asyncio
 import random
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,16 @@ pytestmark = [
 
 ROUNDS = 3
 """How often each service is killed."""
+
+COMMIT_INTERVAL_MS = 60
+"""What is durable in one service waits so long for the next: most kills strike between the two."""
+
+
+@pytest.fixture
+def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalStack]:
+    monkeypatch.setenv("SLATEMQ_COMMIT_INTERVAL_MS", str(COMMIT_INTERVAL_MS))
+    with LocalStack(tmp_path) as running:
+        yield running
 
 
 async def test_complete_and_push_is_exactly_once_while_every_service_is_killed(
