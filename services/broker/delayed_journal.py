@@ -24,9 +24,11 @@ ROW_MAX: Final = 1000
 class DelayedJournal:
     """What one queue is to write, and how far it has written."""
 
-    __slots__ = ("_coming", "first_order", "last_order")
+    __slots__ = ("_coming", "durable_order", "first_order", "last_order")
 
-    def __init__(self) -> None:
+    def __init__(self, durable_order: int = 0) -> None:
+        self.durable_order = durable_order
+        """What stands under a higher one may not be durable: nobody may be told of it."""
         self.first_order = 0
         """No row has a lower one; so far as that is known."""
         self.last_order = 0
@@ -41,6 +43,10 @@ class DelayedJournal:
     def last_in(self, epoch: int) -> int:
         """No row of this epoch has a higher order, once `last_order` is known."""
         return self.last_order if _is_of(self.last_order, epoch) else 0
+
+    def durable_in(self, epoch: int) -> int:
+        """The rows of this epoch up to this order are durable."""
+        return self.durable_order if _is_of(self.durable_order, epoch) else 0
 
     def found(self, last_order: int) -> None:
         """Notes how far it was written before the start."""

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from libs.storage.buckets import MAX_ORDER, last_order, order_of, split_order
+from libs.storage.buckets import MAX_ORDER, order_of, split_order
 from libs.storage.delayed_records import DelayedMessage, decode_delayed
 from libs.storage.ids import shard_of
 from libs.storage.own_keys import delayed_range, parse_delayed_key
@@ -111,7 +111,7 @@ class DelayedWatches:
     def _durable(self, _: int) -> None:
         for stream in self._streams:
             queue = stream.queue
-            if queue.delayed.last_order >= stream.position.order or not self._owner.owns(queue):
+            if queue.delayed.durable_order >= stream.position.order or not self._owner.owns(queue):
                 stream.wake.set()
 
     async def watch(
@@ -169,10 +169,14 @@ class DelayedWatches:
         """What is durable from a position on, as far as it is not visible yet."""
         begins = position == _beginning(queue)
         first = queue.delayed.first_in(queue.lane_epoch) if begins else position.order
-        span = delayed_range(queue.queue_id, first, last_order(queue.lane_epoch))
+        # What the store calls durable may not be on the disk yet.
+        last = queue.delayed.durable_in(queue.lane_epoch)
         now_ms = self._owner.clock.now_ms()
         found: list[tuple[DelayedMessage, Position]] = []
         count, end = 0, position
+        if first > last:
+            return _Page(found, end, is_last=True)
+        span = delayed_range(queue.queue_id, first, last)
         async for rows in self._database.scan(*span, limit=PAGE_ROWS, durable=True):
             for key, value in rows:
                 order = parse_delayed_key(key).bucket or 0

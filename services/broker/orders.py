@@ -7,6 +7,12 @@ from collections.abc import Collection
 from libs.storage.buckets import MAX_EPOCH, order_of, split_order
 
 
+def in_epoch(epoch: int, order: int) -> int:
+    """The order of the same time in another epoch."""
+    parts = split_order(order)
+    return order_of(epoch, parts.ms, parts.n)
+
+
 class Orders:
     """The hybrid clock of one queue, from which buckets get their orders."""
 
@@ -23,8 +29,7 @@ class Orders:
 
     def next_of(self, epoch: int, now_ms: int) -> int:
         """As `next`, in another epoch."""
-        order = split_order(self.next(now_ms))
-        return order_of(epoch, order.ms, order.n)
+        return in_epoch(epoch, self.next(now_ms))
 
 
 def free_epoch(last: int, taken: Collection[int]) -> int | None:

@@ -25,7 +25,7 @@ from services.broker.counts import Counts
 from services.broker.delayed_journal import DelayedJournal
 from services.broker.finished_lists import FinishedList
 from services.broker.leases import InFlight, Lease, Row
-from services.broker.orders import Orders, free_epoch
+from services.broker.orders import Orders, free_epoch, in_epoch
 from services.broker.queue_settings import QueueSettings
 from services.broker.waiting_buckets import Place
 from services.broker.walks import Needs, NeedsSlot
@@ -63,7 +63,7 @@ class QueueEntries(ABC):
             state.oldest_failed_order,
             purges.garbage_failed,
         )
-        self.delayed = DelayedJournal()
+        self.delayed = DelayedJournal(in_epoch(purges.lane_epoch, state.last_order))
         self._orders = Orders(state.epoch, state.last_order)
         self._available = Available(queue_id, self._orders, purges.lane_epoch, state.lanes)
 

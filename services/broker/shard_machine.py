@@ -29,6 +29,7 @@ from libs.storage.states import (
 )
 from services.broker.available import Beyond
 from services.broker.commands import Assignment, Finish, Nack, Needs, Purge, Range
+from services.broker.delayed_journal import DelayedJournal
 from services.broker.executed import Executed
 from services.broker.outbox import Outbox
 from services.broker.queue_lifecycle import creation_rows, deleted_state, new_state
@@ -46,6 +47,7 @@ class Written:
 
     generation: int
     beyond: list[Beyond] = field(default_factory=list)
+    delayed: list[tuple[DelayedJournal, int]] = field(default_factory=list)
     attempts: set[tuple[str, int]] = field(default_factory=set)
 
 
@@ -277,6 +279,8 @@ class Shard(ShardLeases):
             queue_rows, beyond = queue.drain(now_ms, written.generation)
             rows += queue_rows
             written.beyond += beyond
+            if queue.delayed.last_order > queue.delayed.durable_order:
+                written.delayed.append((queue.delayed, queue.delayed.last_order))
         self.notes.to_commit.clear()
         for log in self._changed_cursors:
             rows.append((routing_cursor_key(log), encode_routing_cursor(self.cursors[log])))
@@ -297,6 +301,8 @@ class Shard(ShardLeases):
     def durable(self) -> None:
         """Notes that the oldest drain which was not durable yet now is; memory may let go of it."""
         written = self._undurable.popleft()
+        for journal, order in written.delayed:
+            journal.durable_order = order
         beyond, self._lingering = self._lingering + written.beyond, []
         for lane, orders in beyond:
             stay = lane.let_go(orders, written.generation)
