@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from libs.filters import DEFAULT_FILTER, SOURCE_BYTES_MAX, FilterError, check
 from libs.storage.states import QueueStateRecord
+from services.broker.backoff import (
+    BACKOFF_MS_MAX,
+    MULTIPLIER_DEFAULT,
+    MULTIPLIER_MAX,
+    Backoff,
+    BackoffKind,
+)
 from services.broker.queue_machine import Queue
-from services.broker.queue_settings import MAX_LEASE_MS, QueueSettings
+from services.broker.queue_settings import MAX_LEASE_MS, MAX_TOTAL_LEASE_MS, QueueSettings
 from services.broker.replays import Ranges
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import queue_pb2
@@ -26,9 +34,12 @@ _LEAST_MOST = {
     "max_lease_ms": (1000, MAX_LEASE_MS),
     "done_retention_s": (0, _U32_MAX),
     "max_in_flight": (1, 1_000_000),
+    "fallback_priority": (0, 255),
+    "max_total_lease_ms": (1000, MAX_TOTAL_LEASE_MS),
+    "failed_retention_s": (0, _U32_MAX),
 }
 
-SETTINGS = ("filter", "priority", *_LEAST_MOST)
+SETTINGS = ("filter", "priority", "default_delay_ms", "backoff", *_LEAST_MOST)
 """The settings that a queue's owner may set, as they are named in the proto."""
 
 
@@ -41,46 +52,80 @@ def checked_id(queue_id: str, field: str) -> str:
     return queue_id
 
 
-def changes_of(queue: queue_pb2.Queue, names: Iterable[str]) -> dict[str, Any]:
+def changes_of(
+    queue: queue_pb2.Queue, names: Iterable[str], max_delay_ms: int = 0
+) -> dict[str, Any]:
     """The settings named, checked one by one; those absent go to their default.
 
     Checking an expression may take 50 ms: call it in a thread.
     """
     changes: dict[str, Any] = {}
     defaults = QueueSettings(filter=DEFAULT_FILTER(queue.queue_id))
+    checks = _CHECKS | {"default_delay_ms": partial(_within, 0, max_delay_ms)}
     for name in names:
         if queue.HasField(name):  # type: ignore[arg-type]
-            changes[name] = _CHECKS.get(name, _number)(name, getattr(queue, name))
+            changes[name] = checks.get(name, _number)(name, getattr(queue, name))
+        elif name in _BOUNDED:
+            changes[name] = None  # as long as the default, or as it may be
         else:
             changes[name] = getattr(defaults, name)
-    if "lease_ms" in changes and not queue.HasField("lease_ms"):
-        changes["lease_ms"] = None  # as long as the default, or as it may be
     return changes
 
 
 def changed(base: QueueSettings, changes: Mapping[str, Any]) -> QueueSettings:
     """The settings with these changes; InvalidArgument when they do not go together."""
     changes = dict(changes)
-    longest_ms = changes.get("max_lease_ms", base.max_lease_ms)
-    if "lease_ms" in changes and changes["lease_ms"] is None:
-        changes["lease_ms"] = min(_DEFAULTS.lease_ms, longest_ms)
-    lease_ms = changes.get("lease_ms", base.lease_ms)
-    if lease_ms > longest_ms:
-        raise InvalidArgument(
-            "queue.lease_ms" if "lease_ms" in changes else "queue.max_lease_ms",
-            f"lease_ms {lease_ms} would be above max_lease_ms {longest_ms}",
-            reason="OUT_OF_RANGE",
-        )
+    for name, bound in _BOUNDED.items():
+        most_ms = changes.get(bound, getattr(base, bound))
+        if name in changes and changes[name] is None:
+            changes[name] = min(getattr(_DEFAULTS, name), most_ms)
+        value_ms = changes.get(name, getattr(base, name))
+        if value_ms > most_ms:
+            raise InvalidArgument(
+                f"queue.{name}" if name in changes else f"queue.{bound}",
+                f"{name} {value_ms} would be above {bound} {most_ms}",
+                reason="OUT_OF_RANGE",
+            )
     return base.changed(**changes)
 
 
+_BOUNDED = {"max_lease_ms": "max_total_lease_ms", "lease_ms": "max_lease_ms"}
+"""Lengths that must not be above another one; that other one first."""
+
+
 def _number(name: str, value: int) -> int:
-    least, most = _LEAST_MOST[name]
+    return int(_within(*_LEAST_MOST[name], name, value))
+
+
+def _within(least: float, most: float, name: str, value: float) -> float:
     if not least <= value <= most:
         raise InvalidArgument(
             f"queue.{name}", f"must be {least}..{most}, not {value}", reason="OUT_OF_RANGE"
         )
     return value
+
+
+def _backoff(name: str, told: queue_pb2.Backoff) -> Backoff | None:
+    if told == queue_pb2.Backoff():
+        return None
+    if told.kind not in _KINDS:
+        kinds = ", ".join(queue_pb2.Backoff.Kind.Name(kind) for kind in _KINDS)
+        raise InvalidArgument(f"queue.{name}.kind", f"must be one of {kinds}")
+    _within(1, BACKOFF_MS_MAX, f"{name}.initial_ms", told.initial_ms)
+    max_ms = told.max_ms or BACKOFF_MS_MAX
+    _within(told.initial_ms, BACKOFF_MS_MAX, f"{name}.max_ms", max_ms)
+    multiplier = told.multiplier or MULTIPLIER_DEFAULT
+    _within(1, MULTIPLIER_MAX, f"{name}.multiplier", multiplier)
+    _within(0, 1, f"{name}.jitter", told.jitter)
+    return Backoff(_KINDS[told.kind], told.initial_ms, max_ms, multiplier, told.jitter)
+
+
+_KINDS = {
+    queue_pb2.Backoff.KIND_FIXED: BackoffKind.FIXED,
+    queue_pb2.Backoff.KIND_LINEAR: BackoffKind.LINEAR,
+    queue_pb2.Backoff.KIND_EXPONENTIAL: BackoffKind.EXPONENTIAL,
+}
+_PUBLIC_KINDS = {kind: public_kind for public_kind, kind in _KINDS.items()}
 
 
 def _expression(name: str, source: str, want: str) -> str:
@@ -109,6 +154,7 @@ def _filter(name: str, source: str) -> str:
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "filter": _filter,
     "priority": lambda name, source: _expression(name, source, "int"),
+    "backoff": _backoff,
 }
 
 
@@ -136,7 +182,14 @@ def public(
         etag=etag_of(settings),
         created_at_ms=settings.created_at_ms,
         updated_at_ms=settings.updated_at_ms,
+        default_delay_ms=settings.default_delay_ms,
+        fallback_priority=settings.fallback_priority,
+        max_total_lease_ms=settings.max_total_lease_ms,
+        failed_retention_s=settings.failed_retention_s,
+        paused=settings.paused,
     )
+    if settings.backoff is not None:
+        told.backoff.CopyFrom(_public_backoff(settings.backoff))
     if replay:
         told.replay.CopyFrom(_replay(replay))
     if now_ms is not None:
@@ -150,6 +203,16 @@ def public(
             )
         )
     return told
+
+
+def _public_backoff(backoff: Backoff) -> queue_pb2.Backoff:
+    return queue_pb2.Backoff(
+        kind=_PUBLIC_KINDS[backoff.kind],
+        initial_ms=backoff.initial_ms,
+        max_ms=backoff.max_ms,
+        multiplier=backoff.multiplier,
+        jitter=backoff.jitter,
+    )
 
 
 def _replay(ranges: Ranges) -> queue_pb2.Replay:

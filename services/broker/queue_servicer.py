@@ -52,9 +52,10 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     _sweeper: Sweeper
     _starts: ReplayStarts
 
-    def __init__(self, shard: int) -> None:
-        """Serve this broker shard, from `begin` on."""
+    def __init__(self, shard: int, max_delay_ms: int) -> None:
+        """Serve this broker shard, from `begin` on; queues may delay for `max_delay_ms` at most."""
         self._shard = shard
+        self._max_delay_ms = max_delay_ms
         self._watchers: set[asyncio.Event] = set()
         self.draining = False
 
@@ -73,7 +74,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     ) -> queue_pb2.CreateQueueResponse:
         """See the proto."""
         queue_id = checked_id(request.queue.queue_id, "queue.queue_id")
-        changes = await asyncio.to_thread(changes_of, request.queue, SETTINGS)
+        changes = await asyncio.to_thread(changes_of, request.queue, SETTINGS, self._max_delay_ms)
         base = QueueSettings(DEFAULT_FILTER(queue_id))
         changed(base, changes)
         self._owner.admit()
@@ -138,7 +139,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             if path not in SETTINGS:
                 known = ", ".join(SETTINGS)
                 raise InvalidArgument(f"update_mask.paths[{index}]", f"{path!r} is none of {known}")
-        changes = await asyncio.to_thread(changes_of, request.queue, paths)
+        changes = await asyncio.to_thread(changes_of, request.queue, paths, self._max_delay_ms)
         self._owner.admit()
 
         def update(now_ms: int) -> Queue:

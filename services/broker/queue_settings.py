@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from libs.storage.configs import QueueConfigRecord
+from services.broker.backoff import Backoff
 
 MAX_LEASE_MS = 43_200_000
 """12 h, the longest lease of any queue: as long as the longest of the field."""
+
+MAX_TOTAL_LEASE_MS = 604_800_000
+"""7 days, the longest that any queue lets one claim hold a message, extensions included."""
 
 DEFAULT_PRIORITY = 128
 """The priority where nothing says otherwise: the middle, so that both sides have room."""
@@ -24,51 +30,75 @@ class QueueSettings:
     max_lease_ms: int = MAX_LEASE_MS
     done_retention_s: int = 86_400
     max_in_flight: int = 100_000
+    default_delay_ms: int = 0
+    backoff: Backoff | None = None
+    fallback_priority: int = DEFAULT_PRIORITY
+    max_total_lease_ms: int = MAX_LEASE_MS
+    failed_retention_s: int = 0
+    paused: bool = False
     created_at_ms: int = 0
     updated_at_ms: int = 0
     revision: int = 0
     others: tuple[tuple[str, str], ...] = ()
     """Stored settings that this version does not know, kept as they are."""
 
-    def changed(self, **settings: str | int) -> QueueSettings:
+    def changed(self, **settings: Any) -> QueueSettings:
         """A copy with other settings."""
-        return replace(self, **settings)  # type: ignore[arg-type]
+        return replace(self, **settings)
+
+    def backoff_ms(self, attempts: int, token: int) -> int:
+        """How long a message waits after this many failed attempts; see Backoff."""
+        return self.backoff.wait_ms(attempts, token) if self.backoff else 0
 
     def record(self) -> QueueConfigRecord:
         """The stored form. Settings at their default are left out: most queues keep them."""
         settings = dict(self.others)
-        for name, default in _STORED_DEFAULTS.items():
+        for name in _STORED:
             value = getattr(self, name)
-            if value != default:
-                settings[name] = str(value)
+            # The lease is always stored: its default is most likely to be retuned.
+            if value != _DEFAULTS[name] or name == "lease_ms":
+                settings[name] = _text(value)
         return QueueConfigRecord(self.filter, self.max_attempts, self.done_retention_s, settings)
 
     @classmethod
     def from_record(cls, record: QueueConfigRecord) -> QueueSettings:
         """The settings of a stored config."""
         known = {
-            name: type(default)(record.settings[name])
-            for name, default in _STORED_DEFAULTS.items()
+            name: parse(record.settings[name])
+            for name, parse in _STORED.items()
             if name in record.settings
         }
-        others = tuple(
-            (key, value) for key, value in record.settings.items() if key not in _STORED_DEFAULTS
-        )
+        others = tuple((key, value) for key, value in record.settings.items() if key not in _STORED)
         return cls(
             filter=record.filter,
             max_attempts=record.max_attempts,
             done_retention_s=record.done_retention_s,
             others=others,
-            **known,  # type: ignore[arg-type]
+            **known,
         )
 
 
-_STORED_DEFAULTS: dict[str, str | int] = {
-    "priority": "",
-    "lease_ms": 0,  # always stored: it is the setting whose default is most likely to be retuned
-    "max_lease_ms": MAX_LEASE_MS,
-    "max_in_flight": 100_000,
-    "created_at_ms": 0,
-    "updated_at_ms": 0,
-    "revision": 0,
+_DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(QueueSettings)}
+
+_STORED: dict[str, Callable[[str], Any]] = {
+    "priority": str,
+    "lease_ms": int,
+    "max_lease_ms": int,
+    "max_in_flight": int,
+    "default_delay_ms": int,
+    "backoff": Backoff.parse,
+    "fallback_priority": int,
+    "max_total_lease_ms": int,
+    "failed_retention_s": int,
+    "paused": lambda text: text == "1",
+    "created_at_ms": int,
+    "updated_at_ms": int,
+    "revision": int,
 }
+"""The settings that are stored as text, and how they are read."""
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Backoff):
+        return value.text()
+    return str(int(value) if isinstance(value, bool) else value)

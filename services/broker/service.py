@@ -28,6 +28,8 @@ from libs.storage.slate import Database
 from services.broker.assignment_servicer import AssignmentServicer
 from services.broker.config import BrokerConfig
 from services.broker.consumer_servicer import ConsumerServicer, stopping
+from services.broker.delayed_cleaning import DelayedCleaner
+from services.broker.delayed_watch import DelayedWatches
 from services.broker.delivery import Delivery
 from services.broker.execute_conversion import PushLimits
 from services.broker.executor import Executor
@@ -89,13 +91,14 @@ class BrokerService:
         self._root = root or _open_root(config.root)
         self._directory = TopologyDirectory(self._root.objects)
         self._channels = Channels(self._directory, payload_bytes_max=config.payload_bytes_max)
-        self._queues = QueueServicer(config.shard)
+        self._queues = QueueServicer(config.shard, config.max_message_delay_ms)
         self._consumers = ConsumerServicer(config.shard)
         self._assignments = AssignmentServicer(config.shard)
         self._tasks: list[asyncio.Task[object]] = []
         self._database: Database | None = None
         self._owner: ShardOwner | None = None
         self._delivery: Delivery | None = None
+        self._watches: DelayedWatches | None = None
 
     @property
     def name(self) -> str:
@@ -134,9 +137,12 @@ class BrokerService:
             interval_ms=config.commit_interval_ms,
             bytes_max=config.uncommitted_bytes_max,
         )
-        payloads = Payloads(self._make_ingests(self._channels), config.payload_cache_bytes)
+        ingests = self._make_ingests(self._channels)
+        payloads = Payloads(ingests, config.payload_cache_bytes)
         delivery = Delivery(owner, payloads, config.waiting_claims_max)
         sweeper = Sweeper(owner, database)
+        cleaner = DelayedCleaner(owner, database, last_ms)
+        self._watches = DelayedWatches(owner, database, ingests)
         starts = ReplayStarts(self._directory, self._channels)
         self._queues.begin(owner, delivery, sweeper, starts)
         executor, sender = self._commands(owner, database)
@@ -146,7 +152,13 @@ class BrokerService:
         measure(self._telemetry, shard)
         measure_outbox(self._telemetry, shard.outbox)
         await self._directory.announce(Peer("broker", config.shard, address, config.peer_address))
-        works = (owner.commits.run(), owner.end_leases(), sweeper.run(), owner.watch_due())
+        works = (
+            owner.commits.run(),
+            owner.end_leases(),
+            sweeper.run(),
+            owner.watch_due(),
+            cleaner.run(),
+        )
         for work in (*works, executor.forget(), sender.run()):
             self._tasks.append(asyncio.create_task(work))
         log.info(
@@ -186,6 +198,8 @@ class BrokerService:
     async def drain(self) -> None:
         """Sends the waiting away; what they hold stays theirs."""
         self._queues.drain()
+        if self._watches is not None:
+            self._watches.drain()
         self._consumers.drain()
         if self._delivery is not None:
             self._delivery.drain(stopping())

@@ -101,7 +101,9 @@ class Queue(_message.Message):
     absent at creation: 30,000, or `max_lease_ms` where that is less.
     """
     max_lease_ms: _builtins.int
-    """The longest lease that a consumer may ask for: 1,000–43,200,000 ms; absent at creation: 43,200,000."""
+    """The longest lease that a consumer may ask for: 1,000–43,200,000 ms, and not above `max_total_lease_ms`; absent at creation:
+    43,200,000, or `max_total_lease_ms` where that is less.
+    """
     done_retention_s: _builtins.int
     """How long done messages are to stay listed, in seconds, at most 4,294,967,295; 0 = for ever; absent at creation: 86,400 (1
     day). Lists leave out what is older.
@@ -127,8 +129,8 @@ class Queue(_message.Message):
     fallback_priority: _builtins.int
     """The priority of messages for which `priority` gives an error or no integer: 0–255; absent at creation: 128."""
     max_total_lease_ms: _builtins.int
-    """How long one claim may hold a message, all extensions included: 1,000–604,800,000 ms (7 days), not below `max_lease_ms`; absent at
-    creation: 43,200,000 (12 h).
+    """How long one claim may hold a message, all extensions included: 1,000–604,800,000 ms (7 days); absent at creation: 43,200,000
+    (12 h). Only what a lease gets after a restart of the broker comes on top.
     """
     failed_retention_s: _builtins.int
     """How long dead letters are to stay listed, in seconds, at most 4,294,967,295; 0 = for ever; absent at creation: 0."""

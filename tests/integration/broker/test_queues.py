@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import grpc
@@ -17,6 +18,11 @@ from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, runnin
 from tests.manual_clock import ManualClock
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+def backoff(**settings: float) -> queue_pb2.Backoff:
+    kind = queue_pb2.Backoff.KIND_EXPONENTIAL
+    return queue_pb2.Backoff(kind=kind, **settings)  # type: ignore[arg-type]
 
 
 async def all_ids(rig: Rig, size: int = 0, prefix: str = "") -> list[list[str]]:
@@ -54,6 +60,12 @@ async def test_a_queue_is_created_with_every_default_filled_in() -> None:
         assert created.max_lease_ms == 43_200_000
         assert created.done_retention_s == 86_400
         assert created.max_in_flight == 100_000
+        assert created.default_delay_ms == 0
+        assert not created.HasField("backoff")
+        assert created.fallback_priority == 128
+        assert created.max_total_lease_ms == 43_200_000
+        assert created.failed_retention_s == 0
+        assert not created.paused
         assert created.created_at_ms == created.updated_at_ms == rig.clock.now_ms()
         assert created.revision == 1
         assert await get(rig, "orders.eu-1") == queue_pb2.Queue(
@@ -108,6 +120,28 @@ BAD_SETTINGS: list[tuple[str, dict[str, object]]] = [
     ("done_retention_s", {"done_retention_s": 1 << 32}),
     ("max_in_flight", {"max_in_flight": 0}),
     ("max_in_flight", {"max_in_flight": 1_000_001}),
+    ("default_delay_ms", {"default_delay_ms": -1}),
+    ("default_delay_ms", {"default_delay_ms": 900_001}),
+    ("fallback_priority", {"fallback_priority": -1}),
+    ("fallback_priority", {"fallback_priority": 256}),
+    ("max_total_lease_ms", {"max_total_lease_ms": 999}),
+    ("max_total_lease_ms", {"max_total_lease_ms": 604_800_001}),
+    ("max_lease_ms", {"max_total_lease_ms": 5000, "max_lease_ms": 6000}),
+    ("failed_retention_s", {"failed_retention_s": -1}),
+    ("failed_retention_s", {"failed_retention_s": 1 << 32}),
+    ("backoff.kind", {"backoff": queue_pb2.Backoff(initial_ms=1)}),
+    ("backoff.kind", {"backoff": queue_pb2.Backoff(kind=9, initial_ms=1)}),  # type: ignore[arg-type]
+    ("backoff.initial_ms", {"backoff": backoff()}),
+    ("backoff.initial_ms", {"backoff": backoff(initial_ms=-1)}),
+    ("backoff.initial_ms", {"backoff": backoff(initial_ms=43_200_001)}),
+    ("backoff.max_ms", {"backoff": backoff(initial_ms=9, max_ms=8)}),
+    ("backoff.max_ms", {"backoff": backoff(initial_ms=9, max_ms=43_200_001)}),
+    ("backoff.multiplier", {"backoff": backoff(initial_ms=9, multiplier=0.99)}),
+    ("backoff.multiplier", {"backoff": backoff(initial_ms=9, multiplier=100.1)}),
+    ("backoff.multiplier", {"backoff": backoff(initial_ms=9, multiplier=math.nan)}),
+    ("backoff.jitter", {"backoff": backoff(initial_ms=9, jitter=-0.1)}),
+    ("backoff.jitter", {"backoff": backoff(initial_ms=9, jitter=1.1)}),
+    ("backoff.jitter", {"backoff": backoff(initial_ms=9, jitter=math.inf)}),
 ]
 
 

@@ -1,0 +1,70 @@
+"""How long a message waits after a failed attempt. Pure: chance comes from the lease's token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+BACKOFF_MS_MAX = 43_200_000
+"""12 h: as long as the longest delay of a nack."""
+
+MULTIPLIER_DEFAULT = 2.0
+MULTIPLIER_MAX = 100.0
+
+_JITTER_STEPS = 256
+"""Waits that jitter may give: more would spread what fails together over that many records."""
+
+
+class BackoffKind(Enum):
+    """How the wait grows with the attempts, by the name under which it is stored."""
+
+    FIXED = "fixed"
+    LINEAR = "linear"
+    EXPONENTIAL = "exponential"
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """The rule of a queue. `jitter` is the part of the wait, 0 to 1, that is left to chance."""
+
+    kind: BackoffKind
+    initial_ms: int
+    max_ms: int = BACKOFF_MS_MAX
+    multiplier: float = MULTIPLIER_DEFAULT
+    jitter: float = 0.0
+
+    def wait_ms(self, attempts: int, token: int) -> int:
+        """The wait after this many failed attempts, from 1; the token is the last one's lease."""
+        wait_ms = self._longest_ms(attempts)
+        if not self.jitter:
+            return wait_ms
+        chance = token % _JITTER_STEPS / (_JITTER_STEPS - 1)
+        return math.ceil(wait_ms * (1 - self.jitter * chance))
+
+    def _longest_ms(self, attempts: int) -> int:
+        match self.kind:
+            case BackoffKind.FIXED:
+                return self.initial_ms
+            case BackoffKind.LINEAR:
+                return min(self.initial_ms * attempts, self.max_ms)
+            case BackoffKind.EXPONENTIAL:
+                try:
+                    grown = self.initial_ms * self.multiplier ** (attempts - 1)
+                except OverflowError:
+                    return self.max_ms
+                return int(min(grown, self.max_ms))
+
+    def text(self) -> str:
+        """The stored form."""
+        return (
+            f"{self.kind.value} {self.initial_ms} {self.max_ms} {self.multiplier!r} {self.jitter!r}"
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Backoff:
+        """A rule from its stored form."""
+        kind, initial_ms, max_ms, multiplier, jitter = text.split(" ")
+        return cls(
+            BackoffKind(kind), int(initial_ms), int(max_ms), float(multiplier), float(jitter)
+        )
