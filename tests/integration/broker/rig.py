@@ -24,7 +24,7 @@ from services.broker.other_shards import OutboxTarget
 from services.broker.owner import ShardOwner
 from services.broker.payloads import Tagged
 from services.broker.service import BrokerService
-from slatemq.errors import InvalidArgument, Unavailable
+from slatemq.errors import Aborted, InvalidArgument, Unavailable
 from slatemq.rpc_status import from_rpc_error
 from slatemq.v1 import (
     assignment_pb2,
@@ -75,6 +75,11 @@ class Ingest:
         self.sizes: dict[int, int] = {}
         self.header_bytes = 0
         self.reads: list[list[int]] = []
+        self.replaced: dict[int, message_pb2.Message] = {}
+        self.edits: list[ingest_pb2.ReplaceMessageRequest] = []
+        self.read_gate, self.edit_gate = asyncio.Event(), asyncio.Event()
+        self.read_gate.set()
+        self.edit_gate.set()
 
     def __call__(self, _: Channels) -> Ingest:
         return self
@@ -93,6 +98,8 @@ class Ingest:
             )
             for i in there
         ]
+        messages = [self.replaced.get(one.message_id, one) for one in messages]
+        await self.read_gate.wait()
         return messages, [i for i in ids if i in self.gone]
 
     async def read_with_etags(self, shard: int, ids: Sequence[int]) -> Tagged:
@@ -101,7 +108,16 @@ class Ingest:
         return Tagged(messages, etags, gone)
 
     async def replace(self, request: ingest_pb2.ReplaceMessageRequest) -> str:
-        raise Unavailable("ingest is away")
+        self.edits.append(request)
+        await self.edit_gate.wait()
+        if self.away:
+            raise Unavailable("ingest is away")
+        if request.etag not in ("", f"e{request.message_id}"):
+            raise Aborted("changed since", etag=f"e{request.message_id}")
+        self.replaced[request.message_id] = message_pb2.Message(
+            message_id=request.message_id, payload=request.payload, headers=request.headers
+        )
+        return "edited"
 
 
 class Rig:

@@ -1,0 +1,185 @@
+"""Editing delayed messages: whoever gets one, gets it whole, old or new as the answer says."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from libs.storage.buckets import BucketKind
+from services.broker.delayed_watch import DelayedWatches
+from services.broker.editing import Find, MessageEditor, replacement
+from services.broker.waiting_buckets import Place
+from slatemq.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from slatemq.v1 import consumer_pb2, entry_pb2
+from tests.integration.broker.rig import Rig, running
+
+MINUTE = 60_000
+
+
+class Editing:
+    """Edits messages of the queue `q`, found where its journal says that they were put."""
+
+    def __init__(self, rig: Rig) -> None:
+        service = rig.service
+        assert service._database is not None
+        assert service._delivery is not None
+        self._rig = rig
+        self._payloads = service._delivery._payloads
+        self._watches = DelayedWatches(rig.owner, service._database, rig.ingest)
+        self._editor = MessageEditor(rig.owner, service._delivery, self._payloads, rig.ingest)
+
+    async def edit(self, message_id: int, **fields: object) -> str:
+        fields.setdefault("payload", b"new")
+        wanted = replacement(entry_pb2.EditMessageRequest(**fields))  # type: ignore[arg-type]
+        wanted.message_id = message_id
+        return await self._editor.edit(wanted, await self._find(message_id))
+
+    async def _find(self, message_id: int) -> Find:
+        queue = self._rig.owner.shard.queues["q"]
+        async with aclosing(self._watches.watch("q", "", with_messages=False)) as updates:
+            update = await anext(updates)
+        places = [
+            Place(one.told.priority, BucketKind.TIMED, one.told.bucket_order)
+            for one in update.messages
+            if one.told.message_id == message_id
+        ]
+
+        def find(_: int) -> int:
+            item = queue.find(places[0], message_id) if places else None
+            if item is None:
+                raise NotFound("entry", str(message_id), reason="ENTRY_UNKNOWN")
+            return item.visible_at_ms
+
+        return find
+
+
+async def delayed(rig: Rig, *ids: int, by_ms: int = MINUTE, queue_id: str = "q") -> None:
+    await rig.assign(ids, queue_id, visible_at_ms=[rig.clock.now_ms() + by_ms] * len(ids))
+
+
+async def poll(condition: object) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.001)
+
+
+def payloads(claimed: list[consumer_pb2.ClaimedMessage]) -> list[bytes]:
+    return [one.message.payload for one in claimed]
+
+
+async def test_who_claims_after_an_edit_gets_the_new_content_whatever_was_in_memory() -> None:
+    async with running() as rig:
+        await rig.create()
+        await rig.create("other")
+        await delayed(rig, 1)
+        await delayed(rig, 2)
+        # Another queue has handed it out already, so the broker holds the message as it was.
+        await rig.assign([1], "other")
+        assert payloads(await rig.claim("other")) == [b"%010d" % 1]
+        editing = Editing(rig)
+
+        assert await editing.edit(1, headers={"a": "b"}, replace_headers=True) == "edited"
+
+        rig.clock.advance(MINUTE)
+        first, second = await rig.claim(max_messages=2)
+        assert first.message.payload == b"new"
+        assert dict(first.message.headers) == {"a": "b"}
+        assert second.message.payload == b"%010d" % 2
+
+
+async def test_what_is_not_named_is_kept() -> None:
+    async with running() as rig:
+        await rig.create()
+        await delayed(rig, 1)
+        editing = Editing(rig)
+        await editing.edit(1, payload=b"")
+        await editing.edit(1, payload=None, headers={}, replace_headers=True)
+        kept = [(one.keep_payload, one.keep_headers) for one in rig.ingest.edits]
+        assert kept == [(False, True), (True, False)]
+        for nothing in ({"payload": None}, {"headers": {"a": "b"}}):
+            with pytest.raises(InvalidArgument):
+                await editing.edit(1, **nothing)
+        assert len(rig.ingest.edits) == 2
+
+
+async def test_while_an_edit_runs_the_entry_is_handed_out_to_nobody() -> None:
+    async with running() as rig:
+        await rig.create()
+        await delayed(rig, 1, 2)
+        rig.ingest.edit_gate.clear()
+        editing = asyncio.create_task(Editing(rig).edit(1))
+        await poll(lambda: rig.ingest.edits)
+        # Its time comes, and somebody waits.
+        rig.clock.advance(2 * MINUTE)
+        assert payloads(await rig.claim(max_messages=9, wait_ms=100)) == [b"%010d" % 2]
+        claiming = asyncio.create_task(rig.claim(max_messages=9, wait_ms=30_000))
+        await delayed(rig, 3, by_ms=0)
+        assert payloads(await claiming) == [b"%010d" % 3]
+        waiting = asyncio.create_task(rig.claim(max_messages=9, wait_ms=60_000))
+        rig.ingest.edit_gate.set()
+        assert await editing == "edited"
+        assert payloads(await waiting) == [b"new"]
+
+
+async def test_only_a_delayed_message_is_edited() -> None:
+    async with running() as rig:
+        await rig.create()
+        await delayed(rig, 1, 2)
+        editing = Editing(rig)
+        find = await editing._find(1)
+        rig.clock.advance(MINUTE)
+        wanted = replacement(entry_pb2.EditMessageRequest(payload=b"x"))
+        wanted.message_id = 1
+        with pytest.raises(FailedPrecondition) as refused:
+            await editing._editor.edit(wanted, find)
+        assert refused.value.reason == "WRONG_STATE"
+        assert len(await rig.claim(max_messages=2)) == 2
+        with pytest.raises(NotFound):
+            await editing._editor.edit(wanted, find)
+        assert rig.ingest.edits == []
+
+
+async def test_what_ingest_refuses_is_told_and_the_entry_is_free_again() -> None:
+    async with running() as rig:
+        await rig.create()
+        await delayed(rig, 1)
+        editing = Editing(rig)
+        with pytest.raises(Aborted) as refused:
+            await editing.edit(1, etag="another")
+        assert refused.value.etag == "e1"
+        rig.ingest.away = True
+        with pytest.raises(Unavailable):
+            await editing.edit(1)
+        rig.ingest.away = False
+        rig.clock.advance(MINUTE)
+        assert payloads(await rig.claim()) == [b"%010d" % 1]
+
+
+async def test_an_edit_goes_on_when_its_caller_has_gone() -> None:
+    async with running() as rig:
+        await rig.create()
+        await delayed(rig, 1)
+        rig.ingest.edit_gate.clear()
+        editing = asyncio.create_task(Editing(rig).edit(1))
+        await poll(lambda: rig.ingest.edits)
+        editing.cancel()
+        rig.clock.advance(MINUTE)
+        assert await rig.claim() == []
+        rig.ingest.edit_gate.set()
+        assert payloads(await rig.claim(wait_ms=60_000)) == [b"new"]
+
+
+async def test_a_read_that_an_edit_has_overtaken_is_handed_out_to_nobody() -> None:
+    async with running() as rig:
+        await rig.create()
+        await rig.create("other")
+        await delayed(rig, 1)
+        await rig.assign([1], "other")
+        rig.ingest.read_gate.clear()
+        claiming = asyncio.create_task(rig.claim("other", wait_ms=60_000))
+        await poll(lambda: rig.ingest.reads)
+        await Editing(rig).edit(1)
+        rig.ingest.read_gate.set()
+        assert payloads(await claiming) == [b"new"]
