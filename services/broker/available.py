@@ -161,6 +161,7 @@ class Available:
         # read meanwhile, and knows better.
         if lane.known_until != need.known_until or lane.remembers(need.first_order):
             return
+        rows = [row for row in rows if not lane.has_none(row[0])]
         bucket = Bucket(*rows[-1], stored=True) if rows else None
         in_memory = lane.last_between(need.first_order, need.last_order)
         if bucket is None or (in_memory is not None and in_memory.order >= bucket.order):

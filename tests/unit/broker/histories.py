@@ -31,6 +31,8 @@ from tests.unit.broker.stores import DictStore
 
 START_MS = 1_767_225_600_000
 QUEUES = ("a", "b")
+queue_ids = st.sampled_from(QUEUES)
+slowly = st.sampled_from([False, False, True])
 LIMITS = [
     (available, "READY_BUCKET_MAX", 3),
     (available, "TIMED_BUCKET_MAX", 2),
@@ -121,6 +123,18 @@ class History(RuleBasedStateMachine):
 
     def queue(self, queue_id: str) -> Queue | None:
         return self.shard.queues.get(queue_id)
+
+    def released(self, queue: ModelQueue, message_id: int, held: Held) -> None:
+        before = held.before
+        if held.purges != queue.purges:
+            before = replace(
+                before,
+                timed=False,
+                arrival=self.model.arrival(),
+                came_from_ms=held.claimed_at_ms,
+                came_until_ms=self.now_ms,
+            )
+        queue.entries[message_id] = before
 
     # --- What the model expects ---
 
@@ -277,8 +291,8 @@ class History(RuleBasedStateMachine):
             assert {
                 m: (h.lease, h.lease_deadline_ms, h.attempts) for m, h in stored.held.items()
             } == {m: (h.token, h.deadline_ms, h.attempts) for m, h in expected.held().items()}
-            assert {m: (d.lease, d.attempts) for m, d in stored.done.items()} == {
-                m: (d.token, d.attempts) for m, d in expected.done().items()
+            assert {m: (d.lease, d.attempts, d.transferred_to) for m, d in stored.done.items()} == {
+                m: (d.token, d.attempts, d.transferred_to) for m, d in expected.done().items()
             }
             assert {m: (f.attempts, f.reason) for m, f in stored.failed.items()} == {
                 m: (f.attempts, f.reason) for m, f in expected.failed().items()

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 SPILL_MS = 16
 """How late a message may be when very many are due in the same millisecond."""
 
+DUE_TOGETHER = 4
+"""How many may be due in the same millisecond, with the limits of these tests, before some wait."""
+
 REMEMBERED = 20
 """Finished leases that must be remembered with the limits of these tests."""
 
@@ -26,13 +29,20 @@ class Waiting:
     arrival: int
     came_from_ms: int  # it was added, or fell due, not before
     came_until_ms: int  # and not after
+    is_loose: bool = False  # later ones of the same time may take a place that became free before
 
     def expired(self, now_ms: int) -> bool:
         return 0 < self.deadline_ms <= now_ms
 
+    @property
+    def leaves_ms(self) -> int:
+        return min(self.visible_at_ms, self.deadline_ms or self.visible_at_ms)
+
     def surely_before(self, other: Waiting) -> bool:
         if self.timed == other.timed:
             if not self.timed or self.visible_at_ms == other.visible_at_ms:
+                if self.timed and self.is_loose:
+                    return False
                 return self.arrival < other.arrival
             return self.visible_at_ms + SPILL_MS < other.visible_at_ms
         return self.came_until_ms < other.came_from_ms
@@ -47,6 +57,7 @@ class Held:
     length_ms: int
     attempts: int
     before: Waiting
+    purges: int  # as many as there were at the claim: after another one its place is gone
     releasable: bool = True
 
 
@@ -54,6 +65,7 @@ class Held:
 class Done:
     token: int
     attempts: int
+    transferred_to: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,7 @@ class ModelQueue:
     created: int
     lowest_max_attempts: int  # since the last commit: what had used them up is failed for good
     walked_ms: int = 0  # the latest time at which a claim or peek looked, since the last start
+    purges: int = 0  # of the available messages
     entries: dict[int, State] = field(default_factory=dict)
     attempts: dict[int, tuple[tuple[str, int, str], ...]] = field(default_factory=dict)
 
@@ -89,6 +102,20 @@ class ModelQueue:
 
     def failed(self) -> dict[int, Failed]:
         return {m: e for m, e in self.entries.items() if isinstance(e, Failed)}
+
+    def take_out(self, message_id: int) -> None:
+        """Removes an entry out of turn; with very many due at its time, that leaves a gap."""
+        gone = self.entries.pop(message_id)
+        assert isinstance(gone, Waiting)
+        beside = {
+            other: entry
+            for other, entry in self.waiting().items()
+            if entry.timed and gone.leaves_ms - SPILL_MS <= entry.leaves_ms <= gone.leaves_ms
+        }
+        if len(beside) >= DUE_TOGETHER:
+            for other, entry in self.waiting().items():
+                if abs(entry.leaves_ms - gone.leaves_ms) <= SPILL_MS:
+                    self.entries[other] = replace(entry, is_loose=True)
 
     def surely_visible(self, now_ms: int) -> dict[int, Waiting]:
         """What a claim must not pass over."""
@@ -138,6 +165,9 @@ class Model:
     finished: dict[int, str] = field(default_factory=dict)  # oldest first
     arrivals: int = 0
     revision: int = 0
+    executed: tuple[tuple[str, bytes], ...] = ()  # request IDs, and what is known of their commands
+    pushes: tuple[bytes, ...] = ()  # all that there ever were, in order
+    sent_count: int = 0  # of these
 
     def copy(self) -> Model:
         return replace(

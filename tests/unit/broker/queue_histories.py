@@ -6,11 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from services.broker.queue_settings import QueueSettings
-from tests.unit.broker.histories import QUEUES, History
+from tests.unit.broker.histories import History, queue_ids
 from tests.unit.broker.model import ModelQueue
-from tests.unit.broker.stored import garbage_rows
-
-queue_ids = st.sampled_from(QUEUES)
+from tests.unit.broker.stored import garbage_lists, garbage_rows
 
 
 class QueueHistory(History):
@@ -69,9 +67,20 @@ class QueueHistory(History):
 
     @rule(queue_id=queue_ids)
     def sweep(self, queue_id: str) -> None:
+        rows = self.store.rows
         queue = self.queue(queue_id)
         before = self.shard.deleted.get(queue_id)
         epochs = queue.garbage_epochs if queue else before.garbage_epochs if before else ()
         for epoch in epochs:
-            self.shard.delete_rows(garbage_rows(self.store.rows, queue_id, epoch))
+            self.shard.delete_rows(garbage_rows(rows, queue_id, epoch))
             self.shard.swept(queue_id, epoch)
+        if queue is None:
+            return
+        for epoch in queue.garbage_lane_epochs:
+            self.shard.delete_rows(garbage_rows(rows, queue_id, epoch, lanes_only=True))
+            queue.lanes_swept(epoch)
+        for finished, keys in garbage_lists(rows, queue):
+            half = keys[: (len(keys) + 1) // 2]  # the rest is for the next time, or after a crash
+            self.shard.delete_rows([key for key, _ in half])
+            last = half[-1][1] if half and half != keys else finished.garbage.last
+            queue.finished_swept(finished, last)

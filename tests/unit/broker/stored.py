@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from libs.storage.buckets import BucketKind, split_bucket, split_order
 from libs.storage.keys import (
@@ -27,6 +28,14 @@ from libs.storage.queues import (
     decode_failed,
 )
 from libs.storage.states import QueueStateRecord, decode_queue_state
+from services.broker.finished_lists import FinishedList
+from services.broker.queue_machine import Queue
+
+PARSERS = {
+    RecordType.ACTIVE: parse_active_key,
+    RecordType.DONE: parse_done_key,
+    RecordType.FAILED: parse_failed_key,
+}
 
 
 @dataclass
@@ -106,21 +115,42 @@ def stored_attempts(
     return tuple((one.consumer, one.claimed_at_ms, one.outcome) for one in found)
 
 
-def garbage_rows(rows: dict[bytes, bytes], queue_id: str, epoch: int) -> list[bytes]:
-    """The rows that a former queue of this name left behind."""
-    parsers = {
-        RecordType.ACTIVE: parse_active_key,
-        RecordType.DONE: parse_done_key,
-        RecordType.FAILED: parse_failed_key,
-    }
+def garbage_rows(
+    rows: dict[bytes, bytes], queue_id: str, epoch: int, *, lanes_only: bool = False
+) -> list[bytes]:
+    """The rows that a former queue of this name, or the lanes of a purged one, left behind."""
     garbage = []
     for key in rows:
-        parse = parsers.get(record_type_of(key))
-        if parse is not None and parse(key).queue == queue_id:
-            order = split_bucket(_bucket(parse(key).bucket)).order
-            if order and split_order(order).epoch == epoch:
-                garbage.append(key)
+        parse = PARSERS.get(record_type_of(key))
+        if parse is None or parse(key).queue != queue_id:
+            continue
+        if lanes_only and parse is not parse_active_key:
+            continue
+        bucket = split_bucket(_bucket(parse(key).bucket))
+        if lanes_only and bucket.kind is BucketKind.IN_FLIGHT:
+            continue
+        if bucket.order and split_order(bucket.order).epoch == epoch:
+            garbage.append(key)
     return garbage
+
+
+def garbage_lists(
+    rows: dict[bytes, bytes], queue: Queue
+) -> list[tuple[FinishedList[Any], list[tuple[bytes, int]]]]:
+    """The rows that purges of the done and failed lists left behind, with their orders."""
+    found = []
+    for finished, kind in ((queue.done, RecordType.DONE), (queue.failed, RecordType.FAILED)):
+        keys = [key for key in sorted(rows) if record_type_of(key) is kind]
+        orders = [(key, PARSERS[kind](key)) for key in keys]
+        first, last = finished.garbage
+        garbage = [
+            (key, _bucket(parsed.bucket))
+            for key, parsed in orders
+            if parsed.queue == queue.queue_id and first <= _bucket(parsed.bucket) <= last
+        ]
+        if finished.garbage.last:
+            found.append((finished, garbage))
+    return found
 
 
 def _is_of(key: BucketKey, queue_id: str, epoch: int, oldest_order: int) -> bool:

@@ -18,18 +18,17 @@ from libs.storage.queues import AvailableMessage
 from services.broker.leases import Lease
 from services.broker.queue_machine import Choice, Queue
 from services.broker.shard_machine import Assignment, Finish, Nack, Range
-from tests.unit.broker.histories import QUEUES
+from tests.unit.broker.execute_histories import ExecuteHistory
+from tests.unit.broker.histories import QUEUES, queue_ids, slowly
 from tests.unit.broker.model import (
     Done,
     Failed,
     Held,
 )
-from tests.unit.broker.queue_histories import QueueHistory, queue_ids
 
 FEW = 3  # messages which cannot be had, beyond which a claim does not look: half of CACHED_MAX
 
 picks = st.lists(st.integers(0, 40), min_size=1, max_size=6)
-slowly = st.sampled_from([False, False, True])
 message_kinds = st.tuples(
     queue_ids,
     st.sampled_from([0, 0, 0, 7]),  # priority
@@ -38,10 +37,11 @@ message_kinds = st.tuples(
 )
 
 
-class Histories(QueueHistory):
+class Histories(ExecuteHistory):
     def teardown(self) -> None:
         try:
             self.nothing_is_lost_in_the_end()
+            self.everything_pushed_arrives_once()
         finally:
             self.close()
 
@@ -188,6 +188,7 @@ class Histories(QueueHistory):
                 lease_ms,
                 lease.attempts,
                 before,
+                expected.purges,
             )
 
     def walk(self, queue: Queue, now_ms: int) -> None:
@@ -323,7 +324,7 @@ class Histories(QueueHistory):
             assert holder is not None
             expected, message_id, held = holder
             assert held.releasable
-            expected.entries[message_id] = held.before
+            self.released(expected, message_id, held)
 
     @rule(chosen=picks)
     def fail(self, chosen: list[int]) -> None:

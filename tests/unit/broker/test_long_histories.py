@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from services.broker.commands import Purge
 from tests.unit.broker.histories import QUEUES
 from tests.unit.broker.test_histories import Histories
 
@@ -26,6 +27,7 @@ class Day:
             (8, self.claim),
             (2, self.peek),
             (18, self.finish),
+            (9, self.repair),
             (5, lambda: self.machine.wait(self.dice.choice([5, 30, 60, 200, 1000]))),
             (5, self.machine.answer),
             (8, self.commit),
@@ -109,6 +111,22 @@ class Day:
                 machine.release(chosen, False)
             case "f":
                 machine.fail(chosen)
+
+    def repair(self) -> None:
+        dice, machine, queue_id = self.dice, self.machine, self.queue_id()
+        match dice.choices("pcrlb", (1, 5, 5, 6, 3))[0]:
+            case "p":
+                kinds = {Purge.AVAILABLE} if self.slow() else {dice.choice(list(Purge))}
+                machine.purge(queue_id, kinds, 0)
+            case "c":
+                machine.cancel(queue_id, dice.randint(0, 40), self.slow())
+            case "r":
+                later_ms = dice.choice([-100, 0, 50, 100, 100, 400, 3000])
+                machine.reschedule(queue_id, dice.randint(0, 40), later_ms, self.slow())
+            case "l":
+                machine.look(queue_id, dice.choice([1, 3, 100]), self.slow())
+            case "b":
+                machine.browse(queue_id, dice.choice([1, 2, 5, 100]))
 
     def commit(self) -> None:
         if len(self.machine.written) < UNDURABLE_MAX:
