@@ -14,7 +14,16 @@ from typing import NoReturn
 import click
 
 from slatemq import __version__
-from slatemq.cli import claiming, consuming, inspecting, publishing, queues, textqueue
+from slatemq.cli import (
+    claiming,
+    consuming,
+    dead_letters,
+    inspecting,
+    messages,
+    publishing,
+    queues,
+    textqueue,
+)
 from slatemq.cli.failures import (
     EXIT_DONE,
     EXIT_REFUSED,
@@ -45,6 +54,12 @@ Whole files, and programs as consumers:
   slatemq queue create eu --filter 'headers["region"] == "eu"'
   slatemq publish --jsonl events.jsonl --headers-from /type,/region
   slatemq consume eu --exec ./work.sh --concurrency 4
+
+\b
+Repair:
+  slatemq message ls orders --state delayed
+  slatemq failed ls orders
+  slatemq failed redrive orders
 
 \b
 Durations are written 500ms, 30s, 2h, 7d, 1h30m. Results go to stdout, all
@@ -86,6 +101,9 @@ for command in (
     claiming.nack,
     claiming.extend,
     consuming.consume,
+    messages.message,
+    messages.done,
+    dead_letters.failed,
     inspecting.explain,
     inspecting.status,
     textqueue.tq,

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from slatemq.cli.durations import format_duration
+from slatemq.cli.entry_output import one_line, shown
 from slatemq.cli.failures import EXIT_REFUSED, error_fields, exit_code, sentence
 from slatemq.cli.output import note, payload_fields, say, write_json
 from slatemq.cli.parameters import DURATION, WORDS
@@ -25,9 +26,6 @@ CLAIM_MAX = 10_000
 
 WAIT_MAX = timedelta(seconds=60)
 """Of one call, as the server takes it; longer waits are several calls."""
-
-SHOWN_BYTES = 2000
-"""Of a payload, where people look at it; --json has all of it."""
 
 CLAIM_EPILOG = """\
 \b
@@ -122,19 +120,8 @@ def show(session: Session, message: Received) -> None:
     )
     say(f"  lease    {message.lease_token}")
     if headers:
-        say(f"  headers  {_line(headers)}")
-    say(f"  payload  {_shown(message.payload)}")
-
-
-def _shown(payload: bytes) -> str:
-    text = _line(payload[:SHOWN_BYTES].decode("utf-8", "backslashreplace"))
-    if len(payload) > SHOWN_BYTES:
-        return f"{text}… ({len(payload)} bytes; --json has all)"
-    return text
-
-
-def _line(text: str) -> str:
-    return text.replace("\n", "\\n")
+        say(f"  headers  {one_line(headers)}")
+    say(f"  payload  {shown(message.payload)}")
 
 
 _LEASES = click.argument("leases", type=WORDS, nargs=-1, required=True, metavar="LEASE...")

@@ -167,7 +167,7 @@ async def _publish_one(
     # The shell's bytes, whatever the encoding they are in.
     payload = os.fsencode(text) if text is not None and text != STDIN else b""
     if text == STDIN or file is not None:
-        payload = await in_thread(lambda: _read_all(file or STDIN))
+        payload = await in_thread(lambda: read_all(file or STDIN))
     async with session.connect() as client:
         published = await client.publish(payload, headers, **options)
     if session.json:
@@ -190,7 +190,8 @@ def _pointers(texts: tuple[str, ...], headers: dict[str, str]) -> list[Pointer]:
     return pointers
 
 
-def _read_all(name: str) -> bytes:
+def read_all(name: str) -> bytes:
+    """The bytes of a file, or of stdin; more than any instance takes is wrong input."""
     with _opened(name) as stream:
         payload = stream.read(PAYLOAD_BYTES_MAX + 1)
     if len(payload) > PAYLOAD_BYTES_MAX:

@@ -1,0 +1,231 @@
+"""`slatemq failed`: dead letters, and moving them back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from slatemq.cli.entry_output import listing_options
+from slatemq.cli.failures import EXIT_REFUSED
+from slatemq.cli.messages import list_entries, show_message
+from slatemq.cli.output import note, say, write_json, write_table
+from slatemq.cli.parameters import WORDS
+from slatemq.cli.queue_options import format_time
+from slatemq.cli.queues import purge_states
+from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.client import Client
+from slatemq.entry_models import EntryState
+from slatemq.redrives import Redrive, RedriveState
+
+REDRIVE_EPILOG = """\
+\b
+Examples:
+  slatemq failed redrive orders
+  slatemq failed redrive orders --into orders-mended --rate 100
+  slatemq failed redrive orders --filter 'reason.contains("timeout") && attempts < 9'
+  slatemq failed redrive orders --id 500 --id 501
+
+\b
+It runs in the broker, each message exactly once, also when this command ends:
+Ctrl-C stops the looking, `failed cancel` the redrive. Filters see what a
+queue's filter sees (headers, created_at, received_at, size), and `reason`,
+`attempts` and `failed_at`. Letters that fail after it began are not taken.
+"""
+
+
+@click.group("failed")
+def failed() -> None:
+    """Look at dead letters, move them back, or throw them away."""
+
+
+@failed.command(
+    "ls",
+    epilog="\b\nExamples:\n  slatemq failed ls orders\n"
+    "  slatemq failed ls orders --newest --limit 10 --headers --json",
+)
+@click.argument("queue", type=WORDS)
+@listing_options("failed")
+@session_options
+@pass_session
+def ls(
+    session: Session,
+    queue: str,
+    limit: int | None,
+    headers: bool,
+    newest: bool,
+    since: int | None,
+    until: int | None,
+) -> None:
+    """List the dead letters of QUEUE by time, with the reason of each."""
+    list_entries(
+        session,
+        queue,
+        EntryState.FAILED,
+        limit,
+        headers,
+        newest_first=newest,
+        finished_from=since,
+        finished_until=until,
+    )
+
+
+@failed.command("show", epilog="\b\nExample:\n  slatemq failed show HANDLE")
+@click.argument("which", type=WORDS, metavar="HANDLE|ID")
+@click.option("--in", "queues", type=WORDS, multiple=True, metavar="QUEUE", help="Search only it.")
+@session_options
+@pass_session
+def show(session: Session, which: str, queues: tuple[str, ...]) -> None:
+    """Show a dead letter: who tried when, its headers and its payload."""
+    if not show_message(session, which, queues):
+        note(f"no queue has message {which} any more")
+        sys.exit(EXIT_REFUSED)
+
+
+@failed.command("purge", epilog="\b\nExample:\n  slatemq failed purge orders --yes")
+@click.argument("queue", type=WORDS)
+@click.option("--yes", is_flag=True, help="Do not ask. Nobody is asked where stdin is no terminal.")
+@session_options
+@pass_session
+def purge(session: Session, queue: str, yes: bool) -> None:
+    """Throw away all dead letters of QUEUE."""
+    purge_states(session, queue, ("failed",), yes)
+
+
+@failed.command("redrive", epilog=REDRIVE_EPILOG)
+@click.argument("queue", type=WORDS)
+@click.option("--into", type=WORDS, default="", metavar="QUEUE", help="Another queue.")
+@click.option("--filter", "expression", type=WORDS, default="", metavar="CEL", help="Only these.")
+@click.option(
+    "--id",
+    "ids",
+    type=click.IntRange(min=1),
+    multiple=True,
+    metavar="ID",
+    help="Only this message; repeatable.",
+)
+@click.option(
+    "--rate",
+    type=click.IntRange(1, 100_000),
+    default=None,
+    metavar="N",
+    help="Messages per second at most.  [default: as fast as it goes]",
+)
+@click.option("--no-wait", is_flag=True, help="Do not wait for its end: print its ID.")
+@session_options
+@pass_session
+def redrive(
+    session: Session,
+    queue: str,
+    into: str,
+    expression: str,
+    ids: tuple[int, ...],
+    rate: int | None,
+    no_wait: bool,
+) -> None:
+    """Make dead letters of QUEUE available again, with no attempts counted."""
+
+    async def work() -> Redrive:
+        async with session.connect() as client:
+            begun = await client.start_redrive(
+                queue, into=into, filter=expression, message_ids=ids, rate=rate or 0
+            )
+            if no_wait:
+                return begun
+            note(f"redrive {begun.redrive_id} has begun")
+            with _progress(session) as told:
+                return await client.wait_redrive(begun, on_progress=told, every=0.2)
+
+    _tell(session, run(work()))
+
+
+@failed.command("redrives", epilog="\b\nExample:\n  slatemq failed redrives orders")
+@click.argument("queue", type=WORDS, required=False, default="")
+@session_options
+@pass_session
+def redrives(session: Session, queue: str) -> None:
+    """List the redrives of QUEUE, or of all queues, the newest first."""
+
+    async def work() -> list[Redrive]:
+        async with session.connect() as client:
+            return [one async for one in client.list_redrives(queue)]
+
+    found = run(work())
+    if session.json:
+        for one in found:
+            write_json(asdict(one))
+        return
+    write_table(
+        ("redrive", "queue", "into", "state", "moved", "looked at", "of", "begun", "error"),
+        (
+            (
+                one.redrive_id,
+                one.queue_id,
+                one.target_queue_id,
+                one.state.value,
+                one.redriven_count,
+                one.examined_count,
+                one.total_count,
+                format_time(one.created_at_ms),
+                one.error,
+            )
+            for one in found
+        ),
+    )
+
+
+@failed.command("cancel", epilog="\b\nExample:\n  slatemq failed cancel REDRIVE")
+@click.argument("redrive_id", type=WORDS, metavar="REDRIVE")
+@session_options
+@pass_session
+def cancel(session: Session, redrive_id: str) -> None:
+    """Stop a redrive; what it has moved stays moved."""
+    _steer(session, lambda client: client.cancel_redrive(redrive_id))
+
+
+@failed.command("resume", epilog="\b\nExample:\n  slatemq failed resume REDRIVE")
+@click.argument("redrive_id", type=WORDS, metavar="REDRIVE")
+@session_options
+@pass_session
+def resume(session: Session, redrive_id: str) -> None:
+    """Go on with a redrive that was cancelled, or has failed."""
+    _steer(session, lambda client: client.resume_redrive(redrive_id))
+
+
+def _steer(session: Session, steer: Callable[[Client], Awaitable[Redrive]]) -> None:
+    async def work() -> Redrive:
+        async with session.connect() as client:
+            return await steer(client)
+
+    _tell(session, run(work()))
+
+
+def _tell(session: Session, one: Redrive) -> None:
+    if session.json:
+        write_json(asdict(one))
+    else:
+        say(
+            f"redrive {one.redrive_id} is {one.state.value}: {one.redriven_count} moved into "
+            f"{one.target_queue_id}, {one.examined_count} of {one.total_count} looked at"
+        )
+    if one.state is RedriveState.FAILED:
+        note(f"{one.error}; `slatemq failed resume {one.redrive_id}` tries again")
+        sys.exit(EXIT_REFUSED)
+
+
+@contextmanager
+def _progress(session: Session) -> Iterator[Callable[[Redrive], None]]:
+    """A bar on stderr, where that is a terminal; gives what to tell how far it is."""
+    console = Console(stderr=True)
+    if session.json or not console.is_terminal:
+        yield lambda one: None
+        return
+    columns = (TextColumn("redrive"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("redrive", total=None)
+        yield lambda one: bar.update(task, total=one.total_count, completed=one.examined_count)

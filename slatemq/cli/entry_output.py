@@ -1,0 +1,212 @@
+"""How entries come out: tables and paragraphs for people, objects for programs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from slatemq.cli.output import payload_fields, say, write_json, write_table
+from slatemq.cli.parameters import TIME
+from slatemq.cli.queue_options import format_time
+from slatemq.cli.session import Session
+from slatemq.entry_models import Entry, EntryState, EntryView, StoredMessage
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SHOWN_BYTES = 2000
+"""Of a payload, where people look at it; --json has all of it."""
+
+TABLE_ROWS = 1000
+"""Rows whose columns are lined up together: nothing is held for longer."""
+
+Column = tuple[str, Callable[[Entry], object]]
+
+_HANDLE: Column = ("handle", lambda entry: entry.handle)
+_ID: Column = ("message", lambda entry: entry.message_id)
+_ATTEMPTS: Column = ("attempts", lambda entry: entry.attempts_count)
+_PRIORITY: Column = ("priority", lambda entry: entry.priority)
+_HEADERS: Column = ("headers", lambda entry: headers_text(entry.message))
+
+_COLUMNS: dict[EntryState, tuple[Column, ...]] = {
+    EntryState.AVAILABLE: (_ID, _PRIORITY, _ATTEMPTS),
+    EntryState.DELAYED: (
+        _ID,
+        _PRIORITY,
+        _ATTEMPTS,
+        ("visible at", lambda entry: format_time(entry.visible_at_ms)),
+    ),
+    EntryState.IN_FLIGHT: (
+        _ID,
+        _PRIORITY,
+        _ATTEMPTS,
+        ("consumer", lambda entry: entry.consumer_id),
+        ("lease ends", lambda entry: format_time(entry.lease_deadline_ms)),
+    ),
+    EntryState.DONE: (
+        _ID,
+        ("done", lambda entry: format_time(entry.finished_at_ms)),
+        _ATTEMPTS,
+        ("consumer", lambda entry: entry.consumer_id),
+        ("transferred to", lambda entry: entry.transferred_to),
+    ),
+    EntryState.FAILED: (
+        _ID,
+        ("failed", lambda entry: format_time(entry.finished_at_ms)),
+        _ATTEMPTS,
+        ("reason", lambda entry: entry.reason),
+    ),
+}
+
+
+def listing_options(finished: str = "") -> Callable[[F], F]:
+    """What every listing takes; `finished` names when, for those that go by time."""
+
+    def add(function: F) -> F:
+        options = [
+            click.option(
+                "--limit", type=click.IntRange(min=1), metavar="N", help="Entries at most."
+            ),
+            click.option("--headers", is_flag=True, help="With the messages' headers."),
+        ]
+        if finished:
+            options += [
+                click.option("--newest", is_flag=True, help="The newest first."),
+                click.option("--until", type=TIME, help=f"Only those {finished} before."),
+                click.option("--from", "since", type=TIME, help=f"Only those {finished} since."),
+            ]
+        for option in options:
+            function = option(function)
+        return function
+
+    return add
+
+
+async def write_entries(
+    session: Session,
+    entries: AsyncIterator[Entry],
+    state: EntryState,
+    limit: int | None,
+    with_headers: bool,
+) -> int:
+    """Writes a listing as it comes; gives how many entries it had."""
+    columns = (*_COLUMNS[state], *((_HEADERS,) if with_headers else ()), _HANDLE)
+    count = 0
+    held: list[Entry] = []
+    async for entry in entries:
+        count += 1
+        if session.json:
+            write_json(entry_fields(entry))
+        else:
+            held.append(entry)
+        if len(held) >= TABLE_ROWS:
+            _write_rows(columns, held)
+            held = []
+        if count == limit:
+            break
+    if held:
+        _write_rows(columns, held)
+    return count
+
+
+def listing_view(session: Session, with_headers: bool) -> EntryView:
+    """How much a listing asks for."""
+    if with_headers:
+        return EntryView.HEADERS
+    return EntryView.ATTEMPTS if session.json else EntryView.BASIC
+
+
+def _write_rows(columns: Sequence[Column], entries: Sequence[Entry]) -> None:
+    names = [name for name, _ in columns]
+    write_table(names, ([cell(entry) for _, cell in columns] for entry in entries))
+
+
+def entry_fields(entry: Entry, *, with_payload: bool = False) -> dict[str, Any]:
+    """An entry for programs, named as in the protos; IDs are text."""
+    fields: dict[str, Any] = {
+        "handle": entry.handle,
+        "queue_id": entry.queue_id,
+        "message_id": str(entry.message_id),
+        "state": entry.state.value,
+        "priority": entry.priority,
+        "attempts_count": entry.attempts_count,
+        "visible_at_ms": entry.visible_at_ms,
+        "retention_deadline_ms": entry.retention_deadline_ms,
+        "consumer_id": entry.consumer_id,
+        "claimed_at_ms": entry.claimed_at_ms,
+        "lease_deadline_ms": entry.lease_deadline_ms,
+        "finished_at_ms": entry.finished_at_ms,
+        "reason": entry.reason,
+        "transferred_to": entry.transferred_to,
+        "attempts": [attempt._asdict() for attempt in entry.attempts],
+    }
+    if entry.message is not None:
+        fields["headers"] = dict(entry.message.headers)
+        fields["created_at_ms"] = entry.message.created_at_ms
+        fields["received_at_ms"] = entry.message.received_at_ms
+        fields["retention_s"] = entry.message.retention_s
+        fields["etag"] = entry.etag
+        if with_payload:
+            fields.update(payload_fields(entry.message.payload))
+    return fields
+
+
+def show_entry(session: Session, entry: Entry) -> None:
+    """Writes all of an entry."""
+    if session.json:
+        write_json(entry_fields(entry, with_payload=True))
+        return
+    say(f"message {entry.message_id} in {entry.queue_id}: {_told(entry)}")
+    say(f"  handle   {entry.handle}")
+    for attempt in entry.attempts:
+        say(
+            f"  attempt  {format_time(attempt.claimed_at_ms)} by {attempt.consumer_id}: "
+            f"{one_line(attempt.outcome)}"
+        )
+    if entry.message is None:
+        say("  the message itself is not stored any more")
+        return
+    say(f"  etag     {entry.etag}")
+    if entry.message.headers:
+        say(f"  headers  {headers_text(entry.message)}")
+    say(f"  payload  {shown(entry.message.payload)}")
+
+
+def _told(entry: Entry) -> str:
+    attempts = f"attempts {entry.attempts_count}"
+    match entry.state:
+        case EntryState.DELAYED:
+            return f"delayed until {format_time(entry.visible_at_ms)}, {attempts}"
+        case EntryState.IN_FLIGHT:
+            return (
+                f"in flight with {entry.consumer_id} until "
+                f"{format_time(entry.lease_deadline_ms)}, {attempts}"
+            )
+        case EntryState.DONE if entry.transferred_to:
+            return f"moved to {entry.transferred_to} at {format_time(entry.finished_at_ms)}"
+        case EntryState.DONE:
+            return f"done by {entry.consumer_id} at {format_time(entry.finished_at_ms)}, {attempts}"
+        case EntryState.FAILED:
+            when = format_time(entry.finished_at_ms)
+            return f"failed at {when}, {attempts}: {one_line(entry.reason)}"
+    return f"available, priority {entry.priority}, {attempts}"
+
+
+def headers_text(message: StoredMessage | None) -> str:
+    """Headers on one line."""
+    headers = message.headers if message is not None else {}
+    return one_line(" ".join(f"{key}={value}" for key, value in sorted(headers.items())))
+
+
+def shown(payload: bytes) -> str:
+    """A payload on one line, cut where it is long."""
+    text = one_line(payload[:SHOWN_BYTES].decode("utf-8", "backslashreplace"))
+    if len(payload) > SHOWN_BYTES:
+        return f"{text}… ({len(payload)} bytes; --json has all)"
+    return text
+
+
+def one_line(text: str) -> str:
+    """Text without line breaks."""
+    return text.replace("\n", "\\n")

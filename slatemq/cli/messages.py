@@ -1,0 +1,301 @@
+"""`slatemq message` and `slatemq done`: look at messages in their queues, and repair them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.status import Status
+
+from slatemq.cli.entry_output import (
+    entry_fields,
+    listing_options,
+    listing_view,
+    show_entry,
+    write_entries,
+)
+from slatemq.cli.failures import EXIT_REFUSED
+from slatemq.cli.moments import WHEN
+from slatemq.cli.output import note, say, write_json
+from slatemq.cli.parameters import HEADER, WORDS
+from slatemq.cli.publishing import STDIN, read_all
+from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.threads import in_thread
+from slatemq.client import Client
+from slatemq.entry_models import Entry, EntryState, EntryView, SearchProgress
+
+LS_EPILOG = """\
+\b
+Examples:
+  slatemq message ls orders
+  slatemq message ls orders --state delayed --limit 20 --headers
+  slatemq message ls orders --state in-flight --json | jq .consumer_id
+
+\b
+Nothing is claimed by it. Available and delayed messages come in the order of
+their delivery. The handle says where a message is: show, cancel, reschedule
+and edit take it, and find the message at once however deep the queue is.
+"""
+
+SHOW_EPILOG = """\
+\b
+Examples:
+  slatemq message show orders/1f4/a128.r.38266ddb6aa0002
+  slatemq message show 500              searches all queues
+  slatemq message show 500 --in orders
+
+\b
+By its ID alone a message is searched in the background: some seconds per
+million messages. Handles come from `message ls`, `failed ls` and `done ls`.
+"""
+
+EDIT_EPILOG = """\
+\b
+Examples:
+  slatemq message edit HANDLE '{"id": 7, "checked": true}'
+  slatemq message edit HANDLE --file mended.json --etag 5f0e (of message show)
+  slatemq message edit HANDLE --header type=order --header checked=yes
+
+\b
+Only a message that is delayed can be edited. It changes in every queue that
+has not handed it out, and is not routed anew. --header replaces all headers.
+"""
+
+_HANDLES = click.argument("handles", type=WORDS, nargs=-1, required=True, metavar="HANDLE...")
+
+
+@click.group("message")
+def message() -> None:
+    """Look at messages in their queues without consuming them, and repair."""
+
+
+@message.command("ls", epilog=LS_EPILOG)
+@click.argument("queue", type=WORDS)
+@click.option(
+    "--state",
+    type=click.Choice(["available", "delayed", "in-flight", "done", "failed"]),
+    default="available",
+    help="Which ones.  [default: available]",
+)
+@listing_options()
+@session_options
+@pass_session
+def ls(session: Session, queue: str, state: str, limit: int | None, headers: bool) -> None:
+    """List messages of QUEUE that are in one state."""
+    list_entries(session, queue, EntryState(state.replace("-", "_")), limit, headers)
+
+
+def list_entries(
+    session: Session,
+    queue: str,
+    state: EntryState,
+    limit: int | None,
+    with_headers: bool,
+    **bounds: Any,
+) -> None:
+    """Lists, and says so when there is nothing."""
+
+    async def work() -> int:
+        async with session.connect() as client:
+            entries = client.list_entries(
+                queue, state, view=listing_view(session, with_headers), **bounds
+            )
+            return await write_entries(session, entries, state, limit, with_headers)
+
+    if not run(work()) and not session.json:
+        note(f"nothing in {queue} is {state.replace('_', ' ')}")
+
+
+@message.command("show", epilog=SHOW_EPILOG)
+@click.argument("which", type=WORDS, metavar="HANDLE|ID")
+@click.option("--in", "queues", type=WORDS, multiple=True, metavar="QUEUE", help="Search only it.")
+@session_options
+@pass_session
+def show(session: Session, which: str, queues: tuple[str, ...]) -> None:
+    """Show a message: its state, attempts, headers and payload; by ID, in every queue."""
+    if not show_message(session, which, queues):
+        note(f"no queue has message {which} any more")
+        sys.exit(EXIT_REFUSED)
+
+
+def show_message(session: Session, which: str, queues: tuple[str, ...]) -> int:
+    """Shows an entry, or all of a message; gives how many."""
+
+    async def work() -> int:
+        async with session.connect() as client:
+            if "/" in which:
+                show_entry(session, await client.get_entry(which))
+                return 1
+            if not which.isdecimal():
+                raise click.UsageError(f"{which!r} is neither a handle nor the ID of a message")
+            count = 0
+            with _searching(session) as status:
+
+                def told(progress: SearchProgress) -> None:
+                    status.update(
+                        f"searched {progress.queues_searched_count} of {progress.queues_count} "
+                        f"queues, {progress.rows_read_count} rows"
+                    )
+
+                async for found in client.find_message(int(which), queues, on_progress=told):
+                    count += 1
+                    show_entry(session, await _whole(client, found))
+            return count
+
+    return run(work())
+
+
+async def _whole(client: Client, found: Entry) -> Entry:
+    """The entry with its message; as it was found, when it has moved since."""
+    try:
+        return await client.get_entry(found.handle, view=EntryView.FULL)
+    except LookupError:
+        return found
+
+
+def _searching(session: Session) -> Status:
+    """A line on stderr, where that is a terminal."""
+    quiet = session.json or not sys.stderr.isatty()
+    return Console(stderr=True, quiet=quiet).status("searching")
+
+
+@message.command("cancel", epilog="\b\nExample:\n  slatemq message cancel HANDLE")
+@_HANDLES
+@session_options
+@pass_session
+def cancel(session: Session, handles: tuple[str, ...]) -> None:
+    """Take available or delayed messages out of their queues: they will not be delivered."""
+
+    async def work() -> None:
+        async with session.connect() as client:
+            for handle in handles:
+                await client.cancel_entry(handle)
+                if session.json:
+                    write_json({"handle": handle, "cancelled": True})
+                else:
+                    say(f"cancelled {handle}")
+
+    run(work())
+
+
+@message.command(
+    "reschedule", epilog="\b\nExamples:\n  slatemq message reschedule HANDLE --visible-at +1h"
+)
+@_HANDLES
+@click.option("--visible-at", type=WHEN, help="A time, or +5m from now.  [default: at once]")
+@session_options
+@pass_session
+def reschedule(session: Session, handles: tuple[str, ...], visible_at: int | None) -> None:
+    """Set from when on available or delayed messages may be claimed."""
+
+    async def work() -> None:
+        async with session.connect() as client:
+            for handle in handles:
+                entry = await client.reschedule_entry(handle, visible_at)
+                if session.json:
+                    write_json(entry_fields(entry))
+                else:
+                    say(f"rescheduled {entry.handle}")
+
+    run(work())
+
+
+@message.command("edit", epilog=EDIT_EPILOG)
+@click.argument("handle", type=WORDS)
+@click.argument("text", required=False)
+@click.option("--file", "file", type=click.Path(), metavar="F", help="The payload: a file's bytes.")
+@click.option("--header", "pairs", type=HEADER, multiple=True, help="Of the new headers.")
+@click.option("--etag", type=WORDS, default="", help="Only if nobody changed it since this etag.")
+@session_options
+@pass_session
+def edit(
+    session: Session,
+    handle: str,
+    text: str | None,
+    file: str | None,
+    pairs: tuple[tuple[str, str], ...],
+    etag: str,
+) -> None:
+    """Replace the payload of a delayed message: TEXT, a file, or stdin (-); or its headers."""
+    if text is not None and file is not None:
+        raise click.UsageError("give one of TEXT, - (stdin) and --file F")
+    if text is None and file is None and not pairs:
+        raise click.UsageError("nothing to change: give TEXT, --file F or --header k=v")
+
+    async def work() -> str:
+        payload = os.fsencode(text) if text is not None else None
+        if text == STDIN or file is not None:
+            payload = await in_thread(lambda: read_all(file or STDIN))
+        async with session.connect() as client:
+            return await client.edit_message(
+                handle, payload=payload, headers=dict(pairs) if pairs else None, etag=etag
+            )
+
+    changed = run(work())
+    if session.json:
+        write_json({"handle": handle, "etag": changed})
+    else:
+        say(f"edited {handle}, etag {changed}")
+
+
+@message.command(
+    "watch", epilog="\b\nExample:\n  slatemq message watch reminders --json | ./audit.sh"
+)
+@click.argument("queue", type=WORDS)
+@click.option("--position", type=WORDS, default="", help="Go on where a watch before had come to.")
+@session_options
+@pass_session
+def watch(session: Session, queue: str, position: str) -> None:
+    """Print the delayed messages of QUEUE, each before it can be claimed, until Ctrl-C."""
+    where = position
+
+    async def work() -> None:
+        nonlocal where
+        async with (
+            session.connect() as client,
+            client.watch_delayed(queue, position=position) as seen,
+        ):
+            async for entry in seen:
+                show_entry(session, entry)
+                where = seen.position
+
+    try:
+        run(work())
+    finally:
+        if where:
+            note(f"go on from here with --position {where}")
+
+
+@click.group("done")
+def done() -> None:
+    """Look at the messages that are done."""
+
+
+@done.command("ls", epilog="\b\nExamples:\n  slatemq done ls orders --newest --limit 10")
+@click.argument("queue", type=WORDS)
+@listing_options("done")
+@session_options
+@pass_session
+def done_ls(
+    session: Session,
+    queue: str,
+    limit: int | None,
+    headers: bool,
+    newest: bool,
+    since: int | None,
+    until: int | None,
+) -> None:
+    """List the done messages of QUEUE by time, as long as its done retention keeps them."""
+    list_entries(
+        session,
+        queue,
+        EntryState.DONE,
+        limit,
+        headers,
+        newest_first=newest,
+        finished_from=since,
+        finished_until=until,
+    )
