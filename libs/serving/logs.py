@@ -33,9 +33,18 @@ def configure(
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(service) if form == "json" else TextLines(service))
+    handler.addFilter(_is_news)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a record tells anything: gRPC calls it an error when a reader of a stream leaves."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return record.name != "grpc._cython.cygrpc" or getattr(kind, "__name__", "") != (
+        "ExecuteBatchError"
+    )
 
 
 class TextLines(logging.Formatter):

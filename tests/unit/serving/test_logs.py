@@ -49,3 +49,18 @@ def test_what_is_below_the_level_is_left_out() -> None:
     logging.getLogger("x").info("idle")
 
     assert stream.getvalue() == ""
+
+
+def test_a_reader_that_leaves_its_stream_is_no_news_but_other_errors_of_grpc_are() -> None:
+    stream = io.StringIO()
+    logs.configure("ingest", "info", "text", stream)
+    grpc_log = logging.getLogger("grpc._cython.cygrpc")
+
+    for kind in (type("ExecuteBatchError", (Exception,), {}), KeyError):
+        try:
+            raise kind("oh")
+        except Exception:
+            grpc_log.exception("raised in core")
+
+    assert stream.getvalue().count("raised in core") == 1
+    assert "KeyError" in stream.getvalue()
