@@ -7,18 +7,21 @@
                        └── the broker's cursor and config ──┘ refused, or failed
 
 One task for each log and broker shard with replays, as long as there are some. Queues take turns;
-those that stand at the same place of the log share the reading. A piece is read from a stream of
-its own, which is closed behind it: nothing is kept between two pieces but cursors, and the broker
-decides about these. So whatever fails, on whichever side, the next piece begins where the broker
-says; and two routers that do the same work cost work, and bring nothing in twice.
+those that stand at the same place of the log share the reading, which is from a stream of its own.
+Nothing is kept between two pieces but cursors, and the broker decides about these. So whatever
+fails, on whichever side, the next piece begins where the broker says; and two routers that do the
+same work cost work, and bring nothing in twice.
 
-Live routing goes first: a piece is judged in steps so small that nothing else waits for long.
+Live routing goes first: pieces are small, they are judged in steps so small that nothing else waits
+for long, and after each piece the task rests for as long as that took.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,13 +35,16 @@ from services.router.route import PieceLimits
 from services.router.routing import BrokerRules, Columns, LogEntry, QueueRule
 from services.router.tails import Log
 from services.router.wire import backfill_request, log_entries, queue_rule
-from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, ingest_pb2, queue_pb2
+from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, ingest_pb2, ingest_pb2_grpc, queue_pb2
 
-MATCHES_MAX = 4_096
+MATCHES_MAX = 1_024
 """Matches in one piece: the broker takes them in within some milliseconds."""
 
 STEP_MAX = 64
 """Messages judged in between two looks at everything else: half a millisecond's work."""
+
+TURN_PIECES = 32
+"""Pieces before it is another queue's turn: each turn opens a stream."""
 
 REFRESH_SECONDS = 5.0
 """How long to wait for a config that the broker says is newer than the one known."""
@@ -104,8 +110,6 @@ class SharedPiece:
 
     def add(self, entry: LogEntry) -> None:
         """Judge the next entry."""
-        if entry.sequence <= self.last:
-            raise PeerFailed("the log's entries are out of order")
         if entry.sequence > self.end:
             self.finish()
             return
@@ -121,6 +125,60 @@ class SharedPiece:
     def finish(self) -> None:
         """The log has nothing more up to the end."""
         self.last = self.end
+
+
+class LogReader:
+    """Reads a log on, piece by piece, from one stream for as long as pieces follow one another."""
+
+    def __init__(self, log: Log, stub: ingest_pb2_grpc.IngestServiceAsyncStub) -> None:
+        """Read from this ingest; see `open`."""
+        self._log = log
+        self._stub = stub
+        self._call: Any = None
+        self._position = 0
+        self._entries: deque[ingest_pb2.LogEntry] = deque()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, log: Log) -> AsyncIterator[LogReader]:
+        """A reader of this log. Raises PeerFailed, here and in all it does."""
+        reader = cls(log, await log.open())
+        try:
+            yield reader
+        finally:
+            reader.close()
+
+    def close(self) -> None:
+        """End the stream."""
+        if self._call is not None:
+            self._call.cancel()
+
+    async def begin(self, after: int) -> None:
+        """Go on behind this sequence."""
+        if self._call is None or self._position != after:
+            self.close()
+            self._entries.clear()
+            self._position = after
+            self._call = self._stub.TailLog(ingest_pb2.TailLogRequest(after_sequence=after))
+
+    async def next(self, until: int) -> LogEntry | None:
+        """The next entry; None when there is none up to this sequence, what stood there is gone."""
+        while not self._entries:
+            try:
+                async with asyncio.timeout(self._log.buffer.silence_ms / 1000):
+                    response = await self._call.read()
+            except TimeoutError:
+                raise PeerFailed("the log's stream is silent") from None
+            if not isinstance(response, ingest_pb2.TailLogResponse):
+                raise PeerFailed("the log's stream ended")
+            if not response.entries and response.durable_sequence >= until:
+                return None
+            self._entries.extend(response.entries)
+        [entry] = log_entries([self._entries.popleft()])
+        if entry.sequence <= self._position:
+            raise PeerFailed("the log's entries are out of order")
+        self._position = entry.sequence
+        return entry
 
 
 class Backfills:
@@ -191,11 +249,9 @@ class Backfills:
             while queues := self._waiting(shard):
                 turn = next((queue for queue in queues if queue.queue_id > last_id), queues[0])
                 last_id = turn.queue_id
-                cursor = turn.spans[shard].cursor
-                group = [queue for queue in queues if queue.spans[shard].cursor == cursor]
                 try:
                     with peer_failures():
-                        await self._bring_in(log, group)
+                        await self._take_turn(log, last_id)
                 except PeerFailed as failure:
                     presence.away(failure)
                     await asyncio.sleep(backoff.next_seconds())
@@ -205,38 +261,38 @@ class Backfills:
         finally:
             self._running.discard(shard)
 
-    async def _bring_in(self, log: Log, queues: Sequence[ReplayingQueue]) -> None:
-        """Read, judge and send one piece for queues whose replays stand at the same place."""
-        piece = SharedPiece(queues, log.ingest_shard, self._limits)
-        async with log.backfills:
-            await self._read(log, piece)
-        for queue, columns in zip(queues, piece.columns, strict=True):
-            await self._send(log.ingest_shard, queue, piece, columns)
+    async def _take_turn(self, log: Log, queue_id: str) -> None:
+        """Bring in some pieces of what a queue needs next, and all who stand where it does."""
+        shard = log.ingest_shard
+        async with log.backfills, LogReader.open(log) as reader:
+            for _ in range(TURN_PIECES):
+                queues = self._waiting(shard)
+                turn = next((queue for queue in queues if queue.queue_id == queue_id), None)
+                if turn is None:
+                    return
+                cursor = turn.spans[shard].cursor
+                group = [queue for queue in queues if queue.spans[shard].cursor == cursor]
+                began = asyncio.get_running_loop().time()
+                piece = SharedPiece(group, shard, self._limits)
+                await self._fill(piece, reader)
+                for queue, columns in zip(group, piece.columns, strict=True):
+                    await self._send(shard, queue, piece, columns)
+                # As long as it took: half of the time is left to everybody else.
+                await asyncio.sleep(asyncio.get_running_loop().time() - began)
 
-    async def _read(self, log: Log, piece: SharedPiece) -> None:
-        stub = await log.open()
-        call = stub.TailLog(ingest_pb2.TailLogRequest(after_sequence=piece.previous))
+    async def _fill(self, piece: SharedPiece, reader: LogReader) -> None:
         step_max, judged_count = min(self._limits.step_max, STEP_MAX), 0
-        try:
-            while not piece.is_complete():
-                async with asyncio.timeout(log.buffer.silence_ms / 1000):
-                    response = await call.read()
-                if not isinstance(response, ingest_pb2.TailLogResponse):
-                    raise PeerFailed("the log's stream ended")
-                if not response.entries and response.durable_sequence >= piece.end:
-                    piece.finish()  # What stood there has been removed.
-                for entry in response.entries:
-                    if piece.is_complete():
-                        break
-                    piece.add(log_entries([entry])[0])
-                    judged_count += len(entry.messages)
-                    if judged_count >= step_max:
-                        judged_count = 0
-                        await asyncio.sleep(0)
-        except TimeoutError:
-            raise PeerFailed("the log's stream is silent") from None
-        finally:
-            call.cancel()
+        await reader.begin(piece.previous)
+        while not piece.is_complete():
+            entry = await reader.next(piece.end)
+            if entry is None:
+                piece.finish()
+                return
+            piece.add(entry)
+            judged_count += len(entry.messages)
+            if judged_count >= step_max:
+                judged_count = 0
+                await asyncio.sleep(0)
 
     async def _send(
         self, ingest_shard: int, queue: ReplayingQueue, piece: SharedPiece, columns: Columns
