@@ -17,6 +17,16 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from slatemq.batches import BatchConsumer
     from slatemq.client import Client, connect
+    from slatemq.commands import (
+        CommandContext,
+        CommandResult,
+        Complete,
+        Extend,
+        Fail,
+        Push,
+        Release,
+        Transfer,
+    )
     from slatemq.consumer import Consumer
     from slatemq.delivered import Batch, Received
     from slatemq.entry_models import (
@@ -48,6 +58,17 @@ if TYPE_CHECKING:
         Replay,
         ReplayRange,
     )
+    from slatemq.queue_view import (
+        ItemLease,
+        QueueCommand,
+        QueueCommands,
+        QueueView,
+        RefSet,
+        RefToken,
+        TransferToken,
+    )
+    from slatemq.redrives import Redrive, RedriveState
+    from slatemq.watching import DelayedWatch
 
 __all__ = [
     "Attempt",
@@ -57,19 +78,35 @@ __all__ = [
     "BatchConsumer",
     "BatchSettings",
     "Client",
+    "CommandContext",
+    "CommandResult",
+    "Complete",
     "Consumer",
     "Counts",
+    "DelayedWatch",
     "DeletedQueue",
     "Entry",
     "EntryPage",
     "EntryState",
     "EntryView",
     "Explanation",
+    "Extend",
+    "Fail",
+    "ItemLease",
     "OutgoingMessage",
     "PriorityCounts",
     "Published",
+    "Push",
     "Queue",
+    "QueueCommand",
+    "QueueCommands",
+    "QueueView",
     "Received",
+    "Redrive",
+    "RedriveState",
+    "RefSet",
+    "RefToken",
+    "Release",
     "Replay",
     "ReplayRange",
     "RouteStatus",
@@ -78,12 +115,24 @@ __all__ = [
     "Status",
     "StoredMessage",
     "Topology",
+    "Transfer",
+    "TransferToken",
     "connect",
 ]
 
 _HOMES = {
     "slatemq.batches": ["BatchConsumer"],
     "slatemq.client": ["Client", "connect"],
+    "slatemq.commands": [
+        "CommandContext",
+        "CommandResult",
+        "Complete",
+        "Extend",
+        "Fail",
+        "Push",
+        "Release",
+        "Transfer",
+    ],
     "slatemq.consumer": ["Consumer"],
     "slatemq.delivered": ["Batch", "Received"],
     "slatemq.entry_models": [
@@ -106,6 +155,17 @@ _HOMES = {
         "Replay",
         "ReplayRange",
     ],
+    "slatemq.queue_view": [
+        "ItemLease",
+        "QueueCommand",
+        "QueueCommands",
+        "QueueView",
+        "RefSet",
+        "RefToken",
+        "TransferToken",
+    ],
+    "slatemq.redrives": ["Redrive", "RedriveState"],
+    "slatemq.watching": ["DelayedWatch"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

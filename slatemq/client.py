@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from slatemq import consumer as consuming
 from slatemq.admin import Admin
 from slatemq.batches import BatchConsumer, claim, claim_request
+from slatemq.command_calls import CommandCalls
 from slatemq.consumer import Consumer, Wish
 from slatemq.delivered import Origin, Received
+from slatemq.entries import EntryCalls
 from slatemq.errors import SlateMQError
 from slatemq.finishing import Finisher, nack_of
 from slatemq.keeping import LeaseKeeper
@@ -31,6 +33,7 @@ from slatemq.processing import process_all
 from slatemq.published import Published
 from slatemq.publisher import Publisher
 from slatemq.queue_calls import QueueCalls
+from slatemq.redrives import RedriveCalls
 
 if TYPE_CHECKING:
     from slatemq.otel import Telemetry
@@ -53,7 +56,7 @@ def connect(
     return Client(endpoint, batches=batches, call_timeout=call_timeout, tracing=tracing)
 
 
-class Client(QueueCalls):
+class Client(QueueCalls, EntryCalls, RedriveCalls, CommandCalls):
     """Publishes, consumes and administers. One event loop; any number of tasks."""
 
     def __init__(

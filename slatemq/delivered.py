@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
 from slatemq.finishing import Finisher, Nack, nack_of
+from slatemq.handles import handle_of
 from slatemq.keeping import Lease, LeaseKeeper
 from slatemq.models import Span, milliseconds
 from slatemq.v1 import consumer_pb2
@@ -110,6 +111,11 @@ class Received:
         return self._wire.priority
 
     @property
+    def handle(self) -> str:
+        """Where it is in its queue, for `get_entry` and the like."""
+        return handle_of(self.queue_id, self.message_id, f"l{self.lease_token}")
+
+    @property
     def lost(self) -> bool:
         """Whether its lease could not be kept: somebody else may have the message."""
         return self._lease is not None and self._lease.lost
@@ -145,6 +151,19 @@ class Received:
         """The message was not worked on: it goes back, and the attempt is not counted."""
         await self._give_back("release", nack_of(self.lease_token, "", delay, release=True))
 
+    async def fail(self, reason: str = "") -> None:
+        """The message cannot be processed: it is a dead letter, whatever attempts are left.
+
+        Raises as `ack` does.
+        """
+        self._finish()
+        telemetry = self._origin.telemetry
+        if telemetry is None:
+            await self._origin.finisher.fail(self.lease_token, reason)
+        else:
+            with telemetry.settling("fail", self.queue_id, self.message_id):
+                await self._origin.finisher.fail(self.lease_token, reason)
+
     async def extend(self, lease: Span | None = None) -> int:
         """Sets the lease's end to now + `lease` (None: as long as at the claim); gives it in ms."""
         length = milliseconds(lease) if lease is not None else 0
@@ -167,6 +186,10 @@ class Received:
             raise FailedPrecondition(
                 "MESSAGE_FINISHED", "this message was acked or given back already"
             )
+        self.settled()
+
+    def settled(self) -> None:
+        """It was finished, here or by `Client.execute`: its lease is not kept any more."""
         self._finished = True
         if self._origin.keeper is not None:
             self._origin.keeper.drop(self.lease_token)

@@ -9,9 +9,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 from google.rpc.status_pb2 import Status
 
+from slatemq.bounds import bounded_delay_ms, cut_reason
+from slatemq.commands import Fail, execute
 from slatemq.errors import InvalidArgument, NotFound, SlateMQError
 from slatemq.handles import shard_of
-from slatemq.models import Span, span_ms
+from slatemq.models import Span
 from slatemq.peers import Peers, closed
 from slatemq.rpc_status import from_status
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
@@ -26,10 +28,6 @@ UNANSWERED_MAX = 1000
 
 CALL_MAX = 10_000
 """Tokens that the server takes in one call."""
-
-REASON_BYTES_MAX = 1024
-DELAY_MS_MAX = 43_200_000
-"""Bounds of the server. It refuses a whole call for one item beyond them, so none may get there."""
 
 I = TypeVar("I")  # noqa: E741 - an item
 R = TypeVar("R")
@@ -48,19 +46,6 @@ def nack_of(token: str, reason: str = "", delay: Span | None = None, release: bo
     """A nack within the server's bounds: a long reason is cut, a bad delay is InvalidArgument."""
     delay_ms = None if delay is None else bounded_delay_ms(delay)
     return Nack(token, cut_reason(reason), delay_ms, release)
-
-
-def bounded_delay_ms(delay: Span) -> int:
-    """A delay of a message given back, in ms. Raises InvalidArgument beyond 12 h."""
-    delay_ms = span_ms("delay", delay)
-    if not 0 <= delay_ms <= DELAY_MS_MAX:
-        raise InvalidArgument("delay", "must be 0 to 12 hours", reason="OUT_OF_RANGE")
-    return delay_ms
-
-
-def cut_reason(reason: str) -> str:
-    """A reason within the server's bounds."""
-    return reason.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore")
 
 
 class Batcher(Generic[I, R]):
@@ -152,6 +137,11 @@ class Finisher:
         """Gives one message back, together with others; raises why it was refused."""
         self._peers.check_home()
         await self._nack(item)
+
+    async def fail(self, token: str, reason: str) -> None:
+        """Gives one message up, whatever attempts are left; raises why it was refused."""
+        self._peers.check_home()
+        await execute(self._peers, [Fail(token, reason)])
 
     def release_soon(self, tokens: Iterable[str]) -> None:
         """Gives messages back that nobody has worked on, in the background."""

@@ -36,6 +36,11 @@ class Lease:
         self.buffered = True
         self.lost = False
 
+    @property
+    def ends_at_s(self) -> float:
+        """Until when it runs at least, by the monotonic clock."""
+        return self._next + self._length_ms / 1500
+
 
 class LeaseKeeper:
     """Extends leases at a third of their length, until they are dropped or held for too long."""

@@ -25,6 +25,30 @@ from slatemq.blocking import Face, Loop, iterator_of, method_of
 from slatemq.errors import Unavailable
 from slatemq.models import BatchSettings, Span
 from slatemq.peers import CALL_S
+from slatemq.sync_views import (
+    DelayedWatch,
+    ItemLease,
+    QueueCommands,
+    QueueView,
+    RefSet,
+    TransferToken,
+    ViewCalls,
+)
+
+__all__ = [
+    "Batch",
+    "BatchConsumer",
+    "Consumer",
+    "DelayedWatch",
+    "ItemLease",
+    "QueueCommands",
+    "QueueView",
+    "Received",
+    "RefSet",
+    "SyncClient",
+    "TransferToken",
+    "connect",
+]
 
 
 class Received(Face[delivered.Received]):
@@ -34,6 +58,7 @@ class Received(Face[delivered.Received]):
     nack = method_of(delivered.Received.nack)
     release = method_of(delivered.Received.release)
     extend = method_of(delivered.Received.extend)
+    fail = method_of(delivered.Received.fail)
 
     @property
     def payload(self) -> bytes:
@@ -91,6 +116,11 @@ class Received(Face[delivered.Received]):
         return self._inner.priority
 
     @property
+    def handle(self) -> str:
+        """Where it is in its queue, for `get_entry` and the like."""
+        return self._inner.handle
+
+    @property
     def lost(self) -> bool:
         """Whether its lease could not be kept: somebody else may have the message."""
         return self._inner.lost
@@ -99,6 +129,10 @@ class Received(Face[delivered.Received]):
     def finished(self) -> bool:
         """Whether it was acked or given back through this object."""
         return self._inner.finished
+
+    def settled(self) -> None:
+        """It was finished by `execute`: its lease is not kept any more."""
+        self._inner.settled()
 
     def __enter__(self) -> Received:
         self._inner.begin()  # Here, not on the loop: a span is current in the thread that works.
@@ -198,7 +232,7 @@ class BatchConsumer(Face[batching.BatchConsumer]):
         return Batch(self._loop, taken)
 
 
-class SyncClient(Face[asynchronous.Client]):
+class SyncClient(ViewCalls):
     """See slatemq.Client: the same methods, each waiting for its result. For any thread."""
 
     publish = method_of(asynchronous.Client.publish)
@@ -214,8 +248,25 @@ class SyncClient(Face[asynchronous.Client]):
     explain = method_of(asynchronous.Client.explain)
     topology = method_of(asynchronous.Client.topology)
     status = method_of(asynchronous.Client.status)
+    pause_queue = method_of(asynchronous.Client.pause_queue)
+    resume_queue = method_of(asynchronous.Client.resume_queue)
+    purge_queue = method_of(asynchronous.Client.purge_queue)
+    entry_page = method_of(asynchronous.Client.entry_page)
+    get_entry = method_of(asynchronous.Client.get_entry)
+    cancel_entry = method_of(asynchronous.Client.cancel_entry)
+    reschedule_entry = method_of(asynchronous.Client.reschedule_entry)
+    edit_message = method_of(asynchronous.Client.edit_message)
+    start_redrive = method_of(asynchronous.Client.start_redrive)
+    get_redrive = method_of(asynchronous.Client.get_redrive)
+    cancel_redrive = method_of(asynchronous.Client.cancel_redrive)
+    resume_redrive = method_of(asynchronous.Client.resume_redrive)
+    wait_redrive = method_of(asynchronous.Client.wait_redrive)
+    execute = method_of(asynchronous.Client.execute)
     list_queues = iterator_of(asynchronous.Client.list_queues)
     watch_queues = iterator_of(asynchronous.Client.watch_queues)
+    list_entries = iterator_of(asynchronous.Client.list_entries)
+    find_message = iterator_of(asynchronous.Client.find_message)
+    list_redrives = iterator_of(asynchronous.Client.list_redrives)
 
     def claim(
         self,

@@ -1,0 +1,195 @@
+"""Moving dead letters back, in the background of their broker: a part of the client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+from uuid import uuid4
+
+from slatemq.errors import InvalidArgument, NotFound
+from slatemq.models import Span, seconds
+from slatemq.peers import Peers
+from slatemq.v1 import entry_pb2, entry_pb2_grpc
+
+
+class RedriveState(StrEnum):
+    """What a redrive is doing."""
+
+    RUNNING = "running"
+    CANCELLED = "cancelled"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Redrive:
+    """A redrive and how far it is; `broker_shard` knows it by `redrive_id`.
+
+    Attributes:
+        ended_at_ms: When it ended or was cancelled; 0 while it runs.
+        total_count: Dead letters that were there at the beginning.
+        examined_count: Those looked at so far.
+        redriven_count: Those moved so far.
+        error: Why it cannot go on, when it failed; resuming tries again.
+    """
+
+    redrive_id: str
+    queue_id: str
+    target_queue_id: str
+    filter: str
+    rate: int
+    state: RedriveState
+    created_at_ms: int
+    ended_at_ms: int
+    total_count: int
+    examined_count: int
+    redriven_count: int
+    error: str
+    broker_shard: int
+
+
+class RedriveCalls:
+    """Starting, watching and steering redrives; a part of the client."""
+
+    _peers: Peers
+
+    async def start_redrive(
+        self,
+        queue_id: str,
+        *,
+        into: str = "",
+        filter: str = "",  # noqa: A002 - the RFC's word
+        message_ids: Iterable[int] = (),
+        rate: int = 0,
+        request_id: str = "",
+    ) -> Redrive:
+        """Begins to move a queue's dead letters back to available, or `into` another queue.
+
+        `filter`: CEL, also over `reason`, `attempts` and `failed_at`. `rate`: messages per second,
+        0 = as fast as it goes. Goes on through restarts, each message once. Raises NotFound,
+        InvalidArgument, ResourceExhausted (too many are running).
+        """
+        try:
+            request = entry_pb2.StartRedriveRequest(
+                queue_id=queue_id,
+                target_queue_id=into,
+                filter=filter,
+                message_ids=message_ids,
+                rate=rate,
+                request_id=request_id or str(uuid4()),
+            )
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument("", str(error)) from error
+
+        async def attempt(timeout: float) -> Redrive:
+            shard = await self._peers.broker_of(queue_id)
+            stub: Any = entry_pb2_grpc.EntryServiceStub(await self._peers.broker(shard))
+            return _redrive_of((await stub.StartRedrive(request, timeout=timeout)).redrive, shard)
+
+        return await self._peers.call(attempt)
+
+    async def get_redrive(self, redrive: Redrive | str) -> Redrive:
+        """How far a redrive is. A bare ID is asked for at every broker. Raises NotFound."""
+        return await self._about(redrive, "GetRedrive", entry_pb2.GetRedriveRequest)
+
+    async def cancel_redrive(self, redrive: Redrive | str) -> Redrive:
+        """Stops it after the message at which it is; it can be resumed.
+
+        Raises NotFound, FailedPrecondition (REDRIVE_DONE).
+        """
+        return await self._about(redrive, "CancelRedrive", entry_pb2.CancelRedriveRequest)
+
+    async def resume_redrive(self, redrive: Redrive | str) -> Redrive:
+        """Goes on with a cancelled or failed one. Raises as `cancel_redrive`."""
+        return await self._about(redrive, "ResumeRedrive", entry_pb2.ResumeRedriveRequest)
+
+    async def list_redrives(self, queue_id: str = "") -> AsyncIterator[Redrive]:
+        """The redrives of a queue, or of all; of each broker the newest first."""
+        shards = await self._peers.broker_shards()
+        if queue_id and len(shards) > 1:
+            shards = [await self._peers.broker_of(queue_id)]
+        for shard in shards:
+            token = ""
+            while True:
+                request = entry_pb2.ListRedrivesRequest(
+                    queue_id=queue_id, page_size=1000, page_token=token
+                )
+                page = await self._ask_broker(shard, "ListRedrives", request)
+                for told in page.redrives:
+                    yield _redrive_of(told, shard)
+                token = page.next_page_token
+                if not token:
+                    break
+
+    async def wait_redrive(
+        self,
+        redrive: Redrive | str,
+        *,
+        on_progress: Callable[[Redrive], None] | None = None,
+        every: Span = 1.0,
+    ) -> Redrive:
+        """Waits until it runs no more; look at its `state` for why.
+
+        Asks `every` so often, and tells `on_progress` each time.
+        """
+        while True:
+            now = await self.get_redrive(redrive)
+            if on_progress is not None:
+                on_progress(now)
+            if now.state is not RedriveState.RUNNING:
+                return now
+            redrive = now
+            await asyncio.sleep(seconds(every))
+
+    async def _about(
+        self, redrive: Redrive | str, method: str, request_type: Callable[..., Any]
+    ) -> Redrive:
+        if isinstance(redrive, Redrive):
+            request = request_type(redrive_id=redrive.redrive_id)
+            told = await self._ask_broker(redrive.broker_shard, method, request)
+            return _redrive_of(told.redrive, redrive.broker_shard)
+        for shard in await self._peers.broker_shards():
+            try:
+                told = await self._ask_broker(shard, method, request_type(redrive_id=redrive))
+            except NotFound as error:
+                if error.resource_type != "redrive":
+                    raise
+            else:
+                return _redrive_of(told.redrive, shard)
+        raise NotFound("redrive", redrive)
+
+    async def _ask_broker(self, shard: int, method: str, request: Any) -> Any:
+        async def attempt(timeout: float) -> Any:
+            stub = entry_pb2_grpc.EntryServiceStub(await self._peers.broker(shard))
+            return await getattr(stub, method)(request, timeout=timeout)
+
+        return await self._peers.call(attempt)
+
+
+_STATES = {
+    entry_pb2.Redrive.STATE_RUNNING: RedriveState.RUNNING,
+    entry_pb2.Redrive.STATE_CANCELLED: RedriveState.CANCELLED,
+    entry_pb2.Redrive.STATE_DONE: RedriveState.DONE,
+    entry_pb2.Redrive.STATE_FAILED: RedriveState.FAILED,
+}
+
+
+def _redrive_of(told: entry_pb2.Redrive, shard: int) -> Redrive:
+    return Redrive(
+        redrive_id=told.redrive_id,
+        queue_id=told.queue_id,
+        target_queue_id=told.target_queue_id,
+        filter=told.filter,
+        rate=told.rate,
+        state=_STATES[told.state],
+        created_at_ms=told.created_at_ms,
+        ended_at_ms=told.ended_at_ms,
+        total_count=told.total_count,
+        examined_count=told.examined_count,
+        redriven_count=told.redriven_count,
+        error=told.error,
+        broker_shard=shard,
+    )

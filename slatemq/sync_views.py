@@ -1,0 +1,206 @@
+"""The synchronous faces of queues as stores of items, and of the watch of delayed messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Generic, TypeVar
+
+from slatemq import client as asynchronous
+from slatemq import consumer as consuming
+from slatemq import queue_view, watching
+from slatemq.blocking import Face, Loop, method_of
+from slatemq.codecs import Codec
+from slatemq.commands import Command
+from slatemq.entry_models import Entry, EntryView
+from slatemq.models import Span, Time
+from slatemq.queue_view import QueueCommand, RefToken
+
+T = TypeVar("T")
+
+
+class ItemLease(Generic[T]):
+    """A lease on an item, as a context manager; see slatemq.ItemLease."""
+
+    def __init__(self, loop: Loop, inner: queue_view.ItemLease[T]) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    @property
+    def item(self) -> T:
+        """The item. Raises what its codec raises."""
+        return self._inner.item
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of its message."""
+        return self._inner.headers
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease could not be kept: somebody else may have the item."""
+        return self._inner.lost
+
+    def __enter__(self) -> ItemLease[T]:
+        self._loop.run(self._inner.__aenter__)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        async def end() -> None:
+            self._inner.end()
+
+        self._loop.run(end)
+
+
+class RefSet(Generic[T]):
+    """Turns tokens into leases on items; see slatemq.RefSet."""
+
+    def __init__(self, loop: Loop, inner: queue_view.RefSet[T]) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    def lease(self, token: RefToken[T]) -> ItemLease[T]:
+        """A lease on the token's item; see slatemq.RefSet.lease."""
+        return ItemLease(self._loop, self._inner.lease(token))
+
+    def extend(self, token: RefToken[T], length: Span | None = None) -> int:
+        """Sets the end of a token's lease; see slatemq.RefSet.extend."""
+        return self._loop.run(lambda: self._inner.extend(token, length))
+
+
+class QueueView(Generic[T]):
+    """The items of a queue, one by one, without waiting; see slatemq.QueueView."""
+
+    def __init__(self, loop: Loop, inner: queue_view.QueueView[T]) -> None:
+        self._loop = loop
+        self._inner = inner
+        self.refs = RefSet(loop, inner.refs)
+
+    @property
+    def queue_id(self) -> str:
+        """The queue."""
+        return self._inner.queue_id
+
+    def __len__(self) -> int:
+        """How many items can be claimed now."""
+        return self._loop.run(self._inner.len)
+
+    def __bool__(self) -> bool:
+        return True  # A view of an empty queue is still a view, and asking costs a call.
+
+    def try_next(self) -> RefToken[T] | None:
+        """The token of the next item, or None; see slatemq.QueueView.try_next."""
+        return self._loop.run(self._inner.try_next)
+
+
+class TransferToken(Generic[T]):
+    """Items that are complete, released to go elsewhere; see slatemq.TransferToken."""
+
+    def __init__(self, loop: Loop, inner: queue_view.TransferToken[T]) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    @property
+    def released(self) -> bool:
+        """Whether it can still be used."""
+        return self._inner.released
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def commands(self) -> Sequence[Command]:
+        """Uses it up for commands that complete the items."""
+        return self._inner.commands()
+
+    def commit(self) -> None:
+        """Completes the items alone; see slatemq.TransferToken.commit."""
+        self._loop.run(self._inner.commit)
+
+
+class QueueCommands(Generic[T]):
+    """Changes of a queue that wait to be executed together; see slatemq.QueueCommands."""
+
+    def __init__(self, loop: Loop, inner: queue_view.QueueCommands[T]) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    def complete(self, tokens: Sequence[RefToken[T]]) -> TransferToken[T]:
+        """One released token for these items; see slatemq.QueueCommands.complete."""
+        return TransferToken(self._loop, self._inner.complete(tokens))
+
+    def push(
+        self, token: TransferToken[T], *, priority: int | None = None, delay: Span = 0
+    ) -> QueueCommand:
+        """Moves the items of a released token into this queue; see slatemq.QueueCommands.push."""
+        return self._inner.push(token._inner, priority=priority, delay=delay)
+
+    def push_item(
+        self,
+        item: T,
+        headers: Mapping[str, str] | None = None,
+        *,
+        retention: Span | None = None,
+        delay: Span | None = None,
+        visible_at: Time | None = None,
+    ) -> QueueCommand:
+        """Puts a new item into this queue; see slatemq.QueueCommands.push_item."""
+        return self._inner.push_item(
+            item, headers, retention=retention, delay=delay, visible_at=visible_at
+        )
+
+
+class DelayedWatch(Face[watching.DelayedWatch]):
+    """Delayed messages as an iterator and context manager; see slatemq.DelayedWatch."""
+
+    close = method_of(watching.DelayedWatch.close)
+
+    @property
+    def position(self) -> str:
+        """Where a later watch goes on: behind the last answer that was taken in whole."""
+        return self._inner.position
+
+    def __enter__(self) -> DelayedWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> DelayedWatch:
+        return self
+
+    def __next__(self) -> Entry:
+        """The next one; waits for it."""
+        try:
+            return self._loop.run(lambda: anext(self._inner))
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
+class ViewCalls(Face[asynchronous.Client]):
+    """The calls that make these faces; a part of the synchronous client."""
+
+    def queue_view(
+        self,
+        queue_id: str,
+        codec: Codec[T],
+        *,
+        lease: Span | None = None,
+        consumer_id: str = "",
+        hold: Span = consuming.HOLD_S,
+    ) -> QueueView[T]:
+        """See slatemq.Client.queue_view."""
+        inner = self._inner.queue_view(
+            queue_id, codec, lease=lease, consumer_id=consumer_id, hold=hold
+        )
+        return QueueView(self._loop, inner)
+
+    def queue_commands(self, queue_id: str, codec: Codec[T]) -> QueueCommands[T]:
+        """See slatemq.Client.queue_commands."""
+        return QueueCommands(self._loop, self._inner.queue_commands(queue_id, codec))
+
+    def watch_delayed(
+        self, queue_id: str, *, position: str = "", view: EntryView | str = EntryView.FULL
+    ) -> DelayedWatch:
+        """See slatemq.Client.watch_delayed."""
+        return DelayedWatch(
+            self._loop, self._inner.watch_delayed(queue_id, position=position, view=view)
+        )
