@@ -44,7 +44,7 @@ class EntryHistory(QueueHistory):
         expected = self.model.queues[queue_id]
         before = len(expected.entries)
         over = sum(self.may_be_gone(expected, one) for one in expected.waiting().values())
-        gone = set()
+        gone: set[int] = set()
         if Purge.AVAILABLE in kinds:
             gone |= expected.waiting().keys()
             expected.purges += 1
@@ -85,9 +85,9 @@ class EntryHistory(QueueHistory):
                 continue
             place = Place(*split_bucket(parsed.bucket))
             waiting = decode_active(value)[0][offsets.get(place, 0) :]
-            if any(item.message_id == message_id for item in waiting):
-                if split_order(place.order).epoch == queue.lane_epoch:
-                    return place
+            is_live = split_order(place.order).epoch == queue.lane_epoch
+            if is_live and any(item.message_id == message_id for item in waiting):
+                return place
         return None
 
     def pick(self, queue_id: str, chosen: int) -> tuple[Queue, Place, int] | None:
@@ -251,8 +251,7 @@ class EntryHistory(QueueHistory):
                     if earlier.priority == later.priority:
                         assert not later.surely_before(earlier)
         for message_id in list(surely)[:2]:
-            place = await reader.locate(queue, message_id, [0])
-            assert place == self.place_of(queue, message_id)
+            assert await reader.locate(queue, message_id, [0]) == self.place_of(queue, message_id)
         found = {
             item.message_id async for chunk in reader.chunks(queue) for _, item in chunk.entries
         }
