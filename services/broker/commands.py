@@ -46,7 +46,8 @@ class Nack:
 
     token: int
     reason: str = ""
-    delay_ms: int = 0
+    delay_ms: int | None = None
+    """How long the message stays away; None: as the queue's backoff says, for a release at once."""
     release: bool = False
     """Nobody worked on the message: the attempt is not counted."""
 

@@ -264,7 +264,12 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         tokens, results = self._leases(texts, "items[{}].lease_token")
         told = [item for item, status in zip(request.items, results, strict=True) if status is None]
         nacks = [
-            Nack(token, item.reason, item.delay_ms, item.release)
+            Nack(
+                token,
+                item.reason,
+                item.delay_ms if item.HasField("delay_ms") else None,
+                item.release,
+            )
             for token, item in zip(tokens, told, strict=True)
         ]
         done = await self._owner.run(

@@ -45,7 +45,9 @@ class QueueEntries(ABC):
         self.epoch = state.epoch
         self.garbage_epochs = state.garbage_epochs
         self.created_revision = state.created_revision
-        self.expired_count = 0  # since the start, for metrics
+        self.expired_count = 0  # since the start, for metrics; so are the next two
+        self.nacked_count = 0
+        self.ended_leases_count = 0
         self.in_flight = InFlight(queue_id)
         purges = state.purges or PurgesRecord(state.epoch)
         self.garbage_lane_epochs = purges.garbage_lane_epochs

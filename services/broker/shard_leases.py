@@ -45,6 +45,7 @@ class ShardLeases:
         self, queue: Queue, choose: Chooser, lease_ms: int, consumer: str, now_ms: int
     ) -> list[Lease]:
         """Moves the messages chosen to in flight. May raise NeedsLane."""
+        lease_ms = min(lease_ms, queue.settings.max_lease_ms)  # it may be a long-lived stream's
         leases = queue.claim(choose, self._tokens, lease_ms, consumer, now_ms)
         watched = None
         for lease in leases:
@@ -73,7 +74,7 @@ class ShardLeases:
     def nack(self, items: Sequence[Nack], now_ms: int) -> list[Finish]:
         """Finishes leases: their messages are available again, or failed. May raise Needs."""
         held = [(item, self._leases.get(item.token)) for item in items]
-        returns = [(lease, item.delay_ms, item.release) for item, lease in held if lease]
+        returns = [(lease, _wait_ms(lease, item), item.release) for item, lease in held if lease]
         self._check_returns(returns, now_ms)
         results = []
         for item in items:
@@ -81,17 +82,22 @@ class ShardLeases:
             if lease is None:
                 results.append(self._finished(item.token, LeaseOutcome.NACKED))
                 continue
+            wait_ms = _wait_ms(lease, item)
             if item.release:
                 lease.attempts -= 1
-                lease.queue.give_back(lease, item.delay_ms, now_ms)
+                lease.queue.give_back(lease, wait_ms, now_ms)
             else:
-                self._return(lease, f"nack: {item.reason}", item.delay_ms, now_ms)
+                lease.queue.nacked_count += 1
+                self._return(lease, f"nack: {item.reason}", wait_ms, now_ms)
             self.finished.add(item.token, LeaseOutcome.NACKED)
             results.append(Finish.OK)
         return results
 
     def extend(self, tokens: Sequence[int], lease_ms: int, now_ms: int) -> list[tuple[Finish, int]]:
-        """Moves the ends of running leases to now + `lease_ms` (0: the claim's own length)."""
+        """Moves the ends of running leases to now + `lease_ms` (0: the claim's own length).
+
+        Gives the ends that hold: none is moved beyond the queue's longest total lease.
+        """
         results = []
         for token in tokens:
             lease = self._leases.get(token)
@@ -99,8 +105,11 @@ class ShardLeases:
                 known = self.finished.outcome(token) is not None
                 results.append((Finish.ENDED if known else Finish.UNKNOWN, 0))
                 continue
-            length = min(lease_ms or lease.length_ms, lease.queue.settings.max_lease_ms)
-            lease.queue.extended(lease, now_ms + length)
+            settings = lease.queue.settings
+            length = min(lease_ms or lease.length_ms, settings.max_lease_ms)
+            # A lower setting since, or a restart's grace, takes nothing from an end that holds.
+            last_ms = max(lease.claimed_at_ms + settings.max_total_lease_ms, lease.deadline_ms)
+            lease.queue.extended(lease, min(now_ms + length, last_ms))
             self.deadlines.watch(lease.bucket, lease.deadline_ms)
             results.append((Finish.OK, lease.deadline_ms))
         return results
@@ -119,12 +128,13 @@ class ShardLeases:
         A lease ends here and nowhere else: as long as this is not called, an ack is taken.
         """
         due = self.deadlines.ended(now_ms, limit)
-        self._check_returns([(lease, 0, False) for lease in due], now_ms)
+        self._check_returns([(lease, _backoff_ms(lease), False) for lease in due], now_ms)
         queues: dict[str, Queue] = {}
         for lease in due:
             del self._leases[lease.token]
             self.finished.add(lease.token, LeaseOutcome.ENDED)
-            self._return(lease, EXPIRED_LEASE, 0, now_ms)
+            lease.queue.ended_leases_count += 1
+            self._return(lease, EXPIRED_LEASE, _backoff_ms(lease), now_ms)
             queues[lease.queue.queue_id] = lease.queue
         return list(queues.values())
 
@@ -197,3 +207,13 @@ class ShardLeases:
         elif not queue.give_back(lease, delay_ms, now_ms):
             return
         self.attempts.add(key, failed)
+
+
+def _wait_ms(lease: Lease, item: Nack) -> int:
+    if item.delay_ms is not None:
+        return item.delay_ms
+    return 0 if item.release else _backoff_ms(lease)
+
+
+def _backoff_ms(lease: Lease) -> int:
+    return lease.queue.settings.backoff_ms(lease.attempts, lease.token)
