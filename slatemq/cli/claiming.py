@@ -148,18 +148,17 @@ def ack(session: Session, leases: tuple[str, ...]) -> None:
 @click.option(
     "--delay",
     type=DURATION,
-    default=timedelta(0),
-    help="When it may come again.  [default: at once]",
+    help="When it may come again; 0: at once.  [default: as the queue's backoff says]",
 )
 @session_options
 @pass_session
-def nack(session: Session, leases: tuple[str, ...], reason: str, delay: timedelta) -> None:
+def nack(session: Session, leases: tuple[str, ...], reason: str, delay: timedelta | None) -> None:
     """Give claimed messages back: they come again, or fail when no attempts are left."""
 
     async def work(client: Client, tokens: Sequence[str]) -> Sequence[SlateMQError | None]:
-        return await client.nack(tokens, reason, delay)
+        return await client.nack(tokens, reason, delay, release=release)
 
-    _finish(session, leases, work, "nacked")
+    _finish(session, leases, work, "released" if release else "nacked")
 
 
 @click.command("extend", epilog="\b\nExample:\n  slatemq extend LEASE --lease 5m")

@@ -155,6 +155,7 @@ def test_every_command_teaches_itself(
 ) -> None:
     assert invoke([*words, "--help"]) == 0
     said = capsys.readouterr().out
-    assert "--json" in said or words == ("queue",)
+    group = bool(words) and len(words) == 1 and hasattr(slatemq.commands[words[0]], "commands")
+    assert "--json" in said or group
     assert "slatemq " + " ".join(words) in said
     assert all(len(line) <= 100 for line in said.splitlines())

@@ -1,0 +1,63 @@
+import time
+
+import click
+import pytest
+
+from slatemq.cli.moments import BACKOFF, START, WHEN, FromNow, format_backoff
+from slatemq.queue_models import Backoff, BackoffKind
+
+
+@pytest.mark.parametrize(
+    ("text", "backoff"),
+    [
+        ("fixed:10s", Backoff.fixed(10)),
+        ("linear:5s..1m", Backoff.linear(5, max=60)),
+        ("exponential:1s..10m", Backoff.exponential(1, max=600)),
+        (
+            "exponential:500ms..1h,multiplier=3,jitter=0.5",
+            Backoff(BackoffKind.EXPONENTIAL, 500, 3_600_000, 3.0, 0.5),
+        ),
+        ("fixed:1m,jitter=1", Backoff.fixed(60, jitter=1.0)),
+    ],
+)
+def test_a_backoff_is_read_and_written_alike(text: str, backoff: Backoff) -> None:
+    assert BACKOFF.convert(text, None, None) == backoff
+    assert format_backoff(backoff) == text
+    assert BACKOFF.convert(format_backoff(backoff), None, None) == backoff
+
+
+def test_no_backoff_has_a_word() -> None:
+    assert BACKOFF.convert("none", None, None) == "none"
+    assert format_backoff(None) == "none"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "exponential", "exponential:", "fixed:10", "quadratic:1s", "fixed:1s,jitter=1.2.3"]
+)
+def test_what_is_no_backoff_is_refused_with_words(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        BACKOFF.convert(text, None, None)
+
+
+def test_a_time_may_be_so_long_from_now() -> None:
+    before = int(time.time() * 1000)
+    when = WHEN.convert("+5m", None, None)
+    assert isinstance(when, FromNow)
+    assert before + 300_000 <= when <= int(time.time() * 1000) + 300_000
+    assert WHEN.convert("1767225600000", None, None) == 1_767_225_600_000
+    assert not isinstance(WHEN.convert("2026-01-01T00:00:00Z", None, None), FromNow)
+
+
+@pytest.mark.parametrize("text", ["+", "+5", "soon", "+-5m", "2026-01-01T00:00:00"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        WHEN.convert(text, None, None)
+
+
+def test_a_start_is_a_word_a_time_or_so_long_ago() -> None:
+    assert START.convert("now", None, None) == "now"
+    assert START.convert("beginning", None, None) == "beginning"
+    assert START.convert("2026-01-01T00:00:00Z", None, None) == 1_767_225_600_000
+    ago = START.convert("-2h", None, None)
+    assert 0 <= int(time.time() * 1000) - 7_200_000 - ago < 60_000
+    assert START.convert("-49000d", None, None) == 0
