@@ -1,0 +1,48 @@
+"""Replacing messages, where the commit loop is slow."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.ingest.replacing import Replacement
+from tests.unit.ingest.shards import batch, opened
+
+
+async def test_the_next_one_waits_for_a_replace_whose_caller_has_gone() -> None:
+    async with opened(commit_interval_ms=500) as shard:
+        first = (await shard.publisher.publish(batch(b"1", b"2"))).first_message_id
+        second = first + 1
+        giving_up = asyncio.create_task(
+            shard.replacer.replace(Replacement(first, "", b"one", {"a": "1"}))
+        )
+        async with asyncio.timeout(60):
+            while not shard.publisher._records:
+                await asyncio.sleep(0)
+        giving_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await giving_up
+
+        await shard.replacer.replace(Replacement(second, "", b"two", {"a": "2"}))
+
+        read = await shard.reader.read([first, second], 1 << 20, 1 << 20)
+        assert [payload for _, payload in read.messages] == [b"one", b"two"]
+        assert [dict(told.headers) for told, _ in read.messages] == [{"a": "1"}, {"a": "2"}]
+        stored = await shard.log.stored(second)
+        assert stored is not None
+        assert [one.payload_bytes for one in stored[1]] == [3, 3]
+
+
+async def test_a_message_that_is_read_while_it_is_replaced_is_read_when_it_is_durable() -> None:
+    async with opened(commit_interval_ms=500) as shard:
+        first = (await shard.publisher.publish(batch(b"1", b"2"))).first_message_id
+        replacing = asyncio.create_task(
+            shard.replacer.replace(Replacement(first, "", b"one", None))
+        )
+        async with asyncio.timeout(60):
+            while not shard.publisher._records:
+                await asyncio.sleep(0)
+        read = await shard.reader.read([first], 1 << 20, 1 << 20, with_etags=True)
+        assert [payload for _, payload in read.messages] == [b"one"]
+        assert read.etags == [await replacing]
