@@ -150,9 +150,18 @@ def ack(session: Session, leases: tuple[str, ...]) -> None:
     type=DURATION,
     help="When it may come again; 0: at once.  [default: as the queue's backoff says]",
 )
+@click.option(
+    "--release", is_flag=True, help="Nobody worked on them: the attempts are not counted."
+)
 @session_options
 @pass_session
-def nack(session: Session, leases: tuple[str, ...], reason: str, delay: timedelta | None) -> None:
+def nack(
+    session: Session,
+    leases: tuple[str, ...],
+    reason: str,
+    delay: timedelta | None,
+    release: bool,
+) -> None:
     """Give claimed messages back: they come again, or fail when no attempts are left."""
 
     async def work(client: Client, tokens: Sequence[str]) -> Sequence[SlateMQError | None]:
