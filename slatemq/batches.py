@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from slatemq.consumer import CLOSE_S, Wish
+from slatemq.consumer import CLOSE_S, PAUSED, Wish
 from slatemq.delivered import Batch, Origin, Received
-from slatemq.errors import Internal, InvalidArgument, NotFound, SlateMQError
+from slatemq.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, SlateMQError
 from slatemq.finishing import Nack
 from slatemq.keeping import LeaseKeeper
 from slatemq.models import Span, milliseconds, seconds
@@ -25,6 +26,10 @@ WAIT_S_MAX = 60.0
 
 BATCH_WAIT_S = 20.0
 """Of one long poll of a batch consumer: a peer that is gone is noticed after that."""
+
+
+PAUSED_S = 1.0
+"""How often a batch consumer asks whether a paused queue goes on, at most."""
 
 
 async def claim(
@@ -190,7 +195,13 @@ class BatchConsumer:
 
     async def _claim_on(self) -> None:
         while True:
-            wires = await claim(self._peers, self._request, float("inf"))
+            try:
+                wires = await claim(self._peers, self._request, float("inf"))
+            except FailedPrecondition as error:
+                if error.reason != PAUSED:
+                    raise
+                await asyncio.sleep(PAUSED_S * random.uniform(0.5, 1.0))
+                continue
             if not wires:
                 continue
             messages = []

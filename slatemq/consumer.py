@@ -51,8 +51,8 @@ CLOSE_S = 5.0
 PROVEN_S = 1.0
 """A stream that brought nothing and broke sooner does not count as an end of the outage."""
 
-QUIET_S = 0.05
-"""A closing consumer takes in what is on its way until nothing has come for so long."""
+PAUSED = "QUEUE_PAUSED"
+"""The server's reason for giving nothing: consumers wait for as long as it takes."""
 
 
 class Wish(NamedTuple):
@@ -116,11 +116,11 @@ class Consumer:
         self._taken = asyncio.Event()
         self._taken_count = 0
         self._taken_bytes = 0
-        self._outstanding = 0
         self._has_received = False
         self._error: SlateMQError | None = None
         self._closed = False
-        self._stopping = asyncio.Event()
+        self._stopping = False
+        self._paused = False
         self._streaming = False
         self._down_since_s = 0.0
         self._up_since_s: float | None = None
@@ -172,6 +172,12 @@ class Consumer:
             return None
         return Outage(self._down_since_s, self._broke_by)
 
+    @property
+    def paused(self) -> bool:
+        """Whether the queue is paused, as of the last try; iterating waits for its end."""
+        up_since_s = self._up_since_s
+        return self._paused and (up_since_s is None or time.monotonic() - up_since_s < PROVEN_S)
+
     def _take(self) -> Received | None:
         """The first buffered message; None when its lease was lost, so that others may have it."""
         message, lease = self._buffer.popleft()
@@ -204,7 +210,8 @@ class Consumer:
         broker that does not answer is waited for 5 s at most.
         """
         self._closed = True
-        self._stopping.set()
+        self._stopping = True
+        self._taken.set()
         self._arrived.set()
         try:
             if self._task is not None and self._streaming:
@@ -251,10 +258,13 @@ class Consumer:
                 self._broke(error)
                 self._peers.forget()
             except SlateMQError as error:
-                if isinstance(error, NotFound):
-                    self._peers.moved(self.queue_id)
-                self._fail(error)
-                return
+                if error.reason != PAUSED:
+                    if isinstance(error, NotFound):
+                        self._peers.moved(self.queue_id)
+                    self._fail(error)
+                    return
+                self._down_since_s, self._up_since_s = time.monotonic(), None
+                self._broke_by, self._paused = None, True
             except Exception as error:
                 log.exception("the stream of %s ended by a fault", self.queue_id)
                 self._fail(Internal(f"a fault of the client: {error!r}"))
@@ -277,37 +287,22 @@ class Consumer:
         self._arrived.set()
 
     async def _stream(self) -> None:
-        """One stream, to its end. Raises why it ended."""
+        """One stream, to its end. Raises why it ended, unless this consumer stopped it."""
         channel = await self._peers.broker(await self._peers.broker_of(self.queue_id))
         stub: Any = consumer_pb2_grpc.ConsumerServiceStub(channel)
         call = stub.Consume()
-        reading = asyncio.create_task(self._receive_all(call))
-        work = [
-            reading,
-            asyncio.create_task(self._grant(call)),
-            asyncio.create_task(self._until_stopping()),
-        ]
+        writing = asyncio.create_task(self._write_all(call))
         self._streaming = True
         try:
-            done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
-            if self._closed:
-                await self._until_quiet(reading)
-            for task in done:
-                task.result()
+            await self._receive_all(call)
         finally:
             self._streaming = False
-            for task in work:
-                task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
             call.cancel()
-
-    async def _until_stopping(self) -> None:
-        await self._stopping.wait()
 
     async def _receive_all(self, call: Any) -> None:
         try:
-            await call.write(consumer_pb2.ConsumeRequest(start=self._start()))
-            self._up_since_s = time.monotonic()
             while (answer := await call.read()) is not grpc.aio.EOF:
                 self._consumer_id = answer.consumer_id
                 self._receive(answer.messages)
@@ -318,18 +313,8 @@ class Consumer:
             if task is not None and task.cancelling():
                 raise
             raise closed() from None  # The channel was closed under the stream.
-        raise Unavailable("the stream ended", reason="STREAM_ENDED")
-
-    async def _until_quiet(self, reading: asyncio.Future[None]) -> None:
-        """Takes in what the broker has sent already: what is dropped here would burn an attempt.
-
-        When all credit is used up, nothing more can be on its way.
-        """
-        while self._outstanding > 0 and not reading.done():
-            before = self._outstanding
-            await asyncio.wait([reading], timeout=QUIET_S)
-            if self._outstanding == before:
-                return
+        if not self._closed:
+            raise Unavailable("the stream ended", reason="STREAM_ENDED")
 
     def _start(self) -> consumer_pb2.ConsumeStart:
         self._taken_count = self._taken_bytes = 0
@@ -339,30 +324,32 @@ class Consumer:
         start = consumer_pb2.ConsumeStart(
             queue_id=self.queue_id, lease_ms=self._wish.lease_ms, consumer_id=self._consumer_id
         )
-        self._outstanding = 0
         if count > 0 and room > 0:
-            start.credit.messages_count = self._outstanding = count
+            start.credit.messages_count = count
             start.credit.payload_bytes = room
         return start
 
-    async def _grant(self, call: Any) -> None:
-        """Grants what the consumer has taken out of the buffer, a good part at a time."""
+    async def _write_all(self, call: Any) -> None:
+        """Starts the stream, grants what is taken out of the buffer, and stops it at the end."""
         try:
-            while True:
+            await call.write(consumer_pb2.ConsumeRequest(start=self._start()))
+            self._up_since_s = time.monotonic()
+            while not self._stopping:
                 await self._taken.wait()
                 self._taken.clear()
-                count, size = self._taken_count, self._taken_bytes
-                if count < 1 or self._stopping.is_set():
-                    continue
-                self._taken_count = self._taken_bytes = 0
-                self._outstanding += count
-                credit = consumer_pb2.ConsumeCredit(
-                    messages_count=count, payload_bytes=max(size, 0)
-                )
-                await call.write(consumer_pb2.ConsumeRequest(credit=credit))
+                await self._grant(call)
+            # What is on its way still comes: dropped here, it would burn an attempt.
+            await call.write(consumer_pb2.ConsumeRequest(stop=consumer_pb2.ConsumeStop()))
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            log.debug("no credit could be granted: %r", error)  # The reader hears why.
-            await asyncio.Event().wait()
+            log.debug("nothing can be written to a stream: %r", error)  # The reader hears why.
+
+    async def _grant(self, call: Any) -> None:
+        count, size = self._taken_count, self._taken_bytes
+        if count < 1 or self._stopping:
+            return
+        self._taken_count = self._taken_bytes = 0
+        credit = consumer_pb2.ConsumeCredit(messages_count=count, payload_bytes=max(size, 0))
+        await call.write(consumer_pb2.ConsumeRequest(credit=credit))
 
     def _receive(self, messages: Any) -> None:
         for wire in messages:
@@ -371,6 +358,6 @@ class Consumer:
             self._buffer.append((message, lease))
             self._buffer_bytes += len(message.payload)
         if messages:
-            self._outstanding -= len(messages)
             self._has_received = True
+            self._paused = False
             self._arrived.set()

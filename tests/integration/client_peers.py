@@ -138,6 +138,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     lose: int = 0
     prefetch_max: int = 1 << 30
     streams: int = 0
+    stops: int = 0
     exists: bool = True
     silent: bool = False
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -181,18 +182,25 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         if not self.exists:
             await refuse(context, NotFound("queue", first.start.queue_id))
         credit = [first.start.credit.messages_count]
+        stopped = [False]
         yield consumer_pb2.ConsumeResponse(consumer_id="made-up")
 
         async def read() -> None:
             async for request in requests:
                 credit[0] += request.credit.messages_count
+                stopped[0] |= request.HasField("stop")
                 await self.tell()
 
         reading = asyncio.create_task(read())
         sent = 0
         try:
             while True:
-                await self.until(lambda: (self.available and credit[0]) or not self.exists)
+                await self.until(
+                    lambda: (self.available and credit[0]) or not self.exists or stopped[0]
+                )
+                if stopped[0]:
+                    self.stops += 1
+                    return
                 if not self.exists:
                     await refuse(context, NotFound("queue", "q"))
                 assert credit[0] <= self.prefetch_max, "more credit than the consumer has room"
