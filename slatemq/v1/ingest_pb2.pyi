@@ -290,7 +290,9 @@ class TailLogResponse(_message.Message):
     """The sequence of the last durable entry, whether sent yet or not; 0 when the log is empty."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogEntry]:
-        """In ascending order of sequence; empty in a heartbeat. An answer comes at once, and then at least every 10 seconds."""
+        """In ascending order of sequence; empty in a heartbeat: then all that was stored when the call began is sent. An answer comes at
+        once, and then at least every 10 seconds.
+        """
 
     def __init__(
         self,

@@ -92,7 +92,7 @@ class Queue(_message.Message):
     """
     priority: _builtins.str
     """A CEL expression over the same variables that gives 0–255, 0 the most urgent; values outside are clamped. Absent or
-    empty: every message has 128. An evaluation error gives 128. At most 8,192 bytes.
+    empty: every message has 128. An evaluation error gives `fallback_priority`. At most 8,192 bytes.
     """
     max_attempts: _builtins.int
     """How often a message may be claimed before it is moved to failed: 1–65,535; absent at creation: 5."""
@@ -303,7 +303,7 @@ class Replay(_message.Message):
     """Whether all of it is done."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplayRange]:
-        """One for each ingest shard that had a log when the queue was created."""
+        """One for each ingest shard whose log has something to bring in."""
 
     def __init__(
         self,
