@@ -169,8 +169,9 @@ class EntryServiceServicer:
         """Replaces the payload and headers of a message while it is delayed in this queue. The message changes for every queue that has not
         handed it out; it is not routed anew. While this runs, the entry is not handed out here.
 
-        Errors: as of CancelEntry (WRONG_STATE: not delayed, or any more); INVALID_ARGUMENT (limits as of Publish); ABORTED (the etag is not
-        the current one, which the ErrorInfo's metadata has as `etag`).
+        Errors: as of CancelEntry (WRONG_STATE: not delayed, or any more); NOT_FOUND (MESSAGE_NOT_FOUND: it is not stored any more);
+        INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
+        one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,10 +180,11 @@ class EntryServiceServicer:
     def WatchDelayed(self, request, context):
         """Streams the messages that are delayed in a queue, in the order in which they were routed to it: first those that are there, then those
         that come, without end. Each is sent when it is durable, and before it can be claimed, if the observer keeps up: one whose time comes
-        before it is sent is left out. Messages that wait after a failed attempt are not sent.
+        before it is sent is left out. Messages that wait after a failed attempt are not sent; one that is rescheduled comes again, with its
+        new time. One that was cancelled meanwhile may be sent.
 
-        Errors: INVALID_ARGUMENT (INVALID_POSITION), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are open), UNAVAILABLE (draining: watch
-        again from the last position).
+        Errors: INVALID_ARGUMENT (INVALID_POSITION: not one that was given for this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
+        open), UNAVAILABLE (draining, or the ingest of a message is away: watch again from the last position).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
