@@ -29,7 +29,10 @@ LOOK_S: Final = 1.0
 """How often to look whether a minute is over."""
 
 ROWS: Final = 100
-"""Rows read, and removed with one commit, at most."""
+"""Rows read at once."""
+
+REMOVED: Final = 1000
+"""Rows removed with one commit, of all queues together: a commit for each would cost too much."""
 
 
 class DelayedCleaner:
@@ -40,6 +43,7 @@ class DelayedCleaner:
         self._owner = owner
         self._database = database
         self._minute = last_ms // MINUTE_MS
+        self._over: list[tuple[Queue, int, bytes]] = []
 
     async def run(self) -> None:
         """Cleans once a minute until cancelled."""
@@ -60,6 +64,7 @@ class DelayedCleaner:
         begin_ms = max((minute >> level << level) - (2 << level), 0) * MINUTE_MS
         for queue in list(self._owner.shard.queues.values()):
             await self._clean_queue(queue, begin_ms, (minute - 1) * MINUTE_MS)
+        await self._remove()
         self._minute = minute
 
     async def _clean_queue(self, queue: Queue, begin_ms: int, end_ms: int) -> None:
@@ -70,9 +75,13 @@ class DelayedCleaner:
         first, last = order_of(epoch, begin_ms, 0), order_of(epoch, end_ms, 0) - 1
         while first <= min(last, queue.delayed.last_in(epoch)):
             rows = await self._rows(queue, first, last, descending=False)
-            if rows:
-                await self._remove(queue, epoch, rows)
-                first = _order(rows[-1][0]) + 1
+            for key, value in rows:
+                first = _order(key) + 1
+                if self._is_over(value):
+                    self._over.append((queue, epoch, key))
+                await asyncio.sleep(0)  # a row may have a thousand messages
+            if len(self._over) >= REMOVED:
+                await self._remove()
             if len(rows) < ROWS:
                 return
 
@@ -91,18 +100,22 @@ class DelayedCleaner:
             found += rows
         return found
 
-    async def _remove(self, queue: Queue, epoch: int, rows: list[Row]) -> None:
+    def _is_over(self, value: bytes) -> bool:
         now_ms = self._owner.clock.now_ms()
-        over = [
-            key
-            for key, value in rows
-            if not any(is_delayed(told, now_ms) for told in decode_delayed(value))
-        ]
+        return not any(is_delayed(told, now_ms) for told in decode_delayed(value))
+
+    async def _remove(self) -> None:
+        over, self._over = self._over, []
 
         def remove(_: int) -> None:
             # What was deleted or purged meanwhile is the sweeper's.
-            if self._owner.owns(queue) and queue.lane_epoch == epoch:
-                self._owner.shard.delete_rows(over)
+            self._owner.shard.delete_rows(
+                [
+                    key
+                    for queue, epoch, key in over
+                    if self._owner.owns(queue) and queue.lane_epoch == epoch
+                ]
+            )
 
         if over:
             await self._owner.run(remove)

@@ -192,6 +192,7 @@ class DelayedWatches:
                     if len(found) == PAGE_MESSAGES:
                         return _Page(found, end, is_last=False)
                 end = Position(order + 1, 0)
+                await asyncio.sleep(0)  # a row may have a thousand messages
         return _Page(found, end, is_last=count < PAGE_ROWS)
 
     # --- Messages -----------------------------------------------------------
