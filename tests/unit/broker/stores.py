@@ -46,6 +46,11 @@ class DictStore:
         _apply(self._durable, self._batches.pop(0))
 
     @property
+    def durable_rows(self) -> dict[bytes, bytes]:
+        """What no crash takes back."""
+        return self._durable
+
+    @property
     def undurable_count(self) -> int:
         return len(self._batches)
 
