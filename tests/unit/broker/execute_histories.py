@@ -61,14 +61,28 @@ class ExecuteHistory(EntryHistory):
         else:
             request_id = f"r{request}" if request else ""
             commands = self.commands(chosen)
+            if not commands:
+                return
             if request_id:
                 self.requests.append((request_id, commands))
         self.run(lambda now_ms: self.execute_now(request_id, commands, now_ms), slow)
 
+    @rule(chosen=kinds, request=st.integers(0, 3))
+    def plain_execute(self, chosen: list[Kind], request: int) -> None:
+        self.execute([kind for kind in chosen if kind[3] in QUEUES], request, 99, False)
+
     def commands(self, chosen: list[Kind]) -> list[Command]:
         tokens = self.tokens([pick for _, pick, _, _ in chosen])
+        running = sorted(
+            held.token for queue in self.model.queues.values() for held in queue.held().values()
+        )
+        if chosen and chosen[0][1] % 8:
+            # Most lists name running leases, each once: the others never get far.
+            offset = chosen[0][1]
+            running = [*running[offset % (len(running) or 1) :], *running][: len(running)]
+            tokens = running[: len(chosen)]
         commands: list[Command] = []
-        for (kind, pick, delay_ms, queue_id), token in zip(chosen, tokens, strict=True):
+        for (kind, pick, delay_ms, queue_id), token in zip(chosen, tokens, strict=False):
             if kind == "complete":
                 commands.append(Complete(token))
             elif kind == "fail":
@@ -82,10 +96,6 @@ class ExecuteHistory(EntryHistory):
             else:
                 self.pushed_count += 1
                 commands.append(Push(queue_id, b"%d" % self.pushed_count))
-        # Most lists name each lease once: the others never get far.
-        if chosen[0][1] % 4:
-            used: set[int] = set()
-            commands = [one for one in commands if _is_first(one, used)]
         return commands
 
     def execute_now(self, request_id: str, commands: Sequence[Command], now_ms: int) -> None:
@@ -215,12 +225,3 @@ class ExecuteHistory(EntryHistory):
                 self.durable()
             self.send(3, told=True)
         assert self.ingest == list(self.model.pushes)
-
-
-def _is_first(command: Command, used: set[int]) -> bool:
-    """Whether no command before this one names its lease."""
-    if isinstance(command, Push):
-        return True
-    fresh = command.token not in used
-    used.add(command.token)
-    return fresh
