@@ -130,7 +130,7 @@ class History(RuleBasedStateMachine):
             before = replace(
                 before,
                 timed=False,
-                arrival=self.model.arrival(),
+                arrival=self.model.arrivals,  # those of one call: in any order
                 came_from_ms=held.claimed_at_ms,
                 came_until_ms=self.now_ms,
             )

@@ -1,5 +1,7 @@
 """Golden bytes of our own records and key forms, under the same rule as those in golden.py."""
 
+from dataclasses import replace
+
 from libs.storage import buckets, keys, metadata, own_keys, queues, states
 from tests.unit.storage.golden import LEASE, Row
 
@@ -33,6 +35,15 @@ STATE = states.QueueStateRecord(
             tail_order=15,
             waiting_count=16,
         ),
+    ),
+)
+PURGED = replace(
+    STATE,
+    purges=states.PurgesRecord(
+        lane_epoch=4,
+        garbage_lane_epochs=(2, 3),
+        garbage_done=states.OrderRange(17, 18),
+        garbage_failed=states.OrderRange(19, 20),
     ),
 )
 REQUESTS = [
@@ -194,6 +205,20 @@ VALUES = [
         "020003000a000000000000000b000c000000000000000d00000000000000"
         "80010e0000000000000000000f000000000000001000000000000000",
         lambda: states.encode_queue_state(STATE),
+        ends=(125,),
+    ),
+    Row(
+        "queue state after purges",
+        "queue state",
+        states.decode_queue_state,
+        PURGED,
+        "0102000200aab6dd660200020000010700000000000000030000000400000000000000"
+        "0500000000000000060000000000000008000000000000000900000000000000"
+        "020003000a000000000000000b000c000000000000000d00000000000000"
+        "80010e0000000000000000000f000000000000001000000000000000"
+        "04020002031100000000000000120000000000000013000000000000001400000000000000",
+        lambda: states.encode_queue_state(PURGED),
+        ends=(125,),
     ),
     Row(
         "routing cursor",
