@@ -12,6 +12,7 @@ The pure core, in the order in which to read it:
 `queue_lifecycle` how the records of a queue begin and end
 `attempts`        the failed attempts of messages
 `commands`        what a shard is told, and how it answers
+`replays`         how far queues that start in the past have caught up
 `shard_machine`   all queues of the shard, cursors; what goes into a commit
 `loading`         the way back from the database: the state at start, cold buckets on demand
 """

@@ -277,6 +277,19 @@ async def test_what_is_past_its_retention_is_left_out_and_delays_count_from_the_
         assert await drained(rig, "late") == [due]
 
 
+async def test_messages_pushed_to_other_queues_are_left_out() -> None:
+    async with world() as there, there.broker() as rig, there.router():
+        await there.log.publish([{}], direct_queue_id="other")
+        mine = await there.log.publish([{}], direct_queue_id="late")
+        ids = await publish(there, 1)
+        await there.routed(rig)
+
+        await create(rig, "late")
+        await replayed(rig, "late")
+
+        assert await drained(rig, "late") == mine + ids
+
+
 async def test_a_replay_ends_where_the_log_was_cleared_meanwhile() -> None:
     async with world() as there, there.broker() as rig:
         async with there.router():

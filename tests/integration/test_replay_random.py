@@ -15,6 +15,8 @@ from slatemq.v1 import queue_pb2
 from tests.integration.broker.rig import Rig
 from tests.integration.replay_rig import World, create, drained, replayed, world
 
+pytestmark = pytest.mark.slow  # Brokers and routers start and stop some dozen times.
+
 STEPS = 120
 LETTERS = "abc"
 

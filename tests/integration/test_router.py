@@ -47,6 +47,25 @@ async def test_a_queue_without_a_filter_takes_what_names_it(stack: Stack) -> Non
     assert stack.got("orders") == ids[:1]
 
 
+async def test_a_pushed_message_reaches_its_queue_alone_and_a_delayed_queue_delays(
+    stack: Stack,
+) -> None:
+    await stack.shard.set_queue("all", "true")
+    await stack.shard.set_queue("mine", "false")
+    stack.shard.changes["mine"][1].queue.default_delay_ms = 500
+
+    async with stack.router():
+        pushed = await stack.log.publish([{}], direct_queue_id="mine")
+        own = await stack.log.publish([{}], direct_queue_id="mine", delay_ms=0)
+        nowhere = await stack.log.publish([{}], direct_queue_id="gone")
+        ids = await stack.log.publish([{}])
+        await until(lambda: stack.got("all") == ids)
+
+    assert stack.got("mine") == pushed + own
+    assert [stack.shard.rows[i][2] for i in (*pushed, *own)] == [2_500, 2_000]
+    assert nowhere[0] not in stack.shard.rows
+
+
 async def test_what_was_stored_before_the_router_started_is_routed_too(stack: Stack) -> None:
     await stack.shard.set_queue("all", "true")
     ids = [i for _ in range(120) for i in await stack.log.publish([{}, {}])]
