@@ -54,22 +54,25 @@ class ExecuteHistory(EntryHistory):
 
     # --- Commands -----------------------------------------------------------
 
-    @rule(chosen=kinds, request=st.integers(0, 3), repeat=st.integers(0, 5), slow=slowly)
-    def execute(self, chosen: list[Kind], request: int, repeat: int, slow: bool) -> None:
-        if repeat < len(self.requests):
-            request_id, commands = self.requests[-1 - repeat]
-        else:
-            request_id = f"r{request}" if request else ""
-            commands = self.commands(chosen)
-            if not commands:
-                return
-            if request_id:
-                self.requests.append((request_id, commands))
+    @rule(chosen=kinds, request=st.integers(0, 3), slow=slowly)
+    def execute(self, chosen: list[Kind], request: int, slow: bool) -> None:
+        commands = self.commands(chosen)
+        if not commands:
+            return
+        request_id = ("", "used by several", *[f"r{len(self.requests)}"] * 2)[request]
+        if request_id:
+            self.requests.append((request_id, commands))
         self.run(lambda now_ms: self.execute_now(request_id, commands, now_ms), slow)
 
-    @rule(chosen=kinds, request=st.integers(0, 3))
-    def plain_execute(self, chosen: list[Kind], request: int) -> None:
-        self.execute([kind for kind in chosen if kind[3] in QUEUES], request, 99, False)
+    @rule(chosen=kinds)
+    def plain_execute(self, chosen: list[Kind]) -> None:
+        self.execute([kind for kind in chosen if kind[3] in QUEUES], 3, False)
+
+    @rule(pick=st.integers(0, 5), slow=slowly)
+    def execute_again(self, pick: int, slow: bool) -> None:
+        if self.requests:
+            request_id, commands = self.requests[-1 - pick % len(self.requests)]
+            self.run(lambda now_ms: self.execute_now(request_id, commands, now_ms), slow)
 
     def commands(self, chosen: list[Kind]) -> list[Command]:
         tokens = self.tokens([pick for _, pick, _, _ in chosen])
