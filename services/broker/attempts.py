@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
 
 from libs.storage.keys import attempts_key
@@ -27,6 +27,10 @@ class Attempts:
 
     def __contains__(self, key: Key) -> bool:
         return key in self._records
+
+    def get(self, key: Key) -> Sequence[FailedAttempt] | None:
+        """The record, if it is here: newer then than what the database has."""
+        return self._records.get(key)
 
     def begin_read(self, keys: Iterable[Key]) -> None:
         """Notes that these are being read: if they come here meanwhile, they must stay."""

@@ -31,8 +31,14 @@ from services.broker.consumer_servicer import ConsumerServicer, stopping
 from services.broker.delayed_cleaning import DelayedCleaner
 from services.broker.delayed_watch import DelayedWatches
 from services.broker.delivery import Delivery
+from services.broker.editing import MessageEditor
+from services.broker.entry_conversion import EntryTeller
+from services.broker.entry_finding import EntryFinder
+from services.broker.entry_listing import EntryLister
+from services.broker.entry_servicer import EntryServicer
 from services.broker.execute_conversion import PushLimits
 from services.broker.executor import Executor
+from services.broker.finished_pages import done_reader, failed_reader
 from services.broker.loading import last_clock_ms, load_shard
 from services.broker.metrics import measure, measure_outbox
 from services.broker.other_shards import IngestPushes, OtherBrokers, OutboxTarget
@@ -42,11 +48,14 @@ from services.broker.payloads import IngestClient, Ingests, Payloads
 from services.broker.queue_servicer import QueueServicer
 from services.broker.replay_starts import ReplayStarts
 from services.broker.sweeper import Sweeper
+from services.broker.waiting_pages import WaitingReader
 from slatemq.v1 import (
     assignment_pb2,
     assignment_pb2_grpc,
     consumer_pb2,
     consumer_pb2_grpc,
+    entry_pb2,
+    entry_pb2_grpc,
     queue_pb2,
     queue_pb2_grpc,
     topology_pb2_grpc,
@@ -61,6 +70,7 @@ GRPC_SERVICES = (
             (queue_pb2, "QueueService"),
             (consumer_pb2, "ConsumerService"),
             (assignment_pb2, "AssignmentService"),
+            (entry_pb2, "EntryService"),
         )
     ),
     TOPOLOGY_SERVICE,
@@ -94,6 +104,7 @@ class BrokerService:
         self._queues = QueueServicer(config.shard, config.max_message_delay_ms)
         self._consumers = ConsumerServicer(config.shard)
         self._assignments = AssignmentServicer(config.shard)
+        self._entries = EntryServicer(config.shard)
         self._tasks: list[asyncio.Task[object]] = []
         self._database: Database | None = None
         self._owner: ShardOwner | None = None
@@ -115,6 +126,7 @@ class BrokerService:
         queue_pb2_grpc.add_QueueServiceServicer_to_server(self._queues, server)
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(self._consumers, server)
         assignment_pb2_grpc.add_AssignmentServiceServicer_to_server(self._assignments, server)
+        entry_pb2_grpc.add_EntryServiceServicer_to_server(self._entries, server)
         topology = TopologyServicer(self._directory)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(topology, server)
 
@@ -148,6 +160,10 @@ class BrokerService:
         executor, sender = self._commands(owner, database)
         self._consumers.begin(owner, delivery, executor)
         self._assignments.begin(owner, delivery)
+        self._entries.begin_delayed(
+            MessageEditor(owner, delivery, payloads, ingests), self._watches
+        )
+        self._look_into(owner, database, ingests)
         self._owner, self._delivery = owner, delivery
         measure(self._telemetry, shard)
         measure_outbox(self._telemetry, shard.outbox)
@@ -163,6 +179,19 @@ class BrokerService:
             self._tasks.append(asyncio.create_task(work))
         log.info(
             "shard %d: %d queues, revision %d", config.shard, len(shard.queues), shard.revision
+        )
+
+    def _look_into(self, owner: ShardOwner, database: Database, ingests: Ingests) -> None:
+        """Lets entries be listed, found and repaired."""
+        waiting = WaitingReader(database)
+        done, failed = done_reader(database), failed_reader(database)
+        teller = EntryTeller(owner, database, ingests)
+        self._entries.begin_entries(
+            owner,
+            EntryFinder(owner, waiting, done, failed),
+            EntryLister(owner, waiting, done, failed, teller),
+            teller,
+            ingests,
         )
 
     def _commands(self, owner: ShardOwner, database: Database) -> tuple[Executor, OutboxSender]:

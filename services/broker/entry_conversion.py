@@ -1,0 +1,195 @@
+"""Entries as EntryService tells them: from what lists hold, with attempts and messages by view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol, TypeAlias
+
+from libs.storage.ids import shard_of
+from libs.storage.keys import attempts_key
+from libs.storage.queues import (
+    AvailableMessage,
+    DoneMessage,
+    FailedAttempt,
+    FailedMessage,
+    decode_attempts,
+)
+from services.broker.entry_finding import Found
+from services.broker.entry_handles import listed_handle, waiting_handle
+from services.broker.finished_pages import Listed
+from services.broker.leases import Lease
+from services.broker.owner import ShardOwner
+from services.broker.payloads import Ingests
+from services.broker.waiting_buckets import Place
+from slatemq.errors import InvalidArgument
+from slatemq.v1 import entry_pb2, queue_pb2
+from slatemq.v1.message_pb2 import Message
+
+PAYLOAD_BYTES_MAX: Final = 32 << 20
+"""Payloads in one answer at most, unless one message alone has more."""
+
+WITH_ATTEMPTS: Final = frozenset(
+    {entry_pb2.ENTRY_VIEW_ATTEMPTS, entry_pb2.ENTRY_VIEW_HEADERS, entry_pb2.ENTRY_VIEW_FULL}
+)
+WITH_MESSAGE: Final = frozenset({entry_pb2.ENTRY_VIEW_HEADERS, entry_pb2.ENTRY_VIEW_FULL})
+
+View: TypeAlias = entry_pb2.EntryView.ValueType
+
+
+class Gets(Protocol):
+    """What is needed of a database."""
+
+    async def get(self, key: bytes, durable: bool = False) -> bytes | None:
+        """The value of a key."""
+
+
+def checked_view(view: View) -> View:
+    """A view that there is; raises InvalidArgument."""
+    if view not in entry_pb2.EntryView.values():
+        raise InvalidArgument("view", f"{view} is no view")
+    return view
+
+
+def waiting_entry(
+    queue_id: str, place: Place, item: AvailableMessage, now_ms: int
+) -> entry_pb2.Entry:
+    """An available entry, or one that is delayed at `now_ms`."""
+    delayed = item.visible_at_ms > now_ms
+    return entry_pb2.Entry(
+        handle=waiting_handle(queue_id, item.message_id, place),
+        queue_id=queue_id,
+        message_id=item.message_id,
+        state=queue_pb2.ENTRY_STATE_DELAYED if delayed else queue_pb2.ENTRY_STATE_AVAILABLE,
+        priority=item.priority,
+        attempts_count=item.attempts,
+        visible_at_ms=item.visible_at_ms,
+        retention_deadline_ms=item.retention_deadline_ms,
+    )
+
+
+def in_flight_entry(lease: Lease) -> entry_pb2.Entry:
+    """An entry under a lease."""
+    queue_id = lease.queue.queue_id
+    return entry_pb2.Entry(
+        handle=listed_handle(queue_id, lease.message_id, "i", lease.bucket.order),
+        queue_id=queue_id,
+        message_id=lease.message_id,
+        state=queue_pb2.ENTRY_STATE_IN_FLIGHT,
+        priority=lease.priority,
+        attempts_count=lease.attempts,
+        retention_deadline_ms=lease.retention_deadline_ms,
+        consumer_id=lease.consumer,
+        claimed_at_ms=lease.claimed_at_ms,
+        lease_deadline_ms=lease.deadline_ms,
+    )
+
+
+def done_entry(queue_id: str, listed: Listed[DoneMessage]) -> entry_pb2.Entry:
+    """An entry that is done."""
+    message = listed.message
+    return entry_pb2.Entry(
+        handle=listed_handle(queue_id, message.message_id, "d", listed.spot.order),
+        queue_id=queue_id,
+        message_id=message.message_id,
+        state=queue_pb2.ENTRY_STATE_DONE,
+        attempts_count=message.attempts,
+        consumer_id=message.consumer,
+        claimed_at_ms=message.first_claimed_at_ms,
+        finished_at_ms=message.done_at_ms,
+        transferred_to=message.transferred_to,
+    )
+
+
+def failed_entry(queue_id: str, listed: Listed[FailedMessage]) -> entry_pb2.Entry:
+    """A dead letter."""
+    message = listed.message
+    return entry_pb2.Entry(
+        handle=listed_handle(queue_id, message.message_id, "f", listed.spot.order),
+        queue_id=queue_id,
+        message_id=message.message_id,
+        state=queue_pb2.ENTRY_STATE_FAILED,
+        priority=message.priority,
+        attempts_count=message.attempts,
+        retention_deadline_ms=message.retention_deadline_ms,
+        finished_at_ms=message.failed_at_ms,
+        reason=message.reason,
+    )
+
+
+def found_entry(found: Found, now_ms: int) -> entry_pb2.Entry:
+    """An entry that was looked for."""
+    queue_id = found.queue.queue_id
+    if found.waiting is not None:
+        return waiting_entry(queue_id, *found.waiting, now_ms)
+    if found.lease is not None:
+        return in_flight_entry(found.lease)
+    if found.done is not None:
+        return done_entry(queue_id, found.done)
+    assert found.failed is not None
+    return failed_entry(queue_id, found.failed)
+
+
+class EntryTeller:
+    """Adds to entries what lies elsewhere: attempts, and messages from the ingests."""
+
+    def __init__(self, owner: ShardOwner, database: Gets, ingests: Ingests) -> None:
+        """Read attempts here and messages there."""
+        self._owner = owner
+        self._database = database
+        self._ingests = ingests
+
+    async def tell(self, entries: Sequence[entry_pb2.Entry], view: View) -> int:
+        """Adds what the view wants; gives how many of the first entries fit into an answer.
+
+        Raises Unavailable while messages are wanted and an ingest is away.
+        """
+        if view in WITH_ATTEMPTS:
+            for entry in entries:
+                entry.attempts.extend(await self._attempts(entry))
+        if view not in WITH_MESSAGE:
+            return len(entries)
+        return await self._add_messages(entries, with_payload=view == entry_pb2.ENTRY_VIEW_FULL)
+
+    async def _attempts(self, entry: entry_pb2.Entry) -> list[entry_pb2.Attempt]:
+        key = (entry.queue_id, entry.message_id)
+        known = self._owner.shard.attempts.get(key)
+        if known is None:
+            stored = await self._database.get(attempts_key(*key))
+            known = decode_attempts(stored) if stored else []
+        return list(map(_attempt, known))
+
+    async def _add_messages(self, entries: Sequence[entry_pb2.Entry], *, with_payload: bool) -> int:
+        by_shard: dict[int, list[int]] = {}
+        for entry in entries:
+            by_shard.setdefault(shard_of(entry.message_id), []).append(entry.message_id)
+        stored: dict[int, tuple[Message, str]] = {}
+        gone: set[int] = set()
+        left = PAYLOAD_BYTES_MAX
+        for shard, ids in by_shard.items():
+            wanted = list(dict.fromkeys(ids))
+            while wanted and (left > 0 or not with_payload):
+                told = await self._ingests.read_with_etags(shard, wanted)
+                for message, etag in zip(told.messages, told.etags, strict=True):
+                    stored[message.message_id] = (message, etag)
+                    left -= len(message.payload)
+                    if not with_payload:
+                        message.ClearField("payload")
+                gone.update(told.missing_ids)
+                if not told.messages and not told.missing_ids:
+                    break
+                wanted = [one for one in wanted if one not in stored and one not in gone]
+        for count, entry in enumerate(entries):
+            if entry.message_id in stored:
+                message, entry.etag = stored[entry.message_id]
+                entry.message.CopyFrom(message)
+            elif entry.message_id not in gone:
+                return count
+        return len(entries)
+
+
+def _attempt(attempt: FailedAttempt) -> entry_pb2.Attempt:
+    return entry_pb2.Attempt(
+        consumer_id=attempt.consumer,
+        claimed_at_ms=attempt.claimed_at_ms,
+        outcome=attempt.outcome,
+    )

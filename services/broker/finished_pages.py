@@ -1,0 +1,196 @@
+"""Reads the done and the failed lists of queues: durable rows, in order of time or backwards.
+
+A list begins at its oldest order: what lies before is garbage, and is never scanned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from libs.storage.buckets import MAX_ORDER_MS, last_order, order_of, split_bucket
+from libs.storage.keys import done_range, failed_range, parse_done_key, parse_failed_key
+from libs.storage.primitives import KeyRange
+from libs.storage.queues import DoneMessage, FailedMessage, decode_done, decode_failed
+from services.broker.queue_machine import Queue
+
+SCANNED_MAX = 20_000
+"""Messages looked at for one page at most: those outside of the time asked for fill no page."""
+
+READ_ROWS = 200
+"""Rows read at once: of one message each they take a millisecond."""
+
+M = TypeVar("M")
+
+
+class DurableStore(Protocol):
+    """What is needed of a database: `libs.storage.slate.Database` has it."""
+
+    def scan(
+        self,
+        start: bytes,
+        end: bytes,
+        limit: int | None = None,
+        durable: bool = False,
+        descending: bool = False,
+    ) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+        """Rows with start ≤ key < end in key order or backwards, at most `limit`, in lists."""
+
+
+class Spot(NamedTuple):
+    """Behind which message of a list to go on: its row, and its place in it."""
+
+    order: int
+    place: int
+
+
+class Span(NamedTuple):
+    """When the messages wanted were finished: from_ms ≤ time < until_ms (0 = without end)."""
+
+    from_ms: int = 0
+    until_ms: int = 0
+
+    def holds(self, time_ms: int) -> bool:
+        """Whether a time is within."""
+        return self.from_ms <= time_ms and (not self.until_ms or time_ms < self.until_ms)
+
+
+class Listed(NamedTuple, Generic[M]):
+    """A message and where it is."""
+
+    spot: Spot
+    message: M
+
+
+class FinishedPage(NamedTuple, Generic[M]):
+    """Some messages of a list, and behind which the next ones are; None: there are no more."""
+
+    messages: list[Listed[M]]
+    next: Spot | None
+
+
+class FinishedReader(Generic[M]):
+    """Reads one kind of list."""
+
+    def __init__(
+        self,
+        database: DurableStore,
+        oldest: Callable[[Queue], int],
+        range_of: Callable[[str, int, int], KeyRange],
+        order_in: Callable[[bytes], int],
+        decode: Callable[[bytes], list[M]],
+        time_of: Callable[[M], int],
+    ) -> None:
+        """Read from this database; see `done_reader` and `failed_reader`."""
+        self._database = database
+        self._oldest = oldest
+        self._range_of = range_of
+        self._order_in = order_in
+        self._decode = decode
+        self._time_of = time_of
+
+    async def page(
+        self, queue: Queue, span: Span, after: Spot | None, limit: int, *, newest_first: bool
+    ) -> FinishedPage[M]:
+        """Some messages that were finished within the span. A page may be short of `limit`."""
+        found: list[Listed[M]] = []
+        scanned = 0
+        async for order, messages in self.rows(queue, span, after, newest_first=newest_first):
+            for one in _behind(order, messages, after, newest_first):
+                scanned += 1
+                time_ms = self._time_of(one.message)
+                if _is_past(time_ms, span, newest_first):
+                    return FinishedPage(found, None)
+                if span.holds(time_ms):
+                    found.append(one)
+                if len(found) >= limit or scanned >= SCANNED_MAX:
+                    return FinishedPage(found, one.spot)
+        return FinishedPage(found, None)
+
+    async def rows(
+        self, queue: Queue, span: Span, after: Spot | None, *, newest_first: bool = False
+    ) -> AsyncIterator[tuple[int, list[M]]]:
+        """Rows that may have messages within the span, from that of `after` on: (order, messages).
+
+        A row is written after what is in it was finished, so its order is no earlier.
+        """
+        oldest = self._oldest(queue)
+        if not oldest:
+            return
+        first = max(oldest, order_of(queue.epoch, min(span.from_ms, MAX_ORDER_MS), 0))
+        last = last_order(queue.epoch)
+        if after is not None:
+            first, last = (first, after.order) if newest_first else (max(first, after.order), last)
+        while first <= last:
+            keys = self._range_of(queue.queue_id, first, last)
+            count = 0
+            async for rows in self._database.scan(
+                keys.start, keys.end, limit=READ_ROWS, durable=True, descending=newest_first
+            ):
+                for key, value in rows:
+                    count += 1
+                    order = self._order_in(key)
+                    first, last = (first, order - 1) if newest_first else (order + 1, last)
+                    yield order, self._decode(value)
+            if count < READ_ROWS:
+                return
+
+    async def row(self, queue: Queue, order: int) -> list[M]:
+        """The messages of one row; none when it is gone."""
+        if not 0 < self._oldest(queue) <= order <= last_order(queue.epoch):
+            return []
+        keys = self._range_of(queue.queue_id, order, order)
+        async for rows in self._database.scan(keys.start, keys.end, limit=1, durable=True):
+            for _, value in rows:
+                return self._decode(value)
+        return []
+
+
+def done_reader(database: DurableStore) -> FinishedReader[DoneMessage]:
+    """Reads done lists."""
+    return FinishedReader(
+        database,
+        lambda queue: queue.done.oldest_order,
+        done_range,
+        lambda key: _order(parse_done_key(key).bucket),
+        decode_done,
+        lambda message: message.done_at_ms,
+    )
+
+
+def failed_reader(database: DurableStore) -> FinishedReader[FailedMessage]:
+    """Reads failed lists."""
+    return FinishedReader(
+        database,
+        lambda queue: queue.failed.oldest_order,
+        failed_range,
+        lambda key: _order(parse_failed_key(key).bucket),
+        decode_failed,
+        lambda message: message.failed_at_ms,
+    )
+
+
+def _order(bucket: int | None) -> int:
+    assert bucket is not None, "the RFC's form of the key is never written here"
+    return split_bucket(bucket).order
+
+
+def _behind(
+    order: int, messages: Sequence[M], after: Spot | None, newest_first: bool
+) -> list[Listed[M]]:
+    """What of a row is not told yet, in the order wanted."""
+    listed = [Listed(Spot(order, place), message) for place, message in enumerate(messages)]
+    if newest_first:
+        listed.reverse()
+    if after is None or after.order != order:
+        return listed
+    if newest_first:
+        return [one for one in listed if one.spot.place < after.place]
+    return [one for one in listed if one.spot.place > after.place]
+
+
+def _is_past(time_ms: int, span: Span, newest_first: bool) -> bool:
+    """Whether nothing behind this time can be within the span: lists are in order of time."""
+    if newest_first:
+        return time_ms < span.from_ms
+    return bool(span.until_ms) and time_ms >= span.until_ms
