@@ -95,9 +95,9 @@ class Publisher:
         if message.dedupe_key or not self._room.try_take(size):
             self._entering += 1
             try:
-                if message.dedupe_key:
-                    shard = await self._requests.shard_of(message.dedupe_key)
-                await self._room.take(size)
+                shard = await self._requests.shard_of(message.dedupe_key)
+                if not self._room.try_take(size):
+                    await self._room.take(size)
             finally:
                 self._entering -= 1
         try:

@@ -15,11 +15,13 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError, Unavailable
 from slatemq.rpc_status import STATUS_DETAILS_KEY, grpc_code, to_status
 from slatemq.v1 import (
     consumer_pb2,
     consumer_pb2_grpc,
+    entry_pb2_grpc,
     ingest_pb2,
     ingest_pb2_grpc,
     queue_pb2,
@@ -29,6 +31,7 @@ from slatemq.v1 import (
 )
 
 T = TypeVar("T")
+RECEIVED_AT_MS = 1_700_000_000_000
 Mishap = Callable[[Any], SlateMQError | None]
 
 
@@ -64,6 +67,8 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
         before: Refuses a request instead of storing it.
         after: Refuses a request although it is stored: its answer is lost.
         gate: Publishes wait for it.
+        keys: The IDs of the messages that came with dedupe keys.
+        shards: The shards that it knows of; it refuses the keys of others.
     """
 
     shard: int = 0
@@ -71,7 +76,9 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
     after: deque[SlateMQError] = field(default_factory=deque)
     stored: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    seen: dict[str, tuple[bytes, list[int]]] = field(default_factory=dict)
+    seen: dict[str, tuple[bytes, list[tuple[int, bool]]]] = field(default_factory=dict)
+    keys: dict[str, int] = field(default_factory=dict)
+    shards: list[int] = field(default_factory=lambda: [0])
     calls: list[tuple[float, str, int]] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -99,19 +106,34 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
             if message.payload == b"bad":
                 error = InvalidArgument(f"messages[{index}].headers", "has 256, at most 255")
                 await refuse(context, error)
+            if message.dedupe_key and dedupe_shard(message.dedupe_key, self.shards) != self.shard:
+                field = f"messages[{index}].dedupe_key"
+                await refuse(context, InvalidArgument(field, "no", reason="WRONG_SHARD"))
         content = b"".join(m.SerializeToString(deterministic=True) for m in request.messages)
         known = self.seen.get(request.request_id)
         if known is not None and known[0] != content:
             await refuse(context, InvalidArgument("request_id", "used before"))
         if known is None:
-            first = (self.shard << 48) + len(self.stored) + 1
-            self.stored += [message.payload for message in request.messages]
-            self.headers += [dict(message.headers) for message in request.messages]
-            known = content, list(range(first, first + len(request.messages)))
+            known = content, [self._store(message) for message in request.messages]
             self.seen[request.request_id] = known
         if self.after:
             await refuse(context, self.after.popleft())
-        return ingest_pb2.PublishResponse(message_ids=known[1])
+        answer = ingest_pb2.PublishResponse(received_at_ms=RECEIVED_AT_MS)
+        for place, (message_id, duplicate) in enumerate(known[1]):
+            answer.message_ids.append(message_id)
+            if duplicate:
+                answer.duplicates.append(place)
+        return answer
+
+    def _store(self, message: Any) -> tuple[int, bool]:
+        if message.dedupe_key in self.keys:
+            return self.keys[message.dedupe_key], True
+        self.stored.append(message.payload)
+        self.headers.append(dict(message.headers))
+        message_id = (self.shard << 48) + len(self.stored)
+        if message.dedupe_key:
+            self.keys[message.dedupe_key] = message_id
+        return message_id, False
 
 
 @dataclass
@@ -140,6 +162,9 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     streams: int = 0
     stops: int = 0
     exists: bool = True
+    paused: bool = False
+    executed: list[Any] = field(default_factory=list)
+    request_ids: set[str] = field(default_factory=set)
     silent: bool = False
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -166,6 +191,8 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         return claimed
 
     async def Claim(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self.paused:
+            await refuse(context, FailedPrecondition("QUEUE_PAUSED", "it is paused"))
         if not self.exists:
             await refuse(context, NotFound("queue", request.queue_id))
         if not self.available and request.wait_ms:
@@ -179,6 +206,8 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     async def Consume(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.streams += 1
         first = await anext(aiter(requests))
+        if self.paused:
+            await refuse(context, FailedPrecondition("QUEUE_PAUSED", "it is paused"))
         if not self.exists:
             await refuse(context, NotFound("queue", first.start.queue_id))
         credit = [first.start.credit.messages_count]
@@ -261,6 +290,33 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         await self.tell()
         return answer
 
+    async def Execute(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """All or nothing, once for each request ID; leases are only looked at."""
+        if request.request_id not in self.request_ids:
+            for place, command in enumerate(request.commands):
+                action = getattr(command, command.WhichOneof("action"))
+                token = getattr(action, "lease_token", None)
+                if token is not None and token not in self.leases:
+                    about = {"command": str(place)}
+                    await refuse(
+                        context, FailedPrecondition("LEASE_ENDED", "it ran out", metadata=about)
+                    )
+            self.request_ids.add(request.request_id)
+            self.executed.append(request)
+            for command in request.commands:
+                if command.HasField("complete"):
+                    self._finish(command.complete.lease_token)
+        await self._answer(context)
+        results = [consumer_pb2.CommandResult() for _ in request.commands]
+        return consumer_pb2.ExecuteResponse(results=results)
+
+    async def GetQueue(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if not self.exists:
+            await refuse(context, NotFound("queue", request.queue_id))
+        queue = queue_pb2.Queue(queue_id=request.queue_id, paused=self.paused)
+        queue.counts.available_count = len(self.available)
+        return queue_pb2.GetQueueResponse(queue=queue)
+
     async def CreateQueue(self, request: Any, context: Any) -> Any:  # noqa: N802
         return queue_pb2.CreateQueueResponse(queue=request.queue)
 
@@ -290,6 +346,8 @@ class Instance:
         ingest: Ingest | None = None,
         broker: Broker | None = None,
         options: list[tuple[str, int]] | None = None,
+        entries: entry_pb2_grpc.EntryServiceServicer | None = None,
+        broker_shard: int = 0,
     ) -> tuple[str, grpc.aio.Server]:
         """Starts a server, and tells everybody where it is."""
         server = grpc.aio.server(options=options or [])
@@ -302,7 +360,10 @@ class Instance:
         if broker is not None:
             consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(broker, server)
             queue_pb2_grpc.add_QueueServiceServicer_to_server(broker, server)
-            self.directory.put("brokers", 0, address)
+            self.directory.put("brokers", broker_shard, address)
+        if entries is not None:
+            entry_pb2_grpc.add_EntryServiceServicer_to_server(entries, server)
+            self.directory.put("brokers", broker_shard, address)
         await server.start()
         self.servers.append(server)
         return address, server
