@@ -14,7 +14,12 @@ from tests.acceptance.local_stack import REPOSITORY, LocalStack
 pytestmark = pytest.mark.stack
 
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = ("README.md", "docs/how-to/publish.md", "docs/how-to/stubs.md")
+PAGES = (
+    "README.md",
+    "docs/how-to/commands.md",
+    "docs/how-to/publish.md",
+    "docs/how-to/stubs.md",
+)
 
 
 def test_the_code_on_the_pages_runs(stack: LocalStack, tmp_path: Path) -> None:
