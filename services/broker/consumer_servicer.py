@@ -102,13 +102,15 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         return answer
 
     async def _wait(self, queue: Queue, claim: OneClaim, wait_ms: int) -> None:
-        self._delivery.add(queue, claim)
         try:
+            self._delivery.add(queue, claim)
             async with asyncio.timeout(wait_ms / 1000 if wait_ms else None):
                 await claim.done.wait()
         except TimeoutError:
             if not claim.done.is_set():
                 claim.error = self._delivery.away(queue)
+        except SlateMQError as refused:
+            claim.error = refused
         finally:
             self._delivery.remove(queue, claim)
 

@@ -17,17 +17,20 @@ from itertools import islice
 
 from libs.storage.ids import shard_of
 from libs.storage.queues import AvailableMessage
+from services.broker.desks import LOOK_AHEAD, Desk
 from services.broker.owner import ShardOwner
 from services.broker.payloads import Fetched, Held, Payloads
 from services.broker.queue_machine import Choice, NeedsLane, Queue
 from services.broker.waiters import Delivered, Waiter
-from slatemq.errors import NotFound, ResourceExhausted, SlateMQError, Unavailable
+from slatemq.errors import (
+    FailedPrecondition,
+    NotFound,
+    ResourceExhausted,
+    SlateMQError,
+    Unavailable,
+)
 
 log = logging.getLogger(__name__)
-
-LOOK_AHEAD = 10_000
-"""Messages looked at, and fetched, for the claims of one queue at a time: as many as an ingest
-gives at once, and as one claim may ask for."""
 
 ANSWER_BYTES_MAX = 64 << 20
 """Messages in one answer, headers and all, unless one alone is larger: gRPC's limit is above it."""
@@ -44,33 +47,6 @@ TIMER_MAX_MS = 60_000
 
 GONE = "payload gone"
 """The reason of a dead letter whose payload is not stored any more."""
-
-
-class Desk:
-    """The waiters of one queue, in line."""
-
-    __slots__ = ("again", "away", "impatient", "line", "queue", "stuck", "task", "timer")
-
-    def __init__(self, queue: Queue) -> None:
-        self.queue = queue
-        self.line: OrderedDict[Waiter, None] = OrderedDict()
-        self.impatient: set[Waiter] = set()
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.again = False
-        self.stuck = False  # there were messages at the last look, and none could be claimed
-        self.away: SlateMQError | None = None
-
-    def wanted(self) -> int:
-        """How many messages to look at for those in line."""
-        # No more than there are: most who wait, wait on a queue that has none.
-        most = min(self.queue.ready_count + self.queue.timed_count, LOOK_AHEAD)
-        wanted = 0
-        for waiter in self.line:
-            if wanted >= most:
-                return most
-            wanted += waiter.wants
-        return min(wanted, most)
 
 
 class Delivery:
@@ -109,12 +85,15 @@ class Delivery:
     def add(self, queue: Queue, waiter: Waiter) -> None:
         """Puts a waiter in line until it wants no more or is removed.
 
-        Raises NotFound for a queue that was deleted, and what `drain` was told from then on.
+        Raises NotFound for a queue that was deleted, FailedPrecondition for one that is paused, and
+        what `drain` was told from then on.
         """
         if self._closed is not None:
             raise self._closed
         if not self._owner.owns(queue):
             raise NotFound("queue", queue.queue_id)
+        if queue.settings.paused:
+            raise paused(queue)
         desk = self._desks.get(queue)
         if desk is None:
             desk = self._desks[queue] = Desk(queue)
@@ -170,7 +149,13 @@ class Delivery:
 
     def queue_deleted(self, queue: Queue) -> None:
         """Tells everybody who waits on the queue, with credit or without, that it is gone."""
-        error = NotFound("queue", queue.queue_id)
+        self._turn_away(queue, NotFound("queue", queue.queue_id))
+
+    def queue_paused(self, queue: Queue) -> None:
+        """Tells everybody who waits on the queue, with credit or without, that it is paused."""
+        self._turn_away(queue, paused(queue))
+
+    def _turn_away(self, queue: Queue, error: SlateMQError) -> None:
         for stream, its_queue in self.streams.items():
             if its_queue is queue:
                 stream.failed(error)
@@ -389,3 +374,10 @@ class Delivery:
         """Why the last look for a queue's waiters found nothing, if an ingest was away."""
         desk = self._desks.get(queue)
         return desk.away if desk is not None else None
+
+
+def paused(queue: Queue) -> FailedPrecondition:
+    """What those hear who want messages of a paused queue."""
+    return FailedPrecondition(
+        "QUEUE_PAUSED", f"queue {queue.queue_id!r} is paused", subject=queue.queue_id
+    )

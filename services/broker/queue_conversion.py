@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from libs.filters import DEFAULT_FILTER, SOURCE_BYTES_MAX, FilterError, check
 from libs.storage.states import QueueStateRecord
@@ -16,6 +16,7 @@ from services.broker.backoff import (
     Backoff,
     BackoffKind,
 )
+from services.broker.commands import Purge
 from services.broker.queue_machine import Queue
 from services.broker.queue_settings import MAX_LEASE_MS, MAX_TOTAL_LEASE_MS, QueueSettings
 from services.broker.replays import Ranges
@@ -38,6 +39,8 @@ _LEAST_MOST = {
     "max_total_lease_ms": (1000, MAX_TOTAL_LEASE_MS),
     "failed_retention_s": (0, _U32_MAX),
 }
+
+EntryState: TypeAlias = "queue_pb2.EntryState.ValueType"
 
 SETTINGS = ("filter", "priority", "default_delay_ms", "backoff", *_LEAST_MOST)
 """The settings that a queue's owner may set, as they are named in the proto."""
@@ -193,16 +196,26 @@ def public(
     if replay:
         told.replay.CopyFrom(_replay(replay))
     if now_ms is not None:
-        told.counts.CopyFrom(
-            queue_pb2.QueueCounts(
-                available_count=queue.ready_count,
-                delayed_count=queue.timed_count,
-                in_flight_count=queue.in_flight_count,
-                done_count=queue.done_count,
-                failed_count=queue.failed_count,
-            )
-        )
+        told.counts.CopyFrom(_counts(queue, now_ms))
     return told
+
+
+def _counts(queue: Queue, now_ms: int) -> queue_pb2.QueueCounts:
+    waiting = queue.counts(now_ms)
+    return queue_pb2.QueueCounts(
+        available_count=waiting.available,
+        delayed_count=waiting.delayed,
+        in_flight_count=queue.in_flight_count,
+        done_count=queue.done_count,
+        failed_count=queue.failed_count,
+        by_priority=[
+            queue_pb2.PriorityCounts(
+                priority=priority, available_count=available, delayed_count=delayed
+            )
+            for priority, available, delayed in waiting.by_priority
+        ],
+        oldest_claimable_age_ms=waiting.oldest_claimable_ms,
+    )
 
 
 def _public_backoff(backoff: Backoff) -> queue_pb2.Backoff:
@@ -228,6 +241,24 @@ def _replay(ranges: Ranges) -> queue_pb2.Replay:
         ],
         done=all(one.cursor == one.end for one in ranges),
     )
+
+
+def purges_of(states: Sequence[EntryState]) -> set[Purge]:
+    """What a purge of these states empties; InvalidArgument for one that there is not."""
+    for index, state in enumerate(states):
+        if state not in _PURGES:
+            known = ", ".join(queue_pb2.EntryState.Name(one) for one in _PURGES)
+            raise InvalidArgument(f"states[{index}]", f"must be one of {known}")
+    return {_PURGES[state] for state in states} or {Purge.AVAILABLE}
+
+
+_PURGES: dict[EntryState, Purge] = {
+    queue_pb2.ENTRY_STATE_AVAILABLE: Purge.AVAILABLE,
+    queue_pb2.ENTRY_STATE_DELAYED: Purge.AVAILABLE,
+    queue_pb2.ENTRY_STATE_IN_FLIGHT: Purge.IN_FLIGHT,
+    queue_pb2.ENTRY_STATE_DONE: Purge.DONE,
+    queue_pb2.ENTRY_STATE_FAILED: Purge.FAILED,
+}
 
 
 def changes_between(

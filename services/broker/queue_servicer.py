@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from libs.filters import DEFAULT_FILTER
+from services.broker.commands import Purge
 from services.broker.delivery import Delivery
 from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import (
@@ -20,6 +21,7 @@ from services.broker.queue_conversion import (
     checked_id,
     etag_of,
     public,
+    purges_of,
 )
 from services.broker.queue_machine import Queue
 from services.broker.queue_settings import QueueSettings
@@ -77,12 +79,15 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         changes = await asyncio.to_thread(changes_of, request.queue, SETTINGS, self._max_delay_ms)
         base = QueueSettings(DEFAULT_FILTER(queue_id))
         changed(base, changes)
+        beside = checked_id(request.with_queue_id, "with_queue_id") if request.with_queue_id else ""
         self._owner.admit()
         starts = await self._starts.find(request)
 
         def create(now_ms: int) -> Queue:
             if queue_id in self._owner.shard.queues:
                 raise AlreadyExists("queue", queue_id)
+            if beside:
+                self._owner.queue(beside)
             if not self._sweeper.ready_for(queue_id):
                 raise Unavailable(
                     f"the last queue of the name {queue_id!r} is still being removed",
@@ -170,6 +175,58 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         self._sweeper.deleted(queue_id)
         await self._owner.durable()
         return queue_pb2.DeleteQueueResponse()
+
+    async def PauseQueue(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.PauseQueueRequest, context: Any
+    ) -> queue_pb2.PauseQueueResponse:
+        """See the proto."""
+        queue = await self._set_paused(request.queue_id, paused=True)
+        self._delivery.queue_paused(queue)
+        answer = queue_pb2.PauseQueueResponse(queue=self._with_counts(queue))
+        await self._owner.durable()
+        return answer
+
+    async def ResumeQueue(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.ResumeQueueRequest, context: Any
+    ) -> queue_pb2.ResumeQueueResponse:
+        """See the proto."""
+        queue = await self._set_paused(request.queue_id, paused=False)
+        answer = queue_pb2.ResumeQueueResponse(queue=self._with_counts(queue))
+        await self._owner.durable()
+        return answer
+
+    async def _set_paused(self, asked_id: str, *, paused: bool) -> Queue:
+        queue_id = checked_id(asked_id, "queue_id")
+
+        def change(now_ms: int) -> Queue:
+            queue = self._owner.queue(queue_id)
+            if queue.settings.paused != paused:
+                settings = queue.settings.changed(paused=paused, updated_at_ms=now_ms)
+                self._owner.shard.update_queue(queue, settings)
+            return queue
+
+        return await self._owner.run(change)
+
+    async def PurgeQueue(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.PurgeQueueRequest, context: Any
+    ) -> queue_pb2.PurgeQueueResponse:
+        """See the proto."""
+        queue_id = checked_id(request.queue_id, "queue_id")
+        kinds = purges_of(request.states)
+
+        def purge(_: int) -> int:
+            queue = self._owner.queue(queue_id)
+            if Purge.AVAILABLE in kinds and not queue.can_purge_available:
+                raise Unavailable(
+                    f"earlier purges of {queue_id!r} are still being swept away",
+                    reason="QUEUE_BEING_REMOVED",
+                )
+            return self._owner.shard.purge(queue, kinds)
+
+        count = await self._owner.run(purge)
+        self._sweeper.wake()
+        await self._owner.durable()
+        return queue_pb2.PurgeQueueResponse(purged_count=count)
 
     async def WatchQueues(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.WatchQueuesRequest, context: Any

@@ -176,7 +176,9 @@ class Rig:
     async def counts(self, queue_id: str = "q") -> dict[str, int]:
         answer = await self.queues.GetQueue(queue_pb2.GetQueueRequest(queue_id=queue_id))
         return {
-            field.name.removesuffix("_count"): n for field, n in answer.queue.counts.ListFields()
+            field.name.removesuffix("_count"): n
+            for field, n in answer.queue.counts.ListFields()
+            if field.name.endswith("_count")
         }
 
     async def assign(
@@ -204,7 +206,7 @@ class Rig:
         answer = await self.consumers.Ack(consumer_pb2.AckRequest(lease_tokens=tokens))
         return [status.code for status in answer.results]
 
-    async def nack(self, *tokens: str, reason: str = "", delay_ms: int = 0) -> list[int]:
+    async def nack(self, *tokens: str, reason: str = "", delay_ms: int | None = None) -> list[int]:
         items = [
             consumer_pb2.NackItem(lease_token=token, reason=reason, delay_ms=delay_ms)
             for token in tokens
