@@ -9,6 +9,7 @@ from typing import Any, Final
 from libs.storage.buckets import BucketKind
 from services.broker.delayed_watch import DelayedWatches, Watched
 from services.broker.editing import Find, MessageEditor, replacement
+from services.broker.entry_handles import waiting_handle
 from services.broker.queue_conversion import checked_id
 from services.broker.waiting_buckets import Place
 from slatemq.errors import InvalidArgument
@@ -33,10 +34,6 @@ class DelayedServicer(entry_pb2_grpc.EntryServiceServicer):
         """The message of a handle, and a command that finds its entry where it waits."""
         raise NotImplementedError
 
-    def handle_of(self, queue_id: str, message_id: int, place: Place) -> str:
-        """The handle of a waiting entry."""
-        raise NotImplementedError
-
     async def EditMessage(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.EditMessageRequest, context: Any
     ) -> entry_pb2.EditMessageResponse:
@@ -59,24 +56,25 @@ class DelayedServicer(entry_pb2_grpc.EntryServiceServicer):
         async with aclosing(updates):
             async for update in updates:
                 yield entry_pb2.WatchDelayedResponse(
-                    entries=[self._entry(queue_id, one, with_payload) for one in update.messages],
+                    entries=[_entry(queue_id, one, with_payload) for one in update.messages],
                     position=update.position,
                 )
 
-    def _entry(self, queue_id: str, watched: Watched, with_payload: bool) -> entry_pb2.Entry:
-        told = watched.told
-        place = Place(told.priority, BucketKind.TIMED, told.bucket_order)
-        return entry_pb2.Entry(
-            handle=self.handle_of(queue_id, told.message_id, place),
-            queue_id=queue_id,
-            message_id=told.message_id,
-            state=queue_pb2.ENTRY_STATE_DELAYED,
-            priority=told.priority,
-            visible_at_ms=told.visible_at_ms,
-            retention_deadline_ms=told.retention_deadline_ms,
-            message=_shown(watched.message, with_payload),
-            etag=watched.etag,
-        )
+
+def _entry(queue_id: str, watched: Watched, with_payload: bool) -> entry_pb2.Entry:
+    told = watched.told
+    place = Place(told.priority, BucketKind.TIMED, told.bucket_order)
+    return entry_pb2.Entry(
+        handle=waiting_handle(queue_id, told.message_id, place),
+        queue_id=queue_id,
+        message_id=told.message_id,
+        state=queue_pb2.ENTRY_STATE_DELAYED,
+        priority=told.priority,
+        visible_at_ms=told.visible_at_ms,
+        retention_deadline_ms=told.retention_deadline_ms,
+        message=_shown(watched.message, with_payload),
+        etag=watched.etag,
+    )
 
 
 def _shown(message: Message | None, with_payload: bool) -> Message | None:
