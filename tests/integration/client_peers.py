@@ -163,6 +163,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     stops: int = 0
     exists: bool = True
     paused: bool = False
+    refused_count: int = 0
     executed: list[Any] = field(default_factory=list)
     request_ids: set[str] = field(default_factory=set)
     silent: bool = False
@@ -192,6 +193,8 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
 
     async def Claim(self, request: Any, context: Any) -> Any:  # noqa: N802
         if self.paused:
+            self.refused_count += 1
+            await self.tell()
             await refuse(context, FailedPrecondition("QUEUE_PAUSED", "it is paused"))
         if not self.exists:
             await refuse(context, NotFound("queue", request.queue_id))
