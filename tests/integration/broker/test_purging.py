@@ -1,0 +1,157 @@
+"""Purges over the wire, and what a broker removes behind everybody's back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from libs.storage.keys import KEY_VERSION, RecordType
+from services.broker import owner, sweeper
+from services.broker.queue_machine import Queue
+from slatemq.v1 import queue_pb2
+from tests.integration.broker.rig import Disk, Rig, memory_root, running
+from tests.manual_clock import ManualClock
+
+AVAILABLE = queue_pb2.ENTRY_STATE_AVAILABLE
+IN_FLIGHT = queue_pb2.ENTRY_STATE_IN_FLIGHT
+DONE = queue_pb2.ENTRY_STATE_DONE
+FAILED = queue_pb2.ENTRY_STATE_FAILED
+
+
+async def rows_of_lists(rig: Rig) -> int:
+    """Rows of active, done and failed records of all queues in the database."""
+    assert rig.service._database is not None
+    first, last = bytes((KEY_VERSION, RecordType.ACTIVE)), bytes((KEY_VERSION, RecordType.ATTEMPTS))
+    return sum([len(rows) async for rows in rig.service._database.scan(first, last)])
+
+
+async def purge(rig: Rig, *states: queue_pb2.EntryState.ValueType) -> int:
+    request = queue_pb2.PurgeQueueRequest(queue_id="q", states=states)
+    return (await rig.queues.PurgeQueue(request)).purged_count
+
+
+def garbage(queue: Queue) -> bool:
+    lists = queue.done.garbage.last or queue.failed.garbage.last
+    return bool(queue.garbage_lane_epochs or lists)
+
+
+async def until(done: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.005)
+
+
+async def swept(rig: Rig) -> None:
+    await until(lambda: not garbage(rig.owner.shard.queues["q"]))
+    await rig.owner.durable()
+
+
+async def busy(rig: Rig) -> None:
+    """A queue with 200 available messages in 100 rows, and some of every other state."""
+    await rig.create(max_attempts=1)
+    for number in range(100):
+        await rig.assign([2 * number + 1, 2 * number + 2], priorities=[9, 9])
+    await rig.assign([1001, 1002], visible_at_ms=[rig.clock.now_ms() + 5000] * 2)
+    await rig.assign([2001, 2002, 2003], priorities=[0] * 3)
+    acked, nacked, _ = await rig.claim(max_messages=3)
+    await rig.ack(acked.lease_token)
+    await rig.nack(nacked.lease_token)
+
+
+async def test_purged_rows_go_and_the_others_stay() -> None:
+    async with running() as rig:
+        await busy(rig)
+        full = await rows_of_lists(rig)
+
+        assert await purge(rig) == 202
+        assert await rig.counts() == {"in_flight": 1, "done": 1, "failed": 1}
+        await rig.assign([5001])
+        await swept(rig)
+
+        # 100 ready ones and a timed one are gone, one has come; the record of the creation stays.
+        assert await rows_of_lists(rig) == full - 100
+        assert [m.message.message_id for m in await rig.claim(max_messages=9)] == [5001]
+
+
+async def test_each_state_is_purged_by_itself_and_all_at_once() -> None:
+    async with running() as rig:
+        await busy(rig)
+        (held,) = await rig.claim(max_messages=1)
+
+        assert await purge(rig, DONE) == 1
+        assert await purge(rig, FAILED) == 1
+        assert await purge(rig, IN_FLIGHT) == 2
+        assert await rig.counts() == {"available": 199, "delayed": 2}
+        assert await rig.ack(held.lease_token) == [9], "FAILED_PRECONDITION: it has ended"
+        assert await purge(rig, AVAILABLE, IN_FLIGHT, DONE, FAILED) == 201
+        assert await rig.counts() == {}
+        await swept(rig)
+
+        assert await rows_of_lists(rig) == 3, "the empty records of its creation"
+
+
+async def test_a_sweep_of_purged_rows_cut_short_goes_on_after_the_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sweeper, "SWEEP_ROWS", 7)
+    disk = Disk()
+    root, clock = memory_root(disk), ManualClock()
+    async with running(root, clock, disk=disk) as rig:
+        await busy(rig)
+        full = await rows_of_lists(rig)
+        commits: list[int] = []
+        rig.owner.commits.on_durable(commits.append)
+        await purge(rig, AVAILABLE, DONE, FAILED)
+        while len(commits) < 4:  # the purge, and some pieces of the sweep
+            await asyncio.sleep(0)
+        assert 0 < await rows_of_lists(rig) < full
+        rig.service._tasks[2].cancel()
+    async with running(root, clock, disk=disk) as rig:
+        await swept(rig)
+        assert await rows_of_lists(rig) == 4, "three empty records, and what is in flight"
+        assert await rig.counts() == {"in_flight": 1}
+        await rig.assign([5001])
+        assert [m.message.message_id for m in await rig.claim(max_messages=9)] == [5001]
+
+
+async def test_a_queue_deleted_while_its_purge_is_swept_is_swept_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sweeper, "SWEEP_ROWS", 7)
+    async with running() as rig:
+        await busy(rig)
+        await purge(rig)
+        await rig.assign([5001])
+        await rig.queues.DeleteQueue(queue_pb2.DeleteQueueRequest(queue_id="q"))
+        await until(lambda: not rig.owner.shard.deleted["q"].garbage_epochs)
+        await rig.owner.durable()
+
+        assert await rows_of_lists(rig) == 0
+        await rig.create()
+        await rig.assign([6001])
+        assert [m.message.message_id for m in await rig.claim(max_messages=9)] == [6001]
+
+
+async def test_a_message_that_ends_before_its_delay_leaves_though_nobody_claims(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner, "LOOK_EVERY_S", 0.01)
+    async with running() as rig:
+        await rig.create()
+        now_ms = rig.clock.now_ms()
+        await rig.assign(
+            [1, 2],
+            visible_at_ms=[now_ms + 60_000, now_ms + 60_000],
+            retention_deadlines_ms=[now_ms + 100, 0],
+        )
+        assert await rig.counts() == {"delayed": 2}
+
+        rig.clock.advance(100)
+        await until(lambda: rig.owner.shard.queues["q"].timed_count == 1)
+
+        rig.clock.advance(60_000)
+        assert [m.message.message_id for m in await rig.claim(max_messages=9)] == [2]
