@@ -838,7 +838,7 @@ class CommandResult(_message.Message):
 
     LEASE_DEADLINE_MS_FIELD_NUMBER: _builtins.int
     lease_deadline_ms: _builtins.int
-    """Of an extension: the lease's new end."""
+    """Of an extension: the lease's new end. In the answer to a repeat: its end as it is then, 0 when it is over."""
     def __init__(
         self,
         *,

@@ -150,10 +150,11 @@ class ConsumerServiceServicer:
 
         Repeating a call with the same `request_id` and the same commands within 10 minutes is OK and does nothing.
 
-        Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED: used with other commands; a lease that
-        stands in two commands), NOT_FOUND (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION (LEASE_ENDED; OTHER_SHARD:
-        the target of a transfer is on another shard), RESOURCE_EXHAUSTED (the outbox is full), UNAVAILABLE. The ErrorInfo's metadata
-        has the `command` (its place, from 0) that was refused.
+        Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED: used with other commands;
+        LEASE_USED_TWICE: a lease that stands in two commands), NOT_FOUND (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION
+        (LEASE_ENDED; OTHER_SHARD: the target of a transfer is on another shard), RESOURCE_EXHAUSTED (OUTBOX_FULL: too many pushes wait
+        for an ingest; TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_AWAY: whether a queue on another shard exists
+        cannot be asked now). Where one command is at fault, the ErrorInfo's metadata has its place, from 0, as `command`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
