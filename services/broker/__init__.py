@@ -13,6 +13,9 @@ The pure core, in the order in which to read it:
 `attempts`        the failed attempts of messages
 `commands`        what a shard is told, and how it answers
 `replays`         how far queues that start in the past have caught up
+`outbox`          pushes on their way to the ingests: their numbers
+`executed`        which lists of commands took effect lately
 `shard_machine`   all queues of the shard, cursors; what goes into a commit
+`executions`      lists of commands that take effect together
 `loading`         the way back from the database: the state at start, cold buckets on demand
 """

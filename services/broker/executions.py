@@ -16,7 +16,6 @@ from libs.storage.states import LeaseOutcome
 from services.broker.commands import Needs
 from services.broker.leases import Lease
 from services.broker.queue_machine import NeedsSlot, Queue
-from services.broker.queue_settings import DEFAULT_PRIORITY
 from services.broker.shard_machine import Shard
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
 
@@ -282,7 +281,7 @@ def _add(target: Queue, command: Transfer, lease: Lease, now_ms: int) -> None:
 
 def _priority(command: Transfer, target: Queue) -> int:
     if command.priority is None:
-        return int(getattr(target.settings, "fallback_priority", DEFAULT_PRIORITY))
+        return target.settings.fallback_priority
     return command.priority
 
 
