@@ -145,6 +145,40 @@ async def test_a_replay_goes_on_after_routers_and_brokers_have_died() -> None:
             assert await drained(rig, "always") == ids
 
 
+async def test_a_piece_whose_router_died_before_the_answer_comes_once() -> None:
+    async with world() as there, there.broker() as rig:
+        async with there.router():
+            ids = await publish(there, 20)
+            await there.routed(rig)
+        await create(rig, "late")
+
+        there.disk.free.clear()
+        async with there.router():
+            await until(lambda: rig.owner.shard.replays.of("late")[0].cursor > 0)
+        async with there.router():
+            there.disk.free.set()
+            await replayed(rig, "late")
+
+        assert await drained(rig, "late") == ids
+
+
+async def test_a_replay_goes_on_at_an_ingest_that_has_moved() -> None:
+    async with world() as there, there.broker() as rig, there.router():
+        ids = await publish(there, 20)
+        await there.routed(rig)
+        there.ingests[0].free.clear()
+        there.ingests[0].held_before = there.log.end
+        await create(rig, "late")
+        await until(lambda: there.ingests[0].streams_count == 2)
+
+        await there.servers[0].stop()
+        there.ingests[0].free.set()
+        await there.servers[0].start()
+        await replayed(rig, "late")
+
+        assert await drained(rig, "late") == ids
+
+
 async def test_two_routers_bring_nothing_in_twice() -> None:
     async with world() as there, there.broker() as rig:
         async with there.router():
