@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any
-from uuid import uuid4
 
 from google.rpc.status_pb2 import Status
 
+from services.broker.answers import consumer_id, lease_length, release, tell, too_late
 from services.broker.delivery import Delivery
 from services.broker.executor import Executor
 from services.broker.owner import ShardOwner
@@ -18,11 +18,11 @@ from services.broker.queue_machine import Queue
 from services.broker.queue_settings import MAX_LEASE_MS
 from services.broker.request_limits import REASON_BYTES_MAX, lease_wish, within
 from services.broker.shard_machine import Finish, Nack
-from services.broker.tokens import parse_token, token_text
-from services.broker.waiters import Delivered, OneClaim, Stream
+from services.broker.streaming import Streams
+from services.broker.tokens import parse_token
+from services.broker.waiters import OneClaim
 from slatemq.errors import (
     FailedPrecondition,
-    Internal,
     InvalidArgument,
     NotFound,
     SlateMQError,
@@ -31,15 +31,12 @@ from slatemq.errors import (
 from slatemq.rpc_status import to_status
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
-log = logging.getLogger(__name__)
-
 MESSAGES_MAX = 10_000
 """Messages or tokens in one call at most: some 100 ms of work, in which others wait."""
 
 CLAIM_BYTES = 32 << 20
 CLAIM_BYTES_MAX = 64 << 20
 WAIT_MS_MAX = 60_000
-CONSUMER_ID_BYTES_MAX = 255
 FINISHED_BYTES = 100
 """About what finishing a lease adds to a commit."""
 
@@ -53,17 +50,20 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
 
     _owner: ShardOwner
     _delivery: Delivery
+    _streams: Streams
     _executor: Executor
 
     def __init__(self, shard: int) -> None:
         """Serve this broker shard, from `begin` on."""
         self._shard = shard
-        self._draining = asyncio.Event()
 
-    def begin(self, owner: ShardOwner, delivery: Delivery, executor: Executor) -> None:
+    def begin(
+        self, owner: ShardOwner, delivery: Delivery, streams: Streams, executor: Executor
+    ) -> None:
         """Take over what the start has opened; no call comes earlier."""
         self._owner = owner
         self._delivery = delivery
+        self._streams = streams
         self._executor = executor
 
     # --- Claims -------------------------------------------------------------
@@ -88,17 +88,17 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             await self._owner.durable()
         except BaseException:
             # The caller is gone, or will not hear of it: nobody must wait for the leases to end.
-            await self._release(claim.given)
+            await release(self._owner, claim.given)
             raise
         if claim.error is not None:
             raise claim.error
-        if self._too_late(claim.given):
-            await self._release(claim.given)
+        if too_late(self._owner, claim.given):
+            await release(self._owner, claim.given)
             raise Unavailable(
                 "storing the claim took half of its lease; it was undone", reason="SLOW_COMMIT"
             )
         answer = consumer_pb2.ClaimResponse(consumer_id=consumer)
-        self._tell(claim.given, answer.messages)
+        tell(self._shard, claim.given, answer.messages)
         return answer
 
     async def _wait(self, queue: Queue, claim: OneClaim, wait_ms: int) -> None:
@@ -114,126 +114,13 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         finally:
             self._delivery.remove(queue, claim)
 
-    def _too_late(self, given: Sequence[Delivered]) -> bool:
-        now_ms = self._owner.clock.now_ms()
-        return any(now_ms - lease.claimed_at_ms > lease.length_ms // 2 for lease, _ in given[:1])
-
-    async def _release(self, given: Sequence[Delivered]) -> None:
-        leases = [lease for lease, _ in given]
-        # After a failed commit nobody knows what the disk holds: the restart will tell.
-        if leases and self._owner.commits.failed is None:
-            await self._owner.run(lambda _: self._owner.shard.release(leases))
-
-    def _tell(self, given: Sequence[Delivered], messages: Any) -> None:
-        """Adds the messages to an answer; the way that copies each payload only once."""
-        shard = self._shard
-        for lease, held in given:
-            messages.add(
-                lease_token=token_text(shard, lease.token),
-                lease_deadline_ms=lease.deadline_ms,
-                attempts_count=lease.attempts,
-                priority=lease.priority,
-                lease_ms=lease.length_ms,
-            ).message.CopyFrom(held.message)
-
-    # --- Streams ------------------------------------------------------------
-
     async def Consume(  # noqa: N802 - the RPC's name
         self, request_iterator: AsyncIterator[consumer_pb2.ConsumeRequest], context: Any
     ) -> AsyncIterator[consumer_pb2.ConsumeResponse]:
         """See the proto."""
-        with self._delivery.place():
-            start = await self._start_of(request_iterator)
-            queue_id = checked_id(start.queue_id, "start.queue_id")
-            asked_ms = lease_wish("start.lease_ms", start.lease_ms)
-            consumer = consumer_id(start.consumer_id, "start.consumer_id")
-            queue = await self._owner.find(queue_id)
-            stream = Stream(consumer, lease_length(asked_ms, queue))
-            if start.HasField("credit"):
-                stream.grant(start.credit, "start.credit")
-            self._delivery.streams[stream] = queue
-            reading = asyncio.create_task(self._read_credits(request_iterator, queue, stream))
-            try:
-                yield consumer_pb2.ConsumeResponse(consumer_id=consumer)
-                while answer := await self._next_answer(queue, stream):
-                    yield answer
-                    stream.sent()
-            finally:
-                reading.cancel()
-                del self._delivery.streams[stream]
-                self._delivery.remove(queue, stream)
-                await self._release(stream.give_back())
-
-    async def _start_of(
-        self, requests: AsyncIterator[consumer_pb2.ConsumeRequest]
-    ) -> consumer_pb2.ConsumeStart:
-        reading = asyncio.ensure_future(_first(requests))
-        draining = asyncio.ensure_future(self._draining.wait())
-        try:
-            await asyncio.wait({reading, draining}, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
-                raise stopping()
-            first = reading.result()
-        finally:
-            reading.cancel()
-            draining.cancel()
-        if first is None or first.WhichOneof("action") != "start":
-            raise InvalidArgument("start", "must be the first request of the stream")
-        return first.start
-
-    async def _next_answer(
-        self, queue: Queue, stream: Stream
-    ) -> consumer_pb2.ConsumeResponse | None:
-        """What the stream sends next; None at its end. Raises what ended it."""
-        while True:
-            self._line_up(queue, stream)
-            given = await stream.next()
-            await self._owner.durable()
-            if not given:
-                if stream.error is not None:
-                    raise stream.error
-                return None
-            if self._too_late(given):
-                await self._release(stream.give_back())
-                continue
-            answer = consumer_pb2.ConsumeResponse(consumer_id=stream.consumer)
-            self._tell(given, answer.messages)
-            stream.sending()
-            return answer
-
-    async def _read_credits(
-        self,
-        requests: AsyncIterator[consumer_pb2.ConsumeRequest],
-        queue: Queue,
-        stream: Stream,
-    ) -> None:
-        try:
-            async for request in requests:
-                action = request.WhichOneof("action")
-                if action != "credit":
-                    raise InvalidArgument(
-                        action or "credit", "only credit may follow the start of a stream"
-                    )
-                stream.grant(request.credit, "credit")
-                self._line_up(queue, stream)
-            stream.no_more_credit()
-        except SlateMQError as error:
-            stream.failed(error)
-        except Exception:
-            log.exception("reading the credit of a stream failed")
-            stream.failed(Internal("internal error; the service's log says more"))
-
-    def _line_up(self, queue: Queue, stream: Stream) -> None:
-        """Puts the stream in line, if it wants anything."""
-        if stream.wants:
-            try:
-                self._delivery.add(queue, stream)
-            except SlateMQError as error:
-                stream.failed(error)
-
-    def drain(self) -> None:
-        """Ends the streams that have not begun; the others are `Delivery.drain`'s."""
-        self._draining.set()
+        async with aclosing(self._streams.consume(request_iterator)) as answers:
+            async for answer in answers:
+                yield answer
 
     # --- Finishing ----------------------------------------------------------
 
@@ -323,29 +210,6 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
                 leases.append(lease)
                 refused.append(None)
         return leases, refused
-
-
-def lease_length(asked_ms: int, queue: Queue) -> int:
-    """How long a claim's leases run."""
-    return min(asked_ms or queue.settings.lease_ms, queue.settings.max_lease_ms)
-
-
-def consumer_id(asked: str, field: str = "consumer_id") -> str:
-    """The consumer's ID, or one made up."""
-    if len(asked.encode()) > CONSUMER_ID_BYTES_MAX:
-        raise InvalidArgument(field, f"has more than {CONSUMER_ID_BYTES_MAX} bytes")
-    return asked or f"consumer-{uuid4().hex[:12]}"
-
-
-async def _first(
-    requests: AsyncIterator[consumer_pb2.ConsumeRequest],
-) -> consumer_pb2.ConsumeRequest | None:
-    return await anext(requests, None)
-
-
-def stopping() -> Unavailable:
-    """What those hear who wait while the process drains."""
-    return Unavailable("the broker is stopping", reason="DRAINING")
 
 
 def _check_count(field: str, count: int) -> None:

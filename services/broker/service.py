@@ -25,9 +25,10 @@ from libs.storage.probe import probe_store
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Database
+from services.broker.answers import stopping
 from services.broker.assignment_servicer import AssignmentServicer
 from services.broker.config import BrokerConfig
-from services.broker.consumer_servicer import ConsumerServicer, stopping
+from services.broker.consumer_servicer import ConsumerServicer
 from services.broker.delayed_cleaning import DelayedCleaner
 from services.broker.delayed_watch import DelayedWatches
 from services.broker.delivery import Delivery
@@ -39,6 +40,7 @@ from services.broker.entry_servicer import EntryServicer
 from services.broker.execute_conversion import PushLimits
 from services.broker.executor import Executor
 from services.broker.finished_pages import done_reader, failed_reader
+from services.broker.lease_keeping import LeaseKeeper
 from services.broker.loading import last_clock_ms, load_shard
 from services.broker.metrics import measure, measure_outbox
 from services.broker.other_shards import IngestPushes, OtherBrokers, OutboxTarget
@@ -47,6 +49,7 @@ from services.broker.owner import ShardOwner
 from services.broker.payloads import IngestClient, Ingests, Payloads
 from services.broker.queue_servicer import QueueServicer
 from services.broker.replay_starts import ReplayStarts
+from services.broker.streaming import Streams
 from services.broker.sweeper import Sweeper
 from services.broker.waiting_pages import WaitingReader
 from slatemq.v1 import (
@@ -109,6 +112,7 @@ class BrokerService:
         self._database: Database | None = None
         self._owner: ShardOwner | None = None
         self._delivery: Delivery | None = None
+        self._streams: Streams | None = None
         self._watches: DelayedWatches | None = None
 
     @property
@@ -158,7 +162,9 @@ class BrokerService:
         starts = ReplayStarts(self._directory, self._channels)
         self._queues.begin(owner, delivery, sweeper, starts)
         executor, sender = self._commands(owner, database)
-        self._consumers.begin(owner, delivery, executor)
+        keeper = LeaseKeeper(owner)
+        self._streams = Streams(config.shard, owner, delivery, keeper)
+        self._consumers.begin(owner, delivery, self._streams, executor)
         self._assignments.begin(owner, delivery)
         self._entries.begin_delayed(
             MessageEditor(owner, delivery, payloads, ingests), self._watches
@@ -171,6 +177,7 @@ class BrokerService:
         works = (
             owner.commits.run(),
             owner.end_leases(),
+            keeper.run(),
             sweeper.run(),
             owner.watch_due(),
             cleaner.run(),
@@ -229,7 +236,8 @@ class BrokerService:
         self._queues.drain()
         if self._watches is not None:
             self._watches.drain()
-        self._consumers.drain()
+        if self._streams is not None:
+            self._streams.drain()
         if self._delivery is not None:
             self._delivery.drain(stopping())
 

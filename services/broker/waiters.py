@@ -92,9 +92,13 @@ class OneClaim(Waiter):
 class Stream(Waiter):
     """A Consume stream: its credit, and what was claimed and is not sent."""
 
-    def __init__(self, consumer: str, lease_ms: int) -> None:
+    def __init__(self, consumer: str, lease_ms: int, *, keep_leases: bool = False) -> None:
         super().__init__(consumer, lease_ms)
         self.error: SlateMQError | None = None
+        self.keep_leases = keep_leases
+        self.is_closed = False
+        self.is_stopped = False
+        self._heard_ms = 0
         self._count_left = 0
         self._bytes_left: int | None = None  # None: never limited
         self._last_credit = False
@@ -139,6 +143,19 @@ class Stream(Waiter):
         self._count_left += count
         if size:
             self._bytes_left = (self._bytes_left or 0) + size
+
+    def heard(self, now_ms: int) -> None:
+        """Notes that a request has come."""
+        self._heard_ms = now_ms
+
+    def is_alive(self, now_ms: int) -> bool:
+        """Whether the stream is open and its consumer was heard of lately: see `keep_leases`."""
+        return not self.is_closed and now_ms - self._heard_ms <= self.lease_ms // 2
+
+    def stop(self) -> None:
+        """The consumer wants no more: the stream ends when what is in hand is sent."""
+        self.is_stopped = True
+        self.failed(None)
 
     def no_more_credit(self) -> None:
         """The consumer closed its side: the stream ends with its credit."""
