@@ -9,6 +9,7 @@ import pytest
 from libs.storage.execution_records import OutboxCounter, OutboxRecord, encode_outbox
 from libs.storage.own_keys import executed_range, outbox_key, outbox_range
 from services.broker import executed
+from services.broker.commands import Needs
 from services.broker.executed import MINUTE_MS, WINDOW_MINUTES
 from services.broker.executions import (
     Command,
@@ -164,6 +165,38 @@ async def test_a_transfer_keeps_the_retention_and_waits_for_its_delay() -> None:
     assert waiting.visible_at_ms == rig.now_ms + 500
     assert waiting.retention_deadline_ms == deadline_ms
     assert rig.queue("next").next_due_ms() == rig.now_ms + 500
+
+
+async def test_without_a_priority_a_transfer_takes_the_fallback_of_its_target() -> None:
+    rig, leases = await rig_with(1, "next", priority=3)
+    following = rig.queue("next")
+    following.settings = following.settings.changed(fallback_priority=9)
+
+    await run(rig, Transfer(leases[0].token, "next"))
+
+    assert stored(rig, "next").waiting[1].priority == 9
+
+
+async def test_nothing_changes_before_everything_cold_is_read() -> None:
+    # Given messages that are due in the same millisecond, not in memory any more
+    rig, _ = await rig_with(2, "next")
+    due_ms = rig.now_ms + 500
+    await rig.route([8, 9], visible_at_ms=due_ms, queue_id="next")
+    rig.commit()
+    await rig.restart()
+    leases = list(rig.queue().leases())
+    commands = (Complete(leases[0].token), Transfer(leases[1].token, "next", 0, 500))
+
+    # When a list completes one message, and adds another to them
+    with pytest.raises(Needs):
+        execute(rig.shard, Execution(commands), rig.now_ms)
+    changed = rig.shard.has_changes
+    await run(rig, *commands)
+
+    # Then it waited for them before it did anything, and all are there
+    assert not changed
+    assert stored(rig, "next").waiting.keys() == {8, 9, leases[1].message_id}
+    assert stored(rig).done.keys() == {1, 2}
 
 
 async def test_a_message_may_be_transferred_to_where_it_is_and_to_its_own_queue() -> None:
