@@ -74,9 +74,11 @@ async def world(logs: int = 1) -> AsyncIterator[World]:
     there = World(logs)
     for server in there.servers:
         await server.start()
-    yield there
-    for server in there.servers:
-        await server.stop()
+    try:
+        yield there
+    finally:
+        for server in there.servers:
+            await server.stop()
 
 
 async def until(condition: Callable[[], bool]) -> None:
