@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from libs.serving import telemetry
 from libs.serving.headers import encoded_headers
 from libs.serving.limits import RETENTION_S_MAX
 from libs.storage.execution_records import NOT_SET, OutboxRecord, encode_outbox
@@ -170,6 +171,7 @@ def _push(
         )
     headers = dict(told.headers)
     encoded_headers(f"{field}.headers", 0, headers)
+    telemetry.inject(headers)
     present = {descriptor.name for descriptor, _ in told.ListFields()}
     if {"delay_ms", "visible_at_ms"} <= present:
         raise InvalidArgument(f"{field}.delay_ms", "not together with visible_at_ms")

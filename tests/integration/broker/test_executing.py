@@ -95,6 +95,20 @@ async def test_all_commands_take_effect_together_and_stay_after_a_restart() -> N
         assert pushed.message.created_at_ms <= clock.now_ms()
 
 
+async def test_who_waits_on_the_target_gets_what_is_transferred_to_it() -> None:
+    async with running() as rig:
+        await rig.create()
+        await rig.create("next")
+        await rig.assign([1])
+        [message] = await rig.claim()
+        waits = asyncio.create_task(rig.claim("next", wait_ms=60_000))
+
+        await execute(rig, transfer(message.lease_token, "next"))
+
+        [moved] = await waits
+        assert moved.message.message_id == 1
+
+
 TOKEN = "0-0123456789abcdef"
 BAD: list[tuple[str, list[Command]]] = [
     ("commands", []),
