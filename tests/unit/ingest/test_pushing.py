@@ -1,0 +1,99 @@
+"""Pushes that wait together, wait long, or are refused on the way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from libs.storage.roots import Root, open_root
+from services.ingest.pushing import Push
+from services.ingest.shard import Shard
+from slatemq.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from slatemq.v1.ingest_pb2 import LogEntry
+from tests.manual_clock import ManualClock
+from tests.unit.ingest.shards import GatedObjects, batch, opened
+
+LARGE = bytes(65_536)
+HOUR_MS = 60 * 60 * 1000
+
+
+@pytest.fixture
+def root() -> Root:
+    return open_root("memory:///")
+
+
+@pytest.fixture
+def store(root: Root) -> GatedObjects:
+    gated = GatedObjects(root.objects)
+    root.objects = gated
+    return gated
+
+
+async def push(shard: Shard[LogEntry], first: int, *payloads: bytes) -> int:
+    return await shard.publisher.push(Push(0, first), batch(*payloads), {})
+
+
+async def payloads(shard: Shard[LogEntry]) -> list[bytes]:
+    last = shard.log.end.last_message_id
+    ids = list(range(last & ~0xFFFF | 1, last + 1))
+    read = await shard.reader.read(ids, 1 << 30, 1 << 30)
+    return [payload for _, payload in read.messages]
+
+
+async def test_rows_that_overtake_others_are_behind_a_gap(root: Root, store: GatedObjects) -> None:
+    async with opened(root) as shard:
+        slow = asyncio.create_task(push(shard, 1, LARGE))
+        async with asyncio.timeout(60):
+            while not store.writes:
+                await asyncio.sleep(0)
+        with pytest.raises(FailedPrecondition):
+            await push(shard, 2, b"2")
+        # Another sender has row 1 too, in hand: it is stored, and the upload was for nothing.
+        assert await push(shard, 1, b"1", b"2") == 2
+        store.gate.set()
+        assert await slow == 2
+        assert await payloads(shard) == [b"1", b"2"]
+
+
+async def test_a_row_that_was_refused_is_not_passed(root: Root, store: GatedObjects) -> None:
+    clock = ManualClock()
+    async with opened(root, clock) as shard:
+        assert await push(shard, 1, b"1") == 1
+        late = asyncio.create_task(push(shard, 2, LARGE, b"3"))
+        async with asyncio.timeout(60):
+            while not store.writes:
+                await asyncio.sleep(0)
+        clock.advance(HOUR_MS + 1)
+        store.gate.set()
+        with pytest.raises(Unavailable):
+            await late
+        with pytest.raises(FailedPrecondition) as refused:
+            await push(shard, 4, b"4")
+        assert refused.value.metadata["last_number"] == "1"
+        assert await push(shard, 2, LARGE, b"3") == 3
+        assert await payloads(shard) == [b"1", LARGE, b"3"]
+
+
+async def test_pushes_are_bounded_like_publishes(root: Root, store: GatedObjects) -> None:
+    async with opened(root, uncommitted_bytes_max=len(LARGE)) as shard:
+        first = asyncio.create_task(push(shard, 1, LARGE))
+        async with asyncio.timeout(60):
+            while not store.writes:
+                await asyncio.sleep(0)
+        with pytest.raises(ResourceExhausted):
+            await push(shard, 1, b"1")
+        store.gate.set()
+        assert await first == 1
+
+
+async def test_pushes_and_publishes_of_one_commit_have_ids_of_their_own(root: Root) -> None:
+    async with opened(root) as shard:
+        answers = await asyncio.gather(
+            push(shard, 1, b"1", b"2"),
+            shard.publisher.publish(batch(b"published")),
+            push(shard, 1, b"1"),
+            push(shard, 2, b"2", b"3"),
+        )
+        assert [answer for answer in answers if isinstance(answer, int)] == [2, 2, 3]
+        assert sorted(await payloads(shard)) == [b"1", b"2", b"3", b"published"]
