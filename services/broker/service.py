@@ -113,6 +113,7 @@ class BrokerService:
         self._owner: ShardOwner | None = None
         self._delivery: Delivery | None = None
         self._streams: Streams | None = None
+        self.keeper: LeaseKeeper | None = None
         self._watches: DelayedWatches | None = None
 
     @property
@@ -162,7 +163,7 @@ class BrokerService:
         starts = ReplayStarts(self._directory, self._channels)
         self._queues.begin(owner, delivery, sweeper, starts)
         executor, sender = self._commands(owner, database)
-        keeper = LeaseKeeper(owner)
+        keeper = self.keeper = LeaseKeeper(owner)
         self._streams = Streams(config.shard, owner, delivery, keeper)
         self._consumers.begin(owner, delivery, self._streams, executor)
         self._assignments.begin(owner, delivery)
