@@ -142,7 +142,7 @@ class Replay:
 class Queue:
     """A queue and its settings; see the proto for units and limits.
 
-    `replay` is None when the queue began with its creation.
+    `replay` is None when the queue began with its creation, or nothing was there to replay.
     """
 
     queue_id: str
