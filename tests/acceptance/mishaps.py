@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from typing import Protocol
 
 from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.stubs import Stubs
@@ -13,7 +14,15 @@ from tests.acceptance.workload import Run, make_lines
 SERVICES = ("ingest", "router", "broker")
 
 
-async def kill_along(stack: LocalStack, run: Run, victims: list[str]) -> None:
+class Work(Protocol):
+    """Something that goes on."""
+
+    @property
+    def progress(self) -> float:
+        """Part of the work that is done, 0 to 1."""
+
+
+async def kill_along(stack: LocalStack, run: Work, victims: list[str]) -> None:
     """SIGKILL one service after another, spread evenly over the work of the run."""
     for number, victim in enumerate(victims, 1):
         while run.progress < number / (len(victims) + 1):

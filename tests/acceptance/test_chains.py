@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.acceptance.chains import Chains
 from tests.acceptance.local_stack import LocalStack
-from tests.acceptance.mishaps import SERVICES
+from tests.acceptance.mishaps import SERVICES, kill_along
 from tests.acceptance.stubs import Stubs
 
 pytestmark = [
@@ -38,18 +37,12 @@ async def test_complete_and_push_is_exactly_once_while_every_service_is_killed(
     # Given workers that hand messages on from queue to queue
     chains = Chains(1_500)
     await chains.begin(stubs)
-    working = asyncio.create_task(chains.work(stubs))
 
     # When every service is killed again and again, at any point of the work
     victims = random.sample(SERVICES * ROUNDS, k=len(SERVICES) * ROUNDS)
-    for number, victim in enumerate(victims, 1):
-        while chains.progress < number / (len(victims) + 1):
-            assert not working.done(), working.result()
-            await asyncio.sleep(random.uniform(0.001, 0.02))
-        pid = stack.signal(victim, signal.SIGKILL)
-        await asyncio.to_thread(stack.wait_restarted, victim, pid)
-    await working
+    await asyncio.gather(chains.work(stubs), kill_along(stack, chains, victims))
+    await chains.judge(stubs)
 
     # Then each message came out of each queue once
-    assert await chains.faults(stubs) == [], victims
+    assert chains.faults() == [], victims
     assert stack.said.count("SIGKILL") == len(victims)

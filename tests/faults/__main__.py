@@ -2,6 +2,7 @@
 
 python -m tests.faults kills --messages 100000 --kills 10
 python -m tests.faults ingest-away --seconds 60
+python -m tests.faults chains --messages 20000 --kills 30
 
 Ends with 0 if nothing was lost, routed twice, or redelivered before its lease ended.
 """
@@ -19,6 +20,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from tests.acceptance.chains import Chains
 from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.mishaps import SERVICES, ingest_away_under_claims, kill_along
 from tests.acceptance.stubs import Stubs
@@ -62,7 +64,18 @@ async def ingest_away(stack: LocalStack, stubs: Stubs, given: argparse.Namespace
     return await ingest_away_under_claims(stack, stubs, given.seconds)
 
 
-FORMS = {"kills": kills, "ingest-away": ingest_away}
+async def chains(stack: LocalStack, stubs: Stubs, given: argparse.Namespace) -> Chains:
+    """Kill random services while workers complete messages and push the next, queue after queue."""
+    run = Chains(given.messages)
+    await run.begin(stubs)
+    victims = random.Random(given.seed).choices(SERVICES, k=given.kills)
+    print(f"{given.messages} messages; kills: {', '.join(victims)}")
+    await asyncio.gather(run.work(stubs), kill_along(stack, run, victims))
+    await run.judge(stubs)
+    return run
+
+
+FORMS = {"kills": kills, "ingest-away": ingest_away, "chains": chains}
 
 
 def _parse() -> argparse.Namespace:
@@ -82,11 +95,11 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def _run(stack: LocalStack, given: argparse.Namespace) -> Run:
+async def _run(stack: LocalStack, given: argparse.Namespace) -> Run | Chains:
     form: Any = FORMS[given.form]
     async with Stubs() as stubs:
         await stubs.connect(stack.endpoint)
-        work: Coroutine[Any, Any, Run] = form(stack, stubs, given)
+        work: Coroutine[Any, Any, Run | Chains] = form(stack, stubs, given)
         return await work
 
 
