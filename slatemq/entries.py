@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from operator import index
 from typing import Any
 
 from slatemq.entry_models import (
@@ -303,6 +304,6 @@ class EntryCalls:
 
 def _time_ms(field: str, time: Time | None) -> int:
     try:
-        return 0 if time is None else time_ms(time)
+        return 0 if time is None else index(time_ms(time))
     except (TypeError, ValueError) as error:
         raise InvalidArgument(field, str(error)) from error
