@@ -258,10 +258,6 @@ class LaneMemory:
         for order, items in rows:
             if order > self.known_until and order not in self._gone:
                 found[order] = items[self._head_offset if order == self._head_order else 0 :]
-        for order in found:
-            slot = self._slots.get(order & ~MAX_ORDER_N)
-            if slot is not None and slot.order == order:
-                found[order] = slot.items
         overlay = (b for order, b in self._overlay.items() if first <= order <= through)
         for bucket in (*self.cached_between(first, through), *overlay):
             found[bucket.order] = bucket.items[bucket.start :]

@@ -222,10 +222,61 @@ async def test_a_bucket_that_was_emptied_does_not_come_back_with_a_read_that_beg
     assert await rig.ids(10) == [1, 3]
 
 
+async def cold_lane(due_ms: int) -> Rig:
+    """A delayed message, 1, and another before it, so that memory does not hold its bucket."""
+    rig = Rig()
+    rig.create()
+    await rig.route([9], visible_at_ms=START_MS + 10)
+    await rig.route([1], visible_at_ms=due_ms)
+    rig.commit()
+    await rig.restart()
+    return rig
+
+
+async def test_a_bucket_that_was_emptied_and_filled_and_emptied_is_not_left_behind() -> None:
+    due_ms = START_MS + 500
+    rig = await cold_lane(due_ms)
+    place = await place_of(rig, 1)
+    assert await cancel(rig, place, 1)
+    await rig.route([2], visible_at_ms=due_ms)
+    assert await place_of(rig, 2) == place
+    assert await cancel(rig, place, 2)
+    rig.commit()
+    await rig.restart()
+
+    assert stored_ids(rig) == {9}
+    rig.now_ms = due_ms
+    assert await claimed(rig, 10) == [9]
+
+
+async def test_a_bucket_remembered_for_those_who_join_it_is_the_one_that_is_changed() -> None:
+    due_ms = START_MS + 500
+    rig = await cold_lane(due_ms)
+    await rig.route([2], visible_at_ms=due_ms)
+    rig.commit()
+    assert await cancel(rig, await place_of(rig, 1), 1)
+    rig.commit()
+    await rig.route([3], visible_at_ms=due_ms)
+    rig.commit()
+
+    assert stored_ids(rig) == {2, 3, 9}
+
+
+async def test_a_bucket_that_is_being_deleted_is_not_joined() -> None:
+    due_ms = START_MS + 500
+    rig = await cold_lane(due_ms)
+    assert await cancel(rig, await place_of(rig, 1), 1)
+    await rig.route([2], visible_at_ms=due_ms)
+    rig.commit()
+
+    assert stored_ids(rig) == {2, 9}
+
+
 async def test_a_taken_part_of_a_cold_head_is_not_found() -> None:
     rig = Rig()
     rig.create()
     await rig.route([1, 2, 3])
+    rig.commit()
     await rig.claim(1)
     rig.commit()
     await rig.restart()
