@@ -95,6 +95,18 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
     def TailLog(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 
+    async def FindLogPosition(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def Push(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def RaisePurgeEpoch(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def ReplaceMessage(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
     async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802
         now = asyncio.get_running_loop().time()
         self.calls.append((now, request.request_id, len(request.messages)))

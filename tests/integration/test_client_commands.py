@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -107,8 +107,8 @@ async def test_what_was_refused_leaves_the_messages_as_they_were(
         ([Complete("nonsense")], "commands[0].lease"),
         ([Complete("0-0"), Release("0-0", delay=-1)], "commands[1].delay"),
         ([Push("q", b"", retention=1.5)], "commands[0].retention"),
-        ([Push("q", 7)], "commands[0]"),
-        ([Transfer("0-0", "q", priority="high")], "commands[0]"),
+        ([Push("q", cast("Any", 7))], "commands[0]"),
+        ([Transfer("0-0", "q", priority=cast("Any", "high"))], "commands[0]"),
     ],
 )
 async def test_bad_commands_are_named_and_not_sent(
@@ -142,7 +142,7 @@ async def test_tokens_go_into_another_queue_together_with_others_commands(
 ) -> None:
     # Given tokens of all items
     assert await view.len() == 5
-    tokens = []
+    tokens: list[slatemq.RefToken[Any]] = []
     while (token := await view.try_next()) is not None:
         async with view.refs.lease(token) as lease:
             assert lease.item == {"n": len(tokens)}
@@ -151,14 +151,14 @@ async def test_tokens_go_into_another_queue_together_with_others_commands(
 
     # When three of them are completed as one, and pushed with a new item and a push of others
     done = client.queue_commands("q", codecs.JSON).complete(tokens[:3])
-    assert done.released
+    released = [done.released]
     assert instance.broker.executed == []
     blocks = client.queue_commands("blocks", codecs.JSON)
     context = CommandContext()
     blocks.push(done, priority=3).execute(context)
     blocks.push_item({"block": 1}).execute(context)
     context.add(Push("mail", b"ready"))
-    assert not done.released
+    assert [*released, done.released] == [True, False]
     assert instance.broker.executed == []
     await client.execute(context)
 

@@ -249,6 +249,31 @@ async def test_a_message_given_up_is_a_dead_letter_with_its_history(
     assert "not yet" in entry.attempts[0].outcome
 
 
+async def test_dead_letters_go_into_another_queue_and_back(client: slatemq.Client) -> None:
+    await client.create_queue("letters")
+    await client.create_queue("elsewhere", filter="false", with_queue="letters")
+    for n in range(4):
+        await client.publish(b"%d" % n, {"queue": "letters", "n": str(n)})
+    await listed(client, "letters", EntryState.AVAILABLE, 4)
+    for message in await client.claim("letters", 4):
+        await message.fail("no address")
+    begun = await client.start_redrive(
+        "letters", into="elsewhere", filter='int(headers["n"]) < 3 && reason.contains("address")'
+    )
+    ended = await client.wait_redrive(begun.redrive_id, every=0.05)
+    assert (ended.state, ended.redriven_count) == (slatemq.RedriveState.DONE, 3)
+    moved = await client.claim("elsewhere", 5, wait=60)
+    assert [(one.payload, one.attempts_count) for one in moved] == [(b"0", 1), (b"1", 1), (b"2", 1)]
+    (left,) = await listed(client, "letters", EntryState.FAILED, 1)
+    begun = await client.start_redrive("letters", message_ids=[left.message_id])
+    assert (await client.wait_redrive(begun, every=0.05)).redriven_count == 1
+    newest = [one async for one in client.list_redrives("letters")]
+    assert newest[0].redrive_id == begun.redrive_id
+    with pytest.raises(FailedPrecondition) as done:
+        await client.cancel_redrive(begun)
+    assert done.value.reason == "REDRIVE_DONE"
+
+
 def blocking(endpoint: str) -> None:
     with slatemq.sync.connect(endpoint) as client:
         try:

@@ -39,7 +39,12 @@ async def test_every_example_of_the_page_runs(
     told = capsys.readouterr().out
     for expected in (
         "b'letter 9'",
+        "True True",
         "no such lease",
+        "delayed b'call home'",
+        "b'call home, now'",
+        "done 1 of 1",
+        "{'n': 1} 0",
         "['urgent']",
         "True 7",
         "QUEUE_NOT_FOUND nobody",
