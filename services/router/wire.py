@@ -18,32 +18,32 @@ from slatemq.v1 import assignment_pb2, ingest_pb2, queue_pb2
 
 
 def log_entries(entries: Iterable[ingest_pb2.LogEntry]) -> list[LogEntry]:
-    """The entries of one answer of TailLog; each message's headers become a dict once.
-
-    By a comprehension: `dict` of a protobuf map goes through Python's Mapping, at twice the time.
-    """
+    """The entries of one answer of TailLog; each message's headers become a dict once."""
     return [
-        LogEntry(
-            entry.sequence,
-            [
-                LogMessage(
-                    m.message_id,
-                    {key: headers[key] for key in headers},
-                    m.created_at_ms,
-                    m.received_at_ms,
-                    m.visible_at_ms,
-                    m.received_at_ms + m.retention_s * 1000 if m.retention_s else 0,
-                    m.payload_bytes,
-                    m.delay_ms if m.HasField("delay_ms") else NO_DELAY,
-                    m.direct_queue_id,
-                )
-                for m in entry.messages
-                for headers in (m.headers,)
-            ],
-            entry.ByteSize(),
-        )
+        LogEntry(entry.sequence, list(map(_message, entry.messages)), entry.ByteSize())
         for entry in entries
     ]
+
+
+def _message(told: ingest_pb2.LogMessage) -> LogMessage:
+    # Every message comes through here, so for speed: headers by a comprehension, since `dict` of a
+    # protobuf map goes through Python's Mapping at twice the time, and a tuple made without the
+    # detour through LogMessage's own constructor, which costs a tenth of it all.
+    headers, received_at_ms, retention_s = told.headers, told.received_at_ms, told.retention_s
+    return tuple.__new__(
+        LogMessage,
+        (
+            told.message_id,
+            {key: headers[key] for key in headers},
+            told.created_at_ms,
+            received_at_ms,
+            told.visible_at_ms,
+            received_at_ms + retention_s * 1000 if retention_s else 0,
+            told.payload_bytes,
+            told.delay_ms if told.HasField("delay_ms") else NO_DELAY,
+            told.direct_queue_id,
+        ),
+    )
 
 
 def queue_rules(changes: Iterable[queue_pb2.QueueChange]) -> list[QueueRule]:

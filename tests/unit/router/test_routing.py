@@ -6,13 +6,40 @@ import pytest
 
 from services.router.config import parse_shards
 from services.router.route import Piece
-from services.router.routing import BrokerRules, Columns, LogEntry, QueueRule
+from services.router.routing import BrokerRules, Columns, LogEntry, LogMessage, QueueRule
 from services.router.wire import assign_request, log_entries, queue_rules
 from slatemq.v1 import ingest_pb2, queue_pb2
 
 
 def entry(*messages: ingest_pb2.LogMessage) -> LogEntry:
     return log_entries([ingest_pb2.LogEntry(sequence=1, messages=messages)])[0]
+
+
+def test_a_message_of_the_log_keeps_every_field_in_its_place() -> None:
+    told = ingest_pb2.LogMessage(
+        message_id=1,
+        headers={"k": "v"},
+        created_at_ms=2,
+        received_at_ms=3,
+        visible_at_ms=4,
+        retention_s=5,
+        payload_bytes=6,
+        delay_ms=7,
+        direct_queue_id="q",
+    )
+
+    assert entry(told).messages[0] == LogMessage(
+        message_id=1,
+        headers={"k": "v"},
+        created_at_ms=2,
+        received_at_ms=3,
+        visible_at_ms=4,
+        retention_deadline_ms=5_003,
+        payload_bytes=6,
+        delay_ms=7,
+        direct_queue_id="q",
+    )
+    assert isinstance(entry(told).messages[0], LogMessage)
 
 
 def test_an_entry_becomes_columns_per_queue() -> None:
