@@ -1,4 +1,9 @@
-"""Keeps the leases of messages alive: of those fetched ahead, and of those in work."""
+"""Keeps the leases of messages alive: of those fetched ahead, and of those in work.
+
+The broker could do so for what a stream delivered (`keep_leases`). This client does not ask for it:
+only who extends learns that a lease is lost and can let go of a message that is held for too long,
+and messages outlive their stream here, when it breaks and when their consumer is closed.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import slatemq
 import slatemq.sync
-from slatemq import Batch, Client, Consumer, OutgoingMessage, Received
+from slatemq import Batch, Client, Complete, Consumer, OutgoingMessage, Push, Received, codecs
 from slatemq.errors import SlateMQError
 
 
@@ -35,6 +35,17 @@ async def main() -> None:
                 reveal_type(await batch.ack_all())
         await client.process("q", work)
         reveal_type([queue async for queue in client.list_queues()])
+        view = client.queue_view("q", codecs.TEXT)
+        reveal_type(view)
+        token = await view.try_next()
+        assert token is not None
+        async with view.refs.lease(token) as lease:
+            reveal_type(lease.item)
+        released = client.queue_commands("q", codecs.TEXT).complete([token])
+        results = await client.execute([Complete("0-0"), Push("q", "x"), released])
+        reveal_type(results[0].lease_deadline_ms)
+        async for entry in client.watch_delayed("q"):
+            reveal_type(entry.state)
 
 
 def blocking() -> None:
@@ -52,6 +63,15 @@ def blocking() -> None:
         reveal_type(client.claim("q", 5, wait=1))
         for queue in client.list_queues():
             reveal_type(queue)
+        view = client.queue_view("q", codecs.TEXT)
+        reveal_type(len(view))
+        token = view.try_next()
+        assert token is not None
+        with view.refs.lease(token) as lease:
+            reveal_type(lease.item)
+        client.execute([client.queue_commands("q", codecs.TEXT).complete([token])])
+        for entry in client.list_entries("q", "failed"):
+            reveal_type(entry.attempts)
 """
 
 EXPECTED = [
@@ -64,6 +84,10 @@ EXPECTED = [
     "slatemq.delivered.Received",
     "list[slatemq.errors.SlateMQError | None]",
     "list[slatemq.queue_models.Queue]",
+    "slatemq.queue_view.QueueView[str]",
+    "str",
+    "int",
+    "slatemq.entry_models.EntryState",
     "slatemq.published.Published",
     "int",
     "bytes",
@@ -72,6 +96,9 @@ EXPECTED = [
     "list[slatemq.errors.SlateMQError | None]",
     "list[slatemq.sync.Received]",
     "slatemq.queue_models.Queue",
+    "int",
+    "str",
+    "tuple[slatemq.entry_models.Attempt, ...]",
 ]
 
 
