@@ -71,7 +71,7 @@ def blocking() -> None:
             reveal_type(lease.item)
         client.execute([client.queue_commands("q", codecs.TEXT).complete([token])])
         for entry in client.list_entries("q", "failed"):
-            reveal_type(entry.attempts)
+            reveal_type(entry.attempts[0].outcome)
 """
 
 EXPECTED = [
@@ -98,7 +98,7 @@ EXPECTED = [
     "slatemq.queue_models.Queue",
     "int",
     "str",
-    "tuple[slatemq.entry_models.Attempt, ...]",
+    "str",
 ]
 
 
