@@ -89,6 +89,13 @@ class Rig:
     async def ids(self, limit: int) -> list[int]:
         return [lease.message_id for lease in await self.claim(limit)]
 
+    async def all_ids(self, count: int) -> list[int]:
+        """As `ids`; a claim gives what is in memory rather than wait for more, so by several."""
+        found: list[int] = []
+        while len(found) < count and (more := await self.ids(count - len(found))):
+            found += more
+        return found
+
     def commit(self) -> int:
         """Makes everything durable; gives the bytes that this wrote."""
         rows = self.shard.drain(self.now_ms)

@@ -1,4 +1,4 @@
-"""Single messages that wait, and all of them at once: each rule with the story that needs it."""
+"""Single messages that wait, counts and retention: each rule with the story that needs it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import pytest
 
 from libs.storage.buckets import BucketKind, split_order
 from services.broker import available, lane_memory, loading
-from services.broker.commands import Purge
-from services.broker.queue_machine import NeedsLane
-from services.broker.shard_machine import Finish, Nack
+from services.broker.shard_machine import Nack
 from services.broker.waiting_buckets import Place
 from services.broker.waiting_pages import WaitingReader
 from tests.unit.broker.shards import START_MS, Rig
-from tests.unit.broker.stored import garbage_lists, garbage_rows, stored_queue
+from tests.unit.broker.stored import stored_queue
 
 READY, TIMED = BucketKind.READY, BucketKind.TIMED
 
@@ -32,155 +30,10 @@ async def look(rig: Rig) -> None:
         await rig.run(lambda: rig.queue().drop_expired(rig.now_ms, 1000))
 
 
-async def claimed(rig: Rig, count: int) -> list[int]:
-    """IDs of the next messages; one claim gives what is in memory, rather than wait for more."""
-    ids: list[int] = []
-    while len(ids) < count and (more := await rig.ids(count - len(ids))):
-        ids += more
-    return ids
-
-
 def stored_ids(rig: Rig) -> set[int]:
     stored = stored_queue(rig.store.rows, "orders")
     assert stored is not None
     return set(stored.waiting)
-
-
-# --- Purges -----------------------------------------------------------------
-
-
-async def test_a_purge_leaves_what_is_in_flight_done_and_failed() -> None:
-    rig = Rig()
-    rig.create()
-    await rig.route([1, 2, 3, 4])
-    await rig.route([5], visible_at_ms=START_MS + 500)
-    acked, failed, held = await rig.claim(3)
-    rig.shard.ack([acked.token], rig.now_ms)
-    rig.shard.fail([failed], "gone", rig.now_ms)
-    rig.commit()
-
-    assert rig.shard.purge(rig.queue(), {Purge.AVAILABLE}) == 2
-    rig.commit()
-    await rig.restart()
-
-    rig.now_ms += 1000
-    assert await rig.ids(10) == []
-    queue = rig.queue()
-    assert (queue.done_count, queue.failed_count, queue.in_flight_count) == (1, 1, 1)
-    assert rig.shard.ack([held.token], rig.now_ms) == [Finish.OK]
-
-
-async def test_what_comes_after_a_purge_stays_also_when_the_old_rows_are_swept() -> None:
-    rig = Rig()
-    rig.create()
-    await rig.route([1, 2])
-    rig.commit()
-    rig.shard.purge(rig.queue(), {Purge.AVAILABLE})
-    await rig.route([3])
-    await rig.route([4], visible_at_ms=START_MS + 10)
-    rig.commit()
-    await rig.restart()
-
-    queue = rig.queue()
-    (epoch,) = queue.garbage_lane_epochs
-    rig.shard.delete_rows(garbage_rows(rig.store.rows, "orders", epoch, lanes_only=True))
-    queue.lanes_swept(epoch)
-    rig.commit()
-    await rig.restart()
-
-    rig.now_ms += 10
-    assert await claimed(rig, 10) == [3, 4]
-    assert rig.queue().garbage_lane_epochs == ()
-
-
-async def test_a_lease_from_before_a_purge_gives_its_message_back_behind_it() -> None:
-    rig = Rig()
-    rig.create()
-    await rig.route([1, 2, 3])
-    released, nacked = await rig.claim(2)
-    rig.shard.purge(rig.queue(), {Purge.AVAILABLE})
-    await rig.route([4])
-
-    rig.shard.release([released])
-    await rig.run(lambda: rig.shard.nack([Nack(nacked.token)], rig.now_ms))
-    rig.commit()
-    await rig.restart()
-
-    assert await rig.ids(10) == [4, 1, 2]
-
-
-async def test_purged_leases_have_ended_and_their_messages_are_gone() -> None:
-    rig = Rig()
-    rig.create()
-    await rig.route([1, 2, 3])
-    leases = await rig.claim(2)
-    rig.commit()
-
-    assert rig.shard.purge(rig.queue(), {Purge.IN_FLIGHT}) == 2
-    rig.commit()
-    await rig.restart()
-
-    tokens = [lease.token for lease in leases]
-    assert rig.shard.ack(tokens, rig.now_ms) == [Finish.ENDED, Finish.ENDED]
-    assert rig.shard.expire(rig.now_ms + 60_000, 10) == []
-    assert await rig.ids(10) == [3]
-
-
-async def test_a_purged_list_of_dead_letters_begins_anew_behind_its_garbage() -> None:
-    rig = Rig()
-    rig.create()
-    await rig.route([1, 2, 3])
-    first, second, third = await rig.claim(3)
-    rig.shard.fail([first], "a", rig.now_ms)
-    rig.commit()
-    rig.shard.fail([second], "b", rig.now_ms)  # not written yet
-
-    assert rig.shard.purge(rig.queue(), {Purge.FAILED}) == 2
-    rig.shard.fail([third], "c", rig.now_ms)
-    rig.commit()
-    await rig.restart()
-
-    stored = stored_queue(rig.store.rows, "orders")
-    assert stored is not None
-    assert stored.failed.keys() == {3}
-    ((_, garbage),) = garbage_lists(rig.store.rows, rig.queue())
-    assert len(garbage) == 1
-
-
-async def test_a_queue_can_be_purged_only_while_an_epoch_is_free() -> None:
-    rig = Rig()
-    rig.create()
-    queue = rig.queue()
-    for _ in range(31):
-        assert queue.can_purge_available
-        rig.shard.purge(queue, {Purge.AVAILABLE})
-
-    assert not queue.can_purge_available
-    # One name may hold no more, also when the queue is deleted and made anew.
-    rig.shard.delete_queue(queue)
-    assert not rig.shard.epoch_is_free("orders")
-    state = rig.shard.deleted["orders"]
-    assert sorted(state.garbage_epochs) == list(range(32))
-    rig.shard.swept("orders", state.epoch)
-    rig.create()
-    assert not rig.queue().can_purge_available
-
-
-async def test_a_purge_after_a_restart_is_never_undone_by_a_read_that_began_before() -> None:
-    rig = Rig()
-    rig.create()
-    await rig.route([1, 2, 3])
-    rig.commit()
-    await rig.restart()
-    lane = rig.queue().available.lanes()[0]
-    with pytest.raises(NeedsLane) as needs:
-        rig.queue().peek(1, lambda _: True, rig.now_ms)
-
-    rig.shard.purge(rig.queue(), {Purge.AVAILABLE})
-    await rig.loader.answer(needs.value)
-
-    assert lane not in rig.queue().available.lanes()
-    assert await rig.ids(10) == []
 
 
 # --- One of them ------------------------------------------------------------
@@ -246,7 +99,7 @@ async def test_a_bucket_that_was_emptied_and_filled_and_emptied_is_not_left_behi
 
     assert stored_ids(rig) == {9}
     rig.now_ms = due_ms
-    assert await claimed(rig, 10) == [9]
+    assert await rig.all_ids(10) == [9]
 
 
 async def test_a_bucket_remembered_for_those_who_join_it_is_the_one_that_is_changed() -> None:
@@ -357,7 +210,7 @@ async def test_counts_tell_what_fell_due_without_a_claim_also_after_a_restart(
     reads = rig.store.rows_read
     await look(rig)
     assert rig.store.rows_read == reads, "what was counted is not read again"
-    assert len(await claimed(rig, 40)) == 40, "of the most urgent ones"
+    assert len(await rig.all_ids(40)) == 40, "of the most urgent ones"
     assert rig.queue().counts(rig.now_ms).by_priority == ((0, 0, 10), (1, 42, 10))
 
 
