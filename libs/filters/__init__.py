@@ -14,6 +14,7 @@ from libs.filters.expressions import (
     compile_filter,
     compile_priority,
     context,
+    timestamp,
 )
 from libs.filters.index import DEFAULT_PRIORITY, FilterIndex, QueueOutcome, RuleSet
 from libs.filters.syntax import SOURCE_BYTES_MAX
@@ -35,4 +36,5 @@ __all__ = [
     "compile_filter",
     "compile_priority",
     "context",
+    "timestamp",
 ]

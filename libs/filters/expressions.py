@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 import cel
 
 from libs.filters.conditions import Condition, is_exact, necessary
+from libs.filters.signatures import VARIABLES, Type
 from libs.filters.syntax import Node, parse
 from libs.filters.typecheck import type_of
 
@@ -22,9 +25,11 @@ __all__ = [
     "compile_filter",
     "compile_priority",
     "context",
+    "timestamp",
 ]
 
 PRIORITY_MAX = 255
+NO_MORE: Final[Mapping[str, Any]] = MappingProxyType({})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS_MIN, _MS_MAX = -62_135_596_800_000, 253_402_300_799_999
 _INT_MAX = 2**63 - 1
@@ -60,18 +65,23 @@ class Outcome:
     error: str = ""
 
 
-def check(source: str, want: Literal["bool", "int"] = "bool") -> Checked:
-    """What is known of a filter ("bool") or priority ("int"); raises FilterError if it is bad."""
+def check(
+    source: str, want: Literal["bool", "int"] = "bool", more: Mapping[str, Type] = NO_MORE
+) -> Checked:
+    """What is known of a filter ("bool") or priority ("int"); raises FilterError if it is bad.
+
+    `more`: variables that there are beside those of every message.
+    """
     tree = parse(source)
     try:
-        kind = type_of(tree)
+        kind = type_of(tree, more)
     except RecursionError:
         raise tree.error("nested too deep") from None
     if kind not in (want, "dyn"):
         what = "a filter" if want == "bool" else "a priority"
         name = kind if isinstance(kind, str) else kind[0]
         raise tree.error(f"{what} must give {want}, not {name}")
-    names = frozenset(_names(tree)) & {"headers", "created_at", "received_at", "size"}
+    names = frozenset(_names(tree)) & {*VARIABLES, *more}
     if want == "int":
         return Checked(source, names, None, exact=False)
     return Checked(source, names, necessary(tree), is_exact(tree))
@@ -89,19 +99,22 @@ def context(
     size: int,
     *,
     times: bool = True,
+    more: Mapping[str, object] = NO_MORE,
 ) -> cel.Context:
     """What expressions are evaluated on, one per message; `times` only where one needs them.
 
-    Times are ms since the Unix epoch, held within the years 1 to 9999.
+    `more`: the values of further variables (see `check`). Times are ms since the Unix epoch, held
+    within the years 1 to 9999.
     """
     variables: dict[str, Any] = {"headers": headers, "size": min(size, _INT_MAX)}
     if times:
-        variables["created_at"] = _time(created_at_ms)
-        variables["received_at"] = _time(received_at_ms)
-    return cel.Context(variables)
+        variables["created_at"] = timestamp(created_at_ms)
+        variables["received_at"] = timestamp(received_at_ms)
+    return cel.Context({**variables, **more})
 
 
-def _time(time_ms: int) -> datetime:
+def timestamp(time_ms: int) -> datetime:
+    """A time in ms as CEL's timestamps are made, held within the years 1 to 9999."""
     return _EPOCH + timedelta(milliseconds=min(max(time_ms, _MS_MIN), _MS_MAX))
 
 
@@ -120,9 +133,9 @@ def _evaluate(program: cel.Program, message: cel.Context) -> tuple[Any, str]:
 class Filter:
     """A compiled filter."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, more: Mapping[str, Type] = NO_MORE) -> None:
         """Check and compile; raises FilterError."""
-        self.checked = check(source, "bool")
+        self.checked = check(source, "bool", more)
         self._program = cel.compile(source)
 
     def matches(self, message: cel.Context) -> bool:
@@ -161,9 +174,9 @@ class Priority:
         return min(max(value, 0), PRIORITY_MAX), f"clamped from {value}"
 
 
-def compile_filter(source: str) -> Filter:
-    """A filter ready to judge; raises FilterError."""
-    return Filter(source)
+def compile_filter(source: str, more: Mapping[str, Type] = NO_MORE) -> Filter:
+    """A filter ready to judge; raises FilterError. `more` as in `check`."""
+    return Filter(source, more)
 
 
 def compile_priority(source: str) -> Priority:

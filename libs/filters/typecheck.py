@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from types import MappingProxyType
 
 import cel
 
@@ -59,9 +60,12 @@ class _Scope:
     budget: _Budget = field(default_factory=_Budget)
 
 
-def type_of(node: Node) -> Type:
-    """The type of an expression; raises FilterError for what can be proved wrong."""
-    scope = _Scope(VARIABLES)
+def type_of(node: Node, more: Mapping[str, Type] = MappingProxyType({})) -> Type:
+    """The type of an expression; raises FilterError for what can be proved wrong.
+
+    `more`: variables that there are beside those of every message.
+    """
+    scope = _Scope({**VARIABLES, **more})
     scope.budget.literals = max(HEADERS_COUNT_MAX, _widest(node))
     return _type(node, scope)
 
@@ -94,7 +98,7 @@ def _ident(node: Node, scope: _Scope) -> Type:
         return scope.variables[node.name]
     if node.name in TYPE_NAMES:
         return "type"
-    known = ", ".join(VARIABLES)
+    known = ", ".join(name for name in scope.variables if name not in scope.loops)
     raise node.error(f"unknown variable {node.name!r}; there are {known}")
 
 
@@ -328,7 +332,8 @@ def _macro(node: Node, scope: _Scope) -> Type:
     if scope.loops and _MACROS[node.name] == "list":
         raise node.error(f"{node.name}() inside another macro could grow without bound")
     over, variable = _type(node.parts[0], scope), node.parts[1].name
-    if variable in VARIABLES or variable in TYPE_NAMES or variable.startswith("__"):
+    ours = variable in scope.variables and variable not in scope.loops
+    if ours or variable in TYPE_NAMES or variable.startswith("__"):
         raise node.parts[1].error(f"{variable!r} cannot name a macro's variable")
     if over != "dyn" and not isinstance(over, tuple):
         raise node.error(f"{node.name}() goes over a list or a map, not {_words(over)}")

@@ -8,16 +8,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from libs.storage.ids import MAX_MESSAGE_ID, shard_of
-from services.broker.delayed_servicer import DelayedServicer
 from services.broker.editing import WRONG_STATE, Find
 from services.broker.entry_conversion import EntryTeller, checked_view, found_entry
 from services.broker.entry_finding import SKEW_MS, EntryFinder, Found
 from services.broker.entry_handles import Handle, parse_handle, waiting_handle
 from services.broker.entry_listing import EntryLister
-from services.broker.owner import ShardOwner
 from services.broker.payloads import Ingests
 from services.broker.queue_conversion import checked_id
 from services.broker.queue_machine import Queue
+from services.broker.redrive_servicer import RedriveServicer
 from services.broker.waiting_buckets import Place
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.v1 import entry_pb2
@@ -26,29 +25,22 @@ PROGRESS_S = 1.0
 """How often a search tells how far it is."""
 
 
-class EntryServicer(DelayedServicer):
+class EntryServicer(RedriveServicer):
     """Turns requests into reads and commands on the shard."""
 
-    _owner: ShardOwner
     _finder: EntryFinder
     _lister: EntryLister
     _teller: EntryTeller
     _ingests: Ingests
 
-    def __init__(self, shard: int) -> None:
-        """Serve this broker shard, from `begin_entries` on."""
-        self._shard = shard
-
     def begin_entries(
         self,
-        owner: ShardOwner,
         finder: EntryFinder,
         lister: EntryLister,
         teller: EntryTeller,
         ingests: Ingests,
     ) -> None:
-        """Take over what the start has opened; no call comes earlier."""
-        self._owner = owner
+        """Take over what the start has opened; no call comes earlier. See `begin_redrives`."""
         self._finder = finder
         self._lister = lister
         self._teller = teller

@@ -52,6 +52,12 @@ class FinishedList(Generic[M]):
             order = next_order()
         self._new = []
 
+    def take(self, order: int, count: int, *, emptied: bool) -> None:
+        """Notes that messages of a stored row are taken out, and whether the row is gone."""
+        self.count -= count
+        if emptied and order == self.oldest_order:
+            self.oldest_order = order + 1 if self.count else 0
+
     def purge(self, last_order: int) -> int:
         """Empties the list, of which no row is behind `last_order`; gives how many messages."""
         count, self.count, self._new = self.count, 0, []

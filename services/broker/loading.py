@@ -32,13 +32,16 @@ from libs.storage.own_keys import (
     outbox_counter_range,
     parse_executed_key,
     parse_outbox_counter_key,
+    parse_redrive_key,
     parse_replay_key,
     parse_routing_cursor_key,
+    redrive_range,
     replay_range,
     routing_cursor_range,
 )
 from libs.storage.primitives import KeyRange
 from libs.storage.queues import decode_active, decode_attempts
+from libs.storage.redrive_records import decode_redrive
 from libs.storage.replay_records import decode_replay
 from libs.storage.states import (
     QueueStateRecord,
@@ -56,6 +59,7 @@ from services.broker.leases import GRACE_MS, Lease
 from services.broker.outbox import Outbox
 from services.broker.queue_machine import NeedsLane, Queue
 from services.broker.queue_settings import QueueSettings
+from services.broker.redrives import Redrives
 from services.broker.replays import Replays
 from services.broker.shard_machine import Needs, Shard
 from services.broker.walks import StoredBucket
@@ -110,6 +114,12 @@ async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
         {
             parse_replay_key(key): decode_replay(value)
             async for key, value in _rows(database, replay_range())
+        }
+    )
+    shard.redrives = Redrives(
+        {
+            parse_redrive_key(key): decode_redrive(value)
+            async for key, value in _rows(database, redrive_range())
         }
     )
     states: dict[str, QueueStateRecord] = {}

@@ -260,6 +260,11 @@ class QueueEntries(ABC):
         self.touch()
         return finished.purge(self._orders.last)
 
+    def take_failed(self, order: int, count: int, *, emptied: bool) -> None:
+        """Notes that dead letters are taken out of a row of the failed list."""
+        self.failed.take(order, count, emptied=emptied)
+        self.touch()
+
     def lanes_swept(self, epoch: int) -> None:
         """Notes that the rows of former lanes are gone."""
         self.garbage_lane_epochs = tuple(e for e in self.garbage_lane_epochs if e != epoch)

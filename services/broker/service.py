@@ -48,6 +48,7 @@ from services.broker.outbox_sender import OutboxSender
 from services.broker.owner import ShardOwner
 from services.broker.payloads import IngestClient, Ingests, Payloads
 from services.broker.queue_servicer import QueueServicer
+from services.broker.redrive_runner import RedriveRunner
 from services.broker.replay_starts import ReplayStarts
 from services.broker.streaming import Streams
 from services.broker.sweeper import Sweeper
@@ -170,7 +171,7 @@ class BrokerService:
         self._entries.begin_delayed(
             MessageEditor(owner, delivery, payloads, ingests), self._watches
         )
-        self._look_into(owner, database, ingests)
+        runner = self._look_into(owner, database, ingests)
         self._owner, self._delivery = owner, delivery
         measure(self._telemetry, shard)
         measure_outbox(self._telemetry, shard.outbox)
@@ -182,6 +183,7 @@ class BrokerService:
             sweeper.run(),
             owner.watch_due(),
             cleaner.run(),
+            runner.run(),
         )
         for work in (*works, executor.forget(), sender.run()):
             self._tasks.append(asyncio.create_task(work))
@@ -189,18 +191,23 @@ class BrokerService:
             "shard %d: %d queues, revision %d", config.shard, len(shard.queues), shard.revision
         )
 
-    def _look_into(self, owner: ShardOwner, database: Database, ingests: Ingests) -> None:
-        """Lets entries be listed, found and repaired."""
+    def _look_into(self, owner: ShardOwner, database: Database, ingests: Ingests) -> RedriveRunner:
+        """Lets entries be listed, found and repaired; gives what runs redrives."""
         waiting = WaitingReader(database)
         done, failed = done_reader(database), failed_reader(database)
         teller = EntryTeller(owner, database, ingests)
         self._entries.begin_entries(
-            owner,
             EntryFinder(owner, waiting, done, failed),
             EntryLister(owner, waiting, done, failed, teller),
             teller,
             ingests,
         )
+        number = self._config.shard
+        target = self._make_target(self._channels, self._directory, number)
+        others = OtherBrokers(self._channels, self._directory, number)
+        runner = RedriveRunner(owner, failed, ingests, others, target, Blobs(self._root))
+        self._entries.begin_redrives(owner, runner, others)
+        return runner
 
     def _commands(self, owner: ShardOwner, database: Database) -> tuple[Executor, OutboxSender]:
         """What runs lists of commands, and what sends the pushes that they make."""

@@ -35,6 +35,7 @@ from services.broker.outbox import Outbox
 from services.broker.queue_lifecycle import creation_rows, deleted_state, new_state
 from services.broker.queue_machine import NeedsSlot, Notes, Queue, Row
 from services.broker.queue_settings import DEFAULT_PRIORITY, QueueSettings
+from services.broker.redrives import Redrives
 from services.broker.replays import Ranges, Replays
 from services.broker.shard_leases import ShardLeases
 
@@ -71,6 +72,7 @@ class Shard(ShardLeases):
         self.outbox = Outbox()
         self.executed = Executed()
         self.replays = Replays()
+        self.redrives = Redrives()
         self._changed_cursors: set[int] = set()
         self._rows: list[Row] = []  # of commands that are rare enough to encode at once
         self._generation = 0
@@ -267,7 +269,8 @@ class Shard(ShardLeases):
     @property
     def has_changes(self) -> bool:
         """Whether a drain now would give any rows: whatever else changes, one of these does."""
-        if self.outbox.has_changes or self.executed.has_changes or self.replays.has_changes:
+        others = (self.outbox, self.executed, self.replays, self.redrives)
+        if any(one.has_changes for one in others):
             return True
         return bool(self.notes.to_commit or self._rows or self._changed_cursors)
 
@@ -293,6 +296,7 @@ class Shard(ShardLeases):
         rows += self.outbox.drain()
         rows += self.executed.drain(now_ms)
         rows += self.replays.drain()
+        rows += self.redrives.drain()
         if rows:
             self._generation = written.generation
             self._undurable.append(written)

@@ -1,0 +1,307 @@
+"""Runs redrives in the background: reads rows of failed lists, judges, and moves step by step.
+
+    rows ──► which are wanted ──► contents, where they are needed ──► one command moves ──► durable
+
+One task runs all redrives of a shard in turn, and nothing else takes dead letters out of rows: so a
+row that was read, once all is durable, is as the next step finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+
+from libs.filters import Filter, compile_filter, context, timestamp
+from libs.storage.blobs import Blobs
+from libs.storage.errors import StoreUnavailable
+from libs.storage.execution_records import OutboxRecord, encode_outbox
+from libs.storage.ids import shard_of
+from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
+from libs.storage.queues import AvailableMessage, FailedMessage
+from libs.storage.redrive_records import RedriveRecord, RedriveState
+from services.broker.finished_pages import FinishedReader, Span, Spot
+from services.broker.other_shards import OtherBrokers, OutboxTarget
+from services.broker.owner import ShardOwner
+from services.broker.payloads import Ingests
+from services.broker.queue_machine import Queue
+from services.broker.redrives import Step, is_its_queue, moved
+from slatemq.errors import ResourceExhausted, Unavailable
+from slatemq.v1.message_pb2 import Message
+
+log = logging.getLogger(__name__)
+
+STEP_MESSAGES: Final = 500
+"""Messages looked at in one step at most: a few milliseconds, and what a commit of others waits."""
+
+STEPS_A_SECOND: Final = 10
+"""With a rate, so many steps a second share it."""
+
+RETRY_S: Final = 1.0
+"""How long to wait when an ingest or the store is away."""
+
+DEAD_LETTER_VARIABLES: Final[Mapping[str, str]] = {
+    "reason": "string",
+    "attempts": "int",
+    "failed_at": "timestamp",
+}
+"""What a redrive's filter sees beside what every filter does."""
+
+
+@lru_cache(maxsize=128)
+def dead_letter_filter(source: str) -> Filter:
+    """A redrive's filter; raises FilterError."""
+    return compile_filter(source, DEAD_LETTER_VARIABLES)
+
+
+class RedriveRunner:
+    """Runs the redrives of one shard."""
+
+    def __init__(
+        self,
+        owner: ShardOwner,
+        failed: FinishedReader[FailedMessage],
+        ingests: Ingests,
+        others: OtherBrokers,
+        target: OutboxTarget,
+        blobs: Blobs,
+    ) -> None:
+        """Begin with those that ran when the process ended; see `run`."""
+        self._owner = owner
+        self._failed = failed
+        self._ingests = ingests
+        self._others = others
+        self._target = target
+        self._blobs = blobs
+        self._wake = asyncio.Event()
+        self._next_at: dict[int, float] = {}
+
+    def wake(self) -> None:
+        """A redrive was started or resumed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            self._wake.clear()
+            now = time.monotonic()
+            running = self._owner.shard.redrives.running()
+            due = [number for number in running if self._next_at.get(number, 0.0) <= now]
+            for number in due:
+                try:
+                    await self._step(number)
+                except (Unavailable, ResourceExhausted, StoreUnavailable) as error:
+                    log.warning("redrive %d waits: %s", number, error)
+                    self._next_at[number] = time.monotonic() + RETRY_S
+            if not due:
+                ends = [self._next_at[number] for number in running]
+                wait_s = max(min(ends) - now, 0.0) if ends else None
+                try:
+                    await asyncio.wait_for(self._wake.wait(), wait_s)
+                except TimeoutError:
+                    continue
+
+    async def _step(self, number: int) -> None:
+        await self._owner.durable()
+        shard = self._owner.shard
+        record = shard.redrives.get(number)
+        if record is None or record.state != RedriveState.RUNNING:
+            return
+        queue = shard.queues.get(record.queue_id)
+        if not is_its_queue(queue, record):
+            await self._end(number, "its queue was deleted")
+            return
+        steps = await self._look(queue, record)
+        if not steps:
+            await self._end(number, "")
+            return
+        elsewhere = record.target_queue_id not in shard.queues
+        if elsewhere and not await self._others.having((record.target_queue_id,)):
+            await self._end(number, _no_target(record))
+            return
+        contents: dict[int, Message] = {}
+        if record.filter or elsewhere:
+            contents = await self._read([one.message_id for one in _chosen(steps)])
+        if record.filter:
+            steps = _filtered(dead_letter_filter(record.filter), steps, contents)
+        pushes: dict[int, bytes] = {}
+        ingest_shard = 0
+        if elsewhere:
+            steps = _there(steps, contents)
+            ingest_shard = await self._target.choose()
+            for message in _chosen(steps):
+                content = contents[message.message_id]
+                pushes[message.message_id] = await self._push(record, message, content)
+        began = time.monotonic()
+        count = await self._owner.run(
+            lambda now_ms: self._apply(number, steps, pushes, ingest_shard, now_ms)
+        )
+        await self._owner.durable()
+        if record.rate:
+            due = max(self._next_at.get(number, 0.0), began)
+            self._next_at[number] = due + count / record.rate
+
+    async def _look(self, queue: Queue, record: RedriveRecord) -> list[Step]:
+        """The next rows, and what of them is to move as far as that is known without contents."""
+        left = STEP_MESSAGES
+        if record.rate:
+            left = min(left, max(record.rate // STEPS_A_SECOND, 1))
+        wanted = set(record.message_ids)
+        steps: list[Step] = []
+        after = Spot(record.next_order, record.next_place - 1)
+        async for order, messages in self._failed.rows(queue, Span(), after):
+            if order > record.end_order or left <= 0:
+                break
+            first = record.next_place if order == record.next_order else 0
+            through = min(first + left, len(messages))
+            places = [
+                place
+                for place in range(first, through)
+                if not wanted or messages[place].message_id in wanted
+            ]
+            steps.append(Step(order, messages, through, places))
+            left -= through - first
+        return steps
+
+    def _apply(
+        self,
+        number: int,
+        steps: Sequence[Step],
+        pushes: Mapping[int, bytes],
+        ingest_shard: int,
+        now_ms: int,
+    ) -> int:
+        """Moves what the steps have chosen; gives how many. A command: all of it, or nothing."""
+        shard = self._owner.shard
+        record = shard.redrives.get(number)
+        if record is None or record.state != RedriveState.RUNNING:
+            return 0
+        queue, target = shard.queues.get(record.queue_id), shard.queues.get(record.target_queue_id)
+        if not is_its_queue(queue, record) or (target is None and not pushes):
+            return 0  # one of the two was deleted meanwhile: the next step looks again
+        shard.outbox.check_room(len(pushes), sum(map(len, pushes.values())))
+
+        def enter(item: AvailableMessage) -> bool:
+            if item.message_id in pushes:
+                shard.outbox.push(ingest_shard, pushes[item.message_id], now_ms)
+                return True
+            return target is not None and target.enter(item, now_ms) is not None
+
+        before = record.redriven_count
+        for step in steps:
+            if step.order != record.next_order:
+                record = record._replace(next_order=step.order, next_place=0)
+            if not 0 < queue.failed.oldest_order <= step.order:
+                # A purge came in between.
+                record = record._replace(next_order=step.order + 1, next_place=0)
+                continue
+            record, rows = moved(queue, record, step, enter, now_ms)
+            for key, value in rows:
+                if value is None:
+                    shard.delete(key)
+                else:
+                    shard.put(key, value)
+        shard.redrives.put(number, record)
+        return record.redriven_count - before
+
+    async def _end(self, number: int, error: str) -> None:
+        """Notes that a redrive is done, or (`error`) cannot go on."""
+
+        def end(now_ms: int) -> None:
+            record = self._owner.shard.redrives.get(number)
+            if record is not None and record.state == RedriveState.RUNNING:
+                state = RedriveState.FAILED if error else RedriveState.DONE
+                record = record._replace(state=state, ended_at_ms=now_ms, error=error)
+                self._owner.shard.redrives.put(number, record)
+
+        self._next_at.pop(number, None)
+        await self._owner.run(end)
+        await self._owner.durable()
+
+    # --- Contents -----------------------------------------------------------
+
+    async def _read(self, ids: Sequence[int]) -> dict[int, Message]:
+        """The messages that are still stored; raises Unavailable."""
+        found: dict[int, Message] = {}
+        by_shard: dict[int, list[int]] = {}
+        for message_id in dict.fromkeys(ids):
+            by_shard.setdefault(shard_of(message_id), []).append(message_id)
+        for shard, wanted in by_shard.items():
+            left = wanted
+            while left:
+                messages, gone = await self._ingests.read(shard, left)
+                found.update((message.message_id, message) for message in messages)
+                if not messages and not gone:
+                    raise Unavailable(f"ingest {shard} gave nothing", reason="INGEST_AWAY")
+                missing = set(gone)
+                left = [one for one in left if one not in found and one not in missing]
+        return found
+
+    async def _push(self, record: RedriveRecord, letter: FailedMessage, content: Message) -> bytes:
+        """The outbox row of a new message with the same content, and what is left of its time."""
+        now_ms = self._owner.clock.now_ms()
+        retention_s = 0
+        if letter.retention_deadline_ms:
+            retention_s = max((letter.retention_deadline_ms - now_ms) // 1000, 1)
+        payload: bytes | PayloadUri = content.payload
+        if len(content.payload) > INLINE_PAYLOAD_MAX_BYTES:
+            payload = PayloadUri(await self._blobs.put(content.payload))
+        return encode_outbox(
+            OutboxRecord(
+                pushed_at_ms=now_ms,
+                queue_id=record.target_queue_id,
+                payload=payload,
+                payload_bytes=len(content.payload),
+                headers=dict(content.headers),
+                retention_s=retention_s,
+            )
+        )
+
+
+def _chosen(steps: Sequence[Step]) -> Iterator[FailedMessage]:
+    for step in steps:
+        for place in step.chosen:
+            yield step.messages[place]
+
+
+def _filtered(judge: Filter, steps: Sequence[Step], contents: Mapping[int, Message]) -> list[Step]:
+    """What matches; of a message that is not stored any more nothing is known: no match."""
+
+    def matches(letter: FailedMessage) -> bool:
+        content = contents.get(letter.message_id)
+        if content is None:
+            return False
+        more = {
+            "reason": letter.reason,
+            "attempts": letter.attempts,
+            "failed_at": timestamp(letter.failed_at_ms),
+        }
+        return judge.matches(
+            context(
+                dict(content.headers),
+                content.created_at_ms,
+                content.received_at_ms,
+                len(content.payload),
+                more=more,
+            )
+        )
+
+    return [
+        step._replace(chosen=[p for p in step.chosen if matches(step.messages[p])])
+        for step in steps
+    ]
+
+
+def _there(steps: Sequence[Step], contents: Mapping[int, Message]) -> list[Step]:
+    """What is still stored, and so can be pushed."""
+    return [
+        step._replace(chosen=[p for p in step.chosen if step.messages[p].message_id in contents])
+        for step in steps
+    ]
+
+
+def _no_target(record: RedriveRecord) -> str:
+    return f"queue {record.target_queue_id!r} does not exist any more"

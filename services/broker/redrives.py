@@ -1,0 +1,147 @@
+"""Redrives: which dead letters move where, and how far each is. Pure, like the queue machine.
+
+    start ──► running ──step──► … ──► done
+                │  ▲  └── its target is gone ──► failed
+         cancel │  │ resume                         │
+                ▼  └────────────────────────────────┘
+             cancelled
+
+A step looks at some messages of one row of the failed list. The commit that takes messages out of
+the row puts them into the target, and moves the redrive on: each is moved once, whoever crashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeGuard
+
+from libs.storage.keys import failed_key
+from libs.storage.own_keys import redrive_key
+from libs.storage.queues import AvailableMessage, FailedMessage, encode_failed
+from libs.storage.redrive_records import RedriveRecord, RedriveState, encode_redrive
+from services.broker.leases import Row
+from services.broker.queue_machine import Queue
+from slatemq.errors import ResourceExhausted
+
+RUNNING_MAX = 100
+"""Redrives that may run at once on a shard."""
+
+DONE_KEPT = 1000
+"""Redrives that are done and still told of."""
+
+
+class Redrives:
+    """The redrives of one shard, by number; a higher number is newer."""
+
+    def __init__(self, stored: Mapping[int, RedriveRecord] | None = None) -> None:
+        """Go on with these."""
+        self._records = dict(sorted((stored or {}).items()))
+        self._changed: set[int] = set()
+        self._next = max(self._records, default=0) + 1
+
+    def __iter__(self) -> Iterator[tuple[int, RedriveRecord]]:
+        return iter(list(self._records.items()))
+
+    def get(self, number: int) -> RedriveRecord | None:
+        """The redrive of a number."""
+        return self._records.get(number)
+
+    def of_request(self, request_id: str) -> int | None:
+        """The redrive that a request has started."""
+        for number, record in self._records.items():
+            if request_id and record.request_id == request_id:
+                return number
+        return None
+
+    def running(self) -> list[int]:
+        """Those that run."""
+        return [n for n, one in self._records.items() if one.state == RedriveState.RUNNING]
+
+    def check_room(self) -> None:
+        """Raises ResourceExhausted while too many run."""
+        if len(self.running()) >= RUNNING_MAX:
+            raise ResourceExhausted(
+                f"{RUNNING_MAX} redrives are running on this shard, more cannot",
+                reason="TOO_MANY_REDRIVES",
+                retry_after_ms=1000,
+            )
+
+    def start(self, record: RedriveRecord) -> int:
+        """Adds one; gives its number."""
+        number, self._next = self._next, self._next + 1
+        self.put(number, record)
+        return number
+
+    def put(self, number: int, record: RedriveRecord) -> None:
+        """Changes one; those done long ago are forgotten."""
+        self._records[number] = record
+        self._changed.add(number)
+        done = [n for n, one in self._records.items() if one.state == RedriveState.DONE]
+        for old in done[:-DONE_KEPT]:
+            del self._records[old]
+            self._changed.add(old)
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether a drain now would give any rows."""
+        return bool(self._changed)
+
+    def drain(self) -> Iterator[Row]:
+        """The rows that changed since the last drain."""
+        changed, self._changed = self._changed, set()
+        for number in changed:
+            record = self._records.get(number)
+            yield redrive_key(number), None if record is None else encode_redrive(record)
+
+
+class Step(NamedTuple):
+    """What a redrive has found out about some messages of a row.
+
+    `messages` are all of the row `order`, as it is stored; those before `through` are looked at
+    when this is done, and those at the places `chosen` are to move.
+    """
+
+    order: int
+    messages: Sequence[FailedMessage]
+    through: int
+    chosen: Sequence[int]
+
+
+Enter = Callable[[AvailableMessage], bool]
+"""Brings a message into the target; False: it does not take it."""
+
+
+def is_its_queue(queue: Queue | None, record: RedriveRecord) -> TypeGuard[Queue]:
+    """Whether this is the queue that the redrive was started on."""
+    return queue is not None and queue.created_revision == record.queue_revision
+
+
+def moved(
+    queue: Queue, record: RedriveRecord, step: Step, enter: Enter, now_ms: int
+) -> tuple[RedriveRecord, list[Row]]:
+    """Applies a step: gives the redrive as it is then, and the row's new value.
+
+    A message past its retention stays where it is.
+    """
+    taken = set()
+    for place in step.chosen:
+        message = step.messages[place]
+        item = AvailableMessage(
+            message.message_id, message.priority, 0, message.retention_deadline_ms, 0
+        )
+        if not queue.is_over(item, now_ms) and enter(item):
+            taken.add(place)
+    left = [one for place, one in enumerate(step.messages) if place not in taken]
+    rows: list[Row] = []
+    if taken:
+        key = failed_key(queue.queue_id, step.order)
+        rows.append((key, encode_failed(left) if left else None))
+        queue.take_failed(step.order, len(taken), emptied=not left)
+    whole = step.through >= len(step.messages)
+    record = record._replace(
+        next_order=step.order + 1 if whole else step.order,
+        next_place=0 if whole else step.through - len(taken),
+        examined_count=record.examined_count + step.through - record.next_place,
+        redriven_count=record.redriven_count + len(taken),
+    )
+    return record, rows
