@@ -3,43 +3,103 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from libs.serving.telemetry import MESSAGING_DESTINATION_NAME, Telemetry
 from services.broker.outbox import Outbox
+from services.broker.queue_machine import Queue
 from services.broker.shard_machine import Shard
+
+STATE = "slatemq.message.state"
 
 
 def measure(telemetry: Telemetry, shard: Shard) -> None:
-    """Registers gauges of each queue's messages by state; read when they are sent."""
+    """Registers what each queue holds and what became of its attempts; read when it is sent."""
     if not telemetry.enabled:
         return
 
-    def depths(_: CallbackOptions) -> Iterable[Observation]:
+    def gauge(name: str, read: Read, unit: str, description: str) -> None:
+        telemetry.meter.create_observable_gauge(
+            name, callbacks=[_of_queues(shard, read)], unit=unit, description=description
+        )
+
+    gauge("slatemq.queue.messages", _by_state, "{message}", "Messages of a queue by state")
+    gauge(
+        "slatemq.queue.priority.messages",
+        _by_priority,
+        "{message}",
+        "Available and delayed messages of a queue by priority; priorities without any left out",
+    )
+    gauge(
+        "slatemq.queue.oldest_claimable.age",
+        _oldest_claimable,
+        "s",
+        "How long the message has been claimable that waits longest; 0 when none is",
+    )
+    telemetry.meter.create_observable_counter(
+        "slatemq.queue.failed.attempts",
+        callbacks=[_of_queues(shard, _failed_attempts)],
+        unit="{attempt}",
+        description="Attempts that ended in a nack, or with their lease",
+    )
+    telemetry.meter.create_observable_counter(
+        "slatemq.queue.expired.messages",
+        callbacks=[_of_queues(shard, _expired)],
+        unit="{message}",
+        description="Messages dropped since their retention was over",
+    )
+
+
+Labels = dict[str, str | int]
+Read = Callable[[Queue], Iterable[tuple[float, Labels]]]
+
+
+def _of_queues(shard: Shard, read: Read) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def observe(_: CallbackOptions) -> Iterable[Observation]:
         for queue_id, queue in list(shard.queues.items()):
             try:
-                counts = {
-                    "available": queue.ready_count,
-                    "delayed": queue.timed_count,
-                    "in_flight": queue.in_flight_count,
-                    "done": queue.done_count,
-                    "failed": queue.failed_count,
-                }
+                read_now = list(read(queue))
             except RuntimeError:
                 continue  # This is another thread, and the queue changed: read it the next time.
-            for state, count in counts.items():
-                yield Observation(
-                    count, {MESSAGING_DESTINATION_NAME: queue_id, "slatemq.message.state": state}
-                )
+            for value, labels in read_now:
+                yield Observation(value, {MESSAGING_DESTINATION_NAME: queue_id, **labels})
 
-    telemetry.meter.create_observable_gauge(
-        "slatemq.queue.messages",
-        callbacks=[depths],
-        unit="{message}",
-        description="Messages of a queue by state",
-    )
+    return observe
+
+
+def _by_state(queue: Queue) -> Iterable[tuple[float, Labels]]:
+    waiting = queue.counts(_wall_ms())
+    yield waiting.available, {STATE: "available"}
+    yield waiting.delayed, {STATE: "delayed"}
+    yield queue.in_flight_count, {STATE: "in_flight"}
+    yield queue.done_count, {STATE: "done"}
+    yield queue.failed_count, {STATE: "failed"}
+
+
+def _by_priority(queue: Queue) -> Iterable[tuple[float, Labels]]:
+    for priority, available, delayed in queue.counts(_wall_ms()).by_priority:
+        for state, count in (("available", available), ("delayed", delayed)):
+            if count:
+                yield count, {"slatemq.message.priority": priority, STATE: state}
+
+
+def _oldest_claimable(queue: Queue) -> Iterable[tuple[float, Labels]]:
+    yield (queue.counts(_wall_ms()).oldest_claimable_ms or 0) / 1000, {}
+
+
+def _failed_attempts(queue: Queue) -> Iterable[tuple[float, Labels]]:
+    yield queue.nacked_count, {"slatemq.attempt.outcome": "nacked"}
+    yield queue.ended_leases_count, {"slatemq.attempt.outcome": "lease_expired"}
+
+
+def _expired(queue: Queue) -> Iterable[tuple[float, Labels]]:
+    yield queue.expired_count, {}
+
+
+def _wall_ms() -> int:
+    return int(time.time() * 1000)  # this is another thread: the owner's clock is not for it
 
 
 def measure_outbox(telemetry: Telemetry, outbox: Outbox) -> None:
@@ -52,7 +112,7 @@ def measure_outbox(telemetry: Telemetry, outbox: Outbox) -> None:
             yield Observation(outbox.waiting_count(ingest_shard), _of(ingest_shard))
 
     def age(_: CallbackOptions) -> Iterable[Observation]:
-        now_ms = time.time() * 1000  # this is another thread: the owner's clock is not for it
+        now_ms = _wall_ms()
         for ingest_shard in outbox.ingest_shards:
             oldest_ms = outbox.oldest_ms(ingest_shard)
             age_ms = 0 if oldest_ms is None else now_ms - oldest_ms
