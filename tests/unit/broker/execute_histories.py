@@ -170,7 +170,8 @@ class ExecuteHistory(EntryHistory):
         assert holder is not None
         queue, message_id, held = holder
         if isinstance(command, Extend):
-            held = replace(held, deadline_ms=now_ms + (command.lease_ms or held.length_ms))
+            deadline_ms = queue.end_of_extension(held, command.lease_ms, now_ms)
+            held = replace(held, deadline_ms=deadline_ms)
             queue.entries[message_id] = held
             return held.deadline_ms
         if isinstance(command, Release):

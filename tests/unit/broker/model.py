@@ -85,11 +85,17 @@ class ModelQueue:
     lowest_max_attempts: int  # since the last commit: what had used them up is failed for good
     walked_ms: int = 0  # the latest time at which a claim or peek looked, since the last start
     purges: int = 0  # of the available messages
+    backoff_ms: int = 0  # times the attempts
+    total_lease_ms: int = 43_200_000
     entries: dict[int, State] = field(default_factory=dict)
     attempts: dict[int, tuple[tuple[str, int, str], ...]] = field(default_factory=dict)
 
     def copy(self) -> ModelQueue:
         return replace(self, entries=dict(self.entries), attempts=dict(self.attempts))
+
+    def end_of_extension(self, held: Held, lease_ms: int, now_ms: int) -> int:
+        last_ms = max(held.claimed_at_ms + self.total_lease_ms, held.deadline_ms)
+        return min(now_ms + (lease_ms or held.length_ms), last_ms)
 
     def waiting(self) -> dict[int, Waiting]:
         return {m: e for m, e in self.entries.items() if isinstance(e, Waiting)}

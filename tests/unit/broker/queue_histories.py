@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from services.broker.backoff import Backoff, BackoffKind
 from services.broker.queue_settings import QueueSettings
 from tests.unit.broker.histories import History, queue_ids
 from tests.unit.broker.model import ModelQueue
@@ -51,6 +52,22 @@ class QueueHistory(History):
         expected = self.model.queues[queue_id]
         expected.max_attempts, expected.max_in_flight = max_attempts, max_in_flight
         expected.lowest_max_attempts = min(expected.lowest_max_attempts, max_attempts)
+
+    @rule(
+        queue_id=queue_ids,
+        backoff_ms=st.sampled_from([0, 50, 300]),
+        total_lease_ms=st.sampled_from([40, 600, 43_200_000]),
+    )
+    def update_retries(self, queue_id: str, backoff_ms: int, total_lease_ms: int) -> None:
+        queue = self.queue(queue_id)
+        if queue is None:
+            return
+        backoff = Backoff(BackoffKind.LINEAR, backoff_ms) if backoff_ms else None
+        changed = queue.settings.changed(backoff=backoff, max_total_lease_ms=total_lease_ms)
+        self.shard.update_queue(queue, changed)
+        self.model.revision += 1
+        expected = self.model.queues[queue_id]
+        expected.backoff_ms, expected.total_lease_ms = backoff_ms, total_lease_ms
 
     @rule(queue_id=queue_ids, sure=st.integers(0, 5), times=st.sampled_from([1, 1, 1, 34]))
     def delete(self, queue_id: str, sure: int, times: int) -> None:

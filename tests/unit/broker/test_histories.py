@@ -236,15 +236,15 @@ class Histories(ExecuteHistory):
 
     @rule(
         chosen=picks,
-        delay_ms=st.sampled_from([0, 0, 50, 51, 300]),
+        delay_ms=st.sampled_from([None, None, 0, 50, 51, 300]),
         release=st.sampled_from([False, False, True]),
         slow=slowly,
     )
-    def nack(self, chosen: list[int], delay_ms: int, release: bool, slow: bool) -> None:
+    def nack(self, chosen: list[int], delay_ms: int | None, release: bool, slow: bool) -> None:
         tokens = self.tokens(chosen)
         self.run(lambda now_ms: self.nack_now(tokens, delay_ms, release, now_ms), slow)
 
-    def nack_now(self, tokens: list[int], delay_ms: int, release: bool, now_ms: int) -> None:
+    def nack_now(self, tokens: list[int], delay_ms: int | None, release: bool, now_ms: int) -> None:
         nacks = [Nack(token, "no", delay_ms, release) for token in tokens]
         results = self.shard.nack(nacks, now_ms)
         for token, result in zip(tokens, results, strict=True):
@@ -253,7 +253,10 @@ class Histories(ExecuteHistory):
                 assert result in self.expected_finish(token, "nacked")
                 continue
             assert result is Finish.OK
-            self.returned(holder, "" if release else "nack: no", delay_ms, now_ms)
+            queue, _, held = holder
+            backoff_ms = 0 if release else queue.backoff_ms * held.attempts
+            wait_ms = backoff_ms if delay_ms is None else delay_ms
+            self.returned(holder, "" if release else "nack: no", wait_ms, now_ms)
             self.model.finished[token] = "nacked"
 
     @rule(chosen=picks, lease_ms=st.sampled_from([0, 30, 500]))
@@ -271,7 +274,7 @@ class Histories(ExecuteHistory):
                 continue
             queue, message_id, held = holder
             assert result is Finish.OK
-            assert deadline_ms == self.now_ms + (lease_ms or held.length_ms)
+            assert deadline_ms == queue.end_of_extension(held, lease_ms, self.now_ms)
             queue.entries[message_id] = replace(held, deadline_ms=deadline_ms)
 
     @rule(limit=st.integers(1, 9), slow=slowly)
@@ -295,7 +298,8 @@ class Histories(ExecuteHistory):
         for token in self.in_order_of_return(ended):
             holder = self.model.holder(token)
             assert holder is not None
-            self.returned(holder, "lease expired", 0, now_ms)
+            queue, _, held = holder
+            self.returned(holder, "lease expired", queue.backoff_ms * held.attempts, now_ms)
             self.model.finished[token] = "ended"
         next_ms = self.shard.deadlines.next_ms()
         left = [lease.deadline_ms for lease in running.values()]
