@@ -66,6 +66,12 @@ def advice(error: SlateMQError) -> str:
             return "`slatemq queue ls` lists the queues, `slatemq queue create` makes one"
         case AlreadyExists(resource_type="queue"):
             return "look at it with `slatemq queue show`, change it with `slatemq queue update`"
+        case FailedPrecondition(reason="QUEUE_PAUSED"):
+            return "`slatemq queue resume` ends the pause"
+        case FailedPrecondition(reason="HANDLE_STALE") | NotFound(reason="ENTRY_UNKNOWN"):
+            return "`slatemq message ls` has fresh handles, `slatemq message show ID` searches"
+        case NotFound(resource_type="redrive"):
+            return "`slatemq failed redrives` lists them"
         case NotFound(reason="LEASE_UNKNOWN") | FailedPrecondition(reason="LEASE_ENDED"):
             return "the message is no longer yours: claim again"
         case Aborted():
