@@ -223,7 +223,7 @@ def _public_backoff(backoff: Backoff) -> queue_pb2.Backoff:
         kind=_PUBLIC_KINDS[backoff.kind],
         initial_ms=backoff.initial_ms,
         max_ms=backoff.max_ms,
-        multiplier=backoff.multiplier,
+        multiplier=backoff.multiplier if backoff.kind is BackoffKind.EXPONENTIAL else 0,
         jitter=backoff.jitter,
     )
 
