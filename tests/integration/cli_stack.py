@@ -82,4 +82,5 @@ class Cli:
 
     def counts(self, queue: str) -> dict[str, int]:
         """How many messages of a queue are in which state."""
-        return dict(self.ok("queue", "show", queue, "--json").objects[0]["counts"])
+        told = self.ok("queue", "show", queue, "--json").objects[0]["counts"]
+        return {name: count for name, count in told.items() if name.endswith("_count")}

@@ -86,6 +86,8 @@ def test_queues_are_listed_one_object_per_line(cli: Cli) -> None:
         "in_flight_count": 0,
         "done_count": 0,
         "failed_count": 0,
+        "by_priority": {},
+        "oldest_claimable_age_ms": None,
     }
 
 
@@ -146,7 +148,8 @@ def test_a_payload_comes_out_as_it_went_in(cli: Cli, queue: str, payload: bytes)
     told = base64.b64decode(got["payload_base64"]) if "payload_base64" in got else None
     assert (told if told is not None else got["payload"].encode()) == payload
     assert ("payload" in got) == (payload != b"\xff\xfe\n")
-    assert published == [{"message_id": got["message_id"]}]
+    assert [one["message_id"] for one in published] == [got["message_id"]]
+    assert [one["received_at_ms"] for one in published] == [got["received_at_ms"]]
     assert got["headers"] == {"queue": queue, "a": "b=c", "empty": ""}
     assert got["created_at_ms"] == 1_795_249_800_000
     assert got["retention_s"] == 3600
