@@ -88,9 +88,10 @@ class ConsumerServiceServicer:
         empty answer means that nothing came. When the caller goes away first, what was claimed for it is available again, and no
         attempt is counted.
 
-        Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), RESOURCE_EXHAUSTED (10,000 claims and
-        streams are open, unless set otherwise), UNAVAILABLE (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the
-        claim took half of its lease. No attempt is counted for either).
+        Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), FAILED_PRECONDITION (QUEUE_PAUSED, also
+        when it is paused meanwhile), RESOURCE_EXHAUSTED (10,000 claims and streams are open, unless set otherwise), UNAVAILABLE
+        (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the claim took half of its lease. No attempt is counted for
+        either).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,7 +137,8 @@ class ConsumerServiceServicer:
         consumer closes its side, the stream goes on until the credit is used up.
 
         Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
-        makes more than 100,000 messages outstanding), NOT_FOUND (no such queue, also when it is deleted while the stream is open),
+        makes more than 100,000 messages outstanding; a request after a stop), NOT_FOUND (no such queue, also when it is deleted while
+        the stream is open), FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
         RESOURCE_EXHAUSTED (as of Claim), UNAVAILABLE (draining: open a new stream).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -46,9 +46,10 @@ class ConsumerServiceStub:
     empty answer means that nothing came. When the caller goes away first, what was claimed for it is available again, and no
     attempt is counted.
 
-    Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), RESOURCE_EXHAUSTED (10,000 claims and
-    streams are open, unless set otherwise), UNAVAILABLE (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the
-    claim took half of its lease. No attempt is counted for either).
+    Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), FAILED_PRECONDITION (QUEUE_PAUSED, also
+    when it is paused meanwhile), RESOURCE_EXHAUSTED (10,000 claims and streams are open, unless set otherwise), UNAVAILABLE
+    (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the claim took half of its lease. No attempt is counted for
+    either).
     """
     Ack: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.AckRequest, _consumer_pb2.AckResponse]
     """Says that messages are processed: they move to done, for good. Each item succeeds or fails by itself. An ack that was
@@ -78,7 +79,8 @@ class ConsumerServiceStub:
     consumer closes its side, the stream goes on until the credit is used up.
 
     Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
-    makes more than 100,000 messages outstanding), NOT_FOUND (no such queue, also when it is deleted while the stream is open),
+    makes more than 100,000 messages outstanding; a request after a stop), NOT_FOUND (no such queue, also when it is deleted while
+    the stream is open), FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
     RESOURCE_EXHAUSTED (as of Claim), UNAVAILABLE (draining: open a new stream).
     """
     Execute: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.ExecuteRequest, _consumer_pb2.ExecuteResponse]
@@ -113,9 +115,10 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     empty answer means that nothing came. When the caller goes away first, what was claimed for it is available again, and no
     attempt is counted.
 
-    Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), RESOURCE_EXHAUSTED (10,000 claims and
-    streams are open, unless set otherwise), UNAVAILABLE (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the
-    claim took half of its lease. No attempt is counted for either).
+    Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), FAILED_PRECONDITION (QUEUE_PAUSED, also
+    when it is paused meanwhile), RESOURCE_EXHAUSTED (10,000 claims and streams are open, unless set otherwise), UNAVAILABLE
+    (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the claim took half of its lease. No attempt is counted for
+    either).
     """
     Ack: _aio.UnaryUnaryMultiCallable[_consumer_pb2.AckRequest, _consumer_pb2.AckResponse]  # type: ignore[assignment]
     """Says that messages are processed: they move to done, for good. Each item succeeds or fails by itself. An ack that was
@@ -145,7 +148,8 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     consumer closes its side, the stream goes on until the credit is used up.
 
     Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
-    makes more than 100,000 messages outstanding), NOT_FOUND (no such queue, also when it is deleted while the stream is open),
+    makes more than 100,000 messages outstanding; a request after a stop), NOT_FOUND (no such queue, also when it is deleted while
+    the stream is open), FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
     RESOURCE_EXHAUSTED (as of Claim), UNAVAILABLE (draining: open a new stream).
     """
     Execute: _aio.UnaryUnaryMultiCallable[_consumer_pb2.ExecuteRequest, _consumer_pb2.ExecuteResponse]  # type: ignore[assignment]
@@ -183,9 +187,10 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         empty answer means that nothing came. When the caller goes away first, what was claimed for it is available again, and no
         attempt is counted.
 
-        Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), RESOURCE_EXHAUSTED (10,000 claims and
-        streams are open, unless set otherwise), UNAVAILABLE (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the
-        claim took half of its lease. No attempt is counted for either).
+        Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), FAILED_PRECONDITION (QUEUE_PAUSED, also
+        when it is paused meanwhile), RESOURCE_EXHAUSTED (10,000 claims and streams are open, unless set otherwise), UNAVAILABLE
+        (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the claim took half of its lease. No attempt is counted for
+        either).
         """
 
     @_abc_1.abstractmethod
@@ -239,7 +244,8 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         consumer closes its side, the stream goes on until the credit is used up.
 
         Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
-        makes more than 100,000 messages outstanding), NOT_FOUND (no such queue, also when it is deleted while the stream is open),
+        makes more than 100,000 messages outstanding; a request after a stop), NOT_FOUND (no such queue, also when it is deleted while
+        the stream is open), FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
         RESOURCE_EXHAUSTED (as of Claim), UNAVAILABLE (draining: open a new stream).
         """
 
