@@ -1,0 +1,226 @@
+"""Delays, repair, dead letters, pauses and replays on the command line, against a real stack."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.acceptance.local_stack import LocalStack, wait_until
+from tests.integration.cli_stack import COMMAND, Cli
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture(scope="module")
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+    folder = tmp_path_factory.mktemp("cli")
+    with LocalStack(folder / "stack") as stack:
+        yield Cli(stack, folder / "state")
+
+
+def new_queue(cli: Cli, *options: str) -> str:
+    name = f"q-{uuid4().hex[:8]}"
+    cli.ok("queue", "create", name, *options)
+    return name
+
+
+def objects(cli: Cli, *arguments: str) -> list[Any]:
+    return cli.ok(*arguments, "--json").objects
+
+
+def counts(cli: Cli, queue: str) -> dict[str, int]:
+    (told,) = objects(cli, "queue", "show", queue)
+    return {key.removesuffix("_count"): n for key, n in told["counts"].items() if n}
+
+
+def listed(cli: Cli, queue: str, state: str, count: int) -> list[Any]:
+    """Waits until so many messages are listed."""
+    found: list[Any] = []
+
+    def there() -> bool:
+        found[:] = objects(cli, "message", "ls", queue, "--state", state)
+        return len(found) == count
+
+    wait_until(there, 60)
+    return found
+
+
+def dead_letter(cli: Cli, queue: str, payload: str) -> None:
+    cli.ok("publish", "--to", queue, payload)
+    (claimed,) = objects(cli, "claim", queue, "--wait", "30s")
+    cli.ok("nack", claimed["lease_token"], "--reason", f"no {payload}")
+
+
+def test_a_message_is_delayed_shown_edited_rescheduled_and_cancelled(cli: Cli) -> None:
+    # Given a message that may be claimed in an hour
+    queue = new_queue(cli)
+    cli.ok("publish", "--to", queue, "--visible-at", "+1h", "first words")
+    (entry,) = listed(cli, queue, "delayed", 1)
+    assert objects(cli, "claim", queue) == []
+
+    # When it is edited, then its content is another, and its etag
+    (before,) = objects(cli, "message", "show", entry["handle"])
+    edited = ("message", "edit", entry["handle"], "other words", "--header", "checked=yes")
+    cli.ok(*edited, "--etag", before["etag"])
+    (shown,) = objects(cli, "message", "show", entry["handle"])
+    assert (shown["payload"], shown["headers"]) == ("other words", {"checked": "yes"})
+    stale = cli.run(*edited, "--etag", before["etag"])
+    assert stale.code == 1
+    assert shown["etag"] in stale.err
+
+    # When it is rescheduled to now, then it can be claimed
+    (moved,) = objects(cli, "message", "reschedule", entry["handle"])
+    assert moved["state"] == "available"
+    assert listed(cli, queue, "available", 1)[0]["handle"] == moved["handle"]
+
+    # When it is cancelled, then nobody has it
+    cli.ok("message", "cancel", moved["handle"])
+    gone = cli.run("message", "show", moved["handle"])
+    assert gone.code == 1
+    assert "message ls" in gone.err
+    assert counts(cli, queue) == {}
+
+
+def test_a_message_is_found_by_its_id_in_every_queue(cli: Cli) -> None:
+    queue = new_queue(cli)
+    other = new_queue(cli, "--filter", f'headers["queue"] == "{queue}"')
+    (published,) = objects(cli, "publish", "--to", queue, "twice")
+    listed(cli, other, "available", 1)
+    (claimed,) = objects(cli, "claim", queue, "--wait", "30s")
+    cli.ok("ack", claimed["lease_token"])
+
+    found = objects(cli, "message", "show", published["message_id"])
+
+    assert {(one["queue_id"], one["state"]) for one in found} == {
+        (queue, "done"),
+        (other, "available"),
+    }
+    assert [one["message_id"] for one in objects(cli, "done", "ls", queue)] == [
+        published["message_id"]
+    ]
+    missing = cli.run("message", "show", "4611686018427387903")
+    assert missing.code == 1
+
+
+def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
+    # Given three dead letters
+    queue = new_queue(cli, "--max-attempts", "1")
+    for payload in ("a", "b", "c"):
+        dead_letter(cli, queue, payload)
+    letters = objects(cli, "failed", "ls", queue)
+    assert [letter["reason"] for letter in letters] == ["nack: no a", "nack: no b", "nack: no c"]
+    newest = objects(cli, "failed", "ls", queue, "--newest", "--limit", "1")
+    assert [letter["reason"] for letter in newest] == ["nack: no c"]
+    (shown,) = objects(cli, "failed", "show", letters[0]["handle"])
+    assert (shown["payload"], shown["attempts"][0]["outcome"]) == ("a", "nack: no a")
+
+    # When one is redriven by filter and one into another queue by ID
+    other = new_queue(cli, "--filter", "false")
+    redrive = ("failed", "redrive", queue)
+    (done,) = objects(cli, *redrive, "--filter", 'reason.endsWith("b") && attempts == 1')
+    assert (done["state"], done["redriven_count"], done["examined_count"]) == ("done", 1, 3)
+    cli.ok(*redrive, "--into", other, "--id", letters[2]["message_id"])
+
+    # Then they wait there, with no attempts counted
+    (back,) = listed(cli, queue, "available", 1)
+    (there,) = listed(cli, other, "available", 1)
+    assert (back["message_id"], back["attempts_count"]) == (letters[1]["message_id"], 0)
+    assert there["message_id"] == letters[2]["message_id"]
+    assert len(objects(cli, "failed", "redrives", queue)) == 2
+    bad = cli.run(*redrive, "--filter", "reason ==")
+    assert bad.code == 1
+    assert "line 1" in bad.err
+
+    # When the rest is thrown away, then nothing is left
+    assert objects(cli, "failed", "purge", queue, "--yes")[0]["purged_count"] == 1
+    assert objects(cli, "failed", "ls", queue) == []
+
+
+def test_a_paused_queue_hands_nothing_out_until_it_is_resumed(cli: Cli) -> None:
+    queue = new_queue(cli)
+    cli.ok("queue", "pause", queue)
+    cli.ok("publish", "--to", queue, "waits")
+    refused = cli.run("claim", queue)
+    assert refused.code == 1
+    assert "queue resume" in refused.err
+
+    cli.ok("queue", "resume", queue)
+
+    assert len(objects(cli, "claim", queue, "--wait", "30s")) == 1
+
+
+def test_a_purge_empties_a_queue_and_spares_what_is_in_flight(cli: Cli) -> None:
+    queue = new_queue(cli)
+    for _ in range(3):
+        cli.ok("publish", "--to", queue, "x")
+    listed(cli, queue, "available", 3)
+    (claimed,) = objects(cli, "claim", queue)
+
+    assert objects(cli, "queue", "purge", queue, "--yes")[0]["purged_count"] == 2
+
+    assert counts(cli, queue) == {"in_flight": 1}
+    cli.ok("ack", claimed["lease_token"])
+
+
+def test_a_key_makes_a_repeat_harmless(cli: Cli) -> None:
+    queue, key = new_queue(cli), uuid4().hex
+    (first,) = objects(cli, "publish", "--to", queue, "--dedupe-key", key, "x")
+    (second,) = objects(cli, "publish", "--to", queue, "--dedupe-key", key, "x")
+    assert (first["duplicate"], second["duplicate"]) == (False, True)
+    assert first["message_id"] == second["message_id"]
+    listed(cli, queue, "available", 1)
+
+
+def test_a_queue_may_start_in_the_past_beside_another_with_its_settings(cli: Cli) -> None:
+    # Given messages that were there before
+    early = new_queue(cli)
+    for _ in range(3):
+        cli.ok("publish", "--to", early, "x")
+
+    # When a queue starts with them
+    late = new_queue(
+        cli,
+        *("--filter", f'headers["queue"] == "{early}"', "--start-from", "-1h", "--with", early),
+        *("--backoff", "linear:5s..1m", "--default-delay", "0", "--fallback-priority", "7"),
+    )
+
+    # Then it gets them, and says that this is done
+    listed(cli, late, "available", 3)
+    (told,) = objects(cli, "queue", "show", late)
+    wait_until(lambda: objects(cli, "queue", "show", late)[0]["replay"]["done"], 60)
+    assert told["backoff"]["initial_ms"] == 5000
+    assert told["fallback_priority"] == 7
+    shown = cli.ok("queue", "show", late).out.decode()
+    assert "linear:5s..1m" in shown
+
+    # And its settings go back
+    (changed,) = objects(cli, "queue", "update", late, "--reset", "backoff")
+    assert changed["backoff"] is None
+
+
+def test_delayed_messages_are_watched_before_they_can_be_claimed(cli: Cli) -> None:
+    queue = new_queue(cli, "--default-delay", "10m")
+    (published,) = objects(cli, "publish", "--to", queue, "look at me")
+    listed(cli, queue, "delayed", 1)
+
+    watch = subprocess.Popen(
+        [*COMMAND, "message", "watch", queue, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=cli.environ,
+        text=True,
+    )
+    assert watch.stdout is not None
+    line = watch.stdout.readline()
+    watch.send_signal(signal.SIGINT)
+    _, err = watch.communicate(timeout=60)
+
+    assert published["message_id"] in line
+    assert "look at me" in line
+    assert watch.returncode == 130
+    assert "--position" in err
