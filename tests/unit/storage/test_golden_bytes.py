@@ -14,13 +14,21 @@ from tests.unit.storage import (
     golden_delayed,
     golden_execution,
     golden_own,
+    golden_redrive,
     golden_replay,
 )
 from tests.unit.storage.golden import Row
 
 REFERENCE = Path(__file__).parents[3] / "docs/reference/encodings.md"
 
-OWN = (golden_own, golden_dedupe, golden_delayed, golden_execution, golden_replay)
+OWN = (
+    golden_own,
+    golden_dedupe,
+    golden_delayed,
+    golden_execution,
+    golden_redrive,
+    golden_replay,
+)
 OWN_KEYS = [row for records in OWN for row in records.KEYS]
 OWN_VALUES = [row for records in OWN for row in records.VALUES]
 KEY_ROWS = golden.KEYS + OWN_KEYS
@@ -120,5 +128,5 @@ def test_every_kind_of_text_is_tried_with_bad_utf8() -> None:
     assert names >= {
         "active key", "attempts key", "config key", "queue state key", "payload value",
         "metadata record", "log entry", "active value", "done value", "failed value",
-        "attempts value", "config value", "request IDs", "outbox value", "executed",
+        "attempts value", "config value", "request IDs", "outbox value", "executed", "redrive",
     }  # fmt: skip
