@@ -56,7 +56,7 @@ class Backoff:
                 return int(min(grown, self.max_ms))
 
     def text(self) -> str:
-        """The stored form."""
+        """The stored form: `<kind> <initial ms> <longest ms> <multiplier> <jitter>`."""
         return (
             f"{self.kind.value} {self.initial_ms} {self.max_ms} {self.multiplier!r} {self.jitter!r}"
         )

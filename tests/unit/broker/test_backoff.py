@@ -62,6 +62,28 @@ def test_a_rule_is_read_as_it_was_stored(backoff: Backoff) -> None:
     assert QueueSettings.from_record(settings.record()) == settings
 
 
+def test_settings_are_stored_as_text_and_only_where_they_differ_from_the_default() -> None:
+    assert dict(QueueSettings("true").record().settings) == {"lease_ms": "30000"}
+    settings = QueueSettings(
+        "true",
+        default_delay_ms=5,
+        backoff=Backoff(BackoffKind.EXPONENTIAL, 100, 60_000, 1.5, 0.1),
+        fallback_priority=0,
+        max_total_lease_ms=99_000,
+        failed_retention_s=7,
+        paused=True,
+    )
+    assert dict(settings.record().settings) == {
+        "lease_ms": "30000",
+        "default_delay_ms": "5",
+        "backoff": "exponential 100 60000 1.5 0.1",
+        "fallback_priority": "0",
+        "max_total_lease_ms": "99000",
+        "failed_retention_s": "7",
+        "paused": "1",
+    }
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
