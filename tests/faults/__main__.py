@@ -2,6 +2,7 @@
 
 python -m tests.faults kills --messages 100000 --kills 10
 python -m tests.faults ingest-away --seconds 60
+python -m tests.faults histories --commands 100000 --restarts 200
 python -m tests.faults chains --messages 20000 --kills 30
 
 Ends with 0 if nothing was lost, routed twice, or redelivered before its lease ended.
@@ -25,6 +26,7 @@ from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.mishaps import SERVICES, ingest_away_under_claims, kill_along
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
+from tests.integration.broker.histories_run import run_history
 
 FAULTS_SHOWN = 20
 
@@ -78,13 +80,16 @@ async def chains(stack: LocalStack, stubs: Stubs, given: argparse.Namespace) -> 
 FORMS = {"kills": kills, "ingest-away": ingest_away, "chains": chains}
 
 
+HISTORIES = "histories"
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.faults",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("form", choices=FORMS)
+    parser.add_argument("form", choices=[*FORMS, HISTORIES])
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument(
@@ -92,7 +97,25 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=60, help="how long ingest is away")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the victims")
+    parser.add_argument("--commands", type=int, default=100_000, help="of a random history")
+    parser.add_argument("--restarts", type=int, default=200, help="of the broker in a history")
     return parser.parse_args()
+
+
+def _history(given: argparse.Namespace) -> int:
+    """One random history told to a real broker and to plain queues, compared every 100 commands."""
+    began = time.monotonic()
+
+    def tell(done: int) -> None:
+        if done % 5000 == 0:
+            print(f"{done} commands, {time.monotonic() - began:.0f} s", flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="slatemq-history-") as folder:
+        done = asyncio.run(
+            run_history(Path(folder), given.seed, given.commands, given.restarts, tell)
+        )
+    print(f"{done} commands, {given.restarts} restarts, every list as it should be")
+    return 0
 
 
 async def _run(stack: LocalStack, given: argparse.Namespace) -> Run | Chains:
@@ -107,6 +130,8 @@ def main() -> int:
     """Run one form, say what came of it."""
     given = _parse()
     print(f"{given.form}, seed {given.seed}")
+    if given.form == HISTORIES:
+        return _history(given)
     with (
         tempfile.TemporaryDirectory(prefix="slatemq-faults-") as folder,
         LocalStack(Path(folder)) as stack,
