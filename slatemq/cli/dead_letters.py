@@ -11,9 +11,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from slatemq.cli.entry_output import listing_options
 from slatemq.cli.failures import EXIT_REFUSED
-from slatemq.cli.messages import list_entries, show_message
+from slatemq.cli.messages import finished_listing, show
 from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.parameters import WORDS
 from slatemq.cli.queue_options import format_time
@@ -44,47 +43,16 @@ def failed() -> None:
     """Look at dead letters, move them back, or throw them away."""
 
 
-@failed.command(
-    "ls",
-    epilog="\b\nExamples:\n  slatemq failed ls orders\n"
-    "  slatemq failed ls orders --newest --limit 10 --headers --json",
-)
-@click.argument("queue", type=WORDS)
-@listing_options("failed")
-@session_options
-@pass_session
-def ls(
-    session: Session,
-    queue: str,
-    limit: int | None,
-    headers: bool,
-    newest: bool,
-    since: int | None,
-    until: int | None,
-) -> None:
-    """List the dead letters of QUEUE by time, with the reason of each."""
-    list_entries(
-        session,
-        queue,
+failed.add_command(
+    finished_listing(
         EntryState.FAILED,
-        limit,
-        headers,
-        newest_first=newest,
-        finished_from=since,
-        finished_until=until,
+        "failed",
+        "List the dead letters of QUEUE by time, with the reason of each.",
+        "\b\nExamples:\n  slatemq failed ls orders\n"
+        "  slatemq failed ls orders --newest --limit 10 --headers --json",
     )
-
-
-@failed.command("show", epilog="\b\nExample:\n  slatemq failed show HANDLE")
-@click.argument("which", type=WORDS, metavar="HANDLE|ID")
-@click.option("--in", "queues", type=WORDS, multiple=True, metavar="QUEUE", help="Search only it.")
-@session_options
-@pass_session
-def show(session: Session, which: str, queues: tuple[str, ...]) -> None:
-    """Show a dead letter: who tried when, its headers and its payload."""
-    if not show_message(session, which, queues):
-        note(f"no queue has message {which} any more")
-        sys.exit(EXIT_REFUSED)
+)
+failed.add_command(show)
 
 
 @failed.command("purge", epilog="\b\nExample:\n  slatemq failed purge orders --yes")

@@ -274,28 +274,34 @@ def done() -> None:
     """Look at the messages that are done."""
 
 
-@done.command("ls", epilog="\b\nExamples:\n  slatemq done ls orders --newest --limit 10")
-@click.argument("queue", type=WORDS)
-@listing_options("done")
-@session_options
-@pass_session
-def done_ls(
-    session: Session,
-    queue: str,
-    limit: int | None,
-    headers: bool,
-    newest: bool,
-    since: int | None,
-    until: int | None,
-) -> None:
-    """List the done messages of QUEUE by time, as long as its done retention keeps them."""
-    list_entries(
-        session,
-        queue,
+def finished_listing(state: EntryState, word: str, told: str, examples: str) -> click.Command:
+    """`ls` of a list that goes by time; `word` says what happened to its messages."""
+
+    @click.command("ls", help=told, epilog=examples)
+    @click.argument("queue", type=WORDS)
+    @listing_options(word)
+    @session_options
+    @pass_session
+    def listing(
+        session: Session,
+        queue: str,
+        limit: int | None,
+        headers: bool,
+        newest: bool,
+        since: int | None,
+        until: int | None,
+    ) -> None:
+        bounds = {"newest_first": newest, "finished_from": since, "finished_until": until}
+        list_entries(session, queue, state, limit, headers, **bounds)
+
+    return listing
+
+
+done.add_command(
+    finished_listing(
         EntryState.DONE,
-        limit,
-        headers,
-        newest_first=newest,
-        finished_from=since,
-        finished_until=until,
+        "done",
+        "List the done messages of QUEUE by time, as long as its done retention keeps them.",
+        "\b\nExample:\n  slatemq done ls orders --newest --limit 10",
     )
+)
