@@ -91,6 +91,9 @@ class OrderRange(NamedTuple):
     last: int = 0
 
 
+NO_ORDERS = OrderRange()
+
+
 @dataclass(frozen=True, slots=True)
 class PurgesRecord:
     """What purges have made of a queue.
@@ -102,8 +105,8 @@ class PurgesRecord:
 
     lane_epoch: int
     garbage_lane_epochs: tuple[int, ...] = ()
-    garbage_done: OrderRange = OrderRange()
-    garbage_failed: OrderRange = OrderRange()
+    garbage_done: OrderRange = NO_ORDERS
+    garbage_failed: OrderRange = NO_ORDERS
 
 
 @dataclass(frozen=True, slots=True)
