@@ -22,9 +22,9 @@ from services.broker.executions import (
     execute,
 )
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
-from tests.unit.broker.entry_histories import EntryHistory
 from tests.unit.broker.histories import QUEUES, slowly
 from tests.unit.broker.model import Done, Failed
+from tests.unit.broker.redrive_histories import RedriveHistory
 
 INGEST = 3
 ELSEWHERE = "far"
@@ -43,7 +43,7 @@ kinds = st.lists(
 Kind = tuple[str, int, int, str]
 
 
-class ExecuteHistory(EntryHistory):
+class ExecuteHistory(RedriveHistory):
     """Its rules run lists of commands, and send what they push."""
 
     def __init__(self) -> None:
