@@ -35,6 +35,11 @@ class FinishedList(Generic[M]):
         self._encode = encode
         self._new: list[M] = []
 
+    @property
+    def stored_count(self) -> int:
+        """How many messages are in rows, durable or on their way."""
+        return self.count - len(self._new)
+
     def add(self, messages: Iterable[M]) -> None:
         """Adds messages at the end."""
         before = len(self._new)
@@ -55,8 +60,10 @@ class FinishedList(Generic[M]):
     def take(self, order: int, count: int, *, emptied: bool) -> None:
         """Notes that messages of a stored row are taken out, and whether the row is gone."""
         self.count -= count
-        if emptied and order == self.oldest_order:
-            self.oldest_order = order + 1 if self.count else 0
+        if not self.stored_count:
+            self.oldest_order = 0
+        elif emptied and order == self.oldest_order:
+            self.oldest_order = order + 1
 
     def purge(self, last_order: int) -> int:
         """Empties the list, of which no row is behind `last_order`; gives how many messages."""

@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
-from libs.filters import Filter, compile_filter, context, timestamp
+import cel
+
+from libs.filters import Filter, FilterError, compile_filter, context, timestamp
 from libs.storage.blobs import Blobs
-from libs.storage.errors import StoreUnavailable
+from libs.storage.errors import CorruptRecord, StoreUnavailable
 from libs.storage.execution_records import OutboxRecord, encode_outbox
 from libs.storage.ids import shard_of
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
@@ -96,6 +98,9 @@ class RedriveRunner:
                 except (Unavailable, ResourceExhausted, StoreUnavailable) as error:
                     log.warning("redrive %d waits: %s", number, error)
                     self._next_at[number] = time.monotonic() + RETRY_S
+                except (CorruptRecord, FilterError) as error:
+                    log.error("redrive %d cannot go on: %s", number, error)
+                    await self._end(number, str(error))
             if not due:
                 ends = [self._next_at[number] for number in running]
                 wait_s = max(min(ends) - now, 0.0) if ends else None
@@ -122,22 +127,18 @@ class RedriveRunner:
         if elsewhere and not await self._others.having((record.target_queue_id,)):
             await self._end(number, _no_target(record))
             return
-        contents: dict[int, Message] = {}
-        if record.filter or elsewhere:
-            contents = await self._read([one.message_id for one in _chosen(steps)])
-        if record.filter:
-            steps = _filtered(dead_letter_filter(record.filter), steps, contents)
         pushes: dict[int, bytes] = {}
         ingest_shard = 0
         if elsewhere:
-            steps = _there(steps, contents)
+            shard.outbox.check_room(1, 0)  # nothing is uploaded for what is refused anyway
             ingest_shard = await self._target.choose()
-            for message in _chosen(steps):
-                content = contents[message.message_id]
-                pushes[message.message_id] = await self._push(record, message, content)
+        if record.filter or elsewhere:
+            steps, pushes = await self._judged(record, steps, elsewhere=elsewhere)
         began = time.monotonic()
         count = await self._owner.run(
-            lambda now_ms: self._apply(number, steps, pushes, ingest_shard, now_ms)
+            lambda now_ms: self._apply(
+                number, steps, pushes if elsewhere else None, ingest_shard, now_ms
+            )
         )
         await self._owner.durable()
         if record.rate:
@@ -146,51 +147,56 @@ class RedriveRunner:
 
     async def _look(self, queue: Queue, record: RedriveRecord) -> list[Step]:
         """The next rows, and what of them is to move as far as that is known without contents."""
-        left = STEP_MESSAGES
+        left = quota = STEP_MESSAGES
         if record.rate:
-            left = min(left, max(record.rate // STEPS_A_SECOND, 1))
+            quota = min(quota, max(record.rate // STEPS_A_SECOND, 1))
         wanted = set(record.message_ids)
         steps: list[Step] = []
         after = Spot(record.next_order, record.next_place - 1)
         async for order, messages in self._failed.rows(queue, Span(), after):
-            if order > record.end_order or left <= 0:
+            if order > record.end_order or left <= 0 or quota <= 0:
                 break
-            first = record.next_place if order == record.next_order else 0
-            through = min(first + left, len(messages))
-            places = [
-                place
-                for place in range(first, through)
-                if not wanted or messages[place].message_id in wanted
-            ]
-            steps.append(Step(order, messages, through, places))
-            left -= through - first
+            through = record.next_place if order == record.next_order else 0
+            chosen: list[int] = []
+            while through < len(messages) and left > 0 and len(chosen) < quota:
+                if not wanted or messages[through].message_id in wanted:
+                    chosen.append(through)
+                through += 1
+                left -= 1
+            quota -= len(chosen)
+            steps.append(Step(order, messages, through, chosen))
         return steps
 
     def _apply(
         self,
         number: int,
         steps: Sequence[Step],
-        pushes: Mapping[int, bytes],
+        pushes: Mapping[int, bytes] | None,
         ingest_shard: int,
         now_ms: int,
     ) -> int:
-        """Moves what the steps have chosen; gives how many. A command: all of it, or nothing."""
+        """Moves what the steps have chosen; gives how many. A command: all of it, or nothing.
+
+        With `pushes`, which are outbox rows by message ID, into a queue of another shard.
+        """
         shard = self._owner.shard
         record = shard.redrives.get(number)
         if record is None or record.state != RedriveState.RUNNING:
             return 0
         queue, target = shard.queues.get(record.queue_id), shard.queues.get(record.target_queue_id)
-        if not is_its_queue(queue, record) or (target is None and not pushes):
+        if not is_its_queue(queue, record) or (target is None and pushes is None):
             return 0  # one of the two was deleted meanwhile: the next step looks again
-        shard.outbox.check_room(len(pushes), sum(map(len, pushes.values())))
+        if pushes:
+            shard.outbox.check_room(len(pushes), sum(map(len, pushes.values())))
 
         def enter(item: AvailableMessage) -> bool:
-            if item.message_id in pushes:
+            if pushes is not None:
                 shard.outbox.push(ingest_shard, pushes[item.message_id], now_ms)
                 return True
             return target is not None and target.enter(item, now_ms) is not None
 
         before = record.redriven_count
+        taken: dict[int, set[int]] = {}
         for step in steps:
             if step.order != record.next_order:
                 record = record._replace(next_order=step.order, next_place=0)
@@ -198,13 +204,14 @@ class RedriveRunner:
                 # A purge came in between.
                 record = record._replace(next_order=step.order + 1, next_place=0)
                 continue
-            record, rows = moved(queue, record, step, enter, now_ms)
+            record, taken[step.order], rows = moved(queue, record, step, enter, now_ms)
             for key, value in rows:
                 if value is None:
                     shard.delete(key)
                 else:
                     shard.put(key, value)
         shard.redrives.put(number, record)
+        shard.redrives.taken_out(number, taken)
         return record.redriven_count - before
 
     async def _end(self, number: int, error: str) -> None:
@@ -223,22 +230,49 @@ class RedriveRunner:
 
     # --- Contents -----------------------------------------------------------
 
-    async def _read(self, ids: Sequence[int]) -> dict[int, Message]:
-        """The messages that are still stored; raises Unavailable."""
-        found: dict[int, Message] = {}
+    async def _judged(
+        self, record: RedriveRecord, steps: Sequence[Step], *, elsewhere: bool
+    ) -> tuple[list[Step], dict[int, bytes]]:
+        """What of the steps the filter lets through, and the rows that push it `elsewhere`.
+
+        Of a message that is not stored any more nothing is known: it stays.
+        """
+        judge = None
+        if record.filter:
+            judge = await asyncio.to_thread(dead_letter_filter, record.filter)
+        letters: dict[int, list[FailedMessage]] = {}
+        for letter in _chosen(steps):
+            letters.setdefault(letter.message_id, []).append(letter)
+        passed: set[FailedMessage] = set()
+        pushes: dict[int, bytes] = {}
+        async for content in self._contents(list(letters)):
+            for letter in letters[content.message_id]:
+                if judge is None or judge.matches(_seen(letter, content)):
+                    passed.add(letter)
+                    if elsewhere:
+                        row = await self._push(record, letter, content)
+                        pushes[letter.message_id] = row
+            await asyncio.sleep(0)  # a filter may take some milliseconds for each
+        return [
+            step._replace(chosen=[p for p in step.chosen if step.messages[p] in passed])
+            for step in steps
+        ], pushes
+
+    async def _contents(self, ids: Sequence[int]) -> AsyncIterator[Message]:
+        """The messages that are still stored, not all at once in memory; raises Unavailable."""
         by_shard: dict[int, list[int]] = {}
-        for message_id in dict.fromkeys(ids):
+        for message_id in ids:
             by_shard.setdefault(shard_of(message_id), []).append(message_id)
         for shard, wanted in by_shard.items():
             left = wanted
             while left:
                 messages, gone = await self._ingests.read(shard, left)
-                found.update((message.message_id, message) for message in messages)
                 if not messages and not gone:
                     raise Unavailable(f"ingest {shard} gave nothing", reason="INGEST_AWAY")
-                missing = set(gone)
-                left = [one for one in left if one not in found and one not in missing]
-        return found
+                for message in messages:
+                    yield message
+                told = {*gone, *(message.message_id for message in messages)}
+                left = [one for one in left if one not in told]
 
     async def _push(self, record: RedriveRecord, letter: FailedMessage, content: Message) -> bytes:
         """The outbox row of a new message with the same content, and what is left of its time."""
@@ -267,40 +301,20 @@ def _chosen(steps: Sequence[Step]) -> Iterator[FailedMessage]:
             yield step.messages[place]
 
 
-def _filtered(judge: Filter, steps: Sequence[Step], contents: Mapping[int, Message]) -> list[Step]:
-    """What matches; of a message that is not stored any more nothing is known: no match."""
-
-    def matches(letter: FailedMessage) -> bool:
-        content = contents.get(letter.message_id)
-        if content is None:
-            return False
-        more = {
-            "reason": letter.reason,
-            "attempts": letter.attempts,
-            "failed_at": timestamp(letter.failed_at_ms),
-        }
-        return judge.matches(
-            context(
-                dict(content.headers),
-                content.created_at_ms,
-                content.received_at_ms,
-                len(content.payload),
-                more=more,
-            )
-        )
-
-    return [
-        step._replace(chosen=[p for p in step.chosen if matches(step.messages[p])])
-        for step in steps
-    ]
-
-
-def _there(steps: Sequence[Step], contents: Mapping[int, Message]) -> list[Step]:
-    """What is still stored, and so can be pushed."""
-    return [
-        step._replace(chosen=[p for p in step.chosen if step.messages[p].message_id in contents])
-        for step in steps
-    ]
+def _seen(letter: FailedMessage, content: Message) -> cel.Context:
+    """What a filter sees of a dead letter."""
+    more = {
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+        "failed_at": timestamp(letter.failed_at_ms),
+    }
+    return context(
+        dict(content.headers),
+        content.created_at_ms,
+        content.received_at_ms,
+        len(content.payload),
+        more=more,
+    )
 
 
 def _no_target(record: RedriveRecord) -> str:

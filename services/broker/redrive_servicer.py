@@ -50,12 +50,13 @@ class RedriveServicer(DelayedServicer):
     ) -> entry_pb2.StartRedriveResponse:
         """See the proto."""
         queue_id, target_id = await self._checked(request)
-        # What has failed before the call is in rows when this is over.
-        await self._owner.find(queue_id)
-        await self._owner.durable()
-        here = target_id in self._owner.shard.queues
-        if not here and not await self._others.having((target_id,)):
-            raise NotFound("queue", target_id)
+        if self._owner.shard.redrives.of_request(request.request_id) is None:
+            # What has failed before the call is in rows when this is over.
+            await self._owner.find(queue_id)
+            await self._owner.durable()
+            here = target_id in self._owner.shard.queues
+            if not here and not await self._others.having((target_id,)):
+                raise NotFound("queue", target_id)
 
         def start(now_ms: int) -> int:
             redrives = self._owner.shard.redrives
@@ -71,7 +72,7 @@ class RedriveServicer(DelayedServicer):
                     rate=request.rate,
                     created_at_ms=now_ms,
                     ended_at_ms=0,
-                    total_count=queue.failed_count,
+                    total_count=queue.failed.stored_count,
                     examined_count=0,
                     redriven_count=0,
                     next_order=queue.failed.oldest_order,

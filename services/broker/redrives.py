@@ -12,7 +12,7 @@ the row puts them into the target, and moves the redrive on: each is moved once,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, TypeGuard
 
 from libs.storage.keys import failed_key
@@ -81,6 +81,20 @@ class Redrives:
             del self._records[old]
             self._changed.add(old)
 
+    def taken_out(self, number: int, places: Mapping[int, Set[int]]) -> None:
+        """Notes which places of which rows a redrive has emptied.
+
+        Others that are within these rows stay before the message before which they are.
+        """
+        queue_id = self._records[number].queue_id
+        for other, record in self:
+            taken = places.get(record.next_order)
+            if other == number or not taken or record.queue_id != queue_id:
+                continue
+            before = sum(place < record.next_place for place in taken)
+            if before and record.state != RedriveState.DONE:
+                self.put(other, record._replace(next_place=record.next_place - before))
+
     @property
     def has_changes(self) -> bool:
         """Whether a drain now would give any rows."""
@@ -118,12 +132,12 @@ def is_its_queue(queue: Queue | None, record: RedriveRecord) -> TypeGuard[Queue]
 
 def moved(
     queue: Queue, record: RedriveRecord, step: Step, enter: Enter, now_ms: int
-) -> tuple[RedriveRecord, list[Row]]:
-    """Applies a step: gives the redrive as it is then, and the row's new value.
+) -> tuple[RedriveRecord, set[int], list[Row]]:
+    """Applies a step: the redrive as it is then, the places taken out, and the row's new value.
 
     A message past its retention stays where it is.
     """
-    taken = set()
+    taken: set[int] = set()
     for place in step.chosen:
         message = step.messages[place]
         item = AvailableMessage(
@@ -144,4 +158,4 @@ def moved(
         examined_count=record.examined_count + step.through - record.next_place,
         redriven_count=record.redriven_count + len(taken),
     )
-    return record, rows
+    return record, taken, rows
