@@ -70,7 +70,7 @@ class RedriveHistory(EntryHistory):
             return target.enter(item, now_ms) is not None
 
         step = Step(order, letters, len(letters), places)
-        after, rows = moved(queue, record, step, enter, now_ms)
+        after, _, rows = moved(queue, record, step, enter, now_ms)
 
         for key, value in rows:
             if value is None:

@@ -114,7 +114,7 @@ class Day:
 
     def repair(self) -> None:
         dice, machine, queue_id = self.dice, self.machine, self.queue_id()
-        match dice.choices("pcrlb", (1, 5, 5, 6, 3))[0]:
+        match dice.choices("pcrlbd", (1, 5, 5, 6, 3, 4))[0]:
             case "p":
                 kinds = {Purge.AVAILABLE} if self.slow() else {dice.choice(list(Purge))}
                 machine.purge(queue_id, kinds, 0)
@@ -127,6 +127,9 @@ class Day:
                 machine.look(queue_id, dice.choice([1, 3, 100]), self.slow())
             case "b":
                 machine.browse(queue_id, dice.choice([1, 2, 5, 100]))
+            case "d":
+                chosen = [dice.random() < 0.6 for _ in range(3)]
+                machine.redrive(queue_id, self.queue_id(), chosen, 0)
 
     def commit(self) -> None:
         if len(self.machine.written) < UNDURABLE_MAX:
