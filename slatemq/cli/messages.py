@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import click
@@ -26,6 +27,7 @@ from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.threads import in_thread
 from slatemq.client import Client
 from slatemq.entry_models import Entry, EntryState, EntryView, SearchProgress
+from slatemq.errors import FailedPrecondition, NotFound
 
 LS_EPILOG = """\
 \b
@@ -64,7 +66,12 @@ Only a message that is delayed can be edited. It changes in every queue that
 has not handed it out, and is not routed anew. --header replaces all headers.
 """
 
-_HANDLES = click.argument("handles", type=WORDS, nargs=-1, required=True, metavar="HANDLE...")
+_WHICH = click.argument("which", type=WORDS, nargs=-1, required=True, metavar="HANDLE|ID...")
+_QUEUES = click.option(
+    "--in", "queues", type=WORDS, multiple=True, metavar="QUEUE", help="Of an ID: only in it."
+)
+
+_WAITING = (EntryState.AVAILABLE, EntryState.DELAYED)
 
 
 @click.group("message")
@@ -129,20 +136,10 @@ def show_message(session: Session, which: str, queues: tuple[str, ...]) -> int:
             if "/" in which:
                 show_entry(session, await client.get_entry(which))
                 return 1
-            if not which.isdecimal():
-                raise click.UsageError(f"{which!r} is neither a handle nor the ID of a message")
             count = 0
-            with _searching(session) as status:
-
-                def told(progress: SearchProgress) -> None:
-                    status.update(
-                        f"searched {progress.queues_searched_count} of {progress.queues_count} "
-                        f"queues, {progress.rows_read_count} rows"
-                    )
-
-                async for found in client.find_message(int(which), queues, on_progress=told):
-                    count += 1
-                    show_entry(session, await _whole(client, found))
+            async for found in _search(session, client, which, queues):
+                count += 1
+                show_entry(session, await _whole(client, found))
             return count
 
     return run(work())
@@ -152,8 +149,26 @@ async def _whole(client: Client, found: Entry) -> Entry:
     """The entry with its message; as it was found, when it has moved since."""
     try:
         return await client.get_entry(found.handle, view=EntryView.FULL)
-    except LookupError:
+    except (NotFound, FailedPrecondition):
         return found
+
+
+async def _search(
+    session: Session, client: Client, which: str, queues: tuple[str, ...]
+) -> AsyncIterator[Entry]:
+    """The entries of a message by its ID, as they are found."""
+    if not which.isdecimal():
+        raise click.UsageError(f"{which!r} is neither a handle nor the ID of a message")
+    with _searching(session) as status:
+
+        def told(progress: SearchProgress) -> None:
+            status.update(
+                f"searched {progress.queues_searched_count} of {progress.queues_count} "
+                f"queues, {progress.rows_read_count} rows"
+            )
+
+        async for found in client.find_message(int(which), queues, on_progress=told):
+            yield found
 
 
 def _searching(session: Session) -> Status:
@@ -162,43 +177,73 @@ def _searching(session: Session) -> Status:
     return Console(stderr=True, quiet=quiet).status("searching")
 
 
-@message.command("cancel", epilog="\b\nExample:\n  slatemq message cancel HANDLE")
-@_HANDLES
+async def _waiting(
+    session: Session, client: Client, which: str, queues: tuple[str, ...]
+) -> list[str]:
+    """The handles of what waits: the one given, or all of a message."""
+    if "/" in which:
+        return [which]
+    found = [
+        entry.handle
+        async for entry in _search(session, client, which, queues)
+        if entry.state in _WAITING
+    ]
+    if not found:
+        raise NotFound(
+            "message", which, f"message {which} waits in no queue", reason="ENTRY_UNKNOWN"
+        )
+    return found
+
+
+@message.command(
+    "cancel",
+    epilog="\b\nExamples:\n  slatemq message cancel HANDLE\n"
+    "  slatemq message cancel 500 --in orders      searches for it",
+)
+@_WHICH
+@_QUEUES
 @session_options
 @pass_session
-def cancel(session: Session, handles: tuple[str, ...]) -> None:
+def cancel(session: Session, which: tuple[str, ...], queues: tuple[str, ...]) -> None:
     """Take available or delayed messages out of their queues: they will not be delivered."""
 
     async def work() -> None:
         async with session.connect() as client:
-            for handle in handles:
-                await client.cancel_entry(handle)
-                if session.json:
-                    write_json({"handle": handle, "cancelled": True})
-                else:
-                    say(f"cancelled {handle}")
+            for one in which:
+                for handle in await _waiting(session, client, one, queues):
+                    await client.cancel_entry(handle)
+                    if session.json:
+                        write_json({"handle": handle, "cancelled": True})
+                    else:
+                        say(f"cancelled {handle}")
 
     run(work())
 
 
 @message.command(
-    "reschedule", epilog="\b\nExamples:\n  slatemq message reschedule HANDLE --visible-at +1h"
+    "reschedule",
+    epilog="\b\nExamples:\n  slatemq message reschedule HANDLE --visible-at +1h\n"
+    "  slatemq message reschedule 500 --in orders      at once",
 )
-@_HANDLES
+@_WHICH
+@_QUEUES
 @click.option("--visible-at", type=WHEN, help="A time, or +5m from now.  [default: at once]")
 @session_options
 @pass_session
-def reschedule(session: Session, handles: tuple[str, ...], visible_at: int | None) -> None:
+def reschedule(
+    session: Session, which: tuple[str, ...], queues: tuple[str, ...], visible_at: int | None
+) -> None:
     """Set from when on available or delayed messages may be claimed."""
 
     async def work() -> None:
         async with session.connect() as client:
-            for handle in handles:
-                entry = await client.reschedule_entry(handle, visible_at)
-                if session.json:
-                    write_json(entry_fields(entry))
-                else:
-                    say(f"rescheduled {entry.handle}")
+            for one in which:
+                for handle in await _waiting(session, client, one, queues):
+                    entry = await client.reschedule_entry(handle, visible_at)
+                    if session.json:
+                        write_json(entry_fields(entry))
+                    else:
+                        say(f"rescheduled {entry.handle}")
 
     run(work())
 

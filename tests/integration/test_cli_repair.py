@@ -106,6 +106,14 @@ def test_a_message_is_found_by_its_id_in_every_queue(cli: Cli) -> None:
     missing = cli.run("message", "show", "4611686018427387903")
     assert missing.code == 1
 
+    # And cancelled by its ID wherever it waits
+    cancelled = objects(cli, "message", "cancel", published["message_id"])
+    assert [one["cancelled"] for one in cancelled] == [True]
+    assert cancelled[0]["handle"].startswith(other)
+    again = cli.run("message", "cancel", published["message_id"], "--json")
+    assert again.code == 1
+    assert "ENTRY_UNKNOWN" in again.err
+
 
 def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
     # Given three dead letters
