@@ -27,7 +27,7 @@ RUNNING_MAX = 100
 """Redrives that may run at once on a shard."""
 
 DONE_KEPT = 1000
-"""Redrives that are done and still told of."""
+"""Redrives that are done, or cannot go on, and still told of."""
 
 
 class Redrives:
@@ -76,7 +76,8 @@ class Redrives:
         """Changes one; those done long ago are forgotten."""
         self._records[number] = record
         self._changed.add(number)
-        done = [n for n, one in self._records.items() if one.state == RedriveState.DONE]
+        over = (RedriveState.DONE, RedriveState.FAILED)
+        done = [n for n, one in self._records.items() if one.state in over]
         for old in done[:-DONE_KEPT]:
             del self._records[old]
             self._changed.add(old)
