@@ -25,8 +25,8 @@ from slatemq.errors import InvalidArgument
 from slatemq.v1 import entry_pb2, queue_pb2
 from slatemq.v1.message_pb2 import Message
 
-PAYLOAD_BYTES_MAX: Final = 32 << 20
-"""Payloads in one answer at most, unless one message alone has more."""
+MESSAGES_BYTES_MAX: Final = 32 << 20
+"""Messages in one answer have at most so many bytes, unless one alone has more."""
 
 WITH_ATTEMPTS: Final = frozenset(
     {entry_pb2.ENTRY_VIEW_ATTEMPTS, entry_pb2.ENTRY_VIEW_HEADERS, entry_pb2.ENTRY_VIEW_FULL}
@@ -164,23 +164,27 @@ class EntryTeller:
             by_shard.setdefault(shard_of(entry.message_id), []).append(entry.message_id)
         stored: dict[int, tuple[Message, str]] = {}
         gone: set[int] = set()
-        left = PAYLOAD_BYTES_MAX
+        left = MESSAGES_BYTES_MAX
         for shard, ids in by_shard.items():
             wanted = list(dict.fromkeys(ids))
-            while wanted and (left > 0 or not with_payload):
+            while wanted and left > 0:
                 told = await self._ingests.read_with_etags(shard, wanted)
                 for message, etag in zip(told.messages, told.etags, strict=True):
                     stored[message.message_id] = (message, etag)
-                    left -= len(message.payload)
                     if not with_payload:
                         message.ClearField("payload")
+                    left -= message.ByteSize()
                 gone.update(told.missing_ids)
                 if not told.messages and not told.missing_ids:
                     break
                 wanted = [one for one in wanted if one not in stored and one not in gone]
+        left = MESSAGES_BYTES_MAX
         for count, entry in enumerate(entries):
             if entry.message_id in stored:
                 message, entry.etag = stored[entry.message_id]
+                left -= message.ByteSize()
+                if count and left < 0:
+                    return count
                 entry.message.CopyFrom(message)
             elif entry.message_id not in gone:
                 return count

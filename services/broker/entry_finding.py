@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from libs.storage.buckets import split_order
@@ -19,11 +20,14 @@ from slatemq.errors import FailedPrecondition, NotFound
 SMALL_QUEUE = 20_000
 """A queue of so many entries is searched whole at once: some ten milliseconds."""
 
-FOLLOWED_MAX = 2000
+FOLLOWED_MAX = 5000
 """Done or failed messages looked at behind the time that a handle tells."""
 
 SKEW_MS = 300_000
 """How far the clocks of ingests and brokers may be apart when times are compared."""
+
+NEAR_MS = 1000
+"""How far they usually are apart at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +71,13 @@ class EntryFinder:
         Raises NotFound (ENTRY_UNKNOWN) when it is in no list of the queue, FailedPrecondition
         (HANDLE_STALE) when it is not where the handle says, nor soon behind it.
         """
-        found = await self._at_place(queue, handle) or await self._behind(queue, handle)
+        began_ms = self._now_ms()
+        found = await self._at_place(queue, handle)
+        if found is None:
+            found = await self._behind(queue, handle.message_id, _told_ms(handle))
         if found is not None:
             return found
-        counts = queue.counts(self._owner.clock.now_ms())
+        counts = queue.counts(self._now_ms())
         total = counts.available + counts.delayed + queue.done_count + queue.failed_count
         if handle.has_place and total > SMALL_QUEUE:
             raise FailedPrecondition(
@@ -82,6 +89,12 @@ class EntryFinder:
         async for step in self.search(queue, handle.message_id, 0):
             if step.found is not None:
                 return step.found
+            await asyncio.sleep(0)
+        # It may have gone from where the search had not been to where it had.
+        await self._owner.durable()
+        found = await self._behind(queue, handle.message_id, began_ms)
+        if found is not None:
+            return found
         raise NotFound(
             "entry",
             f"{queue.queue_id}/{handle.message_id:x}",
@@ -96,10 +109,9 @@ class EntryFinder:
             if lease is not None and (lease.queue, lease.message_id) == (queue, message_id):
                 return Found(queue, lease=lease)
         if handle.waiting is not None:
-            place = handle.waiting
-            item = await self._owner.run(lambda _: queue.find(place, message_id))
-            if item is not None:
-                return Found(queue, waiting=(place, item))
+            waiting = await self._waits(queue, handle.waiting, message_id)
+            if waiting is not None:
+                return waiting
         if handle.done is not None:
             done = await _in_row(self._done, queue, handle.done, message_id)
             if done is not None:
@@ -110,21 +122,27 @@ class EntryFinder:
                 return Found(queue, failed=failed)
         return None
 
-    async def _behind(self, queue: Queue, handle: Handle) -> Found | None:
-        """Where it can have moved, at a cost that does not grow with the queue."""
-        message_id = handle.message_id
+    async def _waits(self, queue: Queue, place: Place, message_id: int) -> Found | None:
+        def find(now_ms: int) -> AvailableMessage | None:
+            item = queue.find(place, message_id)
+            return None if item is None or queue.is_over(item, now_ms) else item
+
+        item = await self._owner.run(find)
+        return None if item is None else Found(queue, waiting=(place, item))
+
+    async def _behind(self, queue: Queue, message_id: int, since_ms: int | None) -> Found | None:
+        """Where it can have moved since, at a cost that does not grow with the queue."""
         lease = queue.find_in_flight(message_id)
         if lease is not None:
             return Found(queue, lease=lease)
-        since_ms = _told_ms(handle)
         if since_ms is None:
             return None
-        times = (since_ms, since_ms + queue.settings.default_delay_ms)
+        times = (since_ms, since_ms + NEAR_MS, since_ms + queue.settings.default_delay_ms)
         place = await self._waiting.locate(queue, message_id, times)
         if place is not None:
-            item = await self._owner.run(lambda _: queue.find(place, message_id))
-            if item is not None:
-                return Found(queue, waiting=(place, item))
+            waiting = await self._waits(queue, place, message_id)
+            if waiting is not None:
+                return waiting
         failed = await _followed(self._failed, queue, since_ms, message_id)
         if failed is not None:
             return Found(queue, failed=failed)
@@ -133,25 +151,32 @@ class EntryFinder:
 
     async def search(self, queue: Queue, message_id: int, since_ms: int) -> AsyncIterator[Searched]:
         """Looks for all entries of a message that came to a queue at `since_ms` or later."""
-        lease = queue.find_in_flight(message_id)
-        if lease is not None:
-            yield Searched(Found(queue, lease=lease), 0)
+        for lease in list(queue.leases()):
+            if lease.message_id == message_id:
+                yield Searched(Found(queue, lease=lease), 0)
         async for chunk in self._waiting.chunks(queue, since_ms):
-            hits = [entry for entry in chunk.entries if entry[1].message_id == message_id]
-            yield Searched(Found(queue, waiting=hits[0]) if hits else None, chunk.rows_read)
+            yield Searched(None, chunk.rows_read)
+            for place, item in chunk.entries:
+                if item.message_id == message_id and not queue.is_over(item, self._now_ms()):
+                    yield Searched(Found(queue, waiting=(place, item)), 0)
         span = Span(since_ms)
         async for order, failed in self._failed.rows(queue, span, None):
-            hit = _hit(order, failed, message_id)
-            yield Searched(Found(queue, failed=hit) if hit else None, 1)
+            yield Searched(None, 1)
+            for letter in _hits(order, failed, message_id):
+                yield Searched(Found(queue, failed=letter), 0)
         async for order, done in self._done.rows(queue, span, None):
-            one = _hit(order, done, message_id)
-            yield Searched(Found(queue, done=one) if one else None, 1)
+            yield Searched(None, 1)
+            for one in _hits(order, done, message_id):
+                yield Searched(Found(queue, done=one), 0)
+
+    def _now_ms(self) -> int:
+        return self._owner.clock.now_ms()
 
 
 def _told_ms(handle: Handle) -> int | None:
-    """The time that a handle's place tells; for a published one, some minutes before."""
+    """About since when an entry has been where the handle's place says; None: it does not say."""
     if handle.received_ms is not None:
-        return handle.received_ms
+        return max(handle.received_ms - NEAR_MS, 0)
     if handle.waiting is not None:
         return split_order(handle.waiting.order).ms
     for order in (handle.in_flight, handle.done, handle.failed):
@@ -163,23 +188,22 @@ def _told_ms(handle: Handle) -> int | None:
 async def _in_row(
     reader: FinishedReader[M], queue: Queue, order: int, message_id: int
 ) -> Listed[M] | None:
-    return _hit(order, await reader.row(queue, order), message_id)
+    return next(_hits(order, await reader.row(queue, order), message_id), None)
 
 
 async def _followed(
     reader: FinishedReader[M], queue: Queue, since_ms: int, message_id: int
 ) -> Listed[M] | None:
     scanned = 0
-    async for order, messages in reader.rows(queue, Span(max(since_ms - SKEW_MS, 0)), None):
-        hit = _hit(order, messages, message_id)
+    async for order, messages in reader.rows(queue, Span(since_ms), None):
+        hit = next(_hits(order, messages, message_id), None)
         scanned += len(messages)
         if hit is not None or scanned >= FOLLOWED_MAX:
             return hit
     return None
 
 
-def _hit(order: int, messages: list[M], message_id: int) -> Listed[M] | None:
+def _hits(order: int, messages: list[M], message_id: int) -> Iterator[Listed[M]]:
     for place, message in enumerate(messages):
         if message.message_id == message_id:  # type: ignore[attr-defined]
-            return Listed(Spot(order, place), message)
-    return None
+            yield Listed(Spot(order, place), message)

@@ -57,13 +57,13 @@ class Handle(NamedTuple):
 def parse_handle(text: str, shard: int) -> Handle:
     """A handle from its text; raises InvalidArgument. `shard` is this broker's number."""
     queue_id, _, rest = text.partition("/")
-    number, slash, place = rest.partition("/")
+    number, _, place = rest.partition("/")
     if not QUEUE_ID.fullmatch(queue_id):
         raise InvalidArgument(FIELD, "must be <queue ID>/<message ID in hex>/<place>")
     if not re.fullmatch(r"[0-9a-f]{1,16}", number, re.ASCII) or int(number, 16) > MAX_MESSAGE_ID:
         raise InvalidArgument(FIELD, f"{number[:32]!r} is no message ID in hex")
     handle = Handle(queue_id, int(number, 16))
-    if not slash:
+    if not place:
         return handle
     found = _PLACE.fullmatch(place)
     if found is None:
@@ -84,6 +84,8 @@ def _placed(handle: Handle, found: re.Match[str], shard: int) -> Handle:
             raise InvalidArgument(FIELD, f"{found[0][:64]!r} is no place of an entry")
         return handle._replace(waiting=Place(priority, _KINDS[found["kind"]], order))
     order = int(found["row"], 16)
+    if order > MAX_ORDER:
+        raise InvalidArgument(FIELD, f"{found[0][:64]!r} is no place of an entry")
     match found["list"]:
         case "i":
             return handle._replace(in_flight=order)

@@ -19,6 +19,7 @@ from services.broker.entry_conversion import (
     waiting_entry,
 )
 from services.broker.finished_pages import FinishedReader, Span, Spot
+from services.broker.leases import Lease
 from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import checked_id
 from services.broker.queue_machine import Queue
@@ -28,6 +29,7 @@ from slatemq.v1 import entry_pb2, queue_pb2
 
 PAGE_SIZE = 100
 PAGE_SIZE_MAX = 1000
+TOKEN_CHARS_MAX = 1000
 
 State: TypeAlias = queue_pb2.EntryState.ValueType
 Numbers: TypeAlias = tuple[int, ...]
@@ -73,6 +75,8 @@ class EntryLister:
             if not count:
                 raise Unavailable("no message can be read now", reason="INGEST_AWAY")
             following = told.entries[count - 1][1]
+        # What came while this was read is told when a crash cannot take it back.
+        await self._owner.durable()
         answer = entry_pb2.ListEntriesResponse(entries=[one for one, _ in told.entries[:count]])
         if following is not None:
             answer.next_page_token = _token(request, following)
@@ -136,18 +140,20 @@ class EntryLister:
 
 
 def _in_flight(queue: Queue, after: Numbers | None, limit: int) -> Told:
-    leases = list(queue.leases())
-    begin = 0
-    if after is not None:
-        order, token = after
-        # Where the last one told has ended, on from the beginning of its bucket.
-        begin = next((i for i, one in enumerate(leases) if one.bucket.order >= order), len(leases))
-        same = (i + 1 for i, one in enumerate(leases) if one.token == token)
-        begin = next(same, begin)
-    part = leases[begin : begin + limit]
-    entries = [(in_flight_entry(lease), (lease.bucket.order, lease.token)) for lease in part]
-    more = begin + limit < len(leases)
-    return Told(entries, entries[-1][1] if more else None)
+    order, token = after or (0, 0)
+    leases: list[Lease] = []
+    for bucket in queue.in_flight.buckets_from(order):
+        part = list(bucket.leases.values())
+        if bucket.order == order and token in bucket.leases:
+            # Where the last one told has ended, on from the beginning of its bucket.
+            part = part[[one.token for one in part].index(token) + 1 :]
+        leases += part
+        if len(leases) > limit:
+            break
+    entries = [
+        (in_flight_entry(lease), (lease.bucket.order, lease.token)) for lease in leases[:limit]
+    ]
+    return Told(entries, entries[-1][1] if len(leases) > limit else None)
 
 
 def _spot(after: Numbers | None) -> Spot | None:
@@ -187,11 +193,13 @@ def _token(request: entry_pb2.ListEntriesRequest, after: Numbers) -> str:
 def _parsed(request: entry_pb2.ListEntriesRequest) -> Numbers | None:
     if not request.page_token:
         return None
+    if len(request.page_token) > TOKEN_CHARS_MAX:
+        raise _bad_token()
     try:
         told = json.loads(base64.b64decode(request.page_token, altchars=b"-_", validate=True))
         queue_id, state, newest_first, *after = told
         numbers = tuple(map(int, after))
-    except (binascii.Error, ValueError, TypeError) as error:
+    except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise _bad_token() from error
     asked = [request.queue_id, request.state, request.newest_first]
     known = [queue_id, state, newest_first] == asked

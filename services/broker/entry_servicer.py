@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from libs.storage.ids import MAX_MESSAGE_ID, shard_of
 from services.broker.editing import WRONG_STATE, Find
 from services.broker.entry_conversion import EntryTeller, checked_view, found_entry
-from services.broker.entry_finding import SKEW_MS, EntryFinder, Found
+from services.broker.entry_finding import SKEW_MS, EntryFinder, Found, Searched
 from services.broker.entry_handles import Handle, parse_handle, waiting_handle
 from services.broker.entry_listing import EntryLister
 from services.broker.payloads import Ingests
@@ -64,6 +64,8 @@ class EntryServicer(RedriveServicer):
         entry = found_entry(found, self._owner.clock.now_ms())
         if not await self._teller.tell([entry], view):
             raise Unavailable("the message cannot be read now", reason="INGEST_AWAY")
+        # What came while this was read is told when a crash cannot take it back.
+        await self._owner.durable()
         return entry
 
     async def _find(self, handle: Handle) -> Found:
@@ -153,26 +155,37 @@ class EntryServicer(RedriveServicer):
             for place, queue_id in enumerate(request.queue_ids)
         ]
         # Those of other shards are searched there.
-        ids = named or list(self._owner.shard.queues)
+        ids = list(dict.fromkeys(named)) or list(self._owner.shard.queues)
         await self._owner.durable()
         since_ms = await self._received_ms(request.message_id)
         answer = entry_pb2.FindMessageResponse(queues_count=len(ids))
         told_at = time.monotonic()
+        async for step in self._searched(ids, request.message_id, since_ms, answer):
+            answer.rows_read_count += step.rows_read
+            if step.found is not None:
+                answer.entries.append(await self._told(step.found, entry_pb2.ENTRY_VIEW_ATTEMPTS))
+            if answer.entries or time.monotonic() - told_at >= PROGRESS_S:
+                yield answer
+                del answer.entries[:]
+                told_at = time.monotonic()
+            await asyncio.sleep(0)
+        yield answer
+
+    async def _searched(
+        self,
+        ids: Sequence[str],
+        message_id: int,
+        since_ms: int,
+        progress: entry_pb2.FindMessageResponse,
+    ) -> AsyncIterator[Searched]:
+        """The steps through all queues, and one after each; counts these in `progress`."""
         for queue_id in ids:
             queue = self._owner.shard.queues.get(queue_id)
             if queue is not None:
-                async for step in self._finder.search(queue, request.message_id, since_ms):
-                    answer.rows_read_count += step.rows_read
-                    if step.found is not None:
-                        view = entry_pb2.ENTRY_VIEW_ATTEMPTS
-                        answer.entries.append(await self._told(step.found, view))
-                    if answer.entries or time.monotonic() - told_at >= PROGRESS_S:
-                        yield answer
-                        del answer.entries[:]
-                        told_at = time.monotonic()
-                    await asyncio.sleep(0)
-            answer.queues_searched_count += 1
-        yield answer
+                async for step in self._finder.search(queue, message_id, since_ms):
+                    yield step
+            progress.queues_searched_count += 1
+            yield Searched(None, 0)
 
     async def _received_ms(self, message_id: int) -> int:
         """From when on the message can be in a queue; 0 where its ingest does not know."""

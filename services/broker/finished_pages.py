@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from libs.storage.buckets import MAX_ORDER_MS, last_order, order_of, split_bucket
+from libs.storage.buckets import MAX_ORDER_MS, MAX_ORDER_N, last_order, order_of, split_bucket
 from libs.storage.keys import done_range, failed_range, parse_done_key, parse_failed_key
 from libs.storage.primitives import KeyRange
 from libs.storage.queues import DoneMessage, FailedMessage, decode_done, decode_failed
@@ -19,6 +19,10 @@ SCANNED_MAX = 20_000
 
 READ_ROWS = 200
 """Rows read at once: of one message each they take a millisecond."""
+
+LATE_MS = 60_000
+"""How long after its time a message is in its row at the latest: commands may wait for the store,
+and so may commits."""
 
 M = TypeVar("M")
 
@@ -98,10 +102,7 @@ class FinishedReader(Generic[M]):
         async for order, messages in self.rows(queue, span, after, newest_first=newest_first):
             for one in _behind(order, messages, after, newest_first):
                 scanned += 1
-                time_ms = self._time_of(one.message)
-                if _is_past(time_ms, span, newest_first):
-                    return FinishedPage(found, None)
-                if span.holds(time_ms):
+                if span.holds(self._time_of(one.message)):
                     found.append(one)
                 if len(found) >= limit or scanned >= SCANNED_MAX:
                     return FinishedPage(found, one.spot)
@@ -112,15 +113,20 @@ class FinishedReader(Generic[M]):
     ) -> AsyncIterator[tuple[int, list[M]]]:
         """Rows that may have messages within the span, from that of `after` on: (order, messages).
 
-        A row is written after what is in it was finished, so its order is no earlier.
+        A row is written after what is in it was finished, so its order is no earlier, and not
+        much later.
         """
         oldest = self._oldest(queue)
         if not oldest:
             return
         first = max(oldest, order_of(queue.epoch, min(span.from_ms, MAX_ORDER_MS), 0))
         last = last_order(queue.epoch)
-        if after is not None:
-            first, last = (first, after.order) if newest_first else (max(first, after.order), last)
+        if span.until_ms:
+            last = order_of(queue.epoch, min(span.until_ms + LATE_MS, MAX_ORDER_MS), MAX_ORDER_N)
+        if after is not None and newest_first:
+            last = min(last, after.order)
+        elif after is not None:
+            first = max(first, after.order)
         while first <= last:
             keys = self._range_of(queue.queue_id, first, last)
             count = 0
@@ -187,10 +193,3 @@ def _behind(
     if newest_first:
         return [one for one in listed if one.spot.place < after.place]
     return [one for one in listed if one.spot.place > after.place]
-
-
-def _is_past(time_ms: int, span: Span, newest_first: bool) -> bool:
-    """Whether nothing behind this time can be within the span: lists are in order of time."""
-    if newest_first:
-        return time_ms < span.from_ms
-    return bool(span.until_ms) and time_ms >= span.until_ms

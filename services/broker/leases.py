@@ -197,6 +197,12 @@ class InFlight:
         for bucket in self._buckets.values():
             yield from bucket.leases.values()
 
+    def buckets_from(self, order: int) -> Iterator[LeaseBucket]:
+        """The buckets from an order on, ascending."""
+        for at in self._buckets:
+            if at >= order:
+                yield self._buckets[at]
+
     def clear(self) -> list[int]:
         """Drops all leases and gives their tokens; nothing of it is written."""
         tokens = [lease.token for lease in self.leases()]

@@ -100,7 +100,9 @@ class WaitingReader:
         for priority in sorted({lane.priority for lane in queue.available.lanes()}):
             if after is not None and priority < after.priority:
                 continue
-            begin = after.order if after is not None and priority == after.priority else first
+            begin = first
+            if after is not None and priority == after.priority:
+                begin = max(begin, after.order)  # from before a purge, it is behind nothing
             timed = (max(begin, due + 1), last) if delayed else (begin, due)
             runs = [self._run(queue, Place(priority, BucketKind.TIMED, timed[0]), timed[1])]
             if not delayed:

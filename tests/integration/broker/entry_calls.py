@@ -15,6 +15,8 @@ IN_FLIGHT = queue_pb2.ENTRY_STATE_IN_FLIGHT
 DONE = queue_pb2.ENTRY_STATE_DONE
 FAILED = queue_pb2.ENTRY_STATE_FAILED
 
+MINUTE = 60_000
+
 RUNNING = entry_pb2.Redrive.STATE_RUNNING
 
 
@@ -64,6 +66,34 @@ async def cancel(rig: Rig, handle: str) -> None:
 async def reschedule(rig: Rig, handle: str, visible_at_ms: int) -> entry_pb2.Entry:
     request = entry_pb2.RescheduleEntryRequest(handle=handle, visible_at_ms=visible_at_ms)
     return (await entries(rig).RescheduleEntry(request)).entry  # type: ignore[no-any-return]
+
+
+async def one_of_each(rig: Rig, queue_id: str = "q") -> dict[int, str]:
+    """A queue with message 1 available, 2 delayed, 3 in flight, 4 done, 5 failed; their handles."""
+    await rig.create(queue_id, max_attempts=1)
+    await rig.assign([3, 4, 5], queue_id, priorities=[9, 10, 11])
+    claimed = await rig.claim(queue_id, max_messages=3, consumer_id="worker")
+    tokens = {one.message.message_id: one.lease_token for one in claimed}
+    await rig.ack(tokens[4])
+    await rig.nack(tokens[5], reason="broken")
+    await rig.assign([1], queue_id)
+    await rig.assign([2], queue_id, visible_at_ms=[rig.clock.now_ms() + MINUTE])
+    states = (AVAILABLE, DELAYED, IN_FLIGHT, DONE, FAILED)
+    return {
+        entry.message_id: entry.handle
+        for state in states
+        for entry in await listed(rig, state, queue_id=queue_id)
+    }
+
+
+async def find(rig: Rig, message_id: int, *queue_ids: str) -> list[entry_pb2.FindMessageResponse]:
+    request = entry_pb2.FindMessageRequest(message_id=message_id, queue_ids=queue_ids)
+    answers = []
+    async for answer in entries(rig).FindMessage(request):
+        copied = entry_pb2.FindMessageResponse()
+        copied.CopyFrom(answer)
+        answers.append(copied)
+    return answers
 
 
 async def fail(rig: Rig, numbers: Sequence[int], reason: str = "no", queue_id: str = "q") -> None:
