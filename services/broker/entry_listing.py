@@ -197,12 +197,11 @@ def _parsed(request: entry_pb2.ListEntriesRequest) -> Numbers | None:
         raise _bad_token()
     try:
         told = json.loads(base64.b64decode(request.page_token, altchars=b"-_", validate=True))
-        queue_id, state, newest_first, *after = told
-        numbers = tuple(map(int, after))
-    except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError) as error:
+        queue_id, state, newest_first, *numbers = told
+    except (binascii.Error, ValueError, TypeError, RecursionError) as error:
         raise _bad_token() from error
     asked = [request.queue_id, request.state, request.newest_first]
-    known = [queue_id, state, newest_first] == asked
+    known = [queue_id, state, newest_first] == asked and {int} >= set(map(type, numbers))
     if not known or len(numbers) != _LENGTHS[request.state] or min(numbers) < 0:
         raise _bad_token()
     waiting = request.state in (queue_pb2.ENTRY_STATE_AVAILABLE, queue_pb2.ENTRY_STATE_DELAYED)
@@ -210,7 +209,7 @@ def _parsed(request: entry_pb2.ListEntriesRequest) -> Numbers | None:
         raise _bad_token()
     if max(numbers) >= 1 << 64:
         raise _bad_token()
-    return numbers
+    return tuple(numbers)
 
 
 def _bad_token() -> InvalidArgument:
