@@ -151,6 +151,8 @@ class RedriveRunner:
         if record.rate:
             quota = min(quota, max(record.rate // STEPS_A_SECOND, 1))
         wanted = set(record.message_ids)
+        retention_s = queue.settings.failed_retention_s
+        kept_ms = self._owner.clock.now_ms() - retention_s * 1000 if retention_s else 0
         steps: list[Step] = []
         after = Spot(record.next_order, record.next_place - 1)
         async for order, messages in self._failed.rows(queue, Span(), after):
@@ -159,7 +161,8 @@ class RedriveRunner:
             through = record.next_place if order == record.next_order else 0
             chosen: list[int] = []
             while through < len(messages) and left > 0 and len(chosen) < quota:
-                if not wanted or messages[through].message_id in wanted:
+                letter = messages[through]
+                if letter.failed_at_ms >= kept_ms and (not wanted or letter.message_id in wanted):
                     chosen.append(through)
                 through += 1
                 left -= 1

@@ -190,6 +190,21 @@ async def test_letters_past_their_retention_stay() -> None:
         assert await ids(rig, FAILED) == [1]
 
 
+async def test_letters_that_are_not_listed_any_more_stay() -> None:
+    async with running() as rig:
+        await rig.create(max_attempts=1, failed_retention_s=60)
+        await fail(rig, [1])
+        rig.clock.advance(30_000)
+        await fail(rig, [2])
+        rig.clock.advance(30_001)
+
+        assert (await redriven(rig, message_ids=[1])).redriven_count == 0
+        assert progress(await redriven(rig)) == (2, 2, 1)
+
+        assert await ids(rig, AVAILABLE) == [2]
+        assert await rig.counts() == {"available": 1, "failed": 1}
+
+
 async def test_they_can_go_into_another_queue() -> None:
     async with running() as rig:
         await rig.create(max_attempts=1)

@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from libs.filters import Filter, FilterError
 from libs.storage.blobs import Blobs
 from libs.storage.slate import Database
 from services.broker import redrive_runner, redrives
@@ -224,6 +225,28 @@ async def test_each_letter_moves_once_whichever_commit_fails(
                 assert await rig.counts(target) == {"available": LETTERS}
         expected = [payload(n) for n in range(1, LETTERS + 1)] if target == "far" else []
         assert pushes.payloads() == expected
+
+
+async def test_one_whose_filter_is_not_understood_any_more_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by a later version of the broker, after its start."""
+
+    def refuses(source: str) -> Filter:
+        raise FilterError(f"{source} is not understood")
+
+    async with running() as rig:
+        await rig.create(max_attempts=1)
+        await fail(rig, [1])
+        monkeypatch.setattr(redrive_runner, "dead_letter_filter", refuses)
+        told = await redriven(rig, filter="true")
+        assert (told.state, told.examined_count) == (entry_pb2.Redrive.STATE_FAILED, 0)
+        assert "true is not understood" in told.error
+        monkeypatch.undo()
+        request = entry_pb2.ResumeRedriveRequest(redrive_id=told.redrive_id)
+        assert (await entries(rig).ResumeRedrive(request)).redrive.error == ""
+        told = await ended(rig, told.redrive_id)
+        assert (told.state, told.redriven_count) == (DONE, 1)
 
 
 # --- What may be asked -----------------------------------------------------------
