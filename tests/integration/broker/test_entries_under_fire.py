@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -10,6 +11,8 @@ import pytest
 
 from libs.storage.slate import Database
 from services.broker import entry_servicer, finished_pages, waiting_pages
+from services.broker.queue_machine import Queue
+from services.broker.waiting_pages import WaitingReader
 from slatemq.v1 import entry_pb2
 from tests.integration.broker.entry_calls import (
     AVAILABLE,
@@ -206,3 +209,22 @@ async def test_an_entry_that_runs_through_its_states_is_always_found() -> None:
         for number in range(1, 120):
             assert (await get(rig, f"q/{number:x}")).state in (DONE, FAILED)
         assert found >= {DONE, FAILED}
+
+
+async def test_what_moves_behind_a_searchs_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as rig:
+        await rig.create(max_attempts=1)
+        await rig.assign([1, 2, 3])
+        chunks = WaitingReader.chunks
+
+        async def later(reader: WaitingReader, queue: Queue, first_ms: int = 0) -> Any:
+            # Leases were looked at: now it is claimed, and does not wait any more.
+            [claimed] = await rig.claim()
+            if claimed.message.message_id == 2:
+                await rig.ack(claimed.lease_token)
+            async for chunk in chunks(reader, queue, first_ms):
+                yield chunk
+
+        monkeypatch.setattr(WaitingReader, "chunks", later)
+        assert (await get(rig, "q/1")).state == IN_FLIGHT
+        assert (await get(rig, "q/2")).state == DONE
