@@ -212,7 +212,7 @@ class EntryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRedrives(self, request, context):
-        """Lists the redrives of the shard, the newest first: all that run or are cancelled, and the last 1,000 that are done.
+        """Lists the redrives of the shard, the newest first: all that run or are cancelled, and the last 1,000 that are done or have failed.
 
         Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
         """

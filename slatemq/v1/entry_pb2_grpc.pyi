@@ -101,7 +101,7 @@ class EntryServiceStub:
     Errors: NOT_FOUND, UNAVAILABLE.
     """
     ListRedrives: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ListRedrivesRequest, _entry_pb2.ListRedrivesResponse]
-    """Lists the redrives of the shard, the newest first: all that run or are cancelled, and the last 1,000 that are done.
+    """Lists the redrives of the shard, the newest first: all that run or are cancelled, and the last 1,000 that are done or have failed.
 
     Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
     """
@@ -189,7 +189,7 @@ class EntryServiceAsyncStub(EntryServiceStub):
     Errors: NOT_FOUND, UNAVAILABLE.
     """
     ListRedrives: _aio.UnaryUnaryMultiCallable[_entry_pb2.ListRedrivesRequest, _entry_pb2.ListRedrivesResponse]  # type: ignore[assignment]
-    """Lists the redrives of the shard, the newest first: all that run or are cancelled, and the last 1,000 that are done.
+    """Lists the redrives of the shard, the newest first: all that run or are cancelled, and the last 1,000 that are done or have failed.
 
     Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
     """
@@ -334,7 +334,7 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.ListRedrivesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.ListRedrivesResponse, _abc.Awaitable[_entry_pb2.ListRedrivesResponse]]:
-        """Lists the redrives of the shard, the newest first: all that run or are cancelled, and the last 1,000 that are done.
+        """Lists the redrives of the shard, the newest first: all that run or are cancelled, and the last 1,000 that are done or have failed.
 
         Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
         """
