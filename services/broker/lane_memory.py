@@ -12,11 +12,13 @@ which buckets were removed out of turn: a read that began before must not bring 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable
 from operator import attrgetter
 
 from libs.storage.buckets import MAX_ORDER, MAX_ORDER_N
 from libs.storage.queues import AvailableMessage
+from services.broker.occupied import Occupied, take_map
 from services.broker.waiting_buckets import Bucket
 
 CACHED_MAX = 20_000
@@ -46,6 +48,7 @@ class LaneMemory:
         "_guests",
         "_head_offset",
         "_head_order",
+        "_occupied",
         "_overlay",
         "_reading",
         "_slots",
@@ -79,7 +82,9 @@ class LaneMemory:
         # By a key of the caller's: the last of some buckets beyond the cache, as far as known.
         self._slots: dict[int, Bucket | None] = {}
         self._slots_weight = 0
-        self._reading: list[range] = []  # orders that are being read for something else
+        self._reading: Counter[range] = Counter()  # orders being read for something else
+        # What lies beyond the cache, as far as that is known; a lane that was restored knows not.
+        self._occupied: Occupied | None = None
 
     @property
     def head(self) -> Bucket | None:
@@ -174,7 +179,10 @@ class LaneMemory:
     def knows(self, first_order: int, last_order: int) -> bool:
         """Whether memory tells for certain which buckets there are between two orders."""
         return (
-            last_order <= self.known_until or first_order > self.tail or first_order in self._slots
+            last_order <= self.known_until
+            or first_order > self.tail
+            or first_order in self._slots
+            or (self._occupied is not None and not self._occupied.may_have(first_order))
         )
 
     def last_known(self, first_order: int, last_order: int) -> Bucket | None:
@@ -207,11 +215,14 @@ class LaneMemory:
 
     def begin_read(self, first_order: int, last_order: int) -> None:
         """Notes that these are being read: what changes meanwhile must stay here."""
-        self._reading.append(range(first_order, last_order + 1))
+        self._reading[range(first_order, last_order + 1)] += 1
 
     def end_read(self, first_order: int, last_order: int) -> None:
         """Ends what `begin_read` began."""
-        self._reading.remove(range(first_order, last_order + 1))
+        orders = range(first_order, last_order + 1)
+        self._reading[orders] -= 1
+        if not self._reading[orders]:
+            del self._reading[orders]
 
     def loaded(
         self, first: int, rows: Iterable[tuple[int, list[AvailableMessage]]], through: int
@@ -236,7 +247,7 @@ class LaneMemory:
         self.known_until = through
         if self._cached_count + sum(b.left for b in self._overlay.values()) == self.count:
             # All the others are here: nothing is left to be read.
-            self.known_until = COMPLETE
+            self.known_until, self._occupied = COMPLETE, None
             for order in sorted(self._overlay):
                 self._cache(self._overlay.pop(order))
         # Buckets that are cached now would grow apart from those remembered.
@@ -338,5 +349,17 @@ class LaneMemory:
                 return True
             self._cached.pop()
             self._cached_count -= len(last.items)
-            self.known_until = last.order - 1
+            self._know_less(last.order)
         return False
+
+    def _know_less(self, order: int) -> None:
+        """From this order on, where there is a bucket, the lane is not in memory any more."""
+        if self.complete:
+            self._occupied = self._new_map()
+        self.known_until = order - 1
+        if self._occupied is not None:
+            self._occupied.add(order)
+
+    def _new_map(self) -> Occupied | None:
+        """A map, for lanes whose milliseconds are asked for."""
+        return take_map()

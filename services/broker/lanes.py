@@ -20,6 +20,7 @@ from libs.storage.queues import AvailableMessage
 from libs.storage.states import LaneRecord
 from services.broker import lane_memory
 from services.broker.lane_memory import BY_ORDER, COMPLETE, LaneMemory
+from services.broker.occupied import Occupied
 from services.broker.waiting_buckets import Bucket
 
 READY_BUCKET_MAX = 1000
@@ -74,6 +75,10 @@ class Lane(LaneMemory):
             waiting_count=self.count,
         )
 
+    def _new_map(self) -> Occupied | None:
+        # Ready buckets go behind all others: nobody asks what lies there.
+        return super()._new_map() if self.kind == BucketKind.TIMED else None
+
     # --- Messages join ------------------------------------------------------
 
     def add(self, bucket: Bucket) -> None:
@@ -98,9 +103,11 @@ class Lane(LaneMemory):
         last = self._cached[-1].order if head is not None else 0
         if order > self.known_until:
             self._overlay[order] = bucket
+            if self._occupied is not None:
+                self._occupied.add(order)
         elif self._ends_before(order, last):
             # Not at `last`: what lay between the two may be in the database still.
-            self.known_until = order - 1
+            self._know_less(order)
             self._overlay[order] = bucket
         else:
             self._cached_count += bucket.left
@@ -148,7 +155,7 @@ class Lane(LaneMemory):
             self.due_count -= count
         if not self.count:
             self.known_until = COMPLETE  # whatever was not read in cannot hold anything
-            self._slots = {}
+            self._slots, self._occupied = {}, None
 
     def settle(self, visited: int) -> None:
         """After messages of the first `visited` buckets were taken: drops the empty ones.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
 
 from libs.storage.buckets import (
     BucketKind,
@@ -62,13 +62,19 @@ from services.broker.queue_settings import QueueSettings
 from services.broker.redrives import Redrives
 from services.broker.replays import Replays
 from services.broker.shard_machine import Needs, Shard
-from services.broker.walks import StoredBucket
+from services.broker.walks import NeedsRows, StoredBucket
 
 LOAD_MESSAGES = 4000
 """Messages read at once when a lane goes on in the database."""
 
+READ_AT_ONCE = 100
+"""Records read at the same time for one command: some ten milliseconds of the event loop."""
+
 LOAD_ROWS = 500
 """Buckets read at once: of one message each, reading them takes some 3 ms."""
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Store(Protocol):
@@ -184,23 +190,13 @@ class Loader:
         if isinstance(need, NeedsLane):
             await self._load_lane(need)
             return
-        slots = [
-            read_buckets(
-                self._database,
-                slot.available.queue_id,
-                slot.lane,
-                (slot.first_order, slot.last_order),
-                in_parts=slot.in_parts,
-            )
-            for slot in need.slots
-        ]
-        attempts = [self._attempts(key) for key in need.attempts]
         # Offered all at once, so that nothing can happen between the first answer and the last.
         self._shard.attempts.begin_read(need.attempts)
         for slot in need.slots:
             slot.lane.begin_read(slot.first_order, slot.last_order)
         try:
-            found, records = await asyncio.gather(asyncio.gather(*slots), asyncio.gather(*attempts))
+            found = await _in_turns(self._buckets, need.slots)
+            records = await _in_turns(self._attempts, need.attempts)
         finally:
             self._shard.attempts.end_read(need.attempts)
             for slot in need.slots:
@@ -233,8 +229,23 @@ class Loader:
             lane.loading = False
         lane.loaded(first_unknown, rows, COMPLETE if through == last else through)
 
+    async def _buckets(self, need: NeedsRows) -> tuple[list[StoredBucket], int]:
+        orders = (need.first_order, need.last_order)
+        queue_id = need.available.queue_id
+        return await read_buckets(
+            self._database, queue_id, need.lane, orders, in_parts=need.in_parts
+        )
+
     async def _attempts(self, key: tuple[str, int]) -> bytes | None:
         return await self._database.get(attempts_key(*key))
+
+
+async def _in_turns(read: Callable[[T], Awaitable[R]], wanted: Sequence[T]) -> list[R]:
+    """Reads much, and lets others have the event loop in between."""
+    found: list[R] = []
+    for start in range(0, len(wanted), READ_AT_ONCE):
+        found += await asyncio.gather(*map(read, wanted[start : start + READ_AT_ONCE]))
+    return found
 
 
 async def read_buckets(

@@ -18,6 +18,7 @@ from services.broker import (
     lane_memory,
     leases,
     loading,
+    occupied,
     shard_leases,
     walks,
 )
@@ -44,6 +45,7 @@ LIMITS = [
     (finished_lists, "LIST_ROW_MAX", 3),
     (loading, "LOAD_MESSAGES", 4),
     (loading, "LOAD_ROWS", 3),
+    (occupied, "MAP_BYTES", 8),
     (leases, "IN_FLIGHT_BUCKET_MAX", 3),
     (leases, "FINISHED_SLOTS", 64),
     (leases, "FINISHED_SLOT_MIN", 2),
