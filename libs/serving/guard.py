@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from types import TracebackType
@@ -270,7 +269,8 @@ async def _fail(method: str, context: Context, error: BaseException) -> NoReturn
         raise error
     status = to_status(_told(method, error))
     # What the handler held would stay until the next full collection: a cycle of frames and error.
-    traceback.clear_frames(error.__traceback__)
+    # The frames themselves are left alone: an error that others wait for, too, has theirs as well.
+    error.__traceback__ = None
     await context.abort(
         grpc_code(status),
         status.message,

@@ -1,4 +1,6 @@
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -124,6 +126,58 @@ async def test_a_peer_that_is_away_is_unavailable_not_internal(
 
     assert caught.value.reason == "PEER_UNAVAILABLE"
     assert "10.0.0.7" not in caught.value.message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_error_that_others_met_too_leaves_them_alone(
+    channel: grpc.aio.Channel, servicer: EchoServicer, kind: str
+) -> None:
+    # Given one error object for all who wait, and one of them still cleaning up after it
+    error, go_on = StoreUnavailable("the commit failed"), asyncio.Event()
+
+    async def meet() -> None:
+        try:
+            raise error
+        finally:
+            await go_on.wait()
+
+    meeting = asyncio.create_task(meet())
+    await asyncio.sleep(0)
+
+    # When calls end with it
+    servicer.failure = lambda: error
+    calls = (call(channel, kind, word("fail")) for _ in range(3))
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [errors.Unavailable] * 3
+
+    # Then that one goes on
+    go_on.set()
+    async with asyncio.timeout(30):
+        with pytest.raises(StoreUnavailable):
+            await meeting
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_a_failed_call_held_is_free_at_once(
+    channel: grpc.aio.Channel, servicer: EchoServicer, kind: str
+) -> None:
+    kept: list[weakref.ref[EchoServicer]] = []
+
+    def fail() -> BaseException:
+        held = EchoServicer()
+        kept.append(weakref.ref(held))
+        raise StoreUnavailable("no such bucket")
+
+    servicer.failure = fail
+    gc.disable()
+    try:
+        with pytest.raises(errors.Unavailable):
+            await call(channel, kind, word("fail"))
+        async with asyncio.timeout(30):
+            while kept[0]() is not None:
+                await asyncio.sleep(0.001)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("kind", KINDS)
