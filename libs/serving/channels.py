@@ -25,7 +25,11 @@ RESOLVE_AGAIN_MS = 250
 CLOSE_GRACE_SECONDS = 30.0
 """For the calls on the channel of a peer that has moved: longer than any deadline of ours."""
 
-_AWAY = (grpc.ChannelConnectivity.CONNECTING, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+_AWAY = (
+    grpc.ChannelConnectivity.IDLE,  # After a connection has ended, which may be the peer's end.
+    grpc.ChannelConnectivity.CONNECTING,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+)
 
 
 @dataclass
@@ -106,13 +110,7 @@ def open_channel(
 
 
 def _is_away(peer: _Peer | None) -> bool:
-    if peer is None:
-        return True
-    state = peer.channel.get_state()
-    return state in (
-        grpc.ChannelConnectivity.TRANSIENT_FAILURE,
-        grpc.ChannelConnectivity.CONNECTING,
-    )
+    return peer is None or peer.channel.get_state() in _AWAY
 
 
 async def _close(channel: grpc.aio.Channel) -> None:

@@ -79,10 +79,14 @@ async def test_a_peer_that_moved_is_found_at_its_new_place(
     # Given a peer that was called and then went away
     server, _, address = await serve()
     await directory.announce(Peer("broker", 0, address))
-    assert await echo(await channels.to("broker", 0), "hello") == "hello"
+    old = await channels.to("broker", 0)
+    assert await echo(old, "hello") == "hello"
     await server.stop(0)
     with pytest.raises(Unavailable):
-        await echo(await channels.to("broker", 0), "hello")
+        await echo(old, "hello")
+    async with asyncio.timeout(30):
+        while old.get_state() is grpc.ChannelConnectivity.READY:
+            await old.wait_for_state_change(grpc.ChannelConnectivity.READY)
 
     # When it comes back elsewhere
     server, _, address = await serve()
