@@ -124,7 +124,8 @@ def list_entries(
 def show(session: Session, which: str, queues: tuple[str, ...]) -> None:
     """Show a message: its state, attempts, headers and payload; by ID, in every queue."""
     if not show_message(session, which, queues):
-        note(f"no queue has message {which} any more")
+        where = " or ".join(queues) if queues else "any queue"
+        note(f"message {which} is not in {where} (any more)")
         sys.exit(EXIT_REFUSED)
 
 
@@ -295,7 +296,7 @@ def edit(
 @pass_session
 def watch(session: Session, queue: str, position: str) -> None:
     """Print the delayed messages of QUEUE, each before it can be claimed, until Ctrl-C."""
-    where = position
+    where = ""
 
     async def work() -> None:
         nonlocal where

@@ -34,7 +34,7 @@ class _When(click.ParamType[int]):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if isinstance(value, str) and value.startswith("+"):
             return FromNow(_now_ms() + _duration_ms(value[1:], value, self.fail))
-        return TIME.convert(value, param, ctx)
+        return _time(value, param, ctx, "or +5m for so long from now")
 
 
 class _Start(click.ParamType[Any]):
@@ -47,7 +47,14 @@ class _Start(click.ParamType[Any]):
             return value
         if isinstance(value, str) and value.startswith("-"):
             return max(_now_ms() - _duration_ms(value[1:], value, self.fail), 0)
+        return _time(value, param, ctx, "or now, beginning, or -2h for so long ago")
+
+
+def _time(value: Any, param: Any, ctx: Any, also: str) -> Any:
+    try:
         return TIME.convert(value, param, ctx)
+    except click.BadParameter as error:
+        raise click.BadParameter(f"{error.message}, {also}", ctx=ctx, param=param) from error
 
 
 class _Backoff(click.ParamType[Any]):

@@ -94,7 +94,6 @@ until it is complete). A number that you make up loses or doubles lines.
 @click.option(
     "--dedupe-key",
     type=WORDS,
-    default="",
     metavar="KEY",
     help="A later publish with the same key stores nothing and prints the first one's ID.",
 )
@@ -112,7 +111,7 @@ def publish(
     created_at: int | None,
     delay: timedelta | None,
     visible_at: int | None,
-    dedupe_key: str,
+    dedupe_key: str | None,
     to: str | None,
     pairs: tuple[tuple[str, str], ...],
 ) -> None:
@@ -122,6 +121,8 @@ def publish(
     `slatemq explain` tells which queues would.
     """
     headers = headers_of(to, pairs)
+    if dedupe_key == "":
+        raise click.UsageError("--dedupe-key is empty: it would keep nothing from being twice")
     if sum(source is not None for source in (text, file, jsonl)) != 1:
         raise click.UsageError("give one of TEXT, - (stdin), --file F and --jsonl F")
     if jsonl is None:
@@ -136,7 +137,7 @@ def publish(
             retention=retention,
             delay=delay,
             visible_at=visible_at,
-            dedupe_key=dedupe_key,
+            dedupe_key=dedupe_key or "",
         )
         run(work)
         return
