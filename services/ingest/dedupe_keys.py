@@ -197,7 +197,13 @@ class DedupeKeys:
         self._candidates.clear()
         async for some in self._database.scan(start, span.end, limit=self._rows_max):
             for row, value in some:
-                self._candidates.update(dict.fromkeys(decode_dedupe_ends(value)))
+                if len(self._candidates) >= ENDED_KEYS:
+                    break
+                for key in decode_dedupe_ends(value):
+                    # One taken anew may not be written yet; `put` sees to those taken from now on.
+                    held = self._held.get(key)
+                    if held is None or held.end_ms <= now_ms:
+                        self._candidates[key] = None
                 rows.append(row)
         if not rows:
             return False

@@ -135,20 +135,15 @@ class Publisher(Generic[E]):
         A repeated request ID gets the first answer. Raises ResourceExhausted, Unavailable, the
         errors of the store, and InvalidArgument for a request ID used with other content.
         """
-        if accepted.request_id:
-            if accepted.size_bytes > HASH_INLINE_BYTES_MAX:
-                fingerprint = await asyncio.to_thread(accepted.fingerprint)
-            else:
-                fingerprint = accepted.fingerprint()
-            known = await self._requests.begin(accepted.request_id, fingerprint)
-            if known is not None:
-                return await self._with_receipt(known)
+        known = await self._begin(accepted)
+        if known is not None:
+            return known
         waiting = Waiting(accepted)
         if not accepted.dedupe_keys:
             return await self._store(waiting, complete)
         duplicates = Duplicates(self._dedupe_keys, accepted.dedupe_keys)
         try:
-            self._admit(accepted.size_bytes)
+            self.admit(accepted.size_bytes)
             with self._uploads.counting(accepted.size_bytes):
                 await duplicates.hold()
         except BaseException:
@@ -158,6 +153,23 @@ class Publisher(Generic[E]):
         duplicates.look(self._clock.now_ms())
         waiting.duplicates = duplicates
         return await self._store(waiting, complete)
+
+    async def repeated(self, accepted: Accepted) -> Answered | None:
+        """The first answer, when the request ID is known; stores nothing. Raises as `publish`."""
+        known = await self._begin(accepted)
+        if known is None:
+            self._requests.forget(accepted.request_id)
+        return known
+
+    async def _begin(self, accepted: Accepted) -> Answered | None:
+        if not accepted.request_id:
+            return None
+        if accepted.size_bytes > HASH_INLINE_BYTES_MAX:
+            fingerprint = await asyncio.to_thread(accepted.fingerprint)
+        else:
+            fingerprint = accepted.fingerprint()
+        known = await self._requests.begin(accepted.request_id, fingerprint)
+        return None if known is None else await self._with_receipt(known)
 
     async def _with_receipt(self, known: Answered) -> Answered:
         """With the time of receipt, for an answer from a process before this one."""
@@ -171,7 +183,7 @@ class Publisher(Generic[E]):
     ) -> Answered:
         accepted = waiting.accepted
         try:
-            self._admit(accepted.size_bytes)
+            self.admit(accepted.size_bytes)
             if complete is not None:
                 complete(accepted.columns)
             if accepted.large:
@@ -212,7 +224,7 @@ class Publisher(Generic[E]):
         await self.commits.durable()
         return last
 
-    def _admit(self, size_bytes: int) -> None:
+    def admit(self, size_bytes: int) -> None:
         """Raises ResourceExhausted over the bound; a batch larger than the bound may go alone."""
         on_their_way = self.commits.uncommitted_bytes + self._uploads.size_bytes
         if on_their_way and on_their_way + size_bytes > self._bytes_max:
@@ -228,7 +240,7 @@ class Publisher(Generic[E]):
 
     async def upload(self, payload: bytes) -> str:
         """Store a payload as an object of its own; gives its URI. Raises ResourceExhausted."""
-        self._admit(len(payload))
+        self.admit(len(payload))
         return await self._uploads.one(payload)
 
     # --- Commits --------------------------------------------------------------

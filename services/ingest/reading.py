@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from libs.storage.blobs import Blobs
-from libs.storage.errors import ObjectNotFound
+from libs.storage.errors import ObjectNotFound, StorageError
 from libs.storage.keys import (
     log_range,
     parse_log_key,
@@ -149,7 +149,10 @@ class Reader(Generic[E]):
                 # Headers from before and a payload from after belong to no message.
                 being = self._replacing and [i for i in message_ids if i in self._replacing]
                 if being:
-                    await asyncio.wait([self._replacing[i] for i in being])
+                    settled = [self._replacing[i] for i in being]
+                    await asyncio.wait(settled)
+                    for one in settled:
+                        one.result()
                 elif replaced.isdisjoint(message_ids):
                     return read
         finally:
@@ -189,6 +192,12 @@ class Reader(Generic[E]):
             self._sequences = sorted(self._entries)
         for replaced in self._reading.values():
             replaced.add(message_id)
+
+    def not_replaced(self, message_id: int, error: StorageError) -> None:
+        """Its commit failed: nobody knows what the message is until a process starts anew."""
+        failed = self._replacing[message_id]
+        failed.set_exception(error)
+        failed.exception()  # perhaps nobody waits
 
     # --- Metadata -------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from libs.storage.clocks import Clock
+from libs.storage.errors import StorageError
 from libs.storage.keys import log_key, log_range, parse_log_key, payload_key
 from libs.storage.metadata import MessageMetadata, decode_log_entry, encode_log_entry
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES, encode_inline, encode_uri
@@ -148,9 +149,14 @@ class Replacer(Generic[E]):
         records = [(log_key(sequence), encoded)]
         if record is not None:
             records.append((payload_key(message_id), record))
+        self._publisher.admit(sum(len(value) for _, value in records))
         self._reader.replacing(message_id)
         self._publisher.put(records, then)
-        await self._publisher.commits.durable()
+        try:
+            await self._publisher.commits.durable()
+        except StorageError as error:
+            self._reader.not_replaced(message_id, error)
+            raise
 
 
 def _changed(message: MessageMetadata, wanted: Replacement) -> MessageMetadata:

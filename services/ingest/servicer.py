@@ -15,6 +15,7 @@ from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
 from services.ingest import wire, wire_for_brokers
 from services.ingest.config import IngestConfig
+from services.ingest.request_ids import Answered
 from services.ingest.shard import Forms, Shard
 from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
@@ -63,7 +64,14 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         accepted = wire.accept(request, self._rules)
         publisher = self._open().publisher
         if accepted.dedupe_keys:
-            await self._check_shards(accepted.dedupe_keys)
+            try:
+                await self._check_shards(accepted.dedupe_keys)
+            except InvalidArgument:
+                # A repeat of what was stored before the topology grew must not go elsewhere.
+                first = await publisher.repeated(accepted)
+                if first is None:
+                    raise
+                return _published(first)
         count = len(accepted.payloads)
         if not self._telemetry.enabled:
             answered = await publisher.publish(accepted)
@@ -75,11 +83,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             ):
                 answered = await publisher.publish(accepted, wire.carry_trace)
         self._sent.add(count, _SPAN)
-        return ingest_pb2.PublishResponse(
-            message_ids=answered.message_ids,
-            duplicates=[at for at, _ in answered.duplicates],
-            received_at_ms=answered.received_at_ms,
-        )
+        return _published(answered)
 
     async def BatchGetPayloads(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.BatchGetPayloadsRequest, context: Any
@@ -173,3 +177,11 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         if self.shard is None:
             raise Unavailable("the service is starting", reason="STARTING")
         return self.shard
+
+
+def _published(answered: Answered) -> ingest_pb2.PublishResponse:
+    return ingest_pb2.PublishResponse(
+        message_ids=answered.message_ids,
+        duplicates=[at for at, _ in answered.duplicates],
+        received_at_ms=answered.received_at_ms,
+    )

@@ -213,3 +213,19 @@ async def test_a_key_of_another_shard_is_refused_with_its_shard(root: str) -> No
         with pytest.raises(InvalidArgument) as refused:
             await publish(ingest, *map(keyed, many), keyed(others[0]))
         assert refused.value.field == f"messages[{len(many)}].dedupe_key"
+
+
+async def test_a_repeat_gets_its_answer_though_its_key_is_of_another_shard_by_now(
+    root: str,
+) -> None:
+    key = next(key for n in range(100) if dedupe_shard(key := f"key {n}", [0, 1]) == 1)
+    async with serving(root) as ingest:
+        first = await publish(ingest, keyed(key), request_id="r")
+    await TopologyDirectory(open_root(root).objects).announce(Peer("ingest", 1, "127.0.0.1:2"))
+    async with serving(root) as ingest:
+        assert await publish(ingest, keyed(key), request_id="r") == first
+        for _ in range(2):
+            with pytest.raises(InvalidArgument) as refused:
+                await publish(ingest, keyed(key), request_id="other")
+            assert refused.value.reason == "WRONG_SHARD"
+        assert len(await ingest.log()) == 1

@@ -148,6 +148,45 @@ async def test_removing_goes_in_small_batches(
     assert await commits.ends() == []
 
 
+async def test_a_burst_after_quiet_minutes_is_removed_in_small_batches(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedupe_keys, "ENDED_KEYS", 40)
+    monkeypatch.setattr(dedupe_keys, "ROW_KEYS_MAX", 10)
+    commits = Commits(database)
+    for n in range(300):
+        await commits.publish(START_MS, f"quiet {n}")
+    for n in range(100):
+        await commits.publish(START_MS + MINUTE_MS, *(f"{n} {m}" for m in range(10)))
+    late_ms = START_MS + WINDOW_MS + 3 * MINUTE_MS
+    while await commits.known.find_ended(late_ms):
+        assert len(commits.known._ended) < 50
+        await commits.commit(late_ms)
+    assert await commits.stored() == set()
+    assert await commits.ends() == []
+
+
+async def test_a_key_used_anew_whose_row_is_being_written_stays(database: Database) -> None:
+    commits = Commits(database, cached_max=0)
+    await commits.publish(START_MS, "a", "b")
+    late_ms = START_MS + WINDOW_MS + MINUTE_MS
+    anew = Duplicates(commits.known, {0: "a"})
+    await anew.hold()
+    anew.look(late_ms)
+    taken = anew.take(3, late_ms)
+    commits.next_id = 4
+    batch = Batch()
+    commits.known.put(batch, taken, late_ms)
+    # Drained, and not in the database yet: the row there still says that the key has ended.
+    assert await commits.known.find_ended(late_ms)
+    await database.commit(batch)
+    commits.known.settle(taken)
+    anew.release()
+    await commits.commit(late_ms)
+    assert await commits.stored() == {"a"}
+    assert await commits.publish(late_ms, "a", "b") == [3, 4]
+
+
 @pytest.mark.parametrize("moment", ["found", "looked up"])
 async def test_a_key_used_anew_while_it_is_being_removed_stays(
     database: Database, monkeypatch: pytest.MonkeyPatch, moment: str

@@ -6,7 +6,10 @@ import asyncio
 
 import pytest
 
+from libs.storage.errors import StoreUnavailable
+from libs.storage.slate import Batch, Database
 from services.ingest.replacing import Replacement
+from slatemq.errors import ResourceExhausted
 from tests.unit.ingest.shards import batch, opened
 
 
@@ -46,3 +49,35 @@ async def test_a_message_that_is_read_while_it_is_replaced_is_read_when_it_is_du
         read = await shard.reader.read([first], 1 << 20, 1 << 20, with_etags=True)
         assert [payload for _, payload in read.messages] == [b"one"]
         assert read.etags == [await replacing]
+
+
+async def test_whoever_reads_a_message_whose_replace_failed_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with opened() as shard:
+        first = (await shard.publisher.publish(batch(b"1"))).first_message_id
+
+        async def write(self: Database, batch: Batch) -> None:
+            raise StoreUnavailable("away")
+
+        monkeypatch.setattr(Database, "write", write)
+        with pytest.raises(StoreUnavailable):
+            await shard.replacer.replace(Replacement(first, "", b"one", None))
+        async with asyncio.timeout(60):
+            with pytest.raises(StoreUnavailable):
+                await shard.reader.read([first], 1 << 20, 1 << 20)
+
+
+async def test_replaces_are_bounded_like_publishes() -> None:
+    async with opened(uncommitted_bytes_max=100_000, commit_interval_ms=500) as shard:
+        first = (await shard.publisher.publish(batch(b"1"))).first_message_id
+        second = (await shard.publisher.publish(batch(b"2"))).first_message_id
+        answers = await asyncio.gather(
+            *(
+                shard.replacer.replace(Replacement(one, "", bytes(60_000), None))
+                for one in (first, second)
+            ),
+            return_exceptions=True,
+        )
+        assert sum(isinstance(answer, ResourceExhausted) for answer in answers) == 1
+        await shard.replacer.replace(Replacement(first, "", bytes(60_000), None))
