@@ -71,7 +71,6 @@ class EntryFinder:
         Raises NotFound (ENTRY_UNKNOWN) when it is in no list of the queue, FailedPrecondition
         (HANDLE_STALE) when it is not where the handle says, nor soon behind it.
         """
-        began_ms = self._now_ms()
         found = await self._at_place(queue, handle)
         if found is None:
             found = await self._behind(queue, handle.message_id, _told_ms(handle))
@@ -90,11 +89,6 @@ class EntryFinder:
             if step.found is not None:
                 return step.found
             await asyncio.sleep(0)
-        # It may have gone from where the search had not been to where it had.
-        await self._owner.durable()
-        found = await self._behind(queue, handle.message_id, began_ms)
-        if found is not None:
-            return found
         raise NotFound(
             "entry",
             f"{queue.queue_id}/{handle.message_id:x}",
@@ -151,6 +145,19 @@ class EntryFinder:
 
     async def search(self, queue: Queue, message_id: int, since_ms: int) -> AsyncIterator[Searched]:
         """Looks for all entries of a message that came to a queue at `since_ms` or later."""
+        began_ms = self._now_ms()
+        is_found = False
+        async for step in self._lists(queue, message_id, since_ms):
+            is_found = is_found or step.found is not None
+            yield step
+        # It may have gone from where the search had not been to where it had.
+        await self._owner.durable()
+        if not is_found and self._owner.owns(queue):
+            found = await self._behind(queue, message_id, began_ms)
+            if found is not None:
+                yield Searched(found, 0)
+
+    async def _lists(self, queue: Queue, message_id: int, since_ms: int) -> AsyncIterator[Searched]:
         for lease in list(queue.leases()):
             if lease.message_id == message_id:
                 yield Searched(Found(queue, lease=lease), 0)

@@ -228,3 +228,5 @@ async def test_what_moves_behind_a_searchs_back_is_found(monkeypatch: pytest.Mon
         monkeypatch.setattr(WaitingReader, "chunks", later)
         assert (await get(rig, "q/1")).state == IN_FLIGHT
         assert (await get(rig, "q/2")).state == DONE
+        found = [entry.state for answer in await find(rig, 3) for entry in answer.entries]
+        assert found == [IN_FLIGHT]
