@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 from libs.storage.buckets import BucketKind
 from services.broker.delayed_watch import DelayedWatches, Watched
 from services.broker.editing import Find, MessageEditor, replacement
+from services.broker.entry_conversion import WITH_MESSAGE, checked_view
 from services.broker.entry_handles import waiting_handle
 from services.broker.queue_conversion import checked_id
 from services.broker.waiting_buckets import Place
-from slatemq.errors import InvalidArgument
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
 from slatemq.v1.message_pb2 import Message
-
-_WITH_MESSAGE: Final = (entry_pb2.ENTRY_VIEW_HEADERS, entry_pb2.ENTRY_VIEW_FULL)
 
 
 class DelayedServicer(entry_pb2_grpc.EntryServiceServicer):
@@ -46,11 +44,9 @@ class DelayedServicer(entry_pb2_grpc.EntryServiceServicer):
         self, request: entry_pb2.WatchDelayedRequest, context: Any
     ) -> AsyncIterator[entry_pb2.WatchDelayedResponse]:
         """See the proto."""
-        queue_id, view = checked_id(request.queue_id, "queue_id"), request.view
-        if view not in entry_pb2.EntryView.values():
-            raise InvalidArgument("view", f"{view} is no view")
+        queue_id, view = checked_id(request.queue_id, "queue_id"), checked_view(request.view)
         updates = self._watches.watch(
-            queue_id, request.position, with_messages=view in _WITH_MESSAGE
+            queue_id, request.position, with_messages=view in WITH_MESSAGE
         )
         with_payload = view == entry_pb2.ENTRY_VIEW_FULL
         async with aclosing(updates):

@@ -22,6 +22,7 @@ from libs.storage.own_keys import (
     CLOCK_KEY,
 )
 from libs.storage.probe import probe_store
+from libs.storage.queues import FailedMessage
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Database
@@ -39,7 +40,7 @@ from services.broker.entry_listing import EntryLister
 from services.broker.entry_servicer import EntryServicer
 from services.broker.execute_conversion import PushLimits
 from services.broker.executor import Executor
-from services.broker.finished_pages import done_reader, failed_reader
+from services.broker.finished_pages import FinishedReader, done_reader, failed_reader
 from services.broker.lease_keeping import LeaseKeeper
 from services.broker.loading import last_clock_ms, load_shard
 from services.broker.metrics import measure, measure_outbox
@@ -163,7 +164,9 @@ class BrokerService:
         self._watches = DelayedWatches(owner, database, ingests)
         starts = ReplayStarts(self._directory, self._channels)
         self._queues.begin(owner, delivery, sweeper, starts)
-        executor, sender = self._commands(owner, database)
+        target = self._make_target(self._channels, self._directory, config.shard)
+        others = OtherBrokers(self._channels, self._directory, config.shard)
+        executor, sender = self._commands(owner, database, target, others)
         keeper = self.keeper = LeaseKeeper(owner)
         self._streams = Streams(config.shard, owner, delivery, keeper)
         self._consumers.begin(owner, delivery, self._streams, executor)
@@ -171,7 +174,9 @@ class BrokerService:
         self._entries.begin_delayed(
             MessageEditor(owner, delivery, payloads, ingests), self._watches
         )
-        runner = self._look_into(owner, database, ingests)
+        failed = self._look_into(owner, database, ingests)
+        runner = RedriveRunner(owner, failed, ingests, others, target, Blobs(self._root))
+        self._entries.begin_redrives(owner, runner, others)
         self._owner, self._delivery = owner, delivery
         measure(self._telemetry, shard)
         measure_outbox(self._telemetry, shard.outbox)
@@ -191,8 +196,10 @@ class BrokerService:
             "shard %d: %d queues, revision %d", config.shard, len(shard.queues), shard.revision
         )
 
-    def _look_into(self, owner: ShardOwner, database: Database, ingests: Ingests) -> RedriveRunner:
-        """Lets entries be listed, found and repaired; gives what runs redrives."""
+    def _look_into(
+        self, owner: ShardOwner, database: Database, ingests: Ingests
+    ) -> FinishedReader[FailedMessage]:
+        """Lets entries be listed, found and repaired; gives what reads dead letters."""
         waiting = WaitingReader(database)
         done, failed = done_reader(database), failed_reader(database)
         teller = EntryTeller(owner, database, ingests)
@@ -202,20 +209,15 @@ class BrokerService:
             teller,
             ingests,
         )
-        number = self._config.shard
-        target = self._make_target(self._channels, self._directory, number)
-        others = OtherBrokers(self._channels, self._directory, number)
-        runner = RedriveRunner(owner, failed, ingests, others, target, Blobs(self._root))
-        self._entries.begin_redrives(owner, runner, others)
-        return runner
+        return failed
 
-    def _commands(self, owner: ShardOwner, database: Database) -> tuple[Executor, OutboxSender]:
+    def _commands(
+        self, owner: ShardOwner, database: Database, target: OutboxTarget, others: OtherBrokers
+    ) -> tuple[Executor, OutboxSender]:
         """What runs lists of commands, and what sends the pushes that they make."""
         config, number = self._config, self._config.shard
         owner.shard.outbox.rows_max = config.outbox_rows_max
         owner.shard.outbox.bytes_max = config.outbox_bytes_max
-        target = self._make_target(self._channels, self._directory, number)
-        others = OtherBrokers(self._channels, self._directory, number)
         limits = PushLimits(config.payload_bytes_max, config.max_message_delay_ms)
         executor = Executor(owner, Blobs(self._root), target, others, number, limits)
         return executor, OutboxSender(owner, database, target, number)
