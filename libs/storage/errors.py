@@ -83,6 +83,17 @@ class ObjectNotFound(StorageError):
         self.path = path
 
 
+class SnapshotNotFound(StorageError):
+    """There is no such snapshot: it was released, or its lifetime has ended.
+
+    Take a new one and begin again. `snapshot_id` names it.
+    """
+
+    def __init__(self, snapshot_id: str) -> None:
+        super().__init__(f"no snapshot {snapshot_id}: released, or its lifetime has ended")
+        self.snapshot_id = snapshot_id
+
+
 class ForeignUri(StorageError):
     """A payload URI points outside this instance's root; it is not followed. `uri` names it."""
 

@@ -20,13 +20,16 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from obstore.exceptions import BaseError
 from slatedb.uniffi import (
+    AdminBuilder,
     DbBuilder,
     DbCache,
+    DbReaderBuilder,
     Error,
     FoyerCacheOptions,
     ObjectStore,
     ObjectStoreBuilder,
     ObjectStoreType,
+    ReaderMode,
 )
 
 from libs.storage.durability import Durability, durability_of
@@ -34,6 +37,7 @@ from libs.storage.errors import StoreUnavailable, readable
 from libs.storage.objects import Objects, open_objects
 from libs.storage.settings import Kind, Tuning, slatedb_settings, tuning_of
 from libs.storage.slate import Database, translate
+from libs.storage.snapshots import READER_OPTIONS, SnapshotReader, Snapshots, reading
 
 __all__ = ["Address", "Root", "open_root", "parse_root"]
 
@@ -144,8 +148,7 @@ class Root:
         DamagedStore where SlateDB cannot read its own files.
         """
         chosen = tuning or tuning_of(kind)
-        prefix = self.address.prefix
-        builder = DbBuilder(f"{prefix}/{name}" if prefix else name, self._store)
+        builder = DbBuilder(self._path(name), self._store)
         builder.with_settings(slatedb_settings(chosen))
         builder.with_db_cache(_cache(chosen), 0)
         try:
@@ -158,6 +161,32 @@ class Root:
         except Error as error:
             raise translate(error, f"opening {name} below {self.url}") from error
         return Database(db, name, self.durability, chosen.replay_commits)
+
+    def snapshots(self, database: Database) -> Snapshots:
+        """What takes snapshots of a database that was opened here."""
+        return Snapshots(database, AdminBuilder(self._path(database.name), self._store).build())
+
+    async def open_snapshot(self, name: str, snapshot_id: str) -> SnapshotReader:
+        """Open a snapshot of the database `name` for reading; needs no owner.
+
+        Raises SnapshotNotFound, and StoreUnavailable within the root's timeout.
+        """
+        builder = DbReaderBuilder(self._path(name), self._store)
+        builder.with_reader_mode(ReaderMode.CHECKPOINT(snapshot_id))
+        builder.with_options(READER_OPTIONS)
+        builder.with_db_cache_disabled()
+        what = f"opening a snapshot of {name} below {self.url}"
+        try:
+            with reading(what):
+                return SnapshotReader(
+                    await asyncio.wait_for(builder.build(), self._timeout_s), name
+                )
+        except TimeoutError:
+            raise StoreUnavailable(f"{what}: no answer within {self._timeout_s:g} s") from None
+
+    def _path(self, name: str) -> str:
+        prefix = self.address.prefix
+        return f"{prefix}/{name}" if prefix else name
 
 
 def _cache(tuning: Tuning) -> DbCache:

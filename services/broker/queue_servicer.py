@@ -78,9 +78,19 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         queue_id = checked_id(request.queue.queue_id, "queue.queue_id")
         changes = await asyncio.to_thread(changes_of, request.queue, SETTINGS, self._max_delay_ms)
         base = QueueSettings(DEFAULT_FILTER(queue_id))
-        changed(base, changes)
+        wanted = changed(base, changes)
         beside = checked_id(request.with_queue_id, "with_queue_id") if request.with_queue_id else ""
         self._owner.admit()
+        with self._starts.creating():
+            return await self._create(request, queue_id, wanted, beside)
+
+    async def _create(
+        self,
+        request: queue_pb2.CreateQueueRequest,
+        queue_id: str,
+        wanted: QueueSettings,
+        beside: str,
+    ) -> queue_pb2.CreateQueueResponse:
         starts = await self._starts.find(request)
 
         def create(now_ms: int) -> Queue:
@@ -93,8 +103,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
                     f"the last queue of the name {queue_id!r} is still being removed",
                     reason="QUEUE_BEING_REMOVED",
                 )
-            settings = changed(base, changes)
-            settings = settings.changed(created_at_ms=now_ms, updated_at_ms=now_ms)
+            settings = wanted.changed(created_at_ms=now_ms, updated_at_ms=now_ms)
             replay = ranges_from(starts, self._owner.shard.cursors)
             return self._owner.shard.create_queue(queue_id, settings, replay)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from libs.serving.channels import Channels
 from libs.serving.peers import PeerFailed, peer_failures
@@ -25,6 +26,26 @@ class ReplayStarts:
         """Find the ingests in this directory, call them on these channels."""
         self._directory = directory
         self._channels = channels
+        self._creating: set[asyncio.Future[None]] = set()
+
+    @contextmanager
+    def creating(self) -> Iterator[None]:
+        """A queue is being created: from before its start is looked up until it is durable."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._creating.add(ended)
+        try:
+            yield
+        finally:
+            self._creating.discard(ended)
+            ended.set_result(None)
+
+    async def settled(self) -> None:
+        """Wait for the creations under way now.
+
+        A snapshot without them would show purge epochs that count for a replay which it lacks.
+        """
+        if self._creating:
+            await asyncio.wait(set(self._creating))
 
     async def find(self, request: queue_pb2.CreateQueueRequest) -> dict[int, int] | None:
         """The sequence behind which each log is wanted, by ingest shard; None: nothing is.

@@ -6,11 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import grpc.aio
 
 from libs.serving.channels import Channels
 from libs.serving.exits import ExitCause, FatalError
+from libs.serving.snapshot_servicer import SERVICE_NAME as SNAPSHOT_SERVICE
+from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import Peer, TopologyDirectory
 from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
@@ -63,6 +66,7 @@ from slatemq.v1 import (
     entry_pb2_grpc,
     queue_pb2,
     queue_pb2_grpc,
+    snapshot_pb2_grpc,
     topology_pb2_grpc,
 )
 
@@ -78,6 +82,7 @@ GRPC_SERVICES = (
             (entry_pb2, "EntryService"),
         )
     ),
+    SNAPSHOT_SERVICE,
     TOPOLOGY_SERVICE,
 )
 
@@ -110,6 +115,7 @@ class BrokerService:
         self._consumers = ConsumerServicer(config.shard)
         self._assignments = AssignmentServicer(config.shard)
         self._entries = EntryServicer(config.shard)
+        self._snapshots = SnapshotServicer()
         self._tasks: list[asyncio.Task[object]] = []
         self._database: Database | None = None
         self._owner: ShardOwner | None = None
@@ -134,6 +140,7 @@ class BrokerService:
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(self._consumers, server)
         assignment_pb2_grpc.add_AssignmentServiceServicer_to_server(self._assignments, server)
         entry_pb2_grpc.add_EntryServiceServicer_to_server(self._entries, server)
+        snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(self._snapshots, server)
         topology = TopologyServicer(self._directory)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(topology, server)
 
@@ -164,6 +171,9 @@ class BrokerService:
         self._watches = DelayedWatches(owner, database, ingests)
         starts = ReplayStarts(self._directory, self._channels)
         self._queues.begin(owner, delivery, sweeper, starts)
+        self._snapshots.begin(
+            self._root.snapshots(database), clock.now_ms, settled=partial(_settled, starts, owner)
+        )
         target = self._make_target(self._channels, self._directory, config.shard)
         others = OtherBrokers(self._channels, self._directory, config.shard)
         executor, sender = self._commands(owner, database, target, others)
@@ -265,6 +275,11 @@ class BrokerService:
         await self._directory.close()
         if self._database is not None:
             await self._database.close()
+
+
+async def _settled(starts: ReplayStarts, owner: ShardOwner) -> None:
+    await starts.settled()
+    await owner.durable()  # also what a caller did not wait for
 
 
 def _open_root(url: str) -> Root:

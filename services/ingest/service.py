@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import grpc.aio
 
 from libs.serving.exits import ExitCause, FatalError
+from libs.serving.snapshot_servicer import SERVICE_NAME as SNAPSHOT_SERVICE
+from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import Peer, TopologyDirectory
 from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
@@ -17,7 +19,7 @@ from libs.storage.roots import open_root
 from services.ingest.config import IngestConfig
 from services.ingest.servicer import FORMS, SERVICE_NAME, IngestServicer
 from services.ingest.shard import open_shard
-from slatemq.v1 import ingest_pb2_grpc, topology_pb2_grpc
+from slatemq.v1 import ingest_pb2_grpc, snapshot_pb2_grpc, topology_pb2_grpc
 
 __all__ = ["IngestProcess"]
 
@@ -34,6 +36,7 @@ class IngestProcess:
         self._config = config
         self._directory = TopologyDirectory(self._root.objects)
         self._servicer = IngestServicer(config, self._directory, telemetry)
+        self._snapshots = SnapshotServicer()
 
     @property
     def name(self) -> str:
@@ -43,11 +46,12 @@ class IngestProcess:
     @property
     def grpc_services(self) -> Sequence[str]:
         """What it serves."""
-        return (SERVICE_NAME, TOPOLOGY_SERVICE)
+        return (SERVICE_NAME, SNAPSHOT_SERVICE, TOPOLOGY_SERVICE)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""
         ingest_pb2_grpc.add_IngestServiceServicer_to_server(self._servicer, server)
+        snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(self._snapshots, server)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(
             TopologyServicer(self._directory), server
         )
@@ -55,7 +59,12 @@ class IngestProcess:
     async def start(self, address: str) -> None:
         """Probe the store, open the shard, tell everybody where it is."""
         await probe_store(self._root.objects)
-        self._servicer.shard = await open_shard(self._root, self._config, FORMS)
+        shard = self._servicer.shard = await open_shard(self._root, self._config, FORMS)
+        self._snapshots.begin(
+            self._root.snapshots(shard.database),
+            shard.clock.now_ms,
+            purge_epoch=lambda: shard.purge_epoch.durable,
+        )
         config = self._config
         await self._directory.announce(Peer("ingest", config.shard, address, config.peer_address))
 

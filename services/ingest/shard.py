@@ -65,11 +65,14 @@ class Shard(Generic[E]):
         replacer: Replaces messages.
         log: Is tailed.
         purge_epoch: Rises before each replay.
+        database: What they all work on.
+        clock: The shard's time.
     """
 
     def __init__(
         self,
         database: Database,
+        clock: Clock,
         publisher: Publisher[E],
         reader: Reader[E],
         replacer: Replacer[E],
@@ -82,13 +85,14 @@ class Shard(Generic[E]):
         self.replacer = replacer
         self.log = log
         self.purge_epoch = purge_epoch
-        self._database = database
+        self.database = database
+        self.clock = clock
         self._committing = asyncio.create_task(publisher.commits.run())
         self._tidying = asyncio.create_task(self._tidy())
 
     async def wait_broken(self) -> str:
         """Return why the database is closed, or raise why nothing can be committed any more."""
-        closed = asyncio.create_task(self._database.wait_closed())
+        closed = asyncio.create_task(self.database.wait_closed())
         try:
             await asyncio.wait(
                 (closed, self._committing, self._tidying), return_when=asyncio.FIRST_COMPLETED
@@ -121,7 +125,7 @@ class Shard(Generic[E]):
             error = None if task.cancelled() else task.exception()
             if error is not None:
                 log.debug("ended with %r", error)
-        await self._database.close()
+        await self.database.close()
 
 
 async def open_shard(
@@ -198,7 +202,7 @@ async def _recover(
     reader = Reader(database, blobs, metadata_log, cache, forms.within)
     replacer = Replacer(database, clock, publisher, metadata_log, reader)
     purge_epoch = await PurgeEpoch.load(database, publisher)
-    return Shard(database, publisher, reader, replacer, metadata_log, purge_epoch)
+    return Shard(database, clock, publisher, reader, replacer, metadata_log, purge_epoch)
 
 
 def _say_waiting(behind_ms: int) -> None:
