@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
 UV ?= $(BIN)/uv
 STAMP := $(VENV)/.complete
-SERVICES := ingest router broker
+SERVICES := ingest router broker janitor
 SOURCES := $(wildcard slatemq libs services tests examples)
 
 .PHONY: help setup demo up test lint types protos lock faults bench compose-test clean
