@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import grpc
 
+from slatemq.checks import check_field, iterable, message_of, wrong
 from slatemq.entry_models import EntryState, state_wire
 from slatemq.errors import AlreadyExists, InvalidArgument, NotFound, SlateMQError, Unavailable
 from slatemq.models import (
@@ -51,9 +52,9 @@ class Admin:
         self, queue_id: str, with_queue: str, start_from: Start, **settings: Any
     ) -> Queue:
         """See Client.create_queue."""
-        wire = queue_pb2.Queue(queue_id=queue_id)
+        wire = message_of(queue_pb2.Queue, queue_id=queue_id)
         _fill(wire, {name: value for name, value in settings.items() if value is not None})
-        request = queue_pb2.CreateQueueRequest(queue=wire, with_queue_id=with_queue)
+        request = message_of(queue_pb2.CreateQueueRequest, queue=wire, with_queue_id=with_queue)
         _set_start(request, start_from)
         tries = 0
 
@@ -78,10 +79,10 @@ class Admin:
 
     async def get_queue(self, queue_id: str) -> Queue:
         """See Client.get_queue."""
+        request = message_of(queue_pb2.GetQueueRequest, queue_id=queue_id)
 
         async def attempt(timeout: float) -> Queue:
             stub = await self._stub(await self._peers.broker_of(queue_id))
-            request = queue_pb2.GetQueueRequest(queue_id=queue_id)
             return queue_of((await stub.GetQueue(request, timeout=timeout)).queue)
 
         return await self._peers.call(attempt)
@@ -99,7 +100,9 @@ class Admin:
                     break
 
     async def _page(self, shard: int, prefix: str, token: str) -> queue_pb2.ListQueuesResponse:
-        request = queue_pb2.ListQueuesRequest(page_size=1000, page_token=token, prefix=prefix)
+        request = message_of(
+            queue_pb2.ListQueuesRequest, page_size=1000, page_token=token, prefix=prefix
+        )
 
         async def attempt(timeout: float) -> queue_pb2.ListQueuesResponse:
             stub = await self._stub(shard)
@@ -110,7 +113,7 @@ class Admin:
 
     async def update_queue(self, queue_id: str, etag: str, **settings: Any) -> Queue:
         """See Client.update_queue."""
-        wire = queue_pb2.Queue(queue_id=queue_id, etag=etag)
+        wire = message_of(queue_pb2.Queue, queue_id=queue_id, etag=etag)
         changes = {
             name: value for name, value in settings.items() if not isinstance(value, Unchanged)
         }
@@ -129,28 +132,31 @@ class Admin:
 
     async def pause_queue(self, queue_id: str) -> Queue:
         """See Client.pause_queue."""
+        request = message_of(queue_pb2.PauseQueueRequest, queue_id=queue_id)
 
         async def attempt(timeout: float) -> Queue:
             stub = await self._stub(await self._peers.broker_of(queue_id))
-            request = queue_pb2.PauseQueueRequest(queue_id=queue_id)
             return queue_of((await stub.PauseQueue(request, timeout=timeout)).queue)
 
         return await self._peers.call(attempt)
 
     async def resume_queue(self, queue_id: str) -> Queue:
         """See Client.resume_queue."""
+        request = message_of(queue_pb2.ResumeQueueRequest, queue_id=queue_id)
 
         async def attempt(timeout: float) -> Queue:
             stub = await self._stub(await self._peers.broker_of(queue_id))
-            request = queue_pb2.ResumeQueueRequest(queue_id=queue_id)
             return queue_of((await stub.ResumeQueue(request, timeout=timeout)).queue)
 
         return await self._peers.call(attempt)
 
     async def purge_queue(self, queue_id: str, states: Iterable[EntryState | str]) -> int:
         """See Client.purge_queue."""
-        request = queue_pb2.PurgeQueueRequest(
-            queue_id=queue_id, states=[state_wire(state, "states") for state in states]
+        named = iterable("states", "states", states)
+        request = message_of(
+            queue_pb2.PurgeQueueRequest,
+            queue_id=queue_id,
+            states=[state_wire(state, "states") for state in named],
         )
 
         async def attempt(timeout: float) -> int:
@@ -161,8 +167,7 @@ class Admin:
 
     async def delete_queue(self, queue_id: str, etag: str) -> None:
         """See Client.delete_queue."""
-        request = queue_pb2.DeleteQueueRequest(queue_id=queue_id, etag=etag)
-
+        request = message_of(queue_pb2.DeleteQueueRequest, queue_id=queue_id, etag=etag)
         tries = 0
 
         async def attempt(timeout: float) -> None:
@@ -207,13 +212,14 @@ class Admin:
         queue_ids: Iterable[str],
     ) -> list[Explanation]:
         """See Client.explain."""
-        request = router_pb2.ExplainRequest(
-            headers=headers, payload_bytes=payload_bytes, queue_ids=queue_ids
+        request = message_of(
+            router_pb2.ExplainRequest,
+            headers=headers,
+            payload_bytes=payload_bytes,
+            queue_ids=queue_ids,
+            created_at_ms=None if created_at is None else time_ms(created_at, "created_at"),
+            received_at_ms=None if received_at is None else time_ms(received_at, "received_at"),
         )
-        if created_at is not None:
-            request.created_at_ms = time_ms(created_at)
-        if received_at is not None:
-            request.received_at_ms = time_ms(received_at)
 
         async def attempt(timeout: float) -> list[Explanation]:
             stub: Any = router_pb2_grpc.RouterServiceStub(await self._peers.router())
@@ -292,14 +298,13 @@ _FIELDS = {
 }
 
 
-def _set_start(request: queue_pb2.CreateQueueRequest, start_from: Start) -> None:
+def _set_start(request: queue_pb2.CreateQueueRequest, start_from: Start | str) -> None:
     if start_from == "beginning":
         request.start_from_beginning = True
     elif start_from != "now":
-        try:
-            request.start_from_ms = time_ms(start_from)
-        except (TypeError, ValueError) as error:
-            raise InvalidArgument("start_from", str(error)) from error
+        if isinstance(start_from, str):
+            raise InvalidArgument("start_from", f"must be now, beginning or a time: {start_from!r}")
+        request.start_from_ms = time_ms(start_from, "start_from")
 
 
 def _fill(wire: queue_pb2.Queue, settings: Mapping[str, Any]) -> None:
@@ -309,13 +314,12 @@ def _fill(wire: queue_pb2.Queue, settings: Mapping[str, Any]) -> None:
             value = span_ms(name, value)
         elif field.endswith("_s"):
             value = whole_seconds(name, value)
-        try:
-            if isinstance(value, Backoff):
-                wire.backoff.CopyFrom(value.wire())
-            else:
-                setattr(wire, field, value)
-        except (TypeError, ValueError, AttributeError) as error:
-            raise InvalidArgument(f"queue.{field}", str(error)) from error
+        if name == "backoff":
+            if not isinstance(value, Backoff):
+                raise wrong("backoff", "a Backoff, such as Backoff.fixed(10)", value)
+            value = value.wire()
+        check_field(queue_pb2.Queue, field, value, name)
+        wire.MergeFrom(queue_pb2.Queue(**{field: value}))
 
 
 def _is_as_asked(queue: Queue, wire: queue_pb2.Queue) -> bool:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from slatemq.checks import message_of
 from slatemq.consumer import CLOSE_S, PAUSED, Wish
 from slatemq.delivered import Batch, Origin, Received
 from slatemq.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, SlateMQError
@@ -60,20 +61,18 @@ def claim_request(
     consumer_id: str = "",
     max_bytes: int = 0,
 ) -> consumer_pb2.ClaimRequest:
-    """The request; raises InvalidArgument for a wait that the server does not take."""
-    if seconds(wait) > WAIT_S_MAX:
-        raise InvalidArgument("wait", f"must be at most {WAIT_S_MAX:g} s")
-    try:
-        return consumer_pb2.ClaimRequest(
-            queue_id=queue_id,
-            max_messages=max_messages,
-            max_bytes=max_bytes,
-            lease_ms=milliseconds(lease) if lease is not None else 0,
-            wait_ms=milliseconds(wait),
-            consumer_id=consumer_id,
-        )
-    except ValueError as error:  # A number that its field cannot hold, or text that is no UTF-8.
-        raise InvalidArgument("", str(error)) from error
+    """The request; raises InvalidArgument for what it cannot hold, and for too long a wait."""
+    if not 0 <= seconds(wait, "wait") <= WAIT_S_MAX:
+        raise InvalidArgument("wait", f"must be 0 to {WAIT_S_MAX:g} s, not {seconds(wait):g} s")
+    return message_of(
+        consumer_pb2.ClaimRequest,
+        queue_id=queue_id,
+        max_messages=max_messages,
+        max_bytes=max_bytes,
+        lease_ms=milliseconds(lease, "lease") if lease is not None else 0,
+        wait_ms=milliseconds(wait, "wait"),
+        consumer_id=consumer_id,
+    )
 
 
 class BatchConsumer:

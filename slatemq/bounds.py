@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slatemq.checks import check_text
 from slatemq.errors import InvalidArgument
 from slatemq.models import Span, span_ms
 
@@ -13,10 +14,13 @@ def bounded_delay_ms(delay: Span) -> int:
     """A delay of a message given back, in ms. Raises InvalidArgument beyond 12 h."""
     delay_ms = span_ms("delay", delay)
     if not 0 <= delay_ms <= DELAY_MS_MAX:
-        raise InvalidArgument("delay", "must be 0 to 12 hours", reason="OUT_OF_RANGE")
+        raise InvalidArgument(
+            "delay", f"must be 0 to 12 hours, not {delay_ms / 1000:,g} s", reason="OUT_OF_RANGE"
+        )
     return delay_ms
 
 
 def cut_reason(reason: str) -> str:
-    """A reason, cut where it is too long."""
+    """A reason, cut where it is too long; raises InvalidArgument for what is no text."""
+    check_text("reason", reason)
     return reason.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore")

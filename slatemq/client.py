@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from slatemq import consumer as consuming
 from slatemq.admin import Admin
 from slatemq.batches import BatchConsumer, claim, claim_request
+from slatemq.checks import check_text, check_whole, iterable
 from slatemq.command_calls import CommandCalls
 from slatemq.consumer import Consumer, Wish
 from slatemq.delivered import Origin, Received
@@ -68,8 +69,9 @@ class Client(QueueCalls, EntryCalls, RedriveCalls, CommandCalls):
         tracing: bool = False,
     ) -> None:
         """See `connect`."""
+        check_text("endpoint", endpoint)
         self._telemetry = _telemetry(endpoint) if tracing else None
-        self._peers = Peers(endpoint, seconds(call_timeout))
+        self._peers = Peers(endpoint, seconds(call_timeout, "call_timeout"))
         self._publisher = Publisher(self._peers, batches or BatchSettings(), self._telemetry)
         self._finisher = Finisher(self._peers)
         self._keeper = LeaseKeeper(self._finisher)
@@ -104,6 +106,7 @@ class Client(QueueCalls, EntryCalls, RedriveCalls, CommandCalls):
             await self._peers.close()
 
     def _origin(self, queue_id: str, keeper: LeaseKeeper | None = None) -> Origin:
+        check_text("queue_id", queue_id)
         return Origin(queue_id, self._finisher, keeper, self._telemetry)
 
     # --- Publishing ---------------------------------------------------------
@@ -117,16 +120,17 @@ class Client(QueueCalls, EntryCalls, RedriveCalls, CommandCalls):
         retention: Span | None = None,
         delay: Span | None = None,
         visible_at: Time | None = None,
-        dedupe_key: str = "",
+        dedupe_key: str | None = None,
     ) -> Published:
         """Publishes one message; returns its ID when it is durable.
 
         Publishes that run at the same time share requests. Text is sent as UTF-8. `retention` is
         in whole seconds; 0 = for ever, None = the instance's default. Delayed queues hold the
         message back for `delay` in place of their default; every queue does until `visible_at`.
-        Of publishes with the same `dedupe_key` the first one counts: later ones get its ID, marked
-        `duplicate`. A failure that may pass is tried again, with the same request ID, for as long
-        as `call_timeout`. Raises InvalidArgument, Unavailable, ResourceExhausted.
+        Of publishes with the same `dedupe_key` (1 to 255 bytes) the first one counts: later ones
+        get its ID, marked `duplicate`. A failure that may pass is tried again, with the same
+        request ID, for as long as `call_timeout`. Raises InvalidArgument, Unavailable,
+        ResourceExhausted.
         """
         message = outgoing(
             payload,
@@ -149,7 +153,8 @@ class Client(QueueCalls, EntryCalls, RedriveCalls, CommandCalls):
         Not all or none: an error tells in `metadata["published_count"]` how many of the
         first messages are durable at least, and InvalidArgument which one is refused.
         """
-        made = (m if isinstance(m, OutgoingMessage) else outgoing(m) for m in messages)
+        given = iterable("messages", "messages", messages)
+        made = (m if isinstance(m, OutgoingMessage) else outgoing(m) for m in given)
         return await self._publisher.publish_many(made, in_flight)
 
     async def publish_batch(
@@ -165,6 +170,7 @@ class Client(QueueCalls, EntryCalls, RedriveCalls, CommandCalls):
         the same ingest shard. Dedupe keys must all fall to one shard, else InvalidArgument
         (MIXED_SHARDS).
         """
+        iterable("messages", "messages", messages)
         return await self._publisher.publish_batch(messages, request_id=request_id, shard=shard)
 
     # --- Consuming ----------------------------------------------------------
@@ -243,6 +249,7 @@ class Client(QueueCalls, EntryCalls, RedriveCalls, CommandCalls):
         A message whose handler returns is acked, one whose handler raises is nacked and logged;
         when this is cancelled, what is in work is released. Raises NotFound, InvalidArgument.
         """
+        check_whole("concurrency", concurrency, 1, consuming.PREFETCH_MAX // 2)
         async with self.consume(
             queue_id, prefetch=2 * concurrency, lease=lease, consumer_id=consumer_id, hold=hold
         ) as messages:
@@ -280,8 +287,9 @@ class Client(QueueCalls, EntryCalls, RedriveCalls, CommandCalls):
 
     async def ack(self, lease_tokens: Sequence[str]) -> list[SlateMQError | None]:
         """Acks by token; gives for each one None, or why it was refused."""
-        self._keeper.drop_all(lease_tokens)
-        return await self._finisher.ack_many(lease_tokens)
+        tokens = list(iterable("lease_tokens", "lease tokens", lease_tokens))
+        self._keeper.drop_all(tokens)
+        return await self._finisher.ack_many(tokens)
 
     async def nack(
         self,
@@ -296,8 +304,9 @@ class Client(QueueCalls, EntryCalls, RedriveCalls, CommandCalls):
         `delay` None: as the queue's backoff says, and for a release at once. `release`: the
         messages were not worked on, and their attempts are not counted.
         """
-        items = [nack_of(token, reason, delay, release) for token in lease_tokens]
-        self._keeper.drop_all(lease_tokens)
+        tokens = list(iterable("lease_tokens", "lease tokens", lease_tokens))
+        items = [nack_of(token, reason, delay, release) for token in tokens]
+        self._keeper.drop_all(tokens)
         return await self._finisher.nack_many(items)
 
     async def extend(
@@ -307,8 +316,9 @@ class Client(QueueCalls, EntryCalls, RedriveCalls, CommandCalls):
 
         Gives for each one the new end in ms since the Unix epoch, or why it was refused.
         """
-        length = milliseconds(lease) if lease is not None else 0
-        return await self._finisher.extend_many(lease_tokens, length)
+        tokens = list(iterable("lease_tokens", "lease tokens", lease_tokens))
+        length = milliseconds(lease, "lease") if lease is not None else 0
+        return await self._finisher.extend_many(tokens, length)
 
     async def topology(self) -> Topology:
         """Where the processes of the instance are."""

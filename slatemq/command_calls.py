@@ -101,7 +101,7 @@ class CommandCalls:
         `view.try_next()` gives a token or None, `view.refs` turns tokens into leases on items,
         which are kept alive for at most `hold` while they are open.
         """
-        refs = RefSet(codec, self._keeper, seconds(hold), self._execute)
+        refs = RefSet(codec, self._keeper, seconds(hold, "hold"), self._execute)
         return QueueView(queue_id, self._peers, self._admin, refs, lease, consumer_id)
 
     def queue_commands(self, queue_id: str, codec: Codec[T]) -> QueueCommands[T]:

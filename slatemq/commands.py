@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 from uuid import uuid4
 
 from slatemq.bounds import bounded_delay_ms, cut_reason
+from slatemq.checks import iterable, message_of, wrong
 from slatemq.errors import FailedPrecondition, InvalidArgument
 from slatemq.handles import shard_of
 from slatemq.models import OutgoingMessage, Span, Time, outgoing, span_ms
@@ -96,6 +97,7 @@ class CommandResult(NamedTuple):
     lease_deadline_ms: int = 0
 
 
+@runtime_checkable
 class HasCommands(Protocol):
     """What stands for commands, such as a QueueCommand."""
 
@@ -136,17 +138,22 @@ class CommandContext:
 def flat(commands: Iterable[Command | HasCommands]) -> list[Command]:
     """The commands themselves, and those that others stand for."""
     told: list[Command] = []
-    for one in commands:
+    for place, one in enumerate(iterable("commands", "commands", commands)):
         if isinstance(one, Complete | Fail | Release | Extend | Transfer | Push):
             told.append(one)
-        else:
+        elif isinstance(one, HasCommands):
             told += one.commands()
+        else:
+            raise wrong(f"commands[{place}]", "a command, such as Complete or Push", one)
     return told
 
 
 def token_of(lease: str | Leased) -> str:
-    """The token of a lease."""
-    return lease if isinstance(lease, str) else lease.lease_token
+    """The token of a lease. Raises InvalidArgument for what is none."""
+    token = lease if isinstance(lease, str) else getattr(lease, "lease_token", None)
+    if not isinstance(token, str):
+        raise wrong("lease", "a claimed message or its lease token", lease)
+    return token
 
 
 async def execute(
@@ -155,7 +162,8 @@ async def execute(
     """All of them or none, on the broker of their leases; repeated under one request ID."""
     if not 1 <= len(commands) <= COMMANDS_MAX:
         raise InvalidArgument("commands", f"must be 1 to {COMMANDS_MAX:,}, not {len(commands):,}")
-    request = consumer_pb2.ExecuteRequest(
+    request = message_of(
+        consumer_pb2.ExecuteRequest,
         request_id=request_id or str(uuid4()),
         commands=[_wire(place, command) for place, command in enumerate(commands)],
     )
@@ -197,41 +205,42 @@ def _shard(commands: Sequence[Command]) -> int | None:
 
 
 def _wire(place: int, command: Command) -> consumer_pb2.Command:
-    wire = consumer_pb2.Command()
     try:
-        _fill(wire, command)
+        return _wire_of(command)
     except InvalidArgument as error:
         raise InvalidArgument(
             f"commands[{place}].{error.field}", error.description, reason=error.reason
         ) from error
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InvalidArgument(f"commands[{place}]", str(error)) from error
-    return wire
 
 
-def _fill(wire: consumer_pb2.Command, command: Command) -> None:
+def _wire_of(command: Command) -> consumer_pb2.Command:
+    if isinstance(command, Push):
+        return consumer_pb2.Command(push=_push(command))
+    token = token_of(command.lease)
     if isinstance(command, Complete):
-        wire.complete.lease_token = token_of(command.lease)
-    elif isinstance(command, Fail):
-        wire.fail.lease_token = token_of(command.lease)
-        wire.fail.reason = cut_reason(command.reason)
-    elif isinstance(command, Release):
-        wire.release.lease_token = token_of(command.lease)
-        wire.release.delay_ms = bounded_delay_ms(command.delay)
-    elif isinstance(command, Extend):
-        wire.extend.lease_token = token_of(command.lease)
-        wire.extend.lease_ms = span_ms("length", command.length) if command.length else 0
-    elif isinstance(command, Transfer):
-        wire.transfer.lease_token = token_of(command.lease)
-        wire.transfer.target_queue_id = command.queue_id
-        wire.transfer.delay_ms = bounded_delay_ms(command.delay)
-        if command.priority is not None:
-            wire.transfer.priority = command.priority
-    else:
-        _fill_push(wire.push, command)
+        return consumer_pb2.Command(complete=consumer_pb2.CompleteCommand(lease_token=token))
+    if isinstance(command, Fail):
+        fail = consumer_pb2.FailCommand(lease_token=token, reason=cut_reason(command.reason))
+        return consumer_pb2.Command(fail=fail)
+    if isinstance(command, Extend):
+        lease_ms = span_ms("length", command.length) if command.length else 0
+        extend = message_of(consumer_pb2.ExtendCommand, lease_token=token, lease_ms=lease_ms)
+        return consumer_pb2.Command(extend=extend)
+    delay_ms = bounded_delay_ms(command.delay)
+    if isinstance(command, Release):
+        release = consumer_pb2.ReleaseCommand(lease_token=token, delay_ms=delay_ms)
+        return consumer_pb2.Command(release=release)
+    transfer = message_of(
+        consumer_pb2.TransferCommand,
+        lease_token=token,
+        target_queue_id=command.queue_id,
+        priority=command.priority,
+        delay_ms=delay_ms,
+    )
+    return consumer_pb2.Command(transfer=transfer)
 
 
-def _fill_push(wire: consumer_pb2.PushCommand, command: Push) -> None:
+def _push(command: Push) -> consumer_pb2.PushCommand:
     message: OutgoingMessage = outgoing(
         command.payload,
         command.headers,
@@ -239,12 +248,12 @@ def _fill_push(wire: consumer_pb2.PushCommand, command: Push) -> None:
         delay=command.delay,
         visible_at=command.visible_at,
     )
-    wire.queue_id = command.queue_id
-    wire.payload = message.payload
-    wire.headers.update(message.headers)
-    if message.retention_s is not None:
-        wire.retention_s = message.retention_s
-    if message.delay_ms is not None:
-        wire.delay_ms = message.delay_ms
-    if message.visible_at_ms is not None:
-        wire.visible_at_ms = message.visible_at_ms
+    return message_of(
+        consumer_pb2.PushCommand,
+        queue_id=command.queue_id,
+        payload=message.payload,
+        headers=message.headers,
+        retention_s=message.retention_s,
+        delay_ms=message.delay_ms,
+        visible_at_ms=message.visible_at_ms,
+    )

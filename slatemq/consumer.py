@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import grpc
 import grpc.aio
 
+from slatemq.checks import check_text, check_whole
 from slatemq.delivered import Batch, Origin, Received
 from slatemq.errors import (
     DeadlineExceeded,
@@ -67,15 +68,16 @@ class Wish(NamedTuple):
     @property
     def lease_ms(self) -> int:
         """The lease on the wire: 0 = the queue's."""
-        return milliseconds(self.lease) if self.lease is not None else 0
+        return milliseconds(self.lease, "lease") if self.lease is not None else 0
 
     def check(self) -> None:
         """Raises InvalidArgument for what could not work."""
-        if not 1 <= self.prefetch <= PREFETCH_MAX:
-            raise InvalidArgument("prefetch", f"must be 1 to {PREFETCH_MAX:,}")
-        if self.prefetch_bytes < 1:
-            raise InvalidArgument("prefetch_bytes", "must be at least 1")
-        if seconds(self.hold) < 0:
+        check_whole("prefetch", self.prefetch, 1, PREFETCH_MAX)
+        check_whole("prefetch_bytes", self.prefetch_bytes, 1)
+        check_text("consumer_id", self.consumer_id)
+        if self.lease_ms < 0:
+            raise InvalidArgument("lease", "may not be negative")
+        if seconds(self.hold, "hold") < 0:
             raise InvalidArgument("hold", "may not be negative")
 
 

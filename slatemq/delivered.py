@@ -166,7 +166,7 @@ class Received:
 
     async def extend(self, lease: Span | None = None) -> int:
         """Sets the lease's end to now + `lease` (None: as long as at the claim); gives it in ms."""
-        length = milliseconds(lease) if lease is not None else 0
+        length = milliseconds(lease, "lease") if lease is not None else 0
         (result,) = await self._origin.finisher.extend_many([self.lease_token], length)
         if isinstance(result, SlateMQError):
             raise result

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from operator import index
 from typing import Any
 
+from slatemq.admin import Admin
+from slatemq.checks import check_text, message_of
 from slatemq.entry_models import (
     Entry,
     EntryPage,
@@ -17,7 +18,7 @@ from slatemq.entry_models import (
     state_wire,
     view_wire,
 )
-from slatemq.errors import InvalidArgument, NotFound, SlateMQError
+from slatemq.errors import NotFound, SlateMQError
 from slatemq.handles import queue_of_handle
 from slatemq.models import Time, time_ms
 from slatemq.peers import ATTEMPT_S, Peers
@@ -35,6 +36,7 @@ class EntryCalls:
     """Listing, finding, cancelling, rescheduling and editing; a part of the client."""
 
     _peers: Peers
+    _admin: Admin
 
     async def list_entries(
         self,
@@ -82,7 +84,8 @@ class EntryCalls:
         newest_first: bool = False,
     ) -> EntryPage:
         """One page of `list_entries`, at most 1,000 entries; it may be short before the last."""
-        request = entry_pb2.ListEntriesRequest(
+        request = message_of(
+            entry_pb2.ListEntriesRequest,
             queue_id=queue_id,
             state=state_wire(state),
             page_size=page_size,
@@ -101,7 +104,7 @@ class EntryCalls:
         Raises NotFound (ENTRY_UNKNOWN, QUEUE_NOT_FOUND), FailedPrecondition (HANDLE_STALE: it
         moved; list or find it again).
         """
-        request = entry_pb2.GetEntryRequest(handle=handle, view=view_wire(view))
+        request = message_of(entry_pb2.GetEntryRequest, handle=handle, view=view_wire(view))
         return entry_of((await self._by_handle(handle, "GetEntry", request)).entry)
 
     async def find_message(
@@ -114,13 +117,17 @@ class EntryCalls:
         """The entries of a message in all queues (or these), as they are found, with attempts.
 
         Every broker reads every list from the message's receipt on: some seconds per million
-        entries. `on_progress` is called about once a second. Raises InvalidArgument; Unavailable,
-        after what the other brokers found, when one stays away.
+        entries. `on_progress` is called about once a second. Raises InvalidArgument; NotFound for
+        a queue that does not exist; Unavailable, after what the other brokers found, when one
+        stays away.
         """
-        try:
-            request = entry_pb2.FindMessageRequest(message_id=message_id, queue_ids=queue_ids)
-        except (TypeError, ValueError) as error:
-            raise InvalidArgument("message_id", str(error)) from error
+        request = message_of(
+            entry_pb2.FindMessageRequest, message_id=message_id, queue_ids=queue_ids
+        )
+        # A broker does not know the queues of others: it cannot tell that there is none.
+        named = [await self._admin.get_queue(queue_id) for queue_id in request.queue_ids]
+        shards = sorted({queue.broker_shard for queue in named})
+        shards = shards or await self._peers.broker_shards()
         found: asyncio.Queue[Entry | SlateMQError | None] = asyncio.Queue()
         progress: dict[int, SearchProgress] = {}
 
@@ -131,7 +138,6 @@ class EntryCalls:
             if on_progress is not None:
                 on_progress(SearchProgress(*map(sum, zip(*progress.values(), strict=True))))
 
-        shards = await self._peers.broker_shards()
         work = [asyncio.create_task(self._search(one, request, found, note)) for one in shards]
         problem: SlateMQError | None = None
         ended = 0
@@ -187,7 +193,7 @@ class EntryCalls:
             nonlocal tries
             tries += 1
 
-        request = entry_pb2.CancelEntryRequest(handle=handle)
+        request = message_of(entry_pb2.CancelEntryRequest, handle=handle)
         try:
             await self._by_handle(handle, "CancelEntry", request, before=tried)
         except NotFound as error:
@@ -200,8 +206,10 @@ class EntryCalls:
 
         Returns it with its new handle. Raises as `cancel_entry`.
         """
-        request = entry_pb2.RescheduleEntryRequest(
-            handle=handle, visible_at_ms=_time_ms("visible_at", visible_at)
+        request = message_of(
+            entry_pb2.RescheduleEntryRequest,
+            handle=handle,
+            visible_at_ms=_time_ms("visible_at", visible_at),
         )
         return entry_of((await self._by_handle(handle, "RescheduleEntry", request)).entry)
 
@@ -219,17 +227,14 @@ class EntryCalls:
         the `etag` of an entry that was read before, nobody else's change is overwritten. Raises
         as `cancel_entry`, Aborted (etag), InvalidArgument.
         """
-        request = entry_pb2.EditMessageRequest(handle=handle, etag=etag)
-        try:
-            if payload is not None:
-                request.payload = payload.encode() if isinstance(payload, str) else payload
-            if headers is not None:
-                request.replace_headers = True
-                request.headers.update(headers)
-        except (TypeError, ValueError) as error:
-            raise InvalidArgument(
-                "payload" if headers is None else "headers", str(error)
-            ) from error
+        request = message_of(
+            entry_pb2.EditMessageRequest,
+            handle=handle,
+            payload=payload.encode() if isinstance(payload, str) else payload,
+            replace_headers=headers is not None,
+            headers=headers,
+            etag=etag,
+        )
         # With an etag a repeat would be refused for the change that the first try made.
         told = await self._by_handle(handle, "EditMessage", request, repeat_unknown=not etag)
         return str(told.etag)
@@ -249,6 +254,8 @@ class EntryCalls:
         Broken connections are opened again where it stopped. Kept for a later watch, `position`
         goes on there: from it no message is missed, some may come again.
         """
+        check_text("queue_id", queue_id)
+        check_text("position", position)
         return DelayedWatch(self._peers, queue_id, position, view_wire(view))
 
     async def _by_handle(
@@ -303,7 +310,4 @@ class EntryCalls:
 
 
 def _time_ms(field: str, time: Time | None) -> int:
-    try:
-        return 0 if time is None else index(time_ms(time))
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(field, str(error)) from error
+    return 0 if time is None else time_ms(time, field)

@@ -31,11 +31,15 @@ class EntryView(StrEnum):
 
 
 class Attempt(NamedTuple):
-    """A failed attempt: who claimed the message, when, and how that ended."""
+    """A failed attempt: who claimed the message, when, and how that ended.
+
+    `queue_id` is where: another queue than the entry's where the message came from there.
+    """
 
     consumer_id: str
     claimed_at_ms: int
     outcome: str
+    queue_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ def view_wire(view: EntryView | str) -> entry_pb2.EntryView.ValueType:
     """A view's wire form, from itself or its name. Raises InvalidArgument."""
     try:
         return _VIEWS[EntryView(view)]
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         known = ", ".join(EntryView)
         raise InvalidArgument("view", f"must be one of {known}, not {view!r}") from error
 
@@ -147,7 +151,8 @@ def entry_of(told: entry_pb2.Entry) -> Entry:
         reason=told.reason,
         transferred_to=told.transferred_to,
         attempts=tuple(
-            Attempt(each.consumer_id, each.claimed_at_ms, each.outcome) for each in told.attempts
+            Attempt(each.consumer_id, each.claimed_at_ms, each.outcome, each.queue_id)
+            for each in told.attempts
         ),
         message=_message_of(told.message) if told.HasField("message") else None,
         etag=told.etag,

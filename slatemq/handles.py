@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from slatemq.checks import check_text
 from slatemq.errors import InvalidArgument
 
 
@@ -19,6 +20,7 @@ def handle_of(queue_id: str, message_id: int, place: str = "") -> str:
 
 def queue_of_handle(handle: str) -> str:
     """The queue that a handle names; raises InvalidArgument when it is no handle."""
+    check_text("handle", handle)
     queue_id, slash, rest = handle.partition("/")
     if not queue_id or not slash or not rest:
         raise InvalidArgument("handle", "must be <queue>/<message ID in hex>/<place>")
@@ -27,6 +29,7 @@ def queue_of_handle(handle: str) -> str:
 
 def shard_of(token: str) -> int:
     """The broker shard that a lease token names; raises InvalidArgument when it is no token."""
+    check_text("lease_token", token)
     match = _TOKEN.fullmatch(token)
     if match is None:
         raise InvalidArgument("lease_token", "is not a lease token", reason="NOT_A_LEASE_TOKEN")

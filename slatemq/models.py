@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
+from slatemq.checks import check_whole, wrong
 from slatemq.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class OutgoingMessage(NamedTuple):
     retention_s: int | None = None
     delay_ms: int | None = None
     visible_at_ms: int | None = None
-    dedupe_key: str = ""
+    dedupe_key: str | None = None
 
 
 class BatchSettings(NamedTuple):
@@ -56,12 +57,10 @@ class BatchSettings(NamedTuple):
 
     def check(self) -> None:
         """Raises InvalidArgument for settings that could not work."""
-        if not 1 <= self.messages_max <= MESSAGES_MAX:
-            raise InvalidArgument("messages_max", f"must be 1 to {MESSAGES_MAX:,}")
+        check_whole("messages_max", self.messages_max, 1, MESSAGES_MAX)
         for name in ("payload_bytes_max", "requests_max", "outstanding_bytes_max"):
-            if getattr(self, name) < 1:
-                raise InvalidArgument(name, "must be at least 1")
-        if self.linger_s < 0:
+            check_whole(name, getattr(self, name), 1)
+        if seconds(self.linger_s, "linger_s") < 0:
             raise InvalidArgument("linger_s", "may not be negative")
 
 
@@ -115,35 +114,42 @@ class Topology:
     routers: Mapping[int, str]
 
 
-def seconds(span: Span) -> float:
-    """A length of time in seconds."""
-    return span.total_seconds() if isinstance(span, timedelta) else float(span)
+def seconds(span: Span, field: str = "") -> float:
+    """A length of time in seconds; raises InvalidArgument about `field` for what is none."""
+    if isinstance(span, timedelta):
+        return span.total_seconds()
+    if isinstance(span, bool) or not isinstance(span, int | float):
+        raise wrong(field, "seconds or a timedelta", span)
+    return float(span)
 
 
-def milliseconds(span: Span) -> int:
-    """A length of time in whole milliseconds; a positive one is at least 1."""
-    length = seconds(span)
+def milliseconds(span: Span, field: str = "") -> int:
+    """A length of time in whole milliseconds, a positive one at least 1; raises as `seconds`."""
+    length = seconds(span, field)
+    if not isfinite(length):
+        raise InvalidArgument(field, f"must be a finite length of time, not {length}")
     return round(length * 1000) or (1 if length > 0 else 0)
 
 
 def span_ms(name: str, span: Span) -> int:
-    """A length of time in whole milliseconds; raises InvalidArgument naming the field."""
-    try:
-        return milliseconds(span)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidArgument(name, f"must be seconds or a timedelta: {error}") from error
+    """The same, the name first."""
+    return milliseconds(span, name)
 
 
-def time_ms(time: Time) -> int:
+def time_ms(time: Time, field: str = "") -> int:
     """A point in time in milliseconds since the Unix epoch.
 
-    Raises ValueError for a datetime without a time zone: nobody can tell which time it means.
+    Raises InvalidArgument about `field`, also for a datetime without a time zone: nobody can tell
+    which time it means.
     """
-    if isinstance(time, datetime):
-        if time.tzinfo is None:
-            raise ValueError("a datetime must have a time zone, e.g. datetime.now(UTC)")
-        return round((time - _EPOCH) / timedelta(milliseconds=1))
-    return time
+    if not isinstance(time, datetime):
+        if isinstance(time, bool) or not isinstance(time, int):
+            raise wrong(field, "milliseconds since 1970 (a whole number) or a datetime", time)
+        return time
+    if time.tzinfo is None:
+        rule = "must be a datetime with a time zone, e.g. datetime.now(UTC)"
+        raise InvalidArgument(field, rule)
+    return round((time - _EPOCH) / timedelta(milliseconds=1))
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -157,25 +163,30 @@ def outgoing(
     *,
     delay: Span | None = None,
     visible_at: Time | None = None,
-    dedupe_key: str = "",
+    dedupe_key: str | None = None,
 ) -> OutgoingMessage:
     """A message to publish, from what `Client.publish` takes."""
     return OutgoingMessage(
         payload.encode() if isinstance(payload, str) else payload,
-        dict(headers) if headers else {},
-        time_ms(created_at) if created_at is not None else None,
+        _headers(headers) if headers else {},
+        time_ms(created_at, "created_at") if created_at is not None else None,
         whole_seconds("retention", retention) if retention is not None else None,
-        span_ms("delay", delay) if delay is not None else None,
-        time_ms(visible_at) if visible_at is not None else None,
+        milliseconds(delay, "delay") if delay is not None else None,
+        time_ms(visible_at, "visible_at") if visible_at is not None else None,
         dedupe_key,
     )
 
 
+def _headers(headers: Mapping[str, str]) -> dict[str, str]:
+    try:
+        return dict(headers)
+    except (TypeError, ValueError) as error:
+        raise wrong("headers", "a mapping of text to text", headers) from error
+
+
 def whole_seconds(name: str, span: Span) -> int:
     """A length of time in seconds; raises InvalidArgument naming the field when it is not whole."""
-    if isinstance(span, bool) or not isinstance(span, int | float | timedelta):
-        raise InvalidArgument(name, f"must be seconds or a timedelta, not {type(span).__name__}")
-    length = seconds(span)
+    length = seconds(span, name)
     if not isfinite(length) or length != int(length):
         raise InvalidArgument(name, "must be a whole number of seconds")
     return int(length)

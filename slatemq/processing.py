@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from slatemq.consumer import Consumer
 from slatemq.delivered import Received, has_failed
-from slatemq.errors import InvalidArgument, SlateMQError
+from slatemq.errors import SlateMQError
 
 log = logging.getLogger(__name__)
 
@@ -20,8 +20,6 @@ async def process_all(
 
     Raises what the consumer raises.
     """
-    if concurrency < 1:
-        raise InvalidArgument("concurrency", "must be at least 1")
 
     async def work() -> None:
         async for message in messages:

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import grpc
 
+from slatemq.checks import wrong
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
 from slatemq.peers import Peers
@@ -41,10 +42,12 @@ class PublishRequests:
         self._next_shard = 0
         self._away: dict[int, float] = {}
 
-    async def shard_of(self, dedupe_key: str) -> int | None:
+    async def shard_of(self, dedupe_key: str | None) -> int | None:
         """The ingest shard that a message must go to; None without a key: any."""
         if not dedupe_key:
             return None
+        if not isinstance(dedupe_key, str):
+            raise wrong("dedupe_key", "text", dedupe_key)
 
         async def known(_: float) -> list[int]:
             shards = await self._peers.ingest_shards()
@@ -56,7 +59,7 @@ class PublishRequests:
         shards = await self._peers.call(known)
         try:
             return dedupe_shard(dedupe_key, shards)
-        except (TypeError, ValueError, AttributeError) as error:
+        except UnicodeEncodeError as error:
             raise InvalidArgument("dedupe_key", f"must be UTF-8 text: {error}") from error
 
     async def places(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
+from slatemq.checks import check_field, wrong
 from slatemq.errors import InvalidArgument
 from slatemq.models import OutgoingMessage
 from slatemq.v1 import ingest_pb2
@@ -13,27 +13,33 @@ PLACE = re.compile(r"messages\[(\d+)\]\.?(.*)", re.DOTALL)
 """The message and its part that an error of the server names."""
 
 
-def size_of(message: OutgoingMessage) -> int:
-    """About the bytes of a message in a request."""
+def size_of(message: OutgoingMessage, where: str = "") -> int:
+    """About the bytes of a message in a request.
+
+    Raises InvalidArgument for what has none; its field begins with `where`.
+    """
     try:
         size = len(message.payload) + 64
         if message.headers:
             size += sum(len(key) + len(value) + 8 for key, value in message.headers.items())
-    except (TypeError, AttributeError) as error:
-        if isinstance(message.headers, Mapping):
-            _check_texts(message.headers)
-        raise InvalidArgument("message", f"has a value of a wrong type: {error}") from error
+    except (TypeError, AttributeError):
+        check(message, where)
+        raise
     return size
 
 
-def _check_texts(headers: Mapping[str, str], where: str = "") -> None:
-    """Names the first header that is no text."""
-    for key, value in headers.items():
-        for what in (key, value):
-            if not isinstance(what, str):
-                raise InvalidArgument(
-                    f"{where}headers[{key!r}]", f"must be text, not {type(what).__name__}"
-                )
+def check(message: OutgoingMessage, where: str = "") -> None:
+    """Raises InvalidArgument about the first field that cannot be sent."""
+    if not isinstance(message, OutgoingMessage):
+        raise wrong(where.rstrip(".") or "message", "an OutgoingMessage", message)
+    for name, value in message._asdict().items():
+        if value is None and name in ("payload", "headers"):
+            raise wrong(where + name, "bytes or text" if name == "payload" else "a mapping", value)
+        check_field(ingest_pb2.PublishMessage, name, value, where + name)
+    if message.dedupe_key == "":
+        raise InvalidArgument(
+            f"{where}dedupe_key", "must be 1 to 255 bytes, not empty; None stands for no key"
+        )
 
 
 def add(request: ingest_pb2.PublishRequest, message: OutgoingMessage) -> None:
@@ -51,13 +57,14 @@ def add(request: ingest_pb2.PublishRequest, message: OutgoingMessage) -> None:
             wire.delay_ms = message.delay_ms
         if message.visible_at_ms is not None:
             wire.visible_at_ms = message.visible_at_ms
-        if message.dedupe_key:
+        if message.dedupe_key is not None:
             wire.dedupe_key = message.dedupe_key
-    except (TypeError, ValueError) as error:
+            if not message.dedupe_key:
+                raise ValueError("an empty key")
+    except (TypeError, ValueError, AttributeError) as error:
         # Another type, text that is no UTF-8, or a number beyond 64 bits.
         del request.messages[before:]
-        if isinstance(message.headers, Mapping):
-            _check_texts(message.headers, f"messages[{before}].")
+        check(message, f"messages[{before}].")
         raise InvalidArgument(f"messages[{before}]", str(error)) from error
 
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from slatemq.checks import check_whole, message_of
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.models import BatchSettings, OutgoingMessage
 from slatemq.peers import Peers, closed
@@ -80,7 +81,10 @@ class Publisher:
         if self._telemetry is None:
             return await self._publish(ingest_pb2.PublishRequest(), message)
         request = ingest_pb2.PublishRequest()
-        add(request, message)
+        try:
+            add(request, message)
+        except InvalidArgument as error:
+            raise _alone(error) from error
         with self._telemetry.publishing(request.messages, is_batch=False):
             return await self._publish(request, message)
 
@@ -104,7 +108,7 @@ class Publisher:
             answer = self._gather(traced, message, size, shard)
         except InvalidArgument as error:
             self._room.give_back(size)
-            raise moved(error, "message") from error
+            raise _alone(error) from error
         # A caller that gives up does not take its message back: it is on its way.
         return await answer
 
@@ -219,8 +223,7 @@ class Publisher:
         self, messages: Iterable[OutgoingMessage], in_flight: int = 1
     ) -> list[Published]:
         """See Client.publish_many."""
-        if in_flight < 1:
-            raise InvalidArgument("in_flight", "must be at least 1")
+        check_whole("in_flight", in_flight, 1)
         told: dict[int, Published] = {}
         running: deque[tuple[list[int], asyncio.Task[list[Published]]]] = deque()
 
@@ -252,7 +255,7 @@ class Publisher:
         parts: dict[int | None, _Part] = {}
         sizes: dict[int | None, int] = {}
         for place, message in enumerate(messages):
-            length = size_of(message)
+            length = size_of(message, f"messages[{place}].")
             key = message.dedupe_key
             shard = await self._requests.shard_of(key) if key else None
             part = parts.get(shard)
@@ -296,10 +299,9 @@ class Publisher:
         self, messages: Sequence[OutgoingMessage], *, request_id: str = "", shard: int | None = None
     ) -> list[Published]:
         """Publishes messages in one request, all or none; returns their IDs when durable."""
-        request = ingest_pb2.PublishRequest()
+        request = message_of(ingest_pb2.PublishRequest, request_id=request_id)
         for message in messages:
             add(request, message)
-        request.request_id = request_id
         if shard is not None:
             return await self._requests.send_traced(request, shard)
         chosen = await self._requests.one_shard(request.messages)
@@ -359,6 +361,12 @@ def _fail(answer: asyncio.Future[Published], error: Exception) -> None:
     if not answer.done():
         answer.set_exception(error)
         answer.exception()  # Whoever gave up waiting does not want to hear of it.
+
+
+def _alone(error: InvalidArgument) -> InvalidArgument:
+    """The same error for whoever published one message and knows of no batch."""
+    place = PLACE.match(error.field)
+    return moved(error, place[2] or "message") if place else error
 
 
 def _placed(error: InvalidArgument, places: list[int]) -> InvalidArgument:

@@ -40,7 +40,7 @@ class Backoff:
     @staticmethod
     def fixed(initial: Span, *, jitter: float = 0.0) -> Backoff:
         """Always the same wait."""
-        return Backoff(BackoffKind.FIXED, milliseconds(initial), jitter=jitter)
+        return Backoff(BackoffKind.FIXED, milliseconds(initial, "initial"), jitter=jitter)
 
     @staticmethod
     def linear(
@@ -50,7 +50,9 @@ class Backoff:
         jitter: float = 0.0,
     ) -> Backoff:
         """`initial` times n; `max` None: up to 12 h."""
-        return Backoff(BackoffKind.LINEAR, milliseconds(initial), _max_ms(max), jitter=jitter)
+        return Backoff(
+            BackoffKind.LINEAR, milliseconds(initial, "initial"), _max_ms(max), jitter=jitter
+        )
 
     @staticmethod
     def exponential(
@@ -61,7 +63,7 @@ class Backoff:
         jitter: float = 0.0,
     ) -> Backoff:
         """`initial` first, then `multiplier` times the wait before; `max` None: up to 12 h."""
-        length = milliseconds(initial)
+        length = milliseconds(initial, "initial")
         return Backoff(BackoffKind.EXPONENTIAL, length, _max_ms(max), multiplier, jitter)
 
     def wire(self) -> queue_pb2.Backoff:
@@ -76,7 +78,7 @@ class Backoff:
 
 
 def _max_ms(longest: Span | None) -> int:
-    return milliseconds(longest) if longest is not None else BACKOFF_MS_MAX
+    return milliseconds(longest, "max") if longest is not None else BACKOFF_MS_MAX
 
 
 _KINDS = {

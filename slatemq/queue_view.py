@@ -25,6 +25,7 @@ from uuid import uuid4
 
 from slatemq.admin import Admin
 from slatemq.batches import claim, claim_request
+from slatemq.checks import iterable, wrong
 from slatemq.codecs import Codec
 from slatemq.commands import (
     Command,
@@ -180,6 +181,7 @@ class RefSet(Generic[T]):
 
         Raises FailedPrecondition: TOKEN_USED, LEASE_ENDED.
         """
+        _check_is(RefToken, token)
         token.check()
         return ItemLease(token, self._codec, self._keeper, self._hold_s)
 
@@ -188,6 +190,7 @@ class RefSet(Generic[T]):
 
         Raises FailedPrecondition: TOKEN_USED, LEASE_ENDED.
         """
+        _check_is(RefToken, token)
         token.check()
         asked_s = time.monotonic()
         (result,) = await self._execute([Extend(token.lease_token, length)], "")
@@ -314,9 +317,10 @@ class QueueCommands(Generic[T]):
 
         Raises FailedPrecondition (TOKEN_USED, LEASE_ENDED) and InvalidArgument; then none is used.
         """
-        if not tokens:
+        if not iterable("tokens", "RefTokens", tokens):
             raise InvalidArgument("tokens", "must be at least one")
         for place, token in enumerate(tokens):
+            _check_is(RefToken, token, f"tokens[{place}]")
             if token.queue_id != self.queue_id:
                 raise InvalidArgument(f"tokens[{place}]", f"is of the queue {token.queue_id!r}")
             token.check()
@@ -334,6 +338,7 @@ class QueueCommands(Generic[T]):
         The queue must be on the shard of theirs (OTHER_SHARD). Raises FailedPrecondition
         (TOKEN_USED).
         """
+        _check_is(TransferToken, token)
         return QueueCommand(
             [Transfer(lease, self.queue_id, priority, delay) for lease in token.take()]
         )
@@ -350,6 +355,11 @@ class QueueCommands(Generic[T]):
         """Puts a new item into this queue, on any shard. Raises what its codec raises."""
         payload = self._codec.encode(item)
         return QueueCommand([Push(self.queue_id, payload, headers, retention, delay, visible_at)])
+
+
+def _check_is(kind: type, token: object, field: str = "token") -> None:
+    if not isinstance(token, kind):
+        raise wrong(field, f"a {kind.__name__}", token)
 
 
 def used(what: str) -> FailedPrecondition:

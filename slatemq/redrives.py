@@ -9,7 +9,8 @@ from enum import StrEnum
 from typing import Any
 from uuid import uuid4
 
-from slatemq.errors import InvalidArgument, NotFound
+from slatemq.checks import check_text, message_of
+from slatemq.errors import NotFound
 from slatemq.models import Span, seconds
 from slatemq.peers import Peers
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
@@ -72,17 +73,15 @@ class RedriveCalls:
         0 = as fast as it goes. Goes on through restarts, each message once. Raises NotFound,
         InvalidArgument, ResourceExhausted (too many are running).
         """
-        try:
-            request = entry_pb2.StartRedriveRequest(
-                queue_id=queue_id,
-                target_queue_id=into,
-                filter=filter,
-                message_ids=message_ids,
-                rate=rate,
-                request_id=request_id or str(uuid4()),
-            )
-        except (TypeError, ValueError) as error:
-            raise InvalidArgument("", str(error)) from error
+        request = message_of(
+            entry_pb2.StartRedriveRequest,
+            queue_id=queue_id,
+            target_queue_id=into,
+            filter=filter,
+            message_ids=message_ids,
+            rate=rate,
+            request_id=request_id or str(uuid4()),
+        )
 
         async def attempt(timeout: float) -> Redrive:
             shard = await self._peers.broker_of(queue_id)
@@ -114,8 +113,11 @@ class RedriveCalls:
         for shard in shards:
             token = ""
             while True:
-                request = entry_pb2.ListRedrivesRequest(
-                    queue_id=queue_id, page_size=1000, page_token=token
+                request = message_of(
+                    entry_pb2.ListRedrivesRequest,
+                    queue_id=queue_id,
+                    page_size=1000,
+                    page_token=token,
                 )
                 page = await self._ask_broker(shard, "ListRedrives", request)
                 for told in page.redrives:
@@ -142,7 +144,7 @@ class RedriveCalls:
             if now.state is not RedriveState.RUNNING:
                 return now
             redrive = now
-            await asyncio.sleep(seconds(every))
+            await asyncio.sleep(seconds(every, "every"))
 
     async def _about(
         self, redrive: Redrive | str, method: str, request_type: Callable[..., Any]
@@ -151,6 +153,7 @@ class RedriveCalls:
             request = request_type(redrive_id=redrive.redrive_id)
             told = await self._ask_broker(redrive.broker_shard, method, request)
             return _redrive_of(told.redrive, redrive.broker_shard)
+        check_text("redrive_id", redrive)
         for shard in await self._peers.broker_shards():
             try:
                 told = await self._ask_broker(shard, method, request_type(redrive_id=redrive))

@@ -122,7 +122,7 @@ def publish(
     """
     headers = headers_of(to, pairs)
     if dedupe_key == "":
-        raise click.UsageError("--dedupe-key is empty: it would keep nothing from being twice")
+        raise click.UsageError("--dedupe-key is empty: leave it out, or give 1 to 255 bytes")
     if sum(source is not None for source in (text, file, jsonl)) != 1:
         raise click.UsageError("give one of TEXT, - (stdin), --file F and --jsonl F")
     if jsonl is None:
@@ -137,7 +137,7 @@ def publish(
             retention=retention,
             delay=delay,
             visible_at=visible_at,
-            dedupe_key=dedupe_key or "",
+            dedupe_key=dedupe_key,
         )
         run(work)
         return

@@ -107,8 +107,8 @@ async def test_what_was_refused_leaves_the_messages_as_they_were(
         ([Complete("nonsense")], "commands[0].lease"),
         ([Complete("0-0"), Release("0-0", delay=-1)], "commands[1].delay"),
         ([Push("q", b"", retention=1.5)], "commands[0].retention"),
-        ([Push("q", cast("Any", 7))], "commands[0]"),
-        ([Transfer("0-0", "q", priority=cast("Any", "high"))], "commands[0]"),
+        ([Push("q", cast("Any", 7))], "commands[0].payload"),
+        ([Transfer("0-0", "q", priority=cast("Any", "high"))], "commands[0].priority"),
     ],
 )
 async def test_bad_commands_are_named_and_not_sent(

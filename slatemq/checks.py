@@ -1,0 +1,125 @@
+"""What callers give, checked before it is sent: an error names it, and says what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from slatemq.errors import InvalidArgument
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+_EXPECTED = {
+    FieldDescriptor.CPPTYPE_INT32: "a whole number",
+    FieldDescriptor.CPPTYPE_INT64: "a whole number",
+    FieldDescriptor.CPPTYPE_DOUBLE: "a number",
+    FieldDescriptor.CPPTYPE_BOOL: "true or false",
+    FieldDescriptor.CPPTYPE_STRING: "text",
+}
+
+
+def message_of(kind: Callable[..., M], **fields: Any) -> M:
+    """A message of the API; raises InvalidArgument for the first field that cannot hold its value.
+
+    A text in the place of a list is refused, too: it would be a list of letters.
+    """
+    for name, value in fields.items():
+        if isinstance(value, Iterator):
+            fields[name] = list(value)  # Looked at again when a field is wrong.
+        elif isinstance(value, str) and _is_list(kind, name):
+            check_field(kind, name, value)
+    try:
+        return kind(**fields)
+    except (TypeError, ValueError):
+        pass  # The loop finds which field it is.
+    for name, value in fields.items():
+        check_field(kind, name, value)
+    return kind(**fields)
+
+
+def check_field(kind: Callable[..., Message], name: str, value: object, field: str = "") -> None:
+    """Raises InvalidArgument, about `field` (else `name`), when the field cannot hold the value."""
+    try:
+        if isinstance(value, str) and _is_list(kind, name):
+            raise TypeError("a text is no list")
+        kind(**{name: value})
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(field or name, f"must be UTF-8 text: {error}") from error
+    except (TypeError, ValueError) as error:
+        if isinstance(value, Mapping) and _is_mapping(kind, name):
+            check_texts(field or name, value)
+        raise InvalidArgument(field or name, _rule(kind, name, value)) from error
+
+
+def check_texts(field: str, headers: Mapping[str, str]) -> None:
+    """Raises InvalidArgument for the first header that is no text."""
+    for key, value in headers.items():
+        for what in (key, value):
+            if not isinstance(what, str):
+                raise wrong(f"{field}[{key!r}]", "text", what)
+
+
+def check_text(field: str, value: str) -> None:
+    """Raises InvalidArgument for what is no text."""
+    if not isinstance(value, str):
+        raise wrong(field, "text", value)
+
+
+def check_whole(field: str, value: int, least: int, most: int | None = None) -> None:
+    """Raises InvalidArgument for what is no whole number within the bounds."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise wrong(field, "a whole number", value)
+    if value < least or (most is not None and value > most):
+        bounds = f"at least {least:,}" if most is None else f"{least:,} to {most:,}"
+        raise InvalidArgument(field, f"must be {bounds}, not {value:,}")
+
+
+def iterable(field: str, what: str, values: Iterable[T]) -> Iterable[T]:
+    """The same; raises InvalidArgument for a text (a list of letters), and for no list at all."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise wrong(field, f"a list of {what}", values)
+    return values
+
+
+def wrong(field: str, expected: str, value: object) -> InvalidArgument:
+    """The error about a value of a wrong type."""
+    return InvalidArgument(field, f"must be {expected}, not {type(value).__name__}")
+
+
+def _is_list(kind: Callable[..., Message], name: str) -> bool:
+    return bool(_field(kind, name).is_repeated)
+
+
+def _is_mapping(kind: Callable[..., Message], name: str) -> bool:
+    described = _field(kind, name).message_type
+    return described is not None and described.GetOptions().map_entry
+
+
+def _field(kind: Callable[..., Message], name: str) -> FieldDescriptor:
+    described: Any = kind
+    found: FieldDescriptor = described.DESCRIPTOR.fields_by_name[name]
+    return found
+
+
+def _rule(kind: Callable[..., Message], name: str, value: object) -> str:
+    field = _field(kind, name)
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        expected = "bytes or text"
+    elif field.message_type is None:
+        expected = _EXPECTED[field.cpp_type]
+    elif _is_mapping(kind, name):
+        expected = "a mapping of text to text"
+    else:
+        expected = f"a {field.message_type.name}"
+    if field.is_repeated and not expected.startswith("a mapping"):
+        expected = f"a list of {expected.removeprefix('a ')}" + ("s" if expected != "text" else "")
+    if isinstance(value, int) and not isinstance(value, bool) and expected == "a whole number":
+        bits = 32 if field.cpp_type == FieldDescriptor.CPPTYPE_INT32 else 64
+        return f"must fit into {bits} bits"
+    if field.is_repeated and isinstance(value, list):
+        return f"must be {expected}"
+    return f"must be {expected}, not {type(value).__name__}"
