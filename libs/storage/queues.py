@@ -19,7 +19,8 @@
     FailedMessage      | message ID u64 | failed at i64 | attempts u16 |
 
     attempts value     | consumer: Array<Utf8>
-                       | claimed at: Array<i64> | outcome and reason: Array<Utf8> |
+                       | claimed at: Array<i64> | outcome and reason: Array<Utf8>
+                       | queue: Array<Utf8>, left out where all are "" |
 
 Little-endian; times and deadlines in milliseconds since 1970, UTC, lengths in milliseconds; a
 retention deadline of 0 means never. The arrays below the first line of a value are ours: in element
@@ -95,11 +96,15 @@ class FailedMessage(NamedTuple):
 
 
 class FailedAttempt(NamedTuple):
-    """One failed attempt at a message: who claimed it when, and how it ended ("nack: boom")."""
+    """One failed attempt at a message: who claimed it when, and how it ended ("nack: boom").
+
+    `queue` is where that was; empty, in the queue whose record it is.
+    """
 
     consumer: str
     claimed_at_ms: int = 0
     outcome: str = ""
+    queue: str = ""
 
 
 def encode_active(
@@ -198,12 +203,13 @@ def decode_failed(data: bytes) -> list[FailedMessage]:
 
 def encode_attempts(attempts: Sequence[FailedAttempt]) -> bytes:
     """Attempts value of one message in one queue, in the order of the claims."""
-    consumers, claimed_at_ms, outcomes = _columns(attempts, len(FailedAttempt._fields))
+    consumers, claimed_at_ms, outcomes, queues = _columns(attempts, len(FailedAttempt._fields))
     return b"".join(
         (
             utf8_array("consumer", consumers),
             number_array("claimed_at_ms", "q", claimed_at_ms),
             utf8_array("outcome", outcomes),
+            utf8_array("queue", queues) if any(queues) else b"",
         )
     )
 
@@ -215,8 +221,9 @@ def decode_attempts(data: bytes) -> list[FailedAttempt]:
     count = len(consumers)
     claimed_at_ms = reader.parallel_numbers("claimed_at_ms", "q", count)
     outcomes = reader.parallel_texts("outcome", count)
+    queues = reader.parallel_texts("queue", count)
     reader.finish()
-    return list(map(FailedAttempt, consumers, claimed_at_ms, outcomes))
+    return list(map(FailedAttempt, consumers, claimed_at_ms, outcomes, queues))
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[tuple[Any, ...]]:

@@ -1,4 +1,7 @@
-"""The failed attempts of messages: a cache of their records, newest last."""
+"""The failed attempts of messages: a cache of their records, newest last.
+
+A message that gets an entry in another queue takes its record along: see `carry`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from services.broker.leases import Row
 
 ATTEMPTS_CACHED = 20_000
 """Attempts records in memory: those of the messages that failed last, likely to fail again."""
+
+ATTEMPTS_KEPT = 1000
+"""Attempts in one record at most, the newest: redrives go on without end, and records must not."""
 
 Key = tuple[str, int]
 """Queue and message: two queues may hold the same message."""
@@ -47,7 +53,33 @@ class Attempts:
 
     def add(self, key: Key, attempt: FailedAttempt) -> None:
         """Adds an attempt to a record that is here, or to none."""
-        self._records.setdefault(key, []).append(attempt)
+        self._put(key, [*self._records.get(key, ()), attempt])
+
+    def needed(self, message_ids: Iterable[int], source: str, target: str) -> list[Key]:
+        """The records that `carry` must find here, and that are not."""
+        if source == target:
+            return []
+        keys = [(queue_id, one) for one in message_ids for queue_id in (source, target)]
+        return [key for key in keys if key not in self._records]
+
+    def carry(self, message_id: int, source: str, target: str) -> None:
+        """Adds the attempts at a message in one queue to those in another: see `needed`.
+
+        What the other has already, since the message comes back to it, is not added again.
+        """
+        earlier = self._records.get((source, message_id))
+        if source == target or not earlier:
+            return
+        key = (target, message_id)
+        carried = (
+            one._replace(queue="" if one.queue == target else one.queue or source)
+            for one in earlier
+        )
+        attempts = dict.fromkeys((*self._records.get(key, ()), *carried))
+        self._put(key, sorted(attempts, key=lambda one: one.claimed_at_ms))
+
+    def _put(self, key: Key, record: list[FailedAttempt]) -> None:
+        self._records[key] = record[-ATTEMPTS_KEPT:]
         self._records.move_to_end(key)
         self._changed.add(key)
 

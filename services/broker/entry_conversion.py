@@ -156,7 +156,7 @@ class EntryTeller:
         if known is None:
             stored = await self._database.get(attempts_key(*key))
             known = decode_attempts(stored) if stored else []
-        return list(map(_attempt, known))
+        return [_attempt(one, entry.queue_id) for one in known]
 
     async def _add_messages(self, entries: Sequence[entry_pb2.Entry], *, with_payload: bool) -> int:
         by_shard: dict[int, list[int]] = {}
@@ -191,9 +191,10 @@ class EntryTeller:
         return len(entries)
 
 
-def _attempt(attempt: FailedAttempt) -> entry_pb2.Attempt:
+def _attempt(attempt: FailedAttempt, queue_id: str) -> entry_pb2.Attempt:
     return entry_pb2.Attempt(
         consumer_id=attempt.consumer,
         claimed_at_ms=attempt.claimed_at_ms,
         outcome=attempt.outcome,
+        queue_id=attempt.queue or queue_id,
     )

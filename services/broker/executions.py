@@ -223,6 +223,9 @@ def _check_needs(
         elif isinstance(command, Transfer):
             target = shard.queues[command.target]
             later(target, _priority(command, target), command.delay_ms)
+            if lease:
+                ids = (lease.message_id,)
+                attempts += shard.attempts.needed(ids, lease.queue.queue_id, command.target)
     if slots or attempts:
         raise Needs(list(slots.values()), attempts)
 
@@ -247,6 +250,7 @@ def _apply(
     elif isinstance(command, Transfer):
         shard.end(lease, LeaseOutcome.ACKED)
         queue.ack([lease], now_ms, transferred_to=command.target)
+        shard.attempts.carry(lease.message_id, queue.queue_id, command.target)
         _add(shard.queues[command.target], command, lease, now_ms)
     elif isinstance(command, Release):
         shard.end(lease, LeaseOutcome.NACKED)

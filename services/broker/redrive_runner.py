@@ -25,6 +25,7 @@ from libs.storage.ids import shard_of
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
 from libs.storage.queues import AvailableMessage, FailedMessage
 from libs.storage.redrive_records import RedriveRecord, RedriveState
+from services.broker.commands import Needs
 from services.broker.finished_pages import FinishedReader, Span, Spot
 from services.broker.other_shards import OtherBrokers, OutboxTarget
 from services.broker.owner import ShardOwner
@@ -192,11 +193,20 @@ class RedriveRunner:
         if pushes:
             shard.outbox.check_room(len(pushes), sum(map(len, pushes.values())))
 
+        source_id, target_id = record.queue_id, record.target_queue_id
+        letters = (letter.message_id for letter in _chosen(steps))
+        cold = shard.attempts.needed(letters, source_id, target_id)
+        if cold and pushes is None:
+            raise Needs((), cold)
+
         def enter(item: AvailableMessage) -> bool:
             if pushes is not None:
                 shard.outbox.push(ingest_shard, pushes[item.message_id], now_ms)
                 return True
-            return target is not None and target.enter(item, now_ms) is not None
+            if target is None or target.enter(item, now_ms) is None:
+                return False
+            shard.attempts.carry(item.message_id, source_id, target_id)
+            return True
 
         before = record.redriven_count
         taken: dict[int, set[int]] = {}

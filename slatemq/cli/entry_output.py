@@ -160,8 +160,9 @@ def show_entry(session: Session, entry: Entry) -> None:
     say(f"message {entry.message_id} in {entry.queue_id}: {_told(entry)}")
     say(f"  handle   {entry.handle}")
     for attempt in entry.attempts:
+        where = f" in {attempt.queue_id}" if attempt.queue_id != entry.queue_id else ""
         say(
-            f"  attempt  {format_time(attempt.claimed_at_ms)} by {attempt.consumer_id}: "
+            f"  attempt  {format_time(attempt.claimed_at_ms)} by {attempt.consumer_id}{where}: "
             f"{one_line(attempt.outcome)}"
         )
     if entry.message is None:

@@ -108,7 +108,9 @@ class Entry(_message.Message):
     """The message's etag, with `message`; EditMessage takes it."""
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attempt]:
-        """The failed attempts, the oldest first, also from before a redrive; where the request wants them."""
+        """The failed attempts, the oldest first, also from before a redrive or a transfer, here or in another queue of the shard: the newest
+        1,000. Where the request wants them.
+        """
 
     @_builtins.property
     def message(self) -> _message_pb2.Message:
@@ -152,22 +154,26 @@ class Attempt(_message.Message):
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
     CLAIMED_AT_MS_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.str
     """Who claimed the message."""
     claimed_at_ms: _builtins.int
     """When."""
     outcome: _builtins.str
     """How it ended: "nack: <reason>", "lease expired"."""
+    queue_id: _builtins.str
+    """In which queue: not the entry's where the message came from there by a transfer or a redrive."""
     def __init__(
         self,
         *,
         consumer_id: _builtins.str = ...,
         claimed_at_ms: _builtins.int = ...,
         outcome: _builtins.str = ...,
+        queue_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed_at_ms", b"claimed_at_ms", "consumer_id", b"consumer_id", "outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed_at_ms", b"claimed_at_ms", "consumer_id", b"consumer_id", "outcome", b"outcome", "queue_id", b"queue_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -191,9 +191,10 @@ class EntryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StartRedrive(self, request, context):
-        """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept.
-        It goes on in the background until all dead letters that were there at the call are looked at, through restarts. Each message
-        is moved in one commit: never lost, never doubled. In a queue of another shard it becomes a new message with the same content.
+        """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
+        comes along into a queue of the same shard. It goes on in the background until all dead letters that were there at the call are
+        looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
+        a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
 
         Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
         RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.

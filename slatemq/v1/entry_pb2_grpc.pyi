@@ -88,9 +88,10 @@ class EntryServiceStub:
     open), UNAVAILABLE (draining, or the ingest of a message is away: watch again from the last position).
     """
     StartRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.StartRedriveRequest, _entry_pb2.StartRedriveResponse]
-    """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept.
-    It goes on in the background until all dead letters that were there at the call are looked at, through restarts. Each message
-    is moved in one commit: never lost, never doubled. In a queue of another shard it becomes a new message with the same content.
+    """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
+    comes along into a queue of the same shard. It goes on in the background until all dead letters that were there at the call are
+    looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
+    a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
 
     Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
     RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
@@ -176,9 +177,10 @@ class EntryServiceAsyncStub(EntryServiceStub):
     open), UNAVAILABLE (draining, or the ingest of a message is away: watch again from the last position).
     """
     StartRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.StartRedriveRequest, _entry_pb2.StartRedriveResponse]  # type: ignore[assignment]
-    """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept.
-    It goes on in the background until all dead letters that were there at the call are looked at, through restarts. Each message
-    is moved in one commit: never lost, never doubled. In a queue of another shard it becomes a new message with the same content.
+    """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
+    comes along into a queue of the same shard. It goes on in the background until all dead letters that were there at the call are
+    looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
+    a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
 
     Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
     RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
@@ -309,9 +311,10 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.StartRedriveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.StartRedriveResponse, _abc.Awaitable[_entry_pb2.StartRedriveResponse]]:
-        """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept.
-        It goes on in the background until all dead letters that were there at the call are looked at, through restarts. Each message
-        is moved in one commit: never lost, never doubled. In a queue of another shard it becomes a new message with the same content.
+        """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
+        comes along into a queue of the same shard. It goes on in the background until all dead letters that were there at the call are
+        looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
+        a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
 
         Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
         RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.

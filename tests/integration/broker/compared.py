@@ -82,8 +82,14 @@ class Compared:
                 (one.message_id, one.attempts_count, one.reason) for one in failed
             ) == sorted(queue.failed)
             for one in failed:
-                history = [(attempt.consumer_id, attempt.outcome) for attempt in one.attempts]
-                assert history == queue.history[one.message_id]
+                told = [
+                    (attempt.consumer_id, attempt.outcome, attempt.queue_id)
+                    for attempt in one.attempts
+                ]
+                assert told == [
+                    (attempt.consumer, attempt.outcome, attempt.queue_id or name)
+                    for attempt in queue.history[one.message_id]
+                ]
             counts = await self.rig.counts(name)
             assert counts.get("done", 0) == len(queue.done)
             assert counts.get("failed", 0) == len(queue.failed)

@@ -232,6 +232,7 @@ class Differential(Compared):
                 entry = Waiting(was.message_id, priority, now_ms + delay_ms, was.deadline_ms)
                 effects += (
                     partial(queue.complete, token, target),
+                    partial(queue.carry_history, was.message_id, self.queues[target]),
                     partial(self.queues[target].add, entry, now_ms),
                 )
             commands.append(command)
@@ -357,7 +358,7 @@ class Differential(Compared):
             self.rig.create(name, max_attempts=max_attempts), "QUEUE_BEING_REMOVED"
         ):
             continue
-        self.queues[name] = PlainQueue(max_attempts)
+        self.queues[name] = PlainQueue(name, max_attempts)
 
     async def let_time_pass(self) -> None:
         await self._advance(self.random.choice((100, 1_000, 10_000)))

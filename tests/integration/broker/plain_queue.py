@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,20 @@ class Held:
     length_ms: int
 
 
+class Attempt(NamedTuple):
+    """A failed attempt; `queue_id` is empty where that was in the queue that tells it."""
+
+    claimed_ms: int
+    consumer: str
+    outcome: str
+    queue_id: str = ""
+
+
 @dataclass
 class PlainQueue:
     """One queue: what waits, by message; leases, by token; what is done and failed, in order."""
 
+    name: str
     max_attempts: int
     backoff_ms: int = 0
     paused: bool = False
@@ -48,7 +59,7 @@ class PlainQueue:
     done: list[tuple[int, int, str, str]] = field(default_factory=list)
     failed: list[tuple[int, int, str]] = field(default_factory=list)
     kept: dict[int, tuple[int, int]] = field(default_factory=dict)
-    history: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
+    history: dict[int, list[Attempt]] = field(default_factory=dict)
 
     def has(self, message_id: int) -> bool:
         """Whether an entry of this message is in any of its lists but done."""
@@ -122,7 +133,19 @@ class PlainQueue:
 
     def _remember(self, lease: Held, outcome: str) -> None:
         history = self.history.setdefault(lease.was.message_id, [])
-        history.append((lease.consumer, outcome))
+        history.append(Attempt(lease.claimed_ms, lease.consumer, outcome))
+
+    def carry_history(self, message_id: int, target: PlainQueue) -> None:
+        """A message gets an entry in another queue, which tells the attempts here, too."""
+        if target is self or not self.history.get(message_id):
+            return
+        told = list(target.history.get(message_id, ()))
+        for one in self.history[message_id]:
+            queue_id = one.queue_id or self.name
+            carried = one._replace(queue_id="" if queue_id == target.name else queue_id)
+            if carried not in told:
+                told.append(carried)
+        target.history[message_id] = sorted(told, key=lambda one: one.claimed_ms)
 
     def ended(self, now_ms: int) -> list[str]:
         """The leases whose time has come."""
@@ -137,5 +160,6 @@ class PlainQueue:
             if not entry.over(now_ms):
                 del self.kept[message_id]
                 target.add(entry, now_ms)
+                self.carry_history(message_id, target)
                 moved.add(message_id)
         self.failed = [one for one in self.failed if one[0] not in moved]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from libs.storage.own_keys import outbox_key, outbox_range
+from libs.storage.queues import FailedAttempt
 from services.broker.executions import (
     Command,
     Complete,
@@ -178,10 +179,11 @@ class ExecuteHistory(RedriveHistory):
             self.returned(holder, "", command.delay_ms, now_ms)
         elif isinstance(command, Fail):
             queue.entries[message_id] = Failed(held.attempts, "fail: no")
-            attempt = (held.consumer, held.claimed_at_ms, "fail: no")
+            attempt = FailedAttempt(held.consumer, held.claimed_at_ms, "fail: no")
             queue.attempts[message_id] = (*queue.attempts.get(message_id, ()), attempt)
         elif isinstance(command, Transfer):
             queue.entries[message_id] = Done(held.token, held.attempts, command.target)
+            self.model.carry(message_id, queue, command.target)
             target = self.model.queues[command.target]
             if not held.before.expired(now_ms):
                 visible_at_ms = command.delay_ms and now_ms + command.delay_ms

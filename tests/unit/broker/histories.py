@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from libs.storage.queues import FailedAttempt
 from services.broker import (
     attempts,
     available,
@@ -177,7 +178,7 @@ class History(RuleBasedStateMachine):
                 queue, before.priority, visible_at_ms, before.deadline_ms, attempts, now_ms
             )
         if outcome:
-            attempt = (held.consumer, held.claimed_at_ms, outcome)
+            attempt = FailedAttempt(held.consumer, held.claimed_at_ms, outcome)
             queue.attempts[message_id] = (*queue.attempts.get(message_id, ()), attempt)
 
     def tokens(self, chosen: list[int]) -> list[int]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from libs.storage.queues import FailedAttempt
+
 SPILL_MS = 16
 """How late a message may be when very many are due in the same millisecond."""
 
@@ -88,7 +90,7 @@ class ModelQueue:
     backoff_ms: int = 0  # times the attempts
     total_lease_ms: int = 43_200_000
     entries: dict[int, State] = field(default_factory=dict)
-    attempts: dict[int, tuple[tuple[str, int, str], ...]] = field(default_factory=dict)
+    attempts: dict[int, tuple[FailedAttempt, ...]] = field(default_factory=dict)
 
     def copy(self) -> ModelQueue:
         return replace(self, entries=dict(self.entries), attempts=dict(self.attempts))
@@ -189,6 +191,20 @@ class Model:
 
     def surely_remembered(self, token: int) -> bool:
         return token in list(self.finished)[-REMEMBERED:]
+
+    def carry(self, message_id: int, source: ModelQueue, into: str) -> None:
+        """The attempts at a message that gets an entry in another queue go along."""
+        target = self.queues[into]
+        if target is source or not source.attempts.get(message_id):
+            return
+        [name] = [queue_id for queue_id, queue in self.queues.items() if queue is source]
+        told = list(target.attempts.get(message_id, ()))
+        for one in source.attempts[message_id]:
+            where = one.queue or name
+            carried = one._replace(queue="" if where == into else where)
+            if carried not in told:
+                told.append(carried)
+        target.attempts[message_id] = tuple(sorted(told, key=lambda one: one.claimed_at_ms))
 
     def holder(self, token: int) -> tuple[ModelQueue, int, Held] | None:
         for queue in self.queues.values():

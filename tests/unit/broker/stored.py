@@ -20,6 +20,7 @@ from libs.storage.keys import (
 from libs.storage.queues import (
     AvailableMessage,
     DoneMessage,
+    FailedAttempt,
     FailedMessage,
     InFlightMessage,
     decode_active,
@@ -109,10 +110,9 @@ def stored_queue(rows: dict[bytes, bytes], queue_id: str) -> StoredQueue | None:
 
 def stored_attempts(
     rows: dict[bytes, bytes], queue_id: str, message_id: int
-) -> tuple[tuple[str, int, str], ...]:
+) -> tuple[FailedAttempt, ...]:
     value = rows.get(attempts_key(queue_id, message_id))
-    found = decode_attempts(value) if value else []
-    return tuple((one.consumer, one.claimed_at_ms, one.outcome) for one in found)
+    return tuple(decode_attempts(value) if value else ())
 
 
 def garbage_rows(

@@ -15,6 +15,7 @@ from libs.storage.keys import (
 from libs.storage.own_keys import (
     CONFIG_REVISION_KEY,
 )
+from libs.storage.queues import FailedAttempt
 from services.broker import available
 from services.broker.shard_machine import Assignment, Finish, Nack, Range
 from tests.unit.broker.shards import START_MS, Rig
@@ -89,7 +90,7 @@ async def test_a_queue_made_again_counts_failed_attempts_from_the_first() -> Non
         rig.shard.delete_rows([attempts_key("orders", 1)])
         rig.commit()
 
-    assert told == (("worker", START_MS, "nack: no"),)
+    assert told == (FailedAttempt("worker", START_MS, "nack: no"),)
 
 
 async def test_leases_of_a_deleted_queue_do_not_end_any_more() -> None:

@@ -73,6 +73,7 @@ ATTEMPTS = [
     queues.FailedAttempt("worker-a", 1767225602000, "nack: boom"),
     queues.FailedAttempt("worker-b", 1767225612000, "lease expired"),
 ]
+ATTEMPTS_ELSEWHERE = [ATTEMPTS[0]._replace(queue="bills"), ATTEMPTS[1]]
 CONFIG = configs.QueueConfigRecord(
     filter='headers["queue"] == "orders"',
     max_attempts=5,
@@ -254,6 +255,18 @@ VALUES = [
         "02000a006e61636b3a20626f6f6d0d006c656173652065787069726564",
         lambda: queues.encode_attempts(ATTEMPTS),
         ends=(22, 40),
+    ),
+    Row(
+        "attempts value, from another queue",
+        "attempts value",
+        queues.decode_attempts,
+        ATTEMPTS_ELSEWHERE,
+        "02000800776f726b65722d610800776f726b65722d62"
+        "0200d0afda769b010000e0d6da769b010000"
+        "02000a006e61636b3a20626f6f6d0d006c656173652065787069726564"
+        "0200050062696c6c730000",
+        lambda: queues.encode_attempts(ATTEMPTS_ELSEWHERE),
+        ends=(22, 40, 69),
     ),
     Row(
         "config value",

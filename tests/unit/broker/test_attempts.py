@@ -1,0 +1,80 @@
+"""The attempts at a message go along when it gets an entry in another queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from libs.storage.queues import FailedAttempt
+from services.broker import attempts
+from services.broker.attempts import Attempts
+from services.broker.executions import Execution, Fail, Transfer, execute
+from tests.unit.broker.shards import Rig
+from tests.unit.broker.stored import stored_attempts
+
+
+async def fail(rig: Rig, reason: str, queue_id: str) -> None:
+    [lease] = await rig.claim(1, queue_id=queue_id)
+    command = Fail(lease.token, reason)
+    await rig.run(lambda: execute(rig.shard, Execution([command]), rig.now_ms))
+
+
+async def transfer(rig: Rig, source: str, target: str) -> None:
+    """From a broker that was started anew: nothing that it needs is in memory."""
+    rig.commit()
+    await rig.restart()
+    [lease] = await rig.claim(1, queue_id=source)
+    command = Transfer(lease.token, target)
+    await rig.run(lambda: execute(rig.shard, Execution([command]), rig.now_ms))
+    rig.commit()
+
+
+def told(rig: Rig, queue_id: str) -> list[tuple[str, str]]:
+    found = stored_attempts(rig.store.rows, queue_id, 1)
+    return [(one.outcome, one.queue) for one in found]
+
+
+async def test_a_transfer_takes_the_history_along_and_tells_where_it_was() -> None:
+    rig = Rig()
+    for queue_id in ("orders", "next"):
+        rig.create(queue_id)
+    await rig.route([1])
+    await rig.route([1], queue_id="next")
+    await fail(rig, "here", "orders")
+    rig.now_ms += 10
+    await fail(rig, "there", "next")
+    rig.now_ms += 10
+    await rig.route([1])
+
+    await transfer(rig, "orders", "next")
+
+    assert told(rig, "next") == [("fail: here", "orders"), ("fail: there", "")]
+    assert told(rig, "orders") == [("fail: here", "")]
+
+    # Back again, it has what it had, once, and what came since.
+    await transfer(rig, "next", "orders")
+
+    assert told(rig, "orders") == [("fail: here", ""), ("fail: there", "next")]
+
+
+async def test_a_message_that_never_failed_leaves_no_history() -> None:
+    rig = Rig()
+    for queue_id in ("orders", "next"):
+        rig.create(queue_id)
+    await rig.route([1])
+
+    await transfer(rig, "orders", "next")
+
+    assert told(rig, "orders") == told(rig, "next") == []
+
+
+def test_of_very_many_attempts_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "ATTEMPTS_KEPT", 3)
+    records = Attempts()
+
+    for number in range(1, 6):
+        records.add(("q", 1), FailedAttempt("c", number))
+    assert [one.claimed_at_ms for one in records.get(("q", 1)) or ()] == [3, 4, 5]
+
+    records.add(("p", 1), FailedAttempt("c", 6))
+    records.carry(1, "p", "q")
+    assert [one.claimed_at_ms for one in records.get(("q", 1)) or ()] == [4, 5, 6]
