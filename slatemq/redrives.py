@@ -69,9 +69,9 @@ class RedriveCalls:
     ) -> Redrive:
         """Begins to move a queue's dead letters back to available, or `into` another queue.
 
-        `filter`: CEL, also over `reason`, `attempts` and `failed_at`. `rate`: messages per second,
-        0 = as fast as it goes. Goes on through restarts, each message once. Raises NotFound,
-        InvalidArgument, ResourceExhausted (too many are running).
+        `filter`: CEL, also over `reason`, `attempts` and `failed_at`. `rate`: messages per second
+        at most, up to 100,000; 0 = as fast as it goes. Goes on through restarts, each message once.
+        Raises NotFound, InvalidArgument, ResourceExhausted (too many are running).
         """
         request = message_of(
             entry_pb2.StartRedriveRequest,

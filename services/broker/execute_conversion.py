@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from libs.serving import telemetry
+from libs.serving.delays import check_delay_ms
 from libs.serving.headers import encoded_headers
 from libs.serving.limits import RETENTION_S_MAX
 from libs.storage.execution_records import NOT_SET, OutboxRecord, encode_outbox
@@ -175,7 +176,9 @@ def _push(
     present = {descriptor.name for descriptor, _ in told.ListFields()}
     if {"delay_ms", "visible_at_ms"} <= present:
         raise InvalidArgument(f"{field}.delay_ms", "not together with visible_at_ms")
-    bounds = {"retention_s": RETENTION_S_MAX, "delay_ms": limits.delay_ms, "visible_at_ms": None}
+    if "delay_ms" in present:
+        check_delay_ms(f"{field}.delay_ms", told.delay_ms, limits.delay_ms)
+    bounds = {"retention_s": RETENTION_S_MAX, "delay_ms": None, "visible_at_ms": None}
     given = {
         name: within(f"{field}.{name}", getattr(told, name), 0, most)
         for name, most in bounds.items()

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from libs.filters import DEFAULT_FILTER, SOURCE_BYTES_MAX, FilterError, check
+from libs.serving.delays import check_delay_ms
 from libs.storage.states import QueueStateRecord
 from services.broker.backoff import (
     BACKOFF_MS_MAX,
@@ -64,7 +65,7 @@ def changes_of(
     """
     changes: dict[str, Any] = {}
     defaults = QueueSettings(filter=DEFAULT_FILTER(queue.queue_id))
-    checks = _CHECKS | {"default_delay_ms": partial(_within, 0, max_delay_ms)}
+    checks = _CHECKS | {"default_delay_ms": partial(_delay, max_delay_ms)}
     for name in names:
         if queue.HasField(name):  # type: ignore[arg-type]
             changes[name] = checks.get(name, _number)(name, getattr(queue, name))
@@ -100,6 +101,10 @@ def _number(name: str, value: int) -> int:
     return int(_within(*_LEAST_MOST[name], name, value))
 
 
+def _delay(most_ms: int, name: str, value: int) -> int:
+    return check_delay_ms(f"queue.{name}", value, most_ms)
+
+
 def _within(least: float, most: float, name: str, value: float) -> float:
     if not least <= value <= most:
         raise InvalidArgument(
@@ -117,6 +122,8 @@ def _backoff(name: str, told: queue_pb2.Backoff) -> Backoff | None:
     _within(1, BACKOFF_MS_MAX, f"{name}.initial_ms", told.initial_ms)
     max_ms = told.max_ms or BACKOFF_MS_MAX
     _within(told.initial_ms, BACKOFF_MS_MAX, f"{name}.max_ms", max_ms)
+    if told.multiplier and told.kind != queue_pb2.Backoff.KIND_EXPONENTIAL:
+        raise InvalidArgument(f"queue.{name}.multiplier", "is for KIND_EXPONENTIAL only")
     multiplier = told.multiplier or MULTIPLIER_DEFAULT
     _within(1, MULTIPLIER_MAX, f"{name}.multiplier", multiplier)
     _within(0, 1, f"{name}.jitter", told.jitter)

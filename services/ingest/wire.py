@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.serving import telemetry
+from libs.serving.delays import check_delay_ms
 from libs.serving.headers import encoded_headers
 from libs.serving.limits import RETENTION_S_MAX
 from libs.storage.ids import shard_of
@@ -107,9 +108,9 @@ def _take_times(columns: Columns, at: int, message: PublishMessage, delay_ms_max
             raise InvalidArgument(
                 f"messages[{at}].delay_ms", "may not be given together with visible_at_ms"
             )
-        if not 0 <= message.delay_ms <= delay_ms_max:
-            raise InvalidArgument(f"messages[{at}].delay_ms", f"must be within 0..{delay_ms_max}")
-        columns.delay_ms[at] = message.delay_ms
+        columns.delay_ms[at] = check_delay_ms(
+            f"messages[{at}].delay_ms", message.delay_ms, delay_ms_max
+        )
     elif message.visible_at_ms < 0:
         raise InvalidArgument(f"messages[{at}].visible_at_ms", "may not be negative")
     elif message.visible_at_ms > 0:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from slatemq.cli.failures import EXIT_REFUSED
 from slatemq.cli.messages import finished_listing, show
 from slatemq.cli.output import note, say, write_json, write_table
-from slatemq.cli.parameters import WORDS
+from slatemq.cli.parameters import MESSAGE_ID, WORDS
 from slatemq.cli.queue_options import format_time
 from slatemq.cli.queues import purge_states
 from slatemq.cli.session import Session, pass_session, run, session_options
@@ -72,17 +72,17 @@ def purge(session: Session, queue: str, yes: bool) -> None:
 @click.option(
     "--id",
     "ids",
-    type=click.IntRange(min=1),
+    type=MESSAGE_ID,
     multiple=True,
     metavar="ID",
-    help="Only this message; repeatable.",
+    help="Only the message with this ID; repeatable.",
 )
 @click.option(
     "--rate",
-    type=click.IntRange(1, 100_000),
-    default=None,
+    type=click.IntRange(0, 100_000),
+    default=0,
     metavar="N",
-    help="Messages per second at most.  [default: as fast as it goes]",
+    help="Messages per second at most, up to 100000; 0, the default: as fast as it goes.",
 )
 @click.option("--no-wait", is_flag=True, help="Do not wait for its end: print its ID.")
 @session_options
@@ -93,7 +93,7 @@ def redrive(
     into: str,
     expression: str,
     ids: tuple[int, ...],
-    rate: int | None,
+    rate: int,
     no_wait: bool,
 ) -> None:
     """Make dead letters of QUEUE available again, with no attempts counted."""
@@ -101,7 +101,7 @@ def redrive(
     async def work() -> Redrive:
         async with session.connect() as client:
             begun = await client.start_redrive(
-                queue, into=into, filter=expression, message_ids=ids, rate=rate or 0
+                queue, into=into, filter=expression, message_ids=ids, rate=rate
             )
             if no_wait:
                 return begun

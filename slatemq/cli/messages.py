@@ -21,7 +21,7 @@ from slatemq.cli.entry_output import (
 from slatemq.cli.failures import EXIT_REFUSED
 from slatemq.cli.moments import WHEN
 from slatemq.cli.output import note, say, write_json
-from slatemq.cli.parameters import HEADER, WORDS
+from slatemq.cli.parameters import HEADER, WHICH, WORDS
 from slatemq.cli.publishing import STDIN, read_all
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.threads import in_thread
@@ -66,7 +66,7 @@ Only a message that is delayed can be edited. It changes in every queue that
 has not handed it out, and is not routed anew. --header replaces all headers.
 """
 
-_WHICH = click.argument("which", type=WORDS, nargs=-1, required=True, metavar="HANDLE|ID...")
+_WHICH = click.argument("which", type=WHICH, nargs=-1, required=True, metavar="HANDLE|ID...")
 _QUEUES = click.option(
     "--in", "queues", type=WORDS, multiple=True, metavar="QUEUE", help="Of an ID: only in it."
 )
@@ -117,7 +117,7 @@ def list_entries(
 
 
 @message.command("show", epilog=SHOW_EPILOG)
-@click.argument("which", type=WORDS, metavar="HANDLE|ID")
+@click.argument("which", type=WHICH, metavar="HANDLE|ID")
 @click.option("--in", "queues", type=WORDS, multiple=True, metavar="QUEUE", help="Search only it.")
 @session_options
 @pass_session
@@ -158,8 +158,6 @@ async def _search(
     session: Session, client: Client, which: str, queues: tuple[str, ...]
 ) -> AsyncIterator[Entry]:
     """The entries of a message by its ID, as they are found."""
-    if not which.isdecimal():
-        raise click.UsageError(f"{which!r} is neither a handle nor the ID of a message")
     with _searching(session) as status:
 
         def told(progress: SearchProgress) -> None:

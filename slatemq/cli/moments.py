@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import click
@@ -16,10 +16,18 @@ from slatemq.queue_models import BACKOFF_MS_MAX, Backoff, BackoffKind
 NO_BACKOFF = "none"
 
 _BACKOFF = re.compile(
-    r"(?P<kind>fixed|linear|exponential):(?P<initial>[0-9a-z]+)(?:\.\.(?P<max>[0-9a-z]+))?"
-    r"(?:,multiplier=(?P<multiplier>[0-9.]+))?(?:,jitter=(?P<jitter>[0-9.]+))?",
+    r"(?P<kind>fixed|linear|exponential):(?P<initial>[0-9a-z]+)(?:\.\.(?P<max>[0-9a-z]+))?",
     re.ASCII,
 )
+
+_PARAMETERS = {
+    BackoffKind.FIXED: ("jitter",),
+    BackoffKind.LINEAR: ("jitter",),
+    BackoffKind.EXPONENTIAL: ("multiplier", "jitter"),
+}
+
+
+_NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+", re.ASCII)
 
 
 class FromNow(int):
@@ -65,24 +73,25 @@ class _Backoff(click.ParamType[Any]):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if isinstance(value, Backoff) or value == NO_BACKOFF:
             return value
-        found = _BACKOFF.fullmatch(value)
+        waits, *parameters = value.split(",")
+        found = _BACKOFF.fullmatch(waits)
         if found is None:
             self.fail(
                 f"{value!r} is no backoff: write none, fixed:10s, linear:5s..1m or "
-                "exponential:1s..10m, with ,multiplier=3 and ,jitter=0.5 behind it if need be",
+                "exponential:1s..10m, with ,multiplier=3 (exponential only) and ,jitter=0.5 "
+                "behind it if need be",
                 param,
                 ctx,
             )
         kind = BackoffKind(found["kind"])
         initial_ms = _duration_ms(found["initial"], value, self.fail)
         longest = found["max"]
+        if longest and kind is BackoffKind.FIXED:
+            self.fail(f"{value!r}: fixed is always the same wait, and has no longest", param, ctx)
         max_ms = _duration_ms(longest, value, self.fail) if longest else BACKOFF_MS_MAX
-        try:
-            multiplier = float(found["multiplier"] or (2 if kind is BackoffKind.EXPONENTIAL else 0))
-            jitter = float(found["jitter"] or 0)
-        except ValueError:
-            self.fail(f"{value!r} has a number that is none", param, ctx)
-        return Backoff(kind, initial_ms, max_ms, multiplier, jitter)
+        given = {"multiplier": 2.0 if kind is BackoffKind.EXPONENTIAL else 0.0, "jitter": 0.0}
+        given |= _numbers(kind, parameters, value, self.fail)
+        return Backoff(kind, initial_ms, max_ms, given["multiplier"], given["jitter"])
 
 
 WHEN = _When()
@@ -102,6 +111,24 @@ def format_backoff(backoff: Backoff | None) -> str:
     if backoff.jitter:
         text += f",jitter={backoff.jitter:g}"
     return text
+
+
+def _numbers(
+    kind: BackoffKind, parameters: Iterable[str], whole: str, fail: Callable[[str], NoReturn]
+) -> dict[str, float]:
+    """The parameters behind a backoff's waits; one that its kind does not have is named."""
+    given: dict[str, float] = {}
+    for parameter in parameters:
+        name, _, number = parameter.partition("=")
+        if name not in _PARAMETERS[kind]:
+            known = " and ".join(_PARAMETERS[kind])
+            fail(f"{whole!r}: {kind.value} has no {name or 'such parameter'}, only {known}")
+        if name in given:
+            fail(f"{whole!r}: {name} is given twice")
+        if not _NUMBER.fullmatch(number):
+            fail(f"{whole!r}: {name} must be a number, not {number!r}")
+        given[name] = float(number)
+    return given
 
 
 def _duration_ms(text: str, whole: str, fail: Callable[[str], NoReturn]) -> int:

@@ -105,11 +105,48 @@ class _Endpoint(click.ParamType[str]):
         return value
 
 
+class _MessageID(click.ParamType[int]):
+    """The ID of a message."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, int):
+            return value
+        if not re.fullmatch(r"\d{1,19}", value, re.ASCII) or not 0 < int(value) < 1 << 63:
+            self.fail(
+                f"{value!r} is no message ID: that is a whole number, as publish and claim print "
+                "it, e.g. 281474976710657",
+                param,
+                ctx,
+            )
+        return int(value)
+
+
+class _Which(click.ParamType[str]):
+    """The handle of a message in a queue, or the message's ID."""
+
+    name = "handle or id"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        text = WORDS.convert(value, param, ctx)
+        if "/" not in text:
+            try:
+                MESSAGE_ID.convert(text, param, ctx)
+            except click.BadParameter as error:
+                self.fail(
+                    f"{error.message}; a handle has slashes, as `message ls` prints it", param, ctx
+                )
+        return text
+
+
 WORDS = _Words()
 DURATION = _Duration()
 SECONDS = _Duration(whole_seconds=True)
 TIME = _Time()
 HEADER = _Header()
+MESSAGE_ID = _MessageID()
+WHICH = _Which()
 ENDPOINT = _Endpoint()
 
 

@@ -269,9 +269,9 @@ class Backoff(_message.Message):
     initial_ms: _builtins.int
     """The first wait: 1–43,200,000 ms (12 h)."""
     max_ms: _builtins.int
-    """The longest wait: `initial_ms`–43,200,000 ms; 0 = 43,200,000."""
+    """The longest wait: `initial_ms`–43,200,000 ms; 0 = 43,200,000. Of no effect with KIND_FIXED."""
     multiplier: _builtins.float
-    """For KIND_EXPONENTIAL: 1–100; 0 = 2."""
+    """For KIND_EXPONENTIAL, and refused with the others: 1–100; 0 = 2."""
     jitter: _builtins.float
     """0–1; 0 = none. Only half and full jitter have names elsewhere: 0.5 and 1."""
     def __init__(

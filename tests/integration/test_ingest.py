@@ -84,8 +84,9 @@ async def test_the_log_tells_delays_and_visible_times(cache: int) -> None:
         assert delays == [None, 0, 5, None, None]
         assert [one.visible_at_ms for one in logged] == [0, 0, 0, 1 << 60, 0]
         assert {one.direct_queue_id for one in logged} == {""}
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgument) as refused:
             await ingest.publish(ingest_pb2.PublishMessage(delay_ms=6))
+        assert refused.value.description == "must be 0..5 (the setting max_message_delay_ms), not 6"
 
 
 async def test_delays_reach_to_a_hundred_years() -> None:

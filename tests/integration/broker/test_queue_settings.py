@@ -49,6 +49,13 @@ async def test_a_backoff_is_told_with_its_defaults() -> None:
         assert not (await update(rig, ["backoff"], backoff=Backoff())).HasField("backoff")
 
 
+async def test_a_multiplier_is_for_exponential_backoffs_only() -> None:
+    async with running() as rig:
+        for kind in (Backoff.KIND_FIXED, Backoff.KIND_LINEAR):
+            wrong = Backoff(kind=kind, initial_ms=5, multiplier=2)
+            assert (await refusal(rig.create(backoff=wrong)))[2] == "queue.backoff.multiplier"
+
+
 async def test_the_longest_lease_is_no_longer_than_the_longest_total_lease() -> None:
     async with running() as rig:
         created = await rig.create(max_total_lease_ms=5000)

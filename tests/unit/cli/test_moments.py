@@ -39,6 +39,31 @@ def test_what_is_no_backoff_is_refused_with_words(text: str) -> None:
         BACKOFF.convert(text, None, None)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("linear:5s..1m,multiplier=2", "linear has no multiplier, only jitter"),
+        ("fixed:5s,multiplier=2", "fixed has no multiplier"),
+        ("fixed:5s..1m", "fixed is always the same wait"),
+        ("exponential:1s,factor=2", "exponential has no factor, only multiplier and jitter"),
+        ("exponential:1s,", "no such parameter"),
+        ("exponential:1s,jitter=", "jitter must be a number"),
+        ("exponential:1s,jitter=nan", "jitter must be a number, not 'nan'"),
+        ("exponential:1s,jitter=1,jitter=0", "jitter is given twice"),
+    ],
+)
+def test_a_parameter_that_a_backoff_does_not_have_is_named(text: str, why: str) -> None:
+    with pytest.raises(click.BadParameter) as refused:
+        BACKOFF.convert(text, None, None)
+    assert why in refused.value.message
+
+
+def test_the_parameters_of_a_backoff_come_in_any_order() -> None:
+    assert BACKOFF.convert("exponential:1s,jitter=.5,multiplier=3", None, None) == BACKOFF.convert(
+        "exponential:1s,multiplier=3,jitter=0.5", None, None
+    )
+
+
 def test_a_time_may_be_so_long_from_now() -> None:
     before = int(time.time() * 1000)
     when = WHEN.convert("+5m", None, None)

@@ -67,6 +67,9 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
         "status --endpoint http://127.0.0.1:1",
         "status --endpoint 127.0.0.1:99999",
         "status --timeout soon",
+        "failed redrive q --rate -1",
+        "failed redrive q --id 0",
+        "queue create q --backoff linear:1s,multiplier=2",
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_why(
@@ -96,6 +99,7 @@ def test_wrong_usage_ends_with_2_and_says_why(
         "explain",
         "status",
         "--json status",
+        "failed redrive q --rate 0",
     ],
 )
 def test_nobody_there_ends_with_3_and_says_what_to_do(
@@ -106,6 +110,16 @@ def test_nobody_there_ends_with_3_and_says_what_to_do(
     assert said.out == ""
     assert nowhere in said.err
     assert "--endpoint" in said.err
+
+
+@pytest.mark.parametrize("line", ["failed redrive q --id abc", "message show abc"])
+def test_what_is_no_message_id_is_told_how_one_looks(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(line.split()) == 2
+    assert "'abc' is no message ID: that is a whole number" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_lines_for_nobody_are_counted_all_the_same(
