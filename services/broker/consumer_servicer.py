@@ -9,6 +9,7 @@ from typing import Any
 
 from google.rpc.status_pb2 import Status
 
+from libs.serving.guard import encoded
 from services.broker.answers import consumer_id, lease_length, release, tell, too_late
 from services.broker.delivery import Delivery
 from services.broker.executor import Executor
@@ -97,9 +98,8 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             raise Unavailable(
                 "storing the claim took half of its lease; it was undone", reason="SLOW_COMMIT"
             )
-        answer = consumer_pb2.ClaimResponse(consumer_id=consumer)
-        tell(self._shard, claim.given, answer.messages)
-        return answer
+        head = consumer_pb2.ClaimResponse(consumer_id=consumer).SerializeToString()
+        return encoded(consumer_pb2.ClaimResponse, head + tell(self._shard, claim.given))
 
     async def _wait(self, queue: Queue, claim: OneClaim, wait_ms: int) -> None:
         try:
@@ -161,8 +161,9 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             )
             for token, item in zip(tokens, told, strict=True)
         ]
+        came_ms = self._owner.clock.now_ms()
         done = await self._owner.run(
-            lambda now_ms: self._owner.shard.nack(nacks, now_ms), request.ByteSize()
+            lambda now_ms: self._owner.shard.nack(nacks, now_ms, came_ms), request.ByteSize()
         )
         await self._owner.durable()
         return consumer_pb2.NackResponse(results=merged(results, map(_status, done)))

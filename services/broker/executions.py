@@ -93,20 +93,24 @@ class Execution:
     elsewhere: frozenset[str] = frozenset()
 
 
-def execute(shard: Shard, execution: Execution, now_ms: int) -> list[int]:
+def execute(
+    shard: Shard, execution: Execution, now_ms: int, came_ms: int | None = None
+) -> list[int]:
     """Applies the commands; gives for each the end of the lease that it extends, else 0.
 
-    A repeat changes nothing, and gives where the extended leases end now (0: they have ended). May
-    raise Needs. Raises InvalidArgument, NotFound, FailedPrecondition and ResourceExhausted, with
-    the place of the command in the metadata, when nothing has changed.
+    Delays count from `came_ms`, when the commands came; None: now. A repeat changes nothing, and
+    gives where the extended leases end now (0: they have ended). May raise Needs. Raises
+    InvalidArgument, NotFound, FailedPrecondition and ResourceExhausted, with the place of the
+    command in the metadata, when nothing has changed.
     """
     ends = repeated(shard, execution)
     if ends is not None:
         return ends
     leases = check(shard, execution)
-    _check_needs(shard, execution.commands, leases, now_ms)
+    since_ms = now_ms if came_ms is None else came_ms
+    _check_needs(shard, execution.commands, leases, now_ms, since_ms)
     ends = [
-        _apply(shard, execution, command, lease, now_ms)
+        _apply(shard, execution, command, lease, now_ms, since_ms)
         for command, lease in zip(execution.commands, leases, strict=True)
     ]
     if execution.request_id:
@@ -200,32 +204,33 @@ def _check_target(shard: Shard, execution: Execution, command: Transfer) -> None
 
 
 def _check_needs(
-    shard: Shard, commands: Sequence[Command], leases: Sequence[Lease | None], now_ms: int
+    shard: Shard,
+    commands: Sequence[Command],
+    leases: Sequence[Lease | None],
+    now_ms: int,
+    since_ms: int,
 ) -> None:
     """Raises Needs for everything that `_apply` must find in memory."""
     slots: dict[tuple[str, int, int], NeedsSlot] = {}
     attempts: list[tuple[str, int]] = []
-
-    def later(queue: Queue, priority: int, delay_ms: int) -> None:
-        visible_at_ms = now_ms + delay_ms
-        if delay_ms and visible_at_ms > queue.seen_until(now_ms):
-            need = queue.needs_slot(priority, visible_at_ms)
-            if need:
-                slots[queue.queue_id, priority, visible_at_ms] = need
-
     for command, lease in zip(commands, leases, strict=True):
         if isinstance(command, Fail) and lease:
             key = (lease.queue.queue_id, lease.message_id)
             if key not in shard.attempts:
                 attempts.append(key)
-        elif isinstance(command, Release) and lease:
-            later(lease.queue, lease.priority, command.delay_ms)
-        elif isinstance(command, Transfer):
-            target = shard.queues[command.target]
-            later(target, _priority(command, target), command.delay_ms)
-            if lease:
-                ids = (lease.message_id,)
-                attempts += shard.attempts.needed(ids, lease.queue.queue_id, command.target)
+            continue
+        if isinstance(command, Release) and lease:
+            queue = lease.queue
+            need = queue.needs_to_return(lease, _visible_at(command, since_ms), now_ms)
+        elif isinstance(command, Transfer) and lease:
+            queue = shard.queues[command.target]
+            need = queue.needs_to_enter(_new_entry(queue, command, lease, since_ms), now_ms)
+            ids = (lease.message_id,)
+            attempts += shard.attempts.needed(ids, lease.queue.queue_id, command.target)
+        else:
+            continue
+        if need:
+            slots[queue.queue_id, need.lane.priority, need.first_order] = need
     if slots or attempts:
         raise Needs(list(slots.values()), attempts)
 
@@ -234,7 +239,12 @@ def _check_needs(
 
 
 def _apply(
-    shard: Shard, execution: Execution, command: Command, lease: Lease | None, now_ms: int
+    shard: Shard,
+    execution: Execution,
+    command: Command,
+    lease: Lease | None,
+    now_ms: int,
+    since_ms: int,
 ) -> int:
     if isinstance(command, Push):
         shard.outbox.push(execution.ingest_shard, command.value, now_ms)
@@ -251,11 +261,12 @@ def _apply(
         shard.end(lease, LeaseOutcome.ACKED)
         queue.ack([lease], now_ms, transferred_to=command.target)
         shard.attempts.carry(lease.message_id, queue.queue_id, command.target)
-        _add(shard.queues[command.target], command, lease, now_ms)
+        target = shard.queues[command.target]
+        target.come(_new_entry(target, command, lease, since_ms), now_ms)
     elif isinstance(command, Release):
         shard.end(lease, LeaseOutcome.NACKED)
         lease.attempts -= 1
-        queue.give_back(lease, command.delay_ms, now_ms)
+        queue.give_back(lease, _visible_at(command, since_ms), now_ms)
     else:
         shard.end(lease, LeaseOutcome.NACKED)
         outcome = f"{FAILED_BY_COMMAND}{command.reason}"
@@ -265,28 +276,18 @@ def _apply(
     return 0
 
 
-def _add(target: Queue, command: Transfer, lease: Lease, now_ms: int) -> None:
-    """Gives the message of a lease a new entry, unless its retention is over."""
-    deadline_ms = lease.retention_deadline_ms
-    if 0 < deadline_ms <= now_ms:
-        target.expired_count += 1
-        return
-    priority = _priority(command, target)
-    visible_at_ms = now_ms + command.delay_ms
-    timed = command.delay_ms > 0 and visible_at_ms > target.seen_until(now_ms)
-    item = AvailableMessage(
-        lease.message_id, priority, visible_at_ms if timed else 0, deadline_ms, 0
+def _new_entry(target: Queue, command: Transfer, lease: Lease, since_ms: int) -> AvailableMessage:
+    """The entry that a transfer makes."""
+    priority = target.settings.fallback_priority if command.priority is None else command.priority
+    visible_at_ms = _visible_at(command, since_ms)
+    return AvailableMessage(
+        lease.message_id, priority, visible_at_ms, lease.retention_deadline_ms, 0
     )
-    if timed:
-        target.add_delayed(priority, item)
-    else:
-        target.add_ready(priority, [item], now_ms)
 
 
-def _priority(command: Transfer, target: Queue) -> int:
-    if command.priority is None:
-        return target.settings.fallback_priority
-    return command.priority
+def _visible_at(command: Release | Transfer, since_ms: int) -> int:
+    """From when on a message waits for nothing but a claim; 0: at once."""
+    return since_ms + command.delay_ms if command.delay_ms else 0
 
 
 def _end_now(shard: Shard, command: Command) -> int:

@@ -80,10 +80,12 @@ class Executor:
         rows = [command.value for command in execution.commands if isinstance(command, Push)]
         size_bytes = sum(map(len, rows)) + COMMAND_BYTES * len(execution.commands)
 
+        came_ms = self._owner.clock.now_ms()
+
         def run(now_ms: int) -> list[int]:
             if now_ms - began_ms > UPLOAD_AGE_MS_MAX:
                 raise Unavailable("the upload took over an hour, retry")
-            return execute(self._owner.shard, execution, now_ms)
+            return execute(self._owner.shard, execution, now_ms, came_ms)
 
         return await self._owner.run(run, size_bytes)
 

@@ -77,11 +77,11 @@ class ShardOwner:
         `size_bytes` is about what it adds to the next commit. An error that the command raises is
         passed on when all is durable that it may rest on.
         """
-        # The time of the first try: with a later one it might need something else again.
-        now_ms = self.clock.now_ms()
         while True:
             try:
-                result = command(now_ms)
+                # Not the time of the first try: a read may take long, and leases and retention
+                # are judged. So what a command needs must not depend on when it is run again.
+                result = command(self.clock.now_ms())
             except (NeedsLane, Needs) as need:
                 self._note_changes(0)
                 await self._loader.answer(need)
@@ -183,8 +183,12 @@ class ShardOwner:
             next_ms = self.shard.deadlines.next_ms()
             if next_ms is None or next_ms > self.clock.now_ms():
                 return
-            await self.run(lambda now_ms: self.shard.expire(now_ms, EXPIRE_AT_ONCE))
+            await self.run(partial(self._expire, self.clock.now_ms()))
             await asyncio.sleep(0)
+
+    def _expire(self, until_ms: int, _: int) -> None:
+        # However long it takes to read what this needs: backoffs count from here.
+        self.shard.expire(until_ms, EXPIRE_AT_ONCE)
 
     async def watch_due(self) -> None:
         """Looks at delayed messages when their time has come; runs until cancelled."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from libs.storage.buckets import BucketKind
 from libs.storage.delayed_records import DelayedMessage
 from libs.storage.keys import done_key, failed_key, queue_state_key
 from libs.storage.queues import (
@@ -182,7 +183,15 @@ class QueueEntries(ABC):
         self.touch()
         if item.visible_at_ms > self.seen_until(now_ms):
             return self._available.add_timed(item.priority, item)
+        item = item._replace(visible_at_ms=0)
         return self._available.add_ready(item.priority, [item], now_ms)
+
+    def come(self, item: AvailableMessage, now_ms: int) -> Place | None:
+        """As `enter`, and if the message is delayed, who watches the queue is told."""
+        place = self.enter(item, now_ms)
+        if place is not None and place.kind is BucketKind.TIMED:
+            self._tell_delayed(item, place)
+        return place
 
     def is_over(self, item: AvailableMessage, now_ms: int) -> bool:
         """Whether a message is past its retention, by the latest time that was looked at."""
@@ -218,16 +227,12 @@ class QueueEntries(ABC):
         item = self.find(place, message_id)
         if item is None:
             return None
-        later = visible_at_ms > self.seen_until(now_ms)
-        item = item._replace(visible_at_ms=visible_at_ms if later else 0)
+        item = item._replace(visible_at_ms=visible_at_ms)
         need = self.needs_to_enter(item, now_ms)
         if need:
             raise Needs([need], ())
         self.cancel(place, message_id)
-        entered = self.enter(item, now_ms)
-        if entered and later:
-            self._tell_delayed(item, entered)
-        return entered
+        return self.come(item, now_ms)
 
     def find_in_flight(self, message_id: int) -> Lease | None:
         """The lease on a message, if there is one; looks at all leases."""

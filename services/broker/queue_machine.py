@@ -174,18 +174,14 @@ class Queue(QueueEntries):
             for lease in leases
         )
 
-    def give_back(self, lease: Lease, delay_ms: int, now_ms: int) -> bool:
+    def give_back(self, lease: Lease, visible_at_ms: int, now_ms: int) -> bool:
         """Makes the message available again, or drops it when its retention is over (False)."""
         self._take_out((lease,))
-        later = delay_ms > 0 and now_ms + delay_ms > self.seen_until(now_ms)
-        item = AvailableMessage(
-            lease.message_id,
-            lease.priority,
-            now_ms + delay_ms if later else 0,
-            lease.retention_deadline_ms,
-            lease.attempts,
-        )
-        return self.enter(item, now_ms) is not None
+        return self.enter(_returned(lease, visible_at_ms), now_ms) is not None
+
+    def needs_to_return(self, lease: Lease, visible_at_ms: int, now_ms: int) -> NeedsSlot | None:
+        """What must be read before `give_back`, if anything."""
+        return self.needs_to_enter(_returned(lease, visible_at_ms), now_ms)
 
     def fail(self, lease: Lease, reason: str, now_ms: int) -> None:
         """Moves a message to failed."""
@@ -231,3 +227,14 @@ class Queue(QueueEntries):
     def _take_out(self, leases: Iterable[Lease]) -> None:
         self.in_flight.take_out(leases)
         self.touch()
+
+
+def _returned(lease: Lease, visible_at_ms: int) -> AvailableMessage:
+    """The message of a lease, when it waits again."""
+    return AvailableMessage(
+        lease.message_id,
+        lease.priority,
+        visible_at_ms,
+        lease.retention_deadline_ms,
+        lease.attempts,
+    )

@@ -71,10 +71,18 @@ class ShardLeases:
             queue.ack(leases, now_ms)
         return results
 
-    def nack(self, items: Sequence[Nack], now_ms: int) -> list[Finish]:
-        """Finishes leases: their messages are available again, or failed. May raise Needs."""
+    def nack(self, items: Sequence[Nack], now_ms: int, came_ms: int | None = None) -> list[Finish]:
+        """Finishes leases: their messages are available again, or failed. May raise Needs.
+
+        Delays count from `came_ms`, when the command came; None: now.
+        """
+        since_ms = now_ms if came_ms is None else came_ms
         held = [(item, self._leases.get(item.token)) for item in items]
-        returns = [(lease, _wait_ms(lease, item), item.release) for item, lease in held if lease]
+        returns = [
+            (lease, _later(since_ms, _wait_ms(lease, item)), item.release)
+            for item, lease in held
+            if lease
+        ]
         self._check_returns(returns, now_ms)
         results = []
         for item in items:
@@ -82,13 +90,13 @@ class ShardLeases:
             if lease is None:
                 results.append(self._finished(item.token, LeaseOutcome.NACKED))
                 continue
-            wait_ms = _wait_ms(lease, item)
+            visible_at_ms = _later(since_ms, _wait_ms(lease, item))
             if item.release:
                 lease.attempts -= 1
-                lease.queue.give_back(lease, wait_ms, now_ms)
+                lease.queue.give_back(lease, visible_at_ms, now_ms)
             else:
                 lease.queue.nacked_count += 1
-                self._return(lease, f"nack: {item.reason}", wait_ms, now_ms)
+                self._return(lease, f"nack: {item.reason}", visible_at_ms, now_ms)
             self.finished.add(item.token, LeaseOutcome.NACKED)
             results.append(Finish.OK)
         return results
@@ -128,13 +136,14 @@ class ShardLeases:
         A lease ends here and nowhere else: as long as this is not called, an ack is taken.
         """
         due = self.deadlines.ended(now_ms, limit)
-        self._check_returns([(lease, _backoff_ms(lease), False) for lease in due], now_ms)
+        returns = [(lease, _later(now_ms, _backoff_ms(lease)), False) for lease in due]
+        self._check_returns(returns, now_ms)
         queues: dict[str, Queue] = {}
-        for lease in due:
+        for lease, visible_at_ms, _ in returns:
             del self._leases[lease.token]
             self.finished.add(lease.token, LeaseOutcome.ENDED)
             lease.queue.ended_leases_count += 1
-            self._return(lease, EXPIRED_LEASE, _backoff_ms(lease), now_ms)
+            self._return(lease, EXPIRED_LEASE, visible_at_ms, now_ms)
             queues[lease.queue.queue_id] = lease.queue
         return list(queues.values())
 
@@ -182,31 +191,33 @@ class ShardLeases:
     def _check_returns(self, returns: Sequence[tuple[Lease, int, bool]], now_ms: int) -> None:
         slots: dict[tuple[str, int, int], NeedsSlot] = {}
         attempts = []
-        for lease, delay_ms, release in returns:
+        for lease, visible_at_ms, release in returns:
             queue = lease.queue
             key = (queue.queue_id, lease.message_id)
             # The first attempt, too: another entry of the message may have failed here before.
             if not release and key not in self.attempts:
                 attempts.append(key)
-            later = delay_ms > 0 and now_ms + delay_ms > queue.seen_until(now_ms)
-            if later and (release or lease.attempts < queue.settings.max_attempts):
-                need = queue.needs_slot(
-                    lease.priority, now_ms + delay_ms, lease.retention_deadline_ms
-                )
+            if visible_at_ms and (release or lease.attempts < queue.settings.max_attempts):
+                need = queue.needs_to_return(lease, visible_at_ms, now_ms)
                 if need:
                     slots[queue.queue_id, lease.priority, need.first_order] = need
         if slots or attempts:
             raise Needs(list(slots.values()), attempts)
 
-    def _return(self, lease: Lease, outcome: str, delay_ms: int, now_ms: int) -> None:
+    def _return(self, lease: Lease, outcome: str, visible_at_ms: int, now_ms: int) -> None:
         queue = lease.queue
         key = (queue.queue_id, lease.message_id)
         failed = FailedAttempt(lease.consumer, lease.claimed_at_ms, outcome)
         if lease.attempts >= queue.settings.max_attempts:
             queue.fail(lease, outcome, now_ms)
-        elif not queue.give_back(lease, delay_ms, now_ms):
+        elif not queue.give_back(lease, visible_at_ms, now_ms):
             return
         self.attempts.add(key, failed)
+
+
+def _later(since_ms: int, delay_ms: int) -> int:
+    """When a message is visible again; 0: at once."""
+    return since_ms + delay_ms if delay_ms else 0
 
 
 def _wait_ms(lease: Lease, item: Nack) -> int:

@@ -63,7 +63,12 @@ class ExecuteHistory(RedriveHistory):
         request_id = ("", "used by several", *[f"r{len(self.requests)}"] * 2)[request]
         if request_id:
             self.requests.append((request_id, commands))
-        self.run(lambda now_ms: self.execute_now(request_id, commands, now_ms), slow)
+        self.run_execute(request_id, commands, slow)
+
+    def run_execute(self, request_id: str, commands: Sequence[Command], slow: bool) -> None:
+        self.tick()
+        came_ms = self.now_ms
+        self.run(lambda now_ms: self.execute_now(request_id, commands, now_ms, came_ms), slow)
 
     @rule(chosen=kinds)
     def plain_execute(self, chosen: list[Kind]) -> None:
@@ -73,7 +78,7 @@ class ExecuteHistory(RedriveHistory):
     def execute_again(self, pick: int, slow: bool) -> None:
         if self.requests:
             request_id, commands = self.requests[-1 - pick % len(self.requests)]
-            self.run(lambda now_ms: self.execute_now(request_id, commands, now_ms), slow)
+            self.run_execute(request_id, commands, slow)
 
     def commands(self, chosen: list[Kind]) -> list[Command]:
         tokens = self.tokens([pick for _, pick, _, _ in chosen])
@@ -102,7 +107,9 @@ class ExecuteHistory(RedriveHistory):
                 commands.append(Push(queue_id, b"%d" % self.pushed_count))
         return commands
 
-    def execute_now(self, request_id: str, commands: Sequence[Command], now_ms: int) -> None:
+    def execute_now(
+        self, request_id: str, commands: Sequence[Command], now_ms: int, came_ms: int
+    ) -> None:
         fingerprint = hashlib.blake2b(repr(commands).encode(), digest_size=16).digest()
         # The model tells entries by their messages: two of one message in a queue it cannot.
         commands = [self.without_second_entry(command) for command in commands]
@@ -112,7 +119,7 @@ class ExecuteHistory(RedriveHistory):
             commands, request_id, fingerprint, INGEST, elsewhere=frozenset({ELSEWHERE})
         )
         try:
-            ends = execute(self.shard, execution, now_ms)
+            ends = execute(self.shard, execution, now_ms, came_ms)
         except SlateMQError as error:
             told = (type(error), error.metadata.get("command", ""))
             if known is not None:
@@ -129,7 +136,7 @@ class ExecuteHistory(RedriveHistory):
         if request_id:
             self.model.executed += ((request_id, fingerprint),)
         for command, end_ms in zip(commands, ends, strict=True):
-            assert end_ms == self.expect(command, now_ms)
+            assert end_ms == self.expect(command, now_ms, came_ms)
 
     def without_second_entry(self, command: Command) -> Command:
         if not isinstance(command, Transfer) or command.target not in self.model.queues:
@@ -162,7 +169,7 @@ class ExecuteHistory(RedriveHistory):
                 return {(kind, place)}
         return set()
 
-    def expect(self, command: Command, now_ms: int) -> int:
+    def expect(self, command: Command, now_ms: int, came_ms: int) -> int:
         """Does to the model what a command does; gives the end of the lease that it extends."""
         if isinstance(command, Push):
             self.model.pushes += (command.value,)
@@ -176,7 +183,7 @@ class ExecuteHistory(RedriveHistory):
             queue.entries[message_id] = held
             return held.deadline_ms
         if isinstance(command, Release):
-            self.returned(holder, "", command.delay_ms, now_ms)
+            self.returned(holder, "", command.delay_ms and came_ms + command.delay_ms, now_ms)
         elif isinstance(command, Fail):
             queue.entries[message_id] = Failed(held.attempts, "fail: no")
             attempt = FailedAttempt(held.consumer, held.claimed_at_ms, "fail: no")
@@ -185,8 +192,8 @@ class ExecuteHistory(RedriveHistory):
             queue.entries[message_id] = Done(held.token, held.attempts, command.target)
             self.model.carry(message_id, queue, command.target)
             target = self.model.queues[command.target]
-            if not held.before.expired(now_ms):
-                visible_at_ms = command.delay_ms and now_ms + command.delay_ms
+            if not held.before.expired(max(now_ms, target.walked_ms)):
+                visible_at_ms = command.delay_ms and came_ms + command.delay_ms
                 assert command.priority is not None
                 target.entries[message_id] = self.waiting(
                     target, command.priority, visible_at_ms, held.before.deadline_ms, 0, now_ms

@@ -79,7 +79,7 @@ class History(RuleBasedStateMachine):
         self.written: list[Model] = []
         self.messages = itertools.count(1)
         self.log_ends = {1: 0, 2: 0}
-        self.pending: list[tuple[Callable[[int], None], int, asyncio.Task[None]]] = []
+        self.pending: list[tuple[Callable[[int], None], asyncio.Task[None]]] = []
         self.given_out: set[int] = set()
         self.restarts = 0
 
@@ -102,18 +102,18 @@ class History(RuleBasedStateMachine):
 
     def run(self, command: Callable[[int], None], slow: bool = False) -> None:
         self.tick()
-        self.attempt(command, self.now_ms, slow)
+        self.attempt(command, slow)
 
-    def attempt(self, command: Callable[[int], None], now_ms: int, slow: bool) -> None:
+    def attempt(self, command: Callable[[int], None], slow: bool) -> None:
         for _ in range(200):
             try:
-                command(now_ms)
+                command(self.now_ms)
             except (NeedsLane, Needs) as need:
                 self.store.slow = slow
                 task = self.loop.create_task(self.loader.answer(need))
                 if slow:
                     self.spin()
-                    self.pending.append((command, now_ms, task))
+                    self.pending.append((command, task))
                     return
                 while not task.done():
                     self.store.slow = False
@@ -159,7 +159,7 @@ class History(RuleBasedStateMachine):
         )
 
     def returned(
-        self, holder: tuple[ModelQueue, int, Held], outcome: str, delay_ms: int, now_ms: int
+        self, holder: tuple[ModelQueue, int, Held], outcome: str, visible_at_ms: int, now_ms: int
     ) -> None:
         queue, message_id, held = holder
         before = held.before
@@ -167,12 +167,11 @@ class History(RuleBasedStateMachine):
         attempts = held.attempts if outcome else before.attempts
         if outcome and attempts >= queue.max_attempts:
             queue.entries[message_id] = Failed(attempts, outcome)
-        elif before.expired(now_ms):
+        elif before.expired(max(now_ms, queue.walked_ms)):
             del queue.entries[message_id]
             return
         else:
-            visible_at_ms = now_ms + delay_ms
-            if not delay_ms or visible_at_ms <= max(now_ms, queue.walked_ms):
+            if visible_at_ms <= max(now_ms, queue.walked_ms):
                 visible_at_ms = 0
             queue.entries[message_id] = self.waiting(
                 queue, before.priority, visible_at_ms, before.deadline_ms, attempts, now_ms
@@ -210,12 +209,12 @@ class History(RuleBasedStateMachine):
         self.store.open_gates()
         self.spin()
         pending, self.pending = self.pending, []
-        for index, (command, now_ms, task) in enumerate(pending):
+        for index, (command, task) in enumerate(pending):
             if not task.done():
                 self.pending.append(pending[index])
                 continue
             task.result()
-            self.attempt(command, now_ms, slow=index % 2 == 0)
+            self.attempt(command, slow=index % 2 == 0)
 
     @rule(late=st.booleans())
     def commit(self, late: bool = False) -> None:

@@ -153,6 +153,45 @@ async def test_a_message_past_its_retention_is_not_transferred_back_to_life() ->
     assert rig.queue("next").expired_count == 1
 
 
+async def test_retention_is_judged_by_the_latest_time_at_which_anybody_looked() -> None:
+    rig, _ = await rig_with(0, "next")
+    await rig.route([1], deadline_ms=rig.now_ms + 1000)
+    [lease] = await rig.claim(1)
+    rig.now_ms += 1000
+    await rig.claim(1, queue_id="next")
+    rig.now_ms -= 500
+
+    await run(rig, Transfer(lease.token, "next", delay_ms=100))
+
+    assert stored(rig, "next").waiting == {}
+    assert rig.queue("next").expired_count == 1
+
+
+@pytest.mark.parametrize("given_back", [False, True])
+async def test_what_leaves_at_the_end_of_its_retention_joins_those_that_leave_then(
+    given_back: bool,
+) -> None:
+    # Given messages that leave in the same millisecond, not in memory any more
+    rig, _ = await rig_with(0, "next")
+    ends_ms = rig.now_ms + 500
+    await rig.route([1], deadline_ms=ends_ms)
+    await rig.claim(1)
+    queue_id = "orders" if given_back else "next"
+    await rig.route([8, 9], visible_at_ms=ends_ms, queue_id=queue_id)
+    rig.commit()
+    await rig.restart()
+
+    # When one more comes whose delay ends after its retention
+    [lease] = rig.queue().leases()
+    later = 2000
+    await run(
+        rig, Release(lease.token, later) if given_back else Transfer(lease.token, "next", 0, later)
+    )
+
+    # Then all are there
+    assert stored(rig, queue_id).waiting.keys() == {1, 8, 9}
+
+
 async def test_a_transfer_keeps_the_retention_and_waits_for_its_delay() -> None:
     rig, _ = await rig_with(0, "next")
     deadline_ms = rig.now_ms + 60_000

@@ -242,11 +242,15 @@ class Histories(ExecuteHistory):
     )
     def nack(self, chosen: list[int], delay_ms: int | None, release: bool, slow: bool) -> None:
         tokens = self.tokens(chosen)
-        self.run(lambda now_ms: self.nack_now(tokens, delay_ms, release, now_ms), slow)
-
-    def nack_now(self, tokens: list[int], delay_ms: int | None, release: bool, now_ms: int) -> None:
         nacks = [Nack(token, "no", delay_ms, release) for token in tokens]
-        results = self.shard.nack(nacks, now_ms)
+        self.tick()
+        came_ms = self.now_ms
+        self.run(lambda now_ms: self.nack_now(nacks, now_ms, came_ms), slow)
+
+    def nack_now(self, nacks: list[Nack], now_ms: int, came_ms: int) -> None:
+        tokens = [nack.token for nack in nacks]
+        release, delay_ms = nacks[0].release, nacks[0].delay_ms
+        results = self.shard.nack(nacks, now_ms, came_ms)
         for token, result in zip(tokens, results, strict=True):
             holder = self.model.holder(token)
             if holder is None:
@@ -256,7 +260,8 @@ class Histories(ExecuteHistory):
             queue, _, held = holder
             backoff_ms = 0 if release else queue.backoff_ms * held.attempts
             wait_ms = backoff_ms if delay_ms is None else delay_ms
-            self.returned(holder, "" if release else "nack: no", wait_ms, now_ms)
+            visible_at_ms = wait_ms and came_ms + wait_ms
+            self.returned(holder, "" if release else "nack: no", visible_at_ms, now_ms)
             self.model.finished[token] = "nacked"
 
     @rule(chosen=picks, lease_ms=st.sampled_from([0, 30, 500]))
@@ -279,7 +284,9 @@ class Histories(ExecuteHistory):
 
     @rule(limit=st.integers(1, 9), slow=slowly)
     def expire(self, limit: int, slow: bool) -> None:
-        self.run(lambda now_ms: self.expire_now(limit, now_ms), slow)
+        self.tick()
+        until_ms = self.now_ms
+        self.run(lambda _: self.expire_now(limit, until_ms), slow)
 
     def expire_now(self, limit: int, now_ms: int) -> None:
         due = {
@@ -299,7 +306,8 @@ class Histories(ExecuteHistory):
             holder = self.model.holder(token)
             assert holder is not None
             queue, _, held = holder
-            self.returned(holder, "lease expired", queue.backoff_ms * held.attempts, now_ms)
+            wait_ms = queue.backoff_ms * held.attempts
+            self.returned(holder, "lease expired", wait_ms and now_ms + wait_ms, now_ms)
             self.model.finished[token] = "ended"
         next_ms = self.shard.deadlines.next_ms()
         left = [lease.deadline_ms for lease in running.values()]
