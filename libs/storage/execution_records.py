@@ -3,13 +3,15 @@
     outbox 0x45            | pushed at i64 | retention i64 | delay i64 | visible at i64
                            | payload bytes u32 | queue ID Utf8
                            | header count u8 | key Utf8 | value Utf8 | ...
-                           | payload: a payload value (see payloads.py) |
+                           | payload: a payload value (see payloads.py)
+                           | retention deadline i64, left out where there is none |
     outbox counter 0x47    | last number u64 | first waiting number u64 | waiting bytes u64 |
     executed 0x4F          | Array<(request ID Utf8 | fingerprint 16 bytes)> |
 
 Little-endian; times in milliseconds since 1970, UTC, delay in milliseconds, retention in seconds.
 Retention, delay and visible at are -1 where the push does not say. The payload bytes are those of
-the payload itself, also where an object holds it. No row waits where the first waiting number is
+the payload itself, also where an object holds it. A deadline stands in place of a retention where
+the message is older than the push. No row waits where the first waiting number is
 one above the last; the waiting bytes are those of the values of the rows that do.
 
 Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
@@ -20,11 +22,13 @@ from typing import NamedTuple
 
 from libs.storage.metadata import encode_headers
 from libs.storage.payloads import (
+    PAYLOAD_HEAD_BYTES,
     PayloadRecord,
     PayloadUri,
     decode_payload,
     encode_inline,
     encode_uri,
+    payload_size,
 )
 from libs.storage.primitives import Fixed, Reader, count_prefix, utf8
 from libs.storage.states import FINGERPRINT_BYTES
@@ -33,13 +37,15 @@ NOT_SET = -1
 """Stands for a field that the push does not set."""
 
 _PUSH = Fixed(pushed_at_ms="q", retention_s="q", delay_ms="q", visible_at_ms="q", payload_bytes="I")
+_DEADLINE = Fixed(retention_deadline_ms="q")
 _COUNTER = Fixed(last_number="Q", first_waiting="Q", waiting_bytes="Q")
 
 
 class OutboxRecord(NamedTuple):
     """A push on its way to ingest: a new message for one queue.
 
-    `retention_s`, `delay_ms` and `visible_at_ms` are NOT_SET where the push does not say.
+    `retention_s`, `delay_ms` and `visible_at_ms` are NOT_SET where the push does not say. With a
+    deadline (0: none) the message is not delivered from then on, however late ingest takes it.
     """
 
     pushed_at_ms: int
@@ -50,6 +56,7 @@ class OutboxRecord(NamedTuple):
     retention_s: int = NOT_SET
     delay_ms: int = NOT_SET
     visible_at_ms: int = NOT_SET
+    retention_deadline_ms: int = 0
 
 
 class OutboxCounter(NamedTuple):
@@ -74,7 +81,10 @@ def encode_outbox(push: OutboxRecord) -> bytes:
     )
     payload = push.payload
     tail = encode_uri(payload.uri) if isinstance(payload, PayloadUri) else encode_inline(payload)
-    return b"".join((fixed, utf8("queue ID", push.queue_id), encode_headers(push.headers), tail))
+    deadline_ms = push.retention_deadline_ms
+    end = _DEADLINE.pack(deadline_ms) if deadline_ms else b""
+    parts = (fixed, utf8("queue ID", push.queue_id), encode_headers(push.headers), tail, end)
+    return b"".join(parts)
 
 
 def decode_outbox(data: bytes) -> OutboxRecord:
@@ -88,7 +98,10 @@ def decode_outbox(data: bytes) -> OutboxRecord:
         if key in headers:
             raise reader.corrupt("a header key stands twice")
         headers[key] = reader.utf8("header value")
-    payload = decode_payload(reader.take("payload", reader.left), reader.record)
+    head = reader.take("payload", PAYLOAD_HEAD_BYTES)
+    payload = decode_payload(head + reader.take("payload", payload_size(head)), reader.record)
+    deadline_ms = 0 if reader.at_end else reader.fixed("retention deadline", _DEADLINE)[0]
+    reader.finish()
     return OutboxRecord(
         pushed_at_ms,
         queue_id,
@@ -98,6 +111,7 @@ def decode_outbox(data: bytes) -> OutboxRecord:
         retention_s,
         delay_ms,
         visible_at_ms,
+        deadline_ms,
     )
 
 

@@ -17,6 +17,10 @@ _INLINE, _URI = 1, 2
 _INLINE_HEAD = struct.Struct("<BH")
 
 
+PAYLOAD_HEAD_BYTES = _INLINE_HEAD.size
+"""What a payload record begins with: its type, and how many bytes follow."""
+
+
 @dataclass(frozen=True, slots=True)
 class PayloadUri:
     """Where the payload is: the URI of an object that was durable before this record."""
@@ -38,6 +42,12 @@ def encode_inline(payload: bytes) -> bytes:
 def encode_uri(uri: str) -> bytes:
     """Payload record that names a blob; ValueError when the URI is over 65,535 bytes."""
     return bytes((_URI,)) + utf8("payload URI", uri)
+
+
+def payload_size(head: bytes) -> int:
+    """How many bytes follow the head of a payload record."""
+    size: int = _INLINE_HEAD.unpack(head)[1]
+    return size
 
 
 def decode_payload(data: bytes, record: str = "payload value") -> PayloadRecord:

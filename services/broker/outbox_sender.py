@@ -129,6 +129,7 @@ def pushed_message(row: OutboxRecord) -> PushedMessage:
         if value != NOT_SET:
             setattr(message, name, value)
     pushed = PushedMessage(message=message, queue_id=row.queue_id)
+    pushed.retention_deadline_ms = row.retention_deadline_ms
     if isinstance(row.payload, PayloadUri):
         pushed.payload_uri, pushed.payload_bytes = row.payload.uri, row.payload_bytes
     else:

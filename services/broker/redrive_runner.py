@@ -26,6 +26,7 @@ from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
 from libs.storage.queues import AvailableMessage, FailedMessage
 from libs.storage.redrive_records import RedriveRecord, RedriveState
 from services.broker.commands import Needs
+from services.broker.executor import UPLOAD_AGE_MS_MAX
 from services.broker.finished_pages import FinishedReader, Span, Spot
 from services.broker.other_shards import OtherBrokers, OutboxTarget
 from services.broker.owner import ShardOwner
@@ -133,14 +134,17 @@ class RedriveRunner:
         if elsewhere:
             shard.outbox.check_room(1, 0)  # nothing is uploaded for what is refused anyway
             ingest_shard = await self._target.choose()
+        uploaded_ms = self._owner.clock.now_ms()
         if record.filter or elsewhere:
             steps, pushes = await self._judged(record, steps, elsewhere=elsewhere)
         began = time.monotonic()
-        count = await self._owner.run(
-            lambda now_ms: self._apply(
-                number, steps, pushes if elsewhere else None, ingest_shard, now_ms
-            )
-        )
+
+        def apply(now_ms: int) -> int:
+            if pushes and now_ms - uploaded_ms > UPLOAD_AGE_MS_MAX:
+                raise Unavailable("the upload took over an hour")
+            return self._apply(number, steps, pushes if elsewhere else None, ingest_shard, now_ms)
+
+        count = await self._owner.run(apply)
         await self._owner.durable()
         if record.rate:
             due = max(self._next_at.get(number, 0.0), began)
@@ -288,22 +292,19 @@ class RedriveRunner:
                 left = [one for one in left if one not in told]
 
     async def _push(self, record: RedriveRecord, letter: FailedMessage, content: Message) -> bytes:
-        """The outbox row of a new message with the same content, and what is left of its time."""
-        now_ms = self._owner.clock.now_ms()
-        retention_s = 0
-        if letter.retention_deadline_ms:
-            retention_s = max((letter.retention_deadline_ms - now_ms) // 1000, 1)
+        """The outbox row of a new message with the same content and the same end."""
         payload: bytes | PayloadUri = content.payload
         if len(content.payload) > INLINE_PAYLOAD_MAX_BYTES:
             payload = PayloadUri(await self._blobs.put(content.payload))
         return encode_outbox(
             OutboxRecord(
-                pushed_at_ms=now_ms,
+                pushed_at_ms=self._owner.clock.now_ms(),
                 queue_id=record.target_queue_id,
                 payload=payload,
                 payload_bytes=len(content.payload),
                 headers=dict(content.headers),
-                retention_s=retention_s,
+                retention_s=0,
+                retention_deadline_ms=letter.retention_deadline_ms,
             )
         )
 

@@ -43,6 +43,8 @@ class Columns:
         visible_at_ms: From when on they may be claimed, where the producer said so.
         delay_ms: How long they stay unavailable in delayed queues, where the producer said so.
         direct_queue_id: The one queue that gets them, of those that were pushed.
+        deadline_ms: Until when they may be delivered, of those that were pushed and are older: it
+            becomes their retention when they are received.
     """
 
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -53,6 +55,7 @@ class Columns:
     visible_at_ms: dict[int, int] = field(default_factory=dict)
     delay_ms: dict[int, int] = field(default_factory=dict)
     direct_queue_id: dict[int, str] = field(default_factory=dict)
+    deadline_ms: dict[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -99,7 +102,7 @@ class Columns:
         )
 
     def _few(self) -> Sequence[dict[int, Any]]:
-        return self.visible_at_ms, self.delay_ms, self.direct_queue_id
+        return self.visible_at_ms, self.delay_ms, self.direct_queue_id, self.deadline_ms
 
 
 @dataclass(slots=True)

@@ -36,7 +36,6 @@ from services.ingest.tailing import MetadataLog, Recent
 from services.ingest.uploads import Uploads
 from services.ingest.waiting import Waiting
 from slatemq.errors import (
-    FailedPrecondition,
     InvalidArgument,
     ResourceExhausted,
     SlateMQError,
@@ -253,7 +252,7 @@ class Publisher(Generic[E]):
         columns = Columns()
         repeats: list[Waiting] = []
         for publish in waiting:
-            if publish.push is not None and not self._is_next(publish, publish.push):
+            if publish.push is not None and not publish.is_next(self._outboxes, batch, now_ms):
                 continue
             if publish.duplicates is not None:
                 publish.leave_out(publish.duplicates, now_ms)
@@ -262,8 +261,7 @@ class Publisher(Generic[E]):
                     continue
             self._put_payloads(batch, publish, now_ms)
             if publish.refusal is None:
-                if publish.push is not None:
-                    self._note_stored(batch, publish, publish.push)
+                publish.note_stored(self._outboxes, batch)
                 columns.extend(publish.accepted.columns)
                 commit.payloads.append((publish.first_id, publish.accepted))
                 self._answer(commit, publish, now_ms)
@@ -284,19 +282,6 @@ class Publisher(Generic[E]):
         self._dedupe_keys.put(batch, commit.dedupe_keys, now_ms)
         if len(batch):
             self._in_flight[batch.commit] = commit
-
-    def _is_next(self, publish: Waiting, push: Push) -> bool:
-        """Whether anything of a push is to be stored: leaves out what is stored already."""
-        try:
-            publish.pass_over(self._outboxes.stored_count(push))
-        except FailedPrecondition as gap:
-            self._refuse(publish, gap)
-        publish.last_number = self._outboxes.last_number(push.broker_shard)
-        return publish.refusal is None and bool(publish.accepted.payloads)
-
-    def _note_stored(self, batch: Batch, publish: Waiting, push: Push) -> None:
-        self._outboxes.put(batch, push, len(publish.accepted.payloads))
-        publish.last_number = self._outboxes.last_number(push.broker_shard)
 
     def _answer(self, commit: _Commit[E], publish: Waiting, now_ms: int) -> None:
         """Settle the answer of a publish whose ID is taken, and what is known by it."""

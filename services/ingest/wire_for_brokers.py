@@ -51,6 +51,10 @@ def accept_push(request: PushRequest, rules: wire.Rules) -> tuple[Push, Accepted
         accepted.columns.direct_queue_id[at] = row.queue_id
         if row.message.dedupe_key:
             raise InvalidArgument(f"messages[{at}].message.dedupe_key", "is not for pushes")
+        if row.retention_deadline_ms < 0:
+            raise InvalidArgument(f"messages[{at}].retention_deadline_ms", "may not be negative")
+        if row.retention_deadline_ms:
+            accepted.columns.deadline_ms[at] = row.retention_deadline_ms
         if row.payload_uri:
             uris[at] = _uri(at, row, rules.payload_bytes_max)
             accepted.columns.payload_bytes[at] = row.payload_bytes

@@ -515,12 +515,17 @@ class PushedMessage(_message.Message):
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     PAYLOAD_URI_FIELD_NUMBER: _builtins.int
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    RETENTION_DEADLINE_MS_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """The queue that alone gets it."""
     payload_uri: _builtins.str
     """Set in place of the payload where that was stored as an object beforehand: its URI below the root."""
     payload_bytes: _builtins.int
     """The payload's length when `payload_uri` is set."""
+    retention_deadline_ms: _builtins.int
+    """Set in place of `message.retention_s` where the message is older than the row: it is not delivered from then on, nor within the
+    second before. A row that comes later is passed over: it counts as stored, and nothing is. 0 = none.
+    """
     @_builtins.property
     def message(self) -> Global___PublishMessage:
         """The message; `visible_at_ms` and `delay_ms` count as for a publish, a `dedupe_key` is refused."""
@@ -532,10 +537,11 @@ class PushedMessage(_message.Message):
         queue_id: _builtins.str = ...,
         payload_uri: _builtins.str = ...,
         payload_bytes: _builtins.int = ...,
+        retention_deadline_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "payload_bytes", b"payload_bytes", "payload_uri", b"payload_uri", "queue_id", b"queue_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "payload_bytes", b"payload_bytes", "payload_uri", b"payload_uri", "queue_id", b"queue_id", "retention_deadline_ms", b"retention_deadline_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,6 +20,7 @@ LARGE_PUSH = execution_records.OutboxRecord(
     headers={},
     visible_at_ms=1767225603000,
 )
+OLD_PUSH = LARGE_PUSH._replace(retention_s=0, retention_deadline_ms=1767229200009)
 COUNTER = execution_records.OutboxCounter(last_number=9, first_waiting=7, waiting_bytes=300)
 EXECUTED = [
     execution_records.ExecutedRecord("req-1", bytes(range(16))),
@@ -71,6 +72,16 @@ VALUES = [
         "d0afda769b010000ffffffffffffffffffffffffffffffffb8b3da769b0100000000010006006f72"
         "646572730002120066696c653a2f2f2f782f626c6f62732f3432",
         lambda: execution_records.encode_outbox(LARGE_PUSH),
+    ),
+    Row(
+        "outbox value of an older message",
+        "outbox value",
+        execution_records.decode_outbox,
+        OLD_PUSH,
+        "d0afda769b0100000000000000000000ffffffffffffffffb8b3da769b0100000000010006006f72"
+        "646572730002120066696c653a2f2f2f782f626c6f62732f3432899611779b010000",
+        lambda: execution_records.encode_outbox(OLD_PUSH),
+        ends=(66,),
     ),
     Row(
         "outbox counter",

@@ -1,0 +1,53 @@
+"""Large payloads of dead letters that are redriven into queues of other shards."""
+
+from __future__ import annotations
+
+import pytest
+
+from libs.storage.blobs import Blobs
+from services.broker import redrive_runner
+from services.broker.executor import UPLOAD_AGE_MS_MAX
+from slatemq.v1 import entry_pb2
+from tests.integration.broker.entry_calls import FAILED, fail, ids, redriven
+from tests.integration.broker.pushes import Pushes
+from tests.integration.broker.rig import Disk, memory_root, running
+from tests.integration.broker.test_executing import eventually
+from tests.manual_clock import ManualClock
+
+
+async def test_an_upload_that_is_too_old_when_it_would_be_pushed_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a large letter, and a store whose first upload takes over an hour
+    monkeypatch.setattr(redrive_runner, "RETRY_S", 0.01)
+    disk, pushes, clock = Disk(), Pushes(), ManualClock()
+    root = memory_root(disk)
+    async with (
+        running(root, clock, disk=disk, pushes=pushes) as rig,
+        running(root, disk=disk, shard=1) as other,
+    ):
+        await other.create("far")
+        await rig.create(max_attempts=1)
+        await fail(rig, [1])
+        rig.ingest.sizes[1] = 200_000
+        uploaded: list[str] = []
+        put = Blobs.put
+
+        async def slow(blobs: Blobs, payload: bytes) -> str:
+            uploaded.append(await put(blobs, payload))
+            if len(uploaded) == 1:
+                clock.advance(UPLOAD_AGE_MS_MAX + 1)
+            return uploaded[-1]
+
+        monkeypatch.setattr(Blobs, "put", slow)
+
+        # When it is redriven
+        told = await redriven(rig, target_queue_id="far")
+
+        # Then the old blob, which nobody refers to and may be collected, is not what is pushed
+        assert (told.state, told.redriven_count) == (entry_pb2.Redrive.STATE_DONE, 1)
+        assert await ids(rig, FAILED) == []
+        await eventually(pushes.payloads)
+        [pushed] = pushes.stored[0]
+        assert len(uploaded) == 2
+        assert pushed.payload_uri == uploaded[1]
