@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -17,7 +18,7 @@ from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
 from slatemq.v1.message_pb2 import Message
 
 
-class DelayedServicer(entry_pb2_grpc.EntryServiceServicer):
+class DelayedServicer(entry_pb2_grpc.EntryServiceServicer, ABC):
     """EditMessage and WatchDelayed."""
 
     _editor: MessageEditor
@@ -28,9 +29,9 @@ class DelayedServicer(entry_pb2_grpc.EntryServiceServicer):
         self._editor = editor
         self._watches = watches
 
+    @abstractmethod
     async def find_waiting(self, handle: str) -> tuple[int, Find]:
         """The message of a handle, and a command that finds its entry where it waits."""
-        raise NotImplementedError
 
     async def EditMessage(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.EditMessageRequest, context: Any

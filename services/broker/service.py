@@ -11,7 +11,8 @@ from functools import partial
 import grpc.aio
 
 from libs.serving.channels import Channels
-from libs.serving.exits import ExitCause, FatalError
+from libs.serving.exits import ExitCause
+from libs.serving.shards import opened_root, wait_for_clock, wait_lost
 from libs.serving.snapshot_servicer import SERVICE_NAME as SNAPSHOT_SERVICE
 from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.serving.telemetry import Telemetry
@@ -19,14 +20,10 @@ from libs.serving.topology import Peer, TopologyDirectory
 from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.topology_servicer import TopologyServicer
 from libs.storage.blobs import Blobs
-from libs.storage.clocks import Clock, HybridClock, wait_until_past
-from libs.storage.errors import Fenced
-from libs.storage.own_keys import (
-    CLOCK_KEY,
-)
+from libs.storage.clocks import Clock, HybridClock
 from libs.storage.probe import probe_store
 from libs.storage.queues import FailedMessage
-from libs.storage.roots import Root, open_root
+from libs.storage.roots import Root
 from libs.storage.settings import Kind
 from libs.storage.slate import Database
 from services.broker.answers import stopping
@@ -108,7 +105,7 @@ class BrokerService:
         self._wall = wall
         self._make_ingests = make_ingests
         self._make_target = make_target
-        self._root = root or _open_root(config.root)
+        self._root = root or opened_root(config.root)
         self._directory = TopologyDirectory(self._root.objects)
         self._channels = Channels(self._directory, payload_bytes_max=config.payload_bytes_max)
         self._queues = QueueServicer(config.shard, config.max_message_delay_ms)
@@ -151,9 +148,7 @@ class BrokerService:
         database = await self._root.database(f"broker/{config.shard}", Kind.BROKER)
         self._database = database
         last_ms = await last_clock_ms(database)
-        tick_ms = await database.written_ms(CLOCK_KEY)
-        if tick_ms is not None:
-            await wait_until_past(tick_ms, _log_waiting, self._wall)
+        await wait_for_clock(database, self._wall)
         clock = self._make_clock(last_ms)
         shard = await load_shard(database, last_ms, clock.now_ms())
         owner = ShardOwner(
@@ -235,21 +230,7 @@ class BrokerService:
     async def wait_fatal(self) -> ExitCause:
         """Ends when a background task does: the shard is not ours any more, or a commit failed."""
         assert self._database is not None, "called after start"
-        closed = asyncio.create_task(self._database.wait_closed())
-        try:
-            await asyncio.wait([closed, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
-            if closed.done():
-                reason = closed.result()
-                if reason == "fenced":
-                    return ExitCause.fenced("another broker has taken over this shard")
-                return ExitCause.failed(f"the database closed: {reason}")
-        finally:
-            closed.cancel()
-        ended = [task for task in self._tasks if task.done() and not task.cancelled()]
-        error = next((task.exception() for task in ended), None)
-        if isinstance(error, Fenced):
-            return ExitCause.fenced("another broker has taken over this shard")
-        return ExitCause.failed(f"a background task ended: {error!r}")
+        return await wait_lost(self._database, self._tasks)
 
     async def drain(self) -> None:
         """Sends the waiting away; what they hold stays theirs."""
@@ -280,18 +261,3 @@ class BrokerService:
 async def _settled(starts: ReplayStarts, owner: ShardOwner) -> None:
     await starts.settled()
     await owner.durable()  # also what a caller did not wait for
-
-
-def _open_root(url: str) -> Root:
-    try:
-        return open_root(url)
-    except ValueError as error:
-        raise FatalError(ExitCause.usage(str(error))) from error
-
-
-def _log_waiting(behind_ms: int) -> None:
-    log.warning(
-        "the wall clock is %d ms behind the last commit: waiting until it has caught up, since the "
-        "store refuses writes from the past",
-        behind_ms,
-    )

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 
 import grpc.aio
 
-from libs.serving.exits import ExitCause, FatalError
+from libs.serving.exits import ExitCause
+from libs.serving.shards import opened_root
 from libs.serving.snapshot_servicer import SERVICE_NAME as SNAPSHOT_SERVICE
 from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import Peer, TopologyDirectory
 from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.topology_servicer import TopologyServicer
-from libs.storage.errors import StorageError
 from libs.storage.probe import probe_store
-from libs.storage.roots import open_root
 from services.ingest.config import IngestConfig
 from services.ingest.servicer import FORMS, SERVICE_NAME, IngestServicer
 from services.ingest.shard import open_shard
@@ -29,10 +28,7 @@ class IngestProcess:
 
     def __init__(self, config: IngestConfig, telemetry: Telemetry) -> None:
         """Prepare; raises FatalError for a root that means nothing."""
-        try:
-            self._root = open_root(config.root)
-        except (ValueError, StorageError) as error:
-            raise FatalError(ExitCause.usage(str(error))) from error
+        self._root = opened_root(config.root)
         self._config = config
         self._directory = TopologyDirectory(self._root.objects)
         self._servicer = IngestServicer(config, self._directory, telemetry)

@@ -11,12 +11,12 @@ import grpc.aio
 
 from libs.serving.channels import Channels
 from libs.serving.exits import ExitCause, FatalError
+from libs.serving.shards import opened_root
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import Peer, TopologyDirectory
 from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.topology_servicer import TopologyServicer
 from libs.storage.errors import StorageError
-from libs.storage.roots import open_root
 from services.router.config import RouterConfig, parse_shards
 from services.router.explain import Explainer
 from services.router.route import PieceLimits
@@ -41,11 +41,10 @@ class RouterProcess:
         """Prepare; raises FatalError for settings that mean nothing."""
         try:
             shards = parse_shards(config.ingest_shards)
-            root = open_root(config.root)
-        except (ValueError, StorageError) as error:
+        except ValueError as error:
             raise FatalError(ExitCause.usage(str(error))) from error
         self._config = config
-        self._directory = TopologyDirectory(root.objects)
+        self._directory = TopologyDirectory(opened_root(config.root).objects)
         self._channels = Channels(self._directory, payload_bytes_max=config.payload_bytes_max)
         self.router = Router(
             self._directory,

@@ -1,0 +1,46 @@
+"""How the owner of a shard opens its root, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import uuid4
+
+import pytest
+
+from libs.serving.exits import EXIT_FAILED, EXIT_FENCED, EXIT_USAGE, FatalError
+from libs.serving.shards import opened_root, wait_lost
+from libs.storage.roots import open_root
+from libs.storage.settings import Kind
+
+
+def test_a_root_that_means_nothing_is_wrong_usage() -> None:
+    with pytest.raises(FatalError) as ended:
+        opened_root("nowhere://")
+    assert ended.value.cause.code == EXIT_USAGE
+
+
+async def test_an_owner_ends_when_another_takes_over_or_its_work_ends() -> None:
+    root = open_root(f"memory:///{uuid4()}")
+    older = await root.database("broker/0", Kind.BROKER)
+    forever = asyncio.create_task(asyncio.Event().wait())
+    ends = asyncio.create_task(asyncio.sleep(0))
+
+    assert (await wait_lost(older, [forever, ends])).code == EXIT_FAILED
+
+    lost = asyncio.create_task(wait_lost(older, [forever]))
+    newer = await root.database("broker/0", Kind.BROKER)
+    assert (await asyncio.wait_for(lost, 10)).code == EXIT_FENCED
+    forever.cancel()
+    await newer.close()
+
+
+async def test_what_a_work_raises_is_raised() -> None:
+    root = open_root(f"memory:///{uuid4()}")
+    database = await root.database("broker/0", Kind.BROKER)
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await wait_lost(database, [asyncio.create_task(fail())])
+    await database.close()
