@@ -17,7 +17,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -35,6 +35,8 @@ EXEMPT_PREFIXES = ("/grpc.health.", "/grpc.reflection.")
 """Answered in every state, and by code that is not ours."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+M = TypeVar("M")
 
 
 class Gate:
@@ -145,7 +147,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         made: grpc.RpcMethodHandler[Any, Any] = make(
             guarded,
             _tolerant(handler.request_deserializer, self._gate, self._message_bytes_max),
-            handler.response_serializer,
+            _encoding(handler.response_serializer),
         )
         return made
 
@@ -180,6 +182,19 @@ class CallGuard(grpc.aio.ServerInterceptor):
                 await _fail(method, context, error)
 
         return guarded
+
+
+def encoded(kind: type[M], data: bytes) -> M:
+    """An answer of this type that is in protobuf's wire format already; it is sent as it is."""
+    return cast("M", data)
+
+
+def _encoding(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], bytes] | None:
+    """A serializer that lets bytes pass."""
+    if serializer is None:
+        return None
+    encode = serializer
+    return lambda answer: answer if isinstance(answer, bytes) else encode(answer)
 
 
 class _Refused:

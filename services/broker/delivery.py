@@ -361,7 +361,7 @@ class Delivery:
             if one is None:
                 return Choice.STOP if self._reachable(item.message_id) else Choice.SKIP
             payload_bytes_left -= one.payload_bytes
-            bytes_left -= one.message_bytes
+            bytes_left -= len(one.message)
             if chosen and (payload_bytes_left < 0 or bytes_left < 0):
                 return Choice.STOP
             chosen.append(one)

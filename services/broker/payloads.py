@@ -53,12 +53,11 @@ class Tagged(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A message in memory."""
+    """A message in memory, as its ingest encoded it."""
 
-    message: Message
+    message: bytes
+    """A Message in protobuf's wire format; its headers may be larger than its payload."""
     payload_bytes: int
-    message_bytes: int
-    """All of it on the wire: headers may be larger than the payload."""
 
 
 @dataclass(slots=True)
@@ -76,6 +75,9 @@ class Fetched:
 class Ingests(Protocol):
     """Where messages are read, and changed."""
 
+    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], Sequence[int]]:
+        """Messages of one shard as bytes, and the IDs that are gone; raises Unavailable."""
+
     async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
         """Messages of one shard, and the IDs that are gone; raises Unavailable."""
 
@@ -92,6 +94,13 @@ class IngestClient:
     def __init__(self, channels: Channels) -> None:
         """Call through these channels."""
         self._channels = channels
+
+    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], Sequence[int]]:
+        """See Ingests."""
+        request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=FETCH_BYTES, encoded=True)
+        answer = await self._read(shard, request)
+        messages = map(Held, answer.encoded_messages, answer.payload_bytes)
+        return dict(zip(answer.encoded_ids, messages, strict=True)), answer.missing_ids
 
     async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
         """See Ingests."""
@@ -173,7 +182,7 @@ class Payloads:
         fetch = object()
         forgotten = self._fetches[fetch] = set[int]()
         try:
-            messages, gone = await self._ingests.read(shard, ids)
+            came, gone = await self._ingests.fetch(shard, ids)
         except Unavailable as error:
             log.debug("%s", error.message)
             fetched.away.add(shard)
@@ -181,11 +190,8 @@ class Payloads:
         finally:
             del self._fetches[fetch]
         fetched.gone += gone
-        came = {
-            message.message_id: Held(message, len(message.payload), message.ByteSize())
-            for message in messages
-            if message.message_id not in forgotten
-        }
+        for message_id in forgotten:
+            came.pop(message_id, None)
         fetched.held.update(came)
         self._keep(came)
 
@@ -193,7 +199,7 @@ class Payloads:
         """The message has changed: what is here of it, or on its way, is handed out no more."""
         held = self._cache.pop(message_id, None)
         if held is not None:
-            self._bytes -= held.message_bytes + _OVERHEAD_BYTES
+            self._bytes -= len(held.message) + _OVERHEAD_BYTES
         for forgotten in self._fetches.values():
             forgotten.add(message_id)
 
@@ -201,10 +207,10 @@ class Payloads:
         for message_id, held in came.items():
             if message_id not in self._cache:
                 self._cache[message_id] = held
-                self._bytes += held.message_bytes + _OVERHEAD_BYTES
+                self._bytes += len(held.message) + _OVERHEAD_BYTES
         while self._bytes > self._bytes_max:
             _, oldest = self._cache.popitem(last=False)
-            self._bytes -= oldest.message_bytes + _OVERHEAD_BYTES
+            self._bytes -= len(oldest.message) + _OVERHEAD_BYTES
 
 
 _OVERHEAD_BYTES = 500

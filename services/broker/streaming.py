@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 
+from libs.serving.guard import encoded
 from services.broker.answers import (
     consumer_id,
     lease_length,
@@ -105,8 +106,8 @@ class Streams:
             if too_late(self._owner, given):
                 await release(self._owner, stream.give_back())
                 continue
-            answer = consumer_pb2.ConsumeResponse(consumer_id=stream.consumer)
-            tell(self._shard, given, answer.messages)
+            head = consumer_pb2.ConsumeResponse(consumer_id=stream.consumer).SerializeToString()
+            answer = encoded(consumer_pb2.ConsumeResponse, head + tell(self._shard, given))
             if stream.keep_leases:
                 self._keeper.keep(stream, [lease for lease, _ in given])
             stream.sending()

@@ -80,8 +80,8 @@ class IngestConfig(ServingConfig):
         maximum=10_000,
     )
     payload_cache_bytes: int = setting(
-        "Fresh payloads kept in memory, in bytes, for the brokers that will soon ask for them.",
-        default=32 * MIB,
+        "Fresh messages kept in memory, in bytes, for the brokers that will soon ask for them.",
+        default=64 * MIB,
         minimum=0,
     )
     log_cache_bytes: int = setting(

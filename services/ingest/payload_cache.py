@@ -1,17 +1,32 @@
-"""Fresh payloads in memory, for the brokers that will soon ask for them."""
+"""Fresh messages in memory, for the brokers that will soon ask for them."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
-__all__ = ["PayloadCache"]
+from services.ingest.batches import Columns
+
+__all__ = ["PayloadCache", "Run"]
+
+
+class Run(NamedTuple):
+    """Messages that were published together; their IDs go up by one."""
+
+    first_id: int
+    received_at_ms: int
+    payloads: Sequence[bytes | None]
+    columns: Columns
+
+
+_NOTHING = Run(0, 0, (), Columns())
 
 
 class PayloadCache:
-    """Payloads of the last durable publishes, bounded in bytes; the oldest go first.
+    """Messages of the last durable publishes, bounded in bytes; the oldest go first.
 
-    Kept in the runs in which they were committed, so a message costs its payload and a pointer.
+    Kept in the runs in which they were committed, so a message costs its bytes and some pointers.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -19,42 +34,47 @@ class PayloadCache:
         self.size_bytes = 0
         self._bytes_max = bytes_max
         self._first_ids: list[int] = []
-        self._runs: list[Sequence[bytes | None]] = []
+        self._runs: list[Run] = []
         self._sizes: list[int] = []
         self._gone = 0  # runs at the front that are evicted already
 
-    def add(self, first_id: int, payloads: Sequence[bytes], size_bytes: int) -> None:
-        """Keep a run of payloads whose IDs go up by one; runs come in ascending order of ID."""
+    def add(self, run: Run, size_bytes: int) -> None:
+        """Keep a run; runs come in ascending order of ID."""
         if size_bytes > self._bytes_max:
             return
-        self._first_ids.append(first_id)
-        self._runs.append(payloads)
+        self._first_ids.append(run.first_id)
+        self._runs.append(run)
         self._sizes.append(size_bytes)
         self.size_bytes += size_bytes
         while self.size_bytes > self._bytes_max:
             self._evict()
 
-    def get(self, message_id: int) -> bytes | None:
-        """The payload of the message, if it is here."""
+    def run(self, message_id: int) -> Run | None:
+        """The run that has the message, if it is here; the payload may be none of its."""
         at = bisect_right(self._first_ids, message_id) - 1
         if at < self._gone:
             return None
         run = self._runs[at]
-        offset = message_id - self._first_ids[at]
-        return run[offset] if offset < len(run) else None
+        return run if message_id - run.first_id < len(run.payloads) else None
+
+    def get(self, message_id: int) -> bytes | None:
+        """The payload of the message, if it is here."""
+        run = self.run(message_id)
+        return None if run is None else run.payloads[message_id - run.first_id]
 
     def forget(self, message_id: int) -> None:
         """Keep this payload no longer; its room stays taken until its run goes."""
         if self.get(message_id) is not None:
             at = bisect_right(self._first_ids, message_id) - 1
-            run = list(self._runs[at])
-            run[message_id - self._first_ids[at]] = None
-            self._runs[at] = run
+            run = self._runs[at]
+            payloads = list(run.payloads)
+            payloads[message_id - run.first_id] = None
+            self._runs[at] = run._replace(payloads=payloads)
 
     def _evict(self) -> None:
         at = self._gone
         self.size_bytes -= self._sizes[at]
-        self._runs[at] = ()
+        self._runs[at] = _NOTHING
         self._gone += 1
         # Cutting the front off moves everything behind it: only when it is at least as long.
         if self._gone * 2 > len(self._runs):

@@ -26,10 +26,10 @@ from libs.storage.own_keys import (
 )
 from libs.storage.payloads import encode_inline, encode_uri
 from libs.storage.slate import Batch, Database
-from services.ingest.batches import NOT_SET, Accepted, Columns
+from services.ingest.batches import NOT_SET, Accepted, Columns, Stamped
 from services.ingest.dedupe_keys import DedupeKeys
 from services.ingest.duplicates import Duplicates
-from services.ingest.payload_cache import PayloadCache
+from services.ingest.payload_cache import PayloadCache, Run
 from services.ingest.pushing import Outboxes, Push
 from services.ingest.request_ids import Answered, RequestIds
 from services.ingest.tailing import MetadataLog, Recent
@@ -42,7 +42,7 @@ from slatemq.errors import (
     Unavailable,
 )
 
-__all__ = ["Publisher", "PublisherLimits", "Stamped"]
+__all__ = ["Publisher", "PublisherLimits"]
 
 E = TypeVar("E")
 
@@ -54,15 +54,6 @@ HASH_INLINE_BYTES_MAX: Final = 4 << 20
 """Content up to this size is hashed on the event loop: 4 ms."""
 
 _RETRY_MS: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Stamped:
-    """The messages of one log entry with their IDs, `first_id` and up, and time of receipt."""
-
-    first_id: int
-    received_at_ms: int
-    columns: Columns
 
 
 @dataclass(frozen=True)
@@ -79,6 +70,7 @@ class _Commit(Generic[E]):
     """What becomes true once a commit is durable."""
 
     minute: int = 0
+    received_at_ms: int = 0
     entries: list[Recent[E]] = field(default_factory=list)
     payloads: list[tuple[int, Accepted]] = field(default_factory=list)
     then: list[Callable[[], None]] = field(default_factory=list)
@@ -217,7 +209,7 @@ class Publisher(Generic[E]):
         # For now: `drain` looks again. What is stored is not to be uploaded once more.
         last = self._outboxes.last_number(push.broker_shard)
         waiting.pass_over(last + 1 - push.first_number)
-        if waiting.accepted.payloads:
+        if waiting.accepted.payloads or last < push.first_number - 1:
             await self._store(waiting, None)
             return waiting.last_number
         await self.commits.durable()
@@ -248,7 +240,7 @@ class Publisher(Generic[E]):
         """Put everything that waits (see libs.storage.commits.Source)."""
         waiting, self._waiting = self._waiting, []
         now_ms = self._clock.now_ms()
-        commit: _Commit[E] = _Commit()
+        commit: _Commit[E] = _Commit(received_at_ms=now_ms)
         columns = Columns()
         repeats: list[Waiting] = []
         for publish in waiting:
@@ -360,7 +352,8 @@ class Publisher(Generic[E]):
     def _durable(self, number: int) -> None:
         commit = self._in_flight.pop(number)
         for first_id, accepted in commit.payloads:
-            self._cache.add(first_id, accepted.payloads, accepted.size_bytes)
+            run = Run(first_id, commit.received_at_ms, accepted.payloads, accepted.columns)
+            self._cache.add(run, accepted.size_bytes)
             for at in accepted.elsewhere:
                 self._cache.forget(first_id + at)
         if commit.entries:

@@ -24,7 +24,7 @@ from libs.storage.slate import Database
 from services.ingest.payload_cache import PayloadCache
 from services.ingest.tailing import MetadataLog
 
-__all__ = ["Metadata", "Read", "Reader", "etag_of"]
+__all__ = ["Metadata", "Read", "Reader", "Room", "etag_of"]
 
 E = TypeVar("E")
 
@@ -129,23 +129,18 @@ class Reader(Generic[E]):
     async def read(
         self,
         message_ids: Sequence[int],
-        max_bytes: int,
-        answer_bytes: int,
+        room: Room,
         *,
         with_etags: bool = False,
     ) -> Read:
-        """The messages with these IDs, up to the one with which a bound would be passed.
-
-        `max_bytes` bounds the payloads, `answer_bytes` payloads and headers together; the first
-        message is given whatever its size.
-        """
+        """The messages with these IDs, up to the one that no longer fits into `room`."""
         self._reads += 1
         number = self._reads
         try:
             while True:
                 replaced = self._reading[number] = set()
-                room = _Room(max_bytes, answer_bytes)
-                read = await self._read(message_ids, room, with_etags)
+                left = room.copy()
+                read = await self._read(message_ids, left, with_etags)
                 # Headers from before and a payload from after belong to no message.
                 being = self._replacing and [i for i in message_ids if i in self._replacing]
                 if being:
@@ -154,11 +149,12 @@ class Reader(Generic[E]):
                     for one in settled:
                         one.result()
                 elif replaced.isdisjoint(message_ids):
+                    room.become(left)
                     return read
         finally:
             del self._reading[number]
 
-    async def _read(self, message_ids: Sequence[int], room: _Room, with_etags: bool) -> Read:
+    async def _read(self, message_ids: Sequence[int], room: Room, with_etags: bool) -> Read:
         read = Read([], [], [])
         remaining = iter(message_ids)
         while window := list(islice(remaining, WINDOW)):
@@ -334,21 +330,35 @@ class Reader(Generic[E]):
             return None
 
 
-class _Room:
-    """What still fits into an answer."""
+class Room:
+    """What still fits into an answer: the first message whatever its size, then up to the bounds.
+
+    `payload_bytes` bounds the payloads, `answer_bytes` payloads and headers together.
+    """
+
+    __slots__ = ("_answer_bytes", "_empty", "_payload_bytes")
 
     def __init__(self, payload_bytes: int, answer_bytes: int) -> None:
         self._payload_bytes = payload_bytes
         self._answer_bytes = answer_bytes
         self._empty = True
 
-    def take(self, metadata: Metadata) -> bool:
-        """Whether the message fits; the first one always does."""
-        self._payload_bytes -= metadata.payload_bytes
-        self._answer_bytes -= metadata.payload_bytes + _FIXED_BYTES
-        for key, value in metadata.headers.items():
-            # A character has at most 4 bytes of UTF-8, and counting them all costs more.
-            self._answer_bytes -= 4 * (len(key) + len(value)) + _FIXED_BYTES
+    def copy(self) -> Room:
+        """Another one that is as full."""
+        other = Room(0, 0)
+        other.become(self)
+        return other
+
+    def become(self, other: Room) -> None:
+        """Be as full as the other one."""
+        self._payload_bytes = other._payload_bytes
+        self._answer_bytes = other._answer_bytes
+        self._empty = other._empty
+
+    def take(self, payload_bytes: int, about_bytes: int) -> bool:
+        """Whether a message fits, with so many bytes of headers and numbers; takes its place."""
+        self._payload_bytes -= payload_bytes
+        self._answer_bytes -= payload_bytes + about_bytes + _FIXED_BYTES
         fits = self._empty or (self._payload_bytes >= 0 and self._answer_bytes >= 0)
         self._empty = False
         return fits
@@ -359,13 +369,19 @@ _FIXED_BYTES: Final = 64
 
 
 def _fitting(
-    message_ids: Iterable[int], found: Mapping[int, Metadata], room: _Room
+    message_ids: Iterable[int], found: Mapping[int, Metadata], room: Room
 ) -> Iterator[int]:
     """The IDs before the one that no longer fits; missing ones take no room."""
     for message_id in message_ids:
         metadata = found.get(message_id)
-        if metadata is not None and not room.take(metadata):
-            return
+        if metadata is not None:
+            # A character has at most 4 bytes of UTF-8, and counting them all costs more.
+            about_bytes = sum(
+                4 * (len(key) + len(value)) + _FIXED_BYTES
+                for key, value in metadata.headers.items()
+            )
+            if not room.take(metadata.payload_bytes, about_bytes):
+                return
         yield message_id
 
 

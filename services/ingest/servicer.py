@@ -15,6 +15,7 @@ from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
 from services.ingest import wire, wire_for_brokers
 from services.ingest.config import IngestConfig
+from services.ingest.reading import Room
 from services.ingest.request_ids import Answered
 from services.ingest.shard import Forms, Shard
 from slatemq.errors import InvalidArgument, Unavailable
@@ -92,13 +93,20 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         if request.max_bytes < 0:
             raise InvalidArgument("max_bytes", "may not be negative")
         wire.check_message_ids(request.message_ids, self._config.shard)
+        message_ids = list(request.message_ids)
         bound = limits.message_bytes_max(self._config.payload_bytes_max)
-        read = await self._open().reader.read(
-            list(request.message_ids),
-            request.max_bytes or READ_BYTES,
-            bound,
-            with_etags=request.with_etags,
-        )
+        room = Room(request.max_bytes or READ_BYTES, bound)
+        if request.encoded:
+            if request.with_etags:
+                raise InvalidArgument("encoded", "may not be given together with with_etags")
+            encoded = await self._open().encoded.read(message_ids, room)
+            return ingest_pb2.BatchGetPayloadsResponse(
+                encoded_messages=encoded.messages,
+                encoded_ids=encoded.message_ids,
+                payload_bytes=encoded.payload_bytes,
+                missing_ids=encoded.missing_ids,
+            )
+        read = await self._open().reader.read(message_ids, room, with_etags=request.with_etags)
         return ingest_pb2.BatchGetPayloadsResponse(
             messages=[wire.to_message(*one) for one in read.messages],
             missing_ids=read.missing_ids,

@@ -22,8 +22,10 @@ from libs.storage.slate import Database
 from libs.storage.states import decode_clock
 from services.ingest.config import IngestConfig
 from services.ingest.dedupe_keys import DedupeKeys
+from services.ingest.batches import Stamped
+from services.ingest.encoded import EncodedReader
 from services.ingest.payload_cache import PayloadCache
-from services.ingest.publishing import Publisher, PublisherLimits, Stamped
+from services.ingest.publishing import Publisher, PublisherLimits
 from services.ingest.purging import PurgeEpoch
 from services.ingest.pushing import Outboxes
 from services.ingest.reading import Metadata, Reader
@@ -62,6 +64,7 @@ class Shard(Generic[E]):
     Attributes:
         publisher: Stores publishes.
         reader: Gives messages by ID.
+        encoded: Gives them as bytes.
         replacer: Replaces messages.
         log: Is tailed.
         purge_epoch: Rises before each replay.
@@ -75,6 +78,7 @@ class Shard(Generic[E]):
         clock: Clock,
         publisher: Publisher[E],
         reader: Reader[E],
+        encoded: EncodedReader,
         replacer: Replacer[E],
         log: MetadataLog[E],
         purge_epoch: PurgeEpoch,
@@ -82,6 +86,7 @@ class Shard(Generic[E]):
         """Begin to commit."""
         self.publisher = publisher
         self.reader = reader
+        self.encoded = encoded
         self.replacer = replacer
         self.log = log
         self.purge_epoch = purge_epoch
@@ -202,7 +207,8 @@ async def _recover(
     reader = Reader(database, blobs, metadata_log, cache, forms.within)
     replacer = Replacer(database, clock, publisher, metadata_log, reader)
     purge_epoch = await PurgeEpoch.load(database, publisher)
-    return Shard(database, clock, publisher, reader, replacer, metadata_log, purge_epoch)
+    encoded = EncodedReader(reader, cache)
+    return Shard(database, clock, publisher, reader, encoded, replacer, metadata_log, purge_epoch)
 
 
 def _say_waiting(behind_ms: int) -> None:

@@ -13,8 +13,7 @@ from libs.serving.limits import RETENTION_S_MAX
 from libs.storage.ids import shard_of
 from libs.storage.metadata import MessageMetadata, encode_headers
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
-from services.ingest.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, Columns
-from services.ingest.publishing import Stamped
+from services.ingest.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, Columns, Stamped
 from services.ingest.reading import Metadata
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument

@@ -195,12 +195,15 @@ class BatchGetPayloadsRequest(_message.Message):
     MESSAGE_IDS_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     WITH_ETAGS_FIELD_NUMBER: _builtins.int
+    ENCODED_FIELD_NUMBER: _builtins.int
     max_bytes: _builtins.int
     """Stop before the payloads together pass this many bytes; at least one message is given. 0 = 32 MiB. An answer never passes
     the size limit of a gRPC message either.
     """
     with_etags: _builtins.bool
     """Whether to tell the messages' etags, which ReplaceMessage takes."""
+    encoded: _builtins.bool
+    """Whether to give the messages in `encoded_messages`, for whoever hands them on without looking inside; without etags."""
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """1 to 10,000 IDs of this shard, in any order."""
@@ -211,10 +214,11 @@ class BatchGetPayloadsRequest(_message.Message):
         message_ids: _abc.Iterable[_builtins.int] | None = ...,
         max_bytes: _builtins.int = ...,
         with_etags: _builtins.bool = ...,
+        encoded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_bytes", b"max_bytes", "message_ids", b"message_ids", "with_etags", b"with_etags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoded", b"encoded", "max_bytes", b"max_bytes", "message_ids", b"message_ids", "with_etags", b"with_etags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -229,6 +233,9 @@ class BatchGetPayloadsResponse(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     MISSING_IDS_FIELD_NUMBER: _builtins.int
     ETAGS_FIELD_NUMBER: _builtins.int
+    ENCODED_MESSAGES_FIELD_NUMBER: _builtins.int
+    ENCODED_IDS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
         """In the order of the request, without those missing and those beyond the bounds: ask for these again."""
@@ -241,16 +248,31 @@ class BatchGetPayloadsResponse(_message.Message):
     def etags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """For each of `messages` its etag, when the request asks for them."""
 
+    @_builtins.property
+    def encoded_messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Instead of `messages`, when the request asks for it: each a Message in protobuf's wire format."""
+
+    @_builtins.property
+    def encoded_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each of `encoded_messages` its ID."""
+
+    @_builtins.property
+    def payload_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each of `encoded_messages` the size of its payload in bytes."""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[_message_pb2.Message] | None = ...,
         missing_ids: _abc.Iterable[_builtins.int] | None = ...,
         etags: _abc.Iterable[_builtins.str] | None = ...,
+        encoded_messages: _abc.Iterable[_builtins.bytes] | None = ...,
+        encoded_ids: _abc.Iterable[_builtins.int] | None = ...,
+        payload_bytes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["etags", b"etags", "messages", b"messages", "missing_ids", b"missing_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoded_ids", b"encoded_ids", "encoded_messages", b"encoded_messages", "etags", b"etags", "messages", b"messages", "missing_ids", b"missing_ids", "payload_bytes", b"payload_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -556,13 +578,16 @@ class PushRequest(_message.Message):
     BROKER_SHARD_FIELD_NUMBER: _builtins.int
     FIRST_NUMBER_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    PUT_ASIDE_COUNT_FIELD_NUMBER: _builtins.int
     broker_shard: _builtins.int
     """The broker shard whose outbox it is, 0–16,383."""
     first_number: _builtins.int
     """The number of the first message; the others follow without gaps."""
+    put_aside_count: _builtins.int
+    """How many rows right before `first_number` the broker has put aside: they have a number and no message, and count as stored."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PushedMessage]:
-        """1 to 10,000, in order."""
+        """1 to 10,000, in order; may be empty where rows are put aside."""
 
     def __init__(
         self,
@@ -570,10 +595,11 @@ class PushRequest(_message.Message):
         broker_shard: _builtins.int = ...,
         first_number: _builtins.int = ...,
         messages: _abc.Iterable[Global___PushedMessage] | None = ...,
+        put_aside_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shard", b"broker_shard", "first_number", b"first_number", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shard", b"broker_shard", "first_number", b"first_number", "messages", b"messages", "put_aside_count", b"put_aside_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -587,7 +613,7 @@ class PushResponse(_message.Message):
 
     LAST_NUMBER_FIELD_NUMBER: _builtins.int
     last_number: _builtins.int
-    """The number of the last row that is durable here."""
+    """The number of the last row that is durable here, those put aside included."""
     def __init__(
         self,
         *,

@@ -123,7 +123,8 @@ class IngestServiceServicer:
         """Reads stored messages by ID, headers and payload. Brokers call this before they hand messages out; anybody may. A
         message past its retention is read like any other for as long as it is stored.
 
-        Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`),
+        Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
+        `encoded` together with `with_etags`),
         UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -163,10 +164,11 @@ class IngestServiceServicer:
     def Push(self, request, context):
         """Stores messages that a broker's outbox holds, each for one queue. For brokers. The outbox of a broker shard numbers its rows for
         each ingest shard, from 1 without gaps; the number of the last one stored is kept in the same commit, for ever. So rows that
-        are sent again are passed over, however late. What is answered is durable.
+        are sent again are passed over, however late. What is answered is durable. A row that is refused with INVALID_ARGUMENT the broker
+        puts aside, where people see it (OutboxService), and tells its number with the rows behind it.
 
         Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between the last one stored and the
-        first one sent is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+        first one sent or put aside is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -59,7 +59,8 @@ class IngestServiceStub:
     """Reads stored messages by ID, headers and payload. Brokers call this before they hand messages out; anybody may. A
     message past its retention is read like any other for as long as it is stored.
 
-    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`),
+    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
+    `encoded` together with `with_etags`),
     UNAVAILABLE.
     """
     TailLog: _grpc.UnaryStreamMultiCallable[_ingest_pb2.TailLogRequest, _ingest_pb2.TailLogResponse]
@@ -83,10 +84,11 @@ class IngestServiceStub:
     Push: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.PushRequest, _ingest_pb2.PushResponse]
     """Stores messages that a broker's outbox holds, each for one queue. For brokers. The outbox of a broker shard numbers its rows for
     each ingest shard, from 1 without gaps; the number of the last one stored is kept in the same commit, for ever. So rows that
-    are sent again are passed over, however late. What is answered is durable.
+    are sent again are passed over, however late. What is answered is durable. A row that is refused with INVALID_ARGUMENT the broker
+    puts aside, where people see it (OutboxService), and tells its number with the rows behind it.
 
     Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between the last one stored and the
-    first one sent is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+    first one sent or put aside is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
     """
     ReplaceMessage: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.ReplaceMessageRequest, _ingest_pb2.ReplaceMessageResponse]
     """Replaces the payload and the headers of a stored message, in every queue that has not handed it out. It is not routed anew.
@@ -134,7 +136,8 @@ class IngestServiceAsyncStub(IngestServiceStub):
     """Reads stored messages by ID, headers and payload. Brokers call this before they hand messages out; anybody may. A
     message past its retention is read like any other for as long as it is stored.
 
-    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`),
+    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
+    `encoded` together with `with_etags`),
     UNAVAILABLE.
     """
     TailLog: _aio.UnaryStreamMultiCallable[_ingest_pb2.TailLogRequest, _ingest_pb2.TailLogResponse]  # type: ignore[assignment]
@@ -158,10 +161,11 @@ class IngestServiceAsyncStub(IngestServiceStub):
     Push: _aio.UnaryUnaryMultiCallable[_ingest_pb2.PushRequest, _ingest_pb2.PushResponse]  # type: ignore[assignment]
     """Stores messages that a broker's outbox holds, each for one queue. For brokers. The outbox of a broker shard numbers its rows for
     each ingest shard, from 1 without gaps; the number of the last one stored is kept in the same commit, for ever. So rows that
-    are sent again are passed over, however late. What is answered is durable.
+    are sent again are passed over, however late. What is answered is durable. A row that is refused with INVALID_ARGUMENT the broker
+    puts aside, where people see it (OutboxService), and tells its number with the rows behind it.
 
     Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between the last one stored and the
-    first one sent is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+    first one sent or put aside is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
     """
     ReplaceMessage: _aio.UnaryUnaryMultiCallable[_ingest_pb2.ReplaceMessageRequest, _ingest_pb2.ReplaceMessageResponse]  # type: ignore[assignment]
     """Replaces the payload and the headers of a stored message, in every queue that has not handed it out. It is not routed anew.
@@ -218,7 +222,8 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         """Reads stored messages by ID, headers and payload. Brokers call this before they hand messages out; anybody may. A
         message past its retention is read like any other for as long as it is stored.
 
-        Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`),
+        Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
+        `encoded` together with `with_etags`),
         UNAVAILABLE.
         """
 
@@ -266,10 +271,11 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_ingest_pb2.PushResponse, _abc.Awaitable[_ingest_pb2.PushResponse]]:
         """Stores messages that a broker's outbox holds, each for one queue. For brokers. The outbox of a broker shard numbers its rows for
         each ingest shard, from 1 without gaps; the number of the last one stored is kept in the same commit, for ever. So rows that
-        are sent again are passed over, however late. What is answered is durable.
+        are sent again are passed over, however late. What is answered is durable. A row that is refused with INVALID_ARGUMENT the broker
+        puts aside, where people see it (OutboxService), and tells its number with the rows behind it.
 
         Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between the last one stored and the
-        first one sent is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+        first one sent or put aside is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod

@@ -22,7 +22,7 @@ from libs.storage.roots import Root, open_root
 from services.broker.config import BrokerConfig
 from services.broker.other_shards import OutboxTarget
 from services.broker.owner import ShardOwner
-from services.broker.payloads import Tagged
+from services.broker.payloads import Held, Tagged
 from services.broker.service import BrokerService
 from slatemq.errors import Aborted, InvalidArgument, Unavailable
 from slatemq.rpc_status import from_rpc_error
@@ -101,6 +101,13 @@ class Ingest:
         messages = [self.replaced.get(one.message_id, one) for one in messages]
         await self.read_gate.wait()
         return messages, [i for i in ids if i in self.gone]
+
+    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], Sequence[int]]:
+        messages, gone = await self.read(shard, ids)
+        held = {
+            one.message_id: Held(one.SerializeToString(), len(one.payload)) for one in messages
+        }
+        return held, gone
 
     async def read_with_etags(self, shard: int, ids: Sequence[int]) -> Tagged:
         messages, gone = await self.read(shard, ids)

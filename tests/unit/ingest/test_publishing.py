@@ -6,6 +6,7 @@ import pytest
 from libs.storage.own_keys import dedupe_ends_key, dedupe_key
 from libs.storage.roots import Root, open_root
 from services.ingest.batches import Accepted
+from services.ingest.reading import Room
 from services.ingest.shard import Shard
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
 from slatemq.v1.ingest_pb2 import LogEntry, PublishMessage
@@ -66,7 +67,9 @@ async def test_the_time_of_receipt_is_that_of_the_commit(root: Root, store: Gate
         store.gate.set()
         answers = [fast, await slow]
 
-        read = await shard.reader.read([one.first_message_id for one in answers], 1 << 30, 1 << 30)
+        read = await shard.reader.read(
+            [one.first_message_id for one in answers], Room(1 << 30, 1 << 30)
+        )
         times = [metadata.received_at_ms - clock.now_ms() for metadata, _ in read.messages]
         assert times == [-500, 0]
 
@@ -223,7 +226,7 @@ async def test_entries_are_cut_before_their_headers_grow_too_large() -> None:
         assert found[0] == first
         assert 3 < len(found) < 200
         ids = range(first, first + 200)
-        read = await shard.reader.read(list(ids), 1 << 30, 1 << 30)
+        read = await shard.reader.read(list(ids), Room(1 << 30, 1 << 30))
         assert [metadata.message_id for metadata, _ in read.messages] == list(ids)
 
 

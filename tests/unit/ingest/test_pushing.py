@@ -8,6 +8,7 @@ import pytest
 
 from libs.storage.roots import Root, open_root
 from services.ingest.pushing import Push
+from services.ingest.reading import Room
 from services.ingest.shard import Shard
 from slatemq.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from slatemq.v1.ingest_pb2 import LogEntry
@@ -37,7 +38,7 @@ async def push(shard: Shard[LogEntry], first: int, *payloads: bytes) -> int:
 async def payloads(shard: Shard[LogEntry]) -> list[bytes]:
     last = shard.log.end.last_message_id
     ids = list(range(last & ~0xFFFF | 1, last + 1))
-    read = await shard.reader.read(ids, 1 << 30, 1 << 30)
+    read = await shard.reader.read(ids, Room(1 << 30, 1 << 30))
     return [payload for _, payload in read.messages]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from libs.storage.errors import StoreUnavailable
 from libs.storage.slate import Batch, Database
+from services.ingest.reading import Room
 from services.ingest.replacing import Replacement
 from slatemq.errors import ResourceExhausted
 from tests.unit.ingest.shards import batch, opened
@@ -29,7 +30,7 @@ async def test_the_next_one_waits_for_a_replace_whose_caller_has_gone() -> None:
 
         await shard.replacer.replace(Replacement(second, "", b"two", {"a": "2"}))
 
-        read = await shard.reader.read([first, second], 1 << 20, 1 << 20)
+        read = await shard.reader.read([first, second], Room(1 << 20, 1 << 20))
         assert [payload for _, payload in read.messages] == [b"one", b"two"]
         assert [dict(told.headers) for told, _ in read.messages] == [{"a": "1"}, {"a": "2"}]
         stored = await shard.log.stored(second)
@@ -46,7 +47,7 @@ async def test_a_message_that_is_read_while_it_is_replaced_is_read_when_it_is_du
         async with asyncio.timeout(60):
             while not shard.publisher._records:
                 await asyncio.sleep(0)
-        read = await shard.reader.read([first], 1 << 20, 1 << 20, with_etags=True)
+        read = await shard.reader.read([first], Room(1 << 20, 1 << 20), with_etags=True)
         assert [payload for _, payload in read.messages] == [b"one"]
         assert read.etags == [await replacing]
 
@@ -65,7 +66,7 @@ async def test_whoever_reads_a_message_whose_replace_failed_is_told(
             await shard.replacer.replace(Replacement(first, "", b"one", None))
         async with asyncio.timeout(60):
             with pytest.raises(StoreUnavailable):
-                await shard.reader.read([first], 1 << 20, 1 << 20)
+                await shard.reader.read([first], Room(1 << 20, 1 << 20))
 
 
 async def test_replaces_are_bounded_like_publishes() -> None:

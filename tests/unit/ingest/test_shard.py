@@ -12,6 +12,7 @@ from libs.storage.roots import open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch
 from libs.storage.states import encode_clock
+from services.ingest.reading import Room
 from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import batch, opened
 
@@ -51,7 +52,9 @@ async def test_the_time_of_receipt_never_goes_back_across_a_restart() -> None:
     # Then the shard serves only when the clock has caught up
     async with opened(root) as shard:
         answered = await shard.publisher.publish(batch(b"x"))
-        ((metadata, _),) = (await shard.reader.read([answered.first_message_id], 1, 1)).messages
+        ((metadata, _),) = (
+            await shard.reader.read([answered.first_message_id], Room(1, 1))
+        ).messages
         assert metadata.received_at_ms > ahead_ms
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.ingest.reading import Room
 from services.ingest.tailing import Update
 from slatemq.errors import Unavailable
 from slatemq.v1.ingest_pb2 import LogEntry
@@ -126,7 +127,7 @@ async def test_nothing_is_tailed_or_read_before_it_is_durable() -> None:
         publish = asyncio.create_task(shard.publisher.publish(batch(b"y")))
         while not publish.done():
             after = shard.log.end
-            read = await shard.reader.read([first.first_message_id + 1], 1000, 1000)
+            read = await shard.reader.read([first.first_message_id + 1], Room(1000, 1000))
             if after == shard.log.end == end:
                 assert read.messages == []
             await asyncio.sleep(0)

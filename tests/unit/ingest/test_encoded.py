@@ -1,0 +1,147 @@
+"""Messages read as bytes are the messages that are stored, fresh from the cache or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.storage.metadata import MessageMetadata, encode_headers
+from services.ingest.batches import NOT_SET, Columns
+from services.ingest.encoded import Encoded, EncodedReader, encode_message
+from services.ingest.payload_cache import PayloadCache, Run
+from services.ingest.reading import Read, Room
+from slatemq.v1.message_pb2 import Message
+
+Stored = Mapping[int, tuple[MessageMetadata, bytes]]
+
+
+class Disk:
+    """The messages that are stored: reads them as `Reader` does."""
+
+    def __init__(self, stored: Stored) -> None:
+        self.stored = stored
+        self.reads: list[list[int]] = []
+
+    async def read(self, message_ids: Sequence[int], room: Room) -> Read:
+        self.reads.append(list(message_ids))
+        read = Read([], [], [])
+        for message_id in message_ids:
+            if message_id not in self.stored:
+                read.missing_ids.append(message_id)
+                continue
+            metadata, payload = self.stored[message_id]
+            if not room.take(len(payload), 0):
+                break
+            read.messages.append((metadata, payload))
+        return read
+
+
+def stored(count: int, size: int = 10) -> Stored:
+    return {
+        at: (
+            MessageMetadata(at, 1000 + at, 5000, 0, at % 3, {"n": str(at % 2), "": ""}),
+            b"%d" % at * size,
+        )
+        for at in range(1, count + 1)
+    }
+
+
+def cached(messages: Stored, first: int, last: int, *, without: int = 0) -> Run:
+    chosen = [messages[at] for at in range(first, last + 1)]
+    columns = Columns(
+        [dict(metadata.headers) for metadata, _ in chosen],
+        [encode_headers(metadata.headers) for metadata, _ in chosen],
+        [metadata.created_at_ms for metadata, _ in chosen],
+        [metadata.retention_s for metadata, _ in chosen],
+        [len(payload) for _, payload in chosen],
+    )
+    payloads = [None if meta.message_id == without else payload for meta, payload in chosen]
+    return Run(first, 5000, payloads, columns)
+
+
+def read(disk: Disk, cache: PayloadCache, ids: Sequence[int], room: Room) -> Encoded:
+    return asyncio.run(EncodedReader(cast("Any", disk), cache).read(ids, room))
+
+
+def big_room() -> Room:
+    return Room(1 << 30, 1 << 30)
+
+
+@given(st.lists(st.integers(1, 25), unique=True), st.integers(0, 20))
+def test_all_that_is_asked_for_comes_in_order_wherever_it_is(ids: list[int], without: int) -> None:
+    # 1-5 were evicted, 9 and 10 were published with something between, 21-25 do not exist.
+    messages = stored(20)
+    cache = PayloadCache(10_000)
+    for first, last in ((6, 8), (11, 20)):
+        cache.add(cached(messages, first, last, without=without), 100)
+
+    found = read(Disk(messages), cache, ids, big_room())
+
+    expected = [messages[at] for at in ids if at in messages]
+    assert found.message_ids == [metadata.message_id for metadata, _ in expected]
+    assert found.payload_bytes == [len(payload) for _, payload in expected]
+    assert [Message.FromString(one) for one in found.messages] == [
+        Message(
+            message_id=metadata.message_id,
+            payload=payload,
+            headers=metadata.headers,
+            created_at_ms=metadata.created_at_ms,
+            received_at_ms=metadata.received_at_ms,
+            retention_s=metadata.retention_s,
+        )
+        for metadata, payload in expected
+    ]
+    assert found.missing_ids == [at for at in ids if at not in messages]
+
+
+@given(st.integers(0, 400), st.integers(1, 20))
+def test_an_answer_holds_the_first_messages_up_to_its_bound(bytes_max: int, fresh: int) -> None:
+    messages = stored(20)
+    cache = PayloadCache(10_000)
+    cache.add(cached(messages, fresh, 20), 100)
+
+    found = read(Disk(messages), cache, range(1, 21), Room(bytes_max, 1 << 30))
+
+    sizes = [len(messages[at][1]) for at in found.message_ids]
+    assert found.message_ids == list(range(1, len(sizes) + 1))
+    assert len(sizes) == 1 or sum(sizes) <= bytes_max
+    assert len(sizes) == 20 or sum(sizes) + len(messages[len(sizes) + 1][1]) > bytes_max
+
+
+def test_what_is_in_the_cache_is_not_read_from_the_disk() -> None:
+    messages = stored(9)
+    cache = PayloadCache(10_000)
+    cache.add(cached(messages, 4, 9, without=7), 100)
+    disk = Disk(messages)
+
+    read(disk, cache, range(1, 10), big_room())
+
+    assert disk.reads == [[1, 2, 3], [7]]
+
+
+def test_a_message_without_a_time_of_its_own_was_made_when_it_was_received() -> None:
+    columns = Columns([{}], [encode_headers({})], [NOT_SET], [0], [1])
+    cache = PayloadCache(100)
+    cache.add(Run(1, 5000, [b"x"], columns), 1)
+
+    (encoded,) = read(Disk({}), cache, [1], big_room()).messages
+
+    assert Message.FromString(encoded).created_at_ms == 5000
+
+
+def test_a_message_is_encoded_as_protobuf_does() -> None:
+    message = MessageMetadata(1 << 48, 1, 2, 0, 3, {"key": "value"})
+
+    expected = Message(
+        message_id=1 << 48,
+        payload=b"p" * 20_000,
+        headers={"key": "value"},
+        created_at_ms=1,
+        received_at_ms=2,
+        retention_s=3,
+    )
+    assert Message.FromString(encode_message(message, b"p" * 20_000)) == expected
