@@ -1,0 +1,300 @@
+"""The metadata log and the payload records as Arrow columns; layouts: metadata.py, payloads.py.
+
+Where the records of a log entry begin is not written down: each ends where its headers do. All
+records of an entry were received at the same time, though, and that time stands in each at the same
+place. So the places where it stands are looked for in all entries at once; each record that would
+begin there is measured, and the entry is taken only if its records follow each other without a gap,
+from its first byte to its trailing arrays. Every other entry goes to the exact decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from libs.storage import arrow_columns as columns
+from libs.storage.arrow_columns import Ints, Mask, Places, Walk
+from libs.storage.errors import CorruptRecord
+from libs.storage.fastffi import Row
+from libs.storage.ids import MAX_MESSAGE_ID, SEQUENCE_BITS
+from libs.storage.metadata import MessageMetadata, decode_log_entry
+from libs.storage.payloads import decode_payload
+
+__all__ = ["LOG_SCHEMA", "PAYLOAD_SCHEMA", "log_batches", "payload_batch"]
+
+_HEAD: Final = np.dtype(
+    [
+        ("message_id", "<i8"),
+        ("created_at", "<i8"),
+        ("received_at", "<i8"),
+        ("visible_at", "<i8"),
+        ("retention_s", "<u4"),
+        ("header_count", "u1"),
+    ]
+)
+_RECEIVED: Final = 16
+"""Where a record has the time of receipt."""
+
+_RARE: Final = 4
+"""The byte of that time to look for: the same for 49 days, and of 0x80 or more, so not in ASCII,
+until 2039."""
+
+_I64: Final = np.dtype("<i8")
+_NO_DELAY: Final = -1
+_NEAR: Final = 65_535
+"""How far the ID of a record may be from that of its entry's first."""
+
+LOG_SCHEMA: Final = pa.schema(
+    [
+        pa.field("message_id", pa.int64(), nullable=False),
+        pa.field("ingest_shard", pa.int32(), nullable=False),
+        pa.field("entry_sequence", pa.int64(), nullable=False),
+        pa.field("created_at", columns.TIMESTAMP, nullable=False),
+        pa.field("received_at", columns.TIMESTAMP, nullable=False),
+        pa.field("visible_at", columns.TIMESTAMP),
+        pa.field("retention_s", pa.int64(), nullable=False),
+        pa.field("retention_deadline", columns.TIMESTAMP),
+        pa.field("delay_ms", pa.int64()),
+        pa.field("payload_bytes", pa.int64(), nullable=False),
+        pa.field("direct_queue", pa.string()),
+        pa.field("headers", pa.map_(pa.string(), pa.string()), nullable=False),
+        pa.field("day", pa.date32(), nullable=False),
+    ]
+)
+"""A message as the log has it: times in UTC, null where there is none; the day of its receipt."""
+
+PAYLOAD_SCHEMA: Final = pa.schema(
+    [
+        pa.field("message_id", pa.int64(), nullable=False),
+        pa.field("ingest_shard", pa.int32(), nullable=False),
+        pa.field("payload", pa.binary()),
+        pa.field("uri", pa.string()),
+    ]
+)
+"""A payload, or in its place the URI of the object that holds it."""
+
+
+class _Found(NamedTuple):
+    """What is known of all messages of a batch."""
+
+    walk: Walk
+    owner: Ints  # of each message, its entry
+    heads: npt.NDArray[Any]
+    keys: Places
+    values: Places
+    delays: npt.NDArray[Any]
+    sizes: npt.NDArray[Any]
+    queues: Places
+
+
+def log_batches(rows: Sequence[Row]) -> list[pa.RecordBatch]:
+    """The messages of log entries; CorruptRecord when one of the entries is damaged."""
+    found = _measure([value for _, value in rows])
+    odd = found.walk.odd
+    if not odd.any():
+        return [_batch(rows, found)]
+    exact = [rows[index] for index in np.flatnonzero(odd).tolist()]
+    usual = [rows[index] for index in np.flatnonzero(~odd).tolist()]
+    batches = [_exact_batch(exact)]
+    return [_batch(usual, _measure([value for _, value in usual])), *batches] if usual else batches
+
+
+def _measure(values: Sequence[bytes]) -> _Found:
+    walk = Walk(values)
+    counts = walk.counts()
+    starts, owner = _records(walk, counts)
+    heads = columns.rows_at(walk.data, starts, _HEAD)
+    at, keys, texts = _headers(walk, starts, owner, heads)
+    # Each record must end where the next begins; the last one, where the trailing arrays do.
+    last = np.ones(len(starts), np.bool_)
+    last[:-1] = owner[1:] != owner[:-1]
+    walk.odd[owner[:-1][(at[:-1] != starts[1:]) & ~last[:-1]]] = True
+    walk.at[owner[last]] = at[last]
+    counts = np.bincount(owner, minlength=len(values))
+    delays = walk.beside(counts, "<i8", _NO_DELAY)
+    sizes = walk.beside(counts, "<u4")
+    queues = walk.texts_beside(counts)
+    walk.finish()
+    walk.odd[owner[delays < _NO_DELAY]] = True
+    walk.odd[owner[heads["message_id"].view(np.uint64) > MAX_MESSAGE_ID]] = True
+    return _Found(walk, owner, heads, keys, texts, delays, sizes, queues)
+
+
+def _records(walk: Walk, counts: Ints) -> tuple[Ints, Ints]:
+    """Where all records begin, and the entries that they belong to; marks entries as odd."""
+    data, first = walk.data, walk.at
+    heads = columns.rows_at(data, first, _HEAD)
+    marks = np.unique(heads["received_at"] >> (8 * _RARE) & 0xFF)
+    stream = np.frombuffer(data, np.uint8)
+    found = [np.flatnonzero(stream == mark) - (_RECEIVED + _RARE) for mark in marks]
+    starts = np.sort(np.concatenate(found)) if len(found) > 1 else found[0]
+    cuts = np.searchsorted(starts, np.concatenate((first, walk.ends[-1:])))
+    owner = columns.owners(np.diff(cuts))
+    starts = starts[cuts[0] : cuts[-1]]
+    times = columns.rows_at(data, starts + _RECEIVED, _I64)
+    kept = times == heads["received_at"][owner]
+    starts, owner = starts[kept], owner[kept]
+    ids = columns.rows_at(data, starts, _I64)
+    kept = (ids - heads["message_id"][owner]).view(np.uint64) < _NEAR
+    kept &= starts + _HEAD.itemsize <= walk.ends[owner]
+    starts, owner = starts[kept], owner[kept]
+    begins = np.searchsorted(owner, np.arange(len(counts)))
+    walk.odd |= np.bincount(owner, minlength=len(counts)) != counts
+    has_any = counts > 0
+    walk.odd |= ~has_any
+    firsts = starts[np.minimum(begins, len(starts) - 1)] if len(starts) else begins - 1
+    walk.odd |= has_any & (firsts != first)
+    kept = ~walk.odd[owner]
+    return starts[kept], owner[kept]
+
+
+def _headers(
+    walk: Walk, starts: Ints, owner: Ints, heads: npt.NDArray[Any]
+) -> tuple[Ints, Places, Places]:
+    """Where each record ends, and where its headers' keys and values lie."""
+    counts = heads["header_count"].astype(np.int64)
+    firsts = np.cumsum(counts) - counts
+    ends = walk.ends[owner]
+    at = starts + _HEAD.itemsize
+    parts = [np.zeros(int(counts.sum()), np.int64) for _ in range(4)]
+    for step in range(int(counts.max(initial=0))):
+        now = np.flatnonzero(counts > step)
+        places, here, limit = firsts[now] + step, at[now], ends[now]
+        for begins, lengths in (parts[:2], parts[2:]):
+            size = columns.rows_at(walk.data, here, columns.U16).astype(np.int64)
+            begins[places], lengths[places] = here + 2, size
+            here = np.minimum(here + 2 + size, limit + 1)
+        at[now] = here
+    walk.odd[owner[at > ends]] = True
+    return at, (parts[0], parts[1]), (parts[2], parts[3])
+
+
+def _batch(rows: Sequence[Row], found: _Found) -> pa.RecordBatch:
+    heads, data = found.heads, found.walk.data
+    keys = columns.texts("log entry", data, found.keys)
+    values = columns.texts("log entry", data, found.values)
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(heads["header_count"], dtype="i8")))
+    headers = pa.MapArray.from_arrays(pa.array(offsets.astype(np.int32)), keys, values)
+    queues = columns.texts("log entry", data, found.queues)
+    delays = found.delays
+    return _assembled(
+        heads["message_id"],
+        columns.last_numbers(rows)[found.owner],
+        heads["created_at"],
+        heads["received_at"],
+        heads["visible_at"],
+        heads["retention_s"].astype(np.int64),
+        pa.array(delays, mask=delays == _NO_DELAY),
+        found.sizes.astype(np.int64),
+        columns.present(queues, found.queues[1]),
+        headers,
+    )
+
+
+def _exact_batch(rows: Iterable[Row]) -> pa.RecordBatch:
+    """The same, message by message."""
+    told: list[tuple[int, MessageMetadata]] = []
+    for key, value in rows:
+        sequence = int.from_bytes(key[-8:], "big")
+        told += [(sequence, message) for message in decode_log_entry(value)]
+    messages = [message for _, message in told]
+    for message in messages:
+        if message.message_id > MAX_MESSAGE_ID:
+            raise CorruptRecord("log entry", f"{message.message_id:#x} is no message ID")
+    return _assembled(
+        _numbers(message.message_id for message in messages),
+        _numbers(sequence for sequence, _ in told),
+        _numbers(message.created_at_ms for message in messages),
+        _numbers(message.received_at_ms for message in messages),
+        _numbers(message.visible_at_ms for message in messages),
+        _numbers(message.retention_s for message in messages),
+        pa.array([message.delay_ms for message in messages], pa.int64()),
+        _numbers(message.payload_bytes for message in messages),
+        pa.array([message.direct_queue_id or None for message in messages], pa.string()),
+        pa.array(
+            [list(message.headers.items()) for message in messages],
+            pa.map_(pa.string(), pa.string()),
+        ),
+    )
+
+
+def _numbers(numbers: Iterable[int]) -> Ints:
+    return np.fromiter(numbers, np.int64)
+
+
+def _assembled(
+    message_ids: Ints,
+    sequences: Ints,
+    created_ms: Ints,
+    received_ms: Ints,
+    visible_ms: Ints,
+    retention_s: Ints,
+    delays: pa.Array,
+    sizes: Ints,
+    queues: pa.Array,
+    headers: pa.Array,
+) -> pa.RecordBatch:
+    # A retention of 0 means for ever, as does a deadline of 0.
+    within = np.clip(received_ms, columns.FIRST_MS, columns.LAST_MS)
+    deadlines = np.where(retention_s > 0, within + 1000 * retention_s, 0)
+    arrays = [
+        pa.array(message_ids.astype(np.int64)),
+        shards(message_ids),
+        pa.array(sequences.astype(np.int64)),
+        columns.times(created_ms),
+        columns.times(received_ms),
+        columns.times(visible_ms, zero_is_none=True),
+        pa.array(retention_s),
+        columns.times(deadlines, zero_is_none=True),
+        delays,
+        pa.array(sizes),
+        queues,
+        headers,
+        columns.days(received_ms),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=LOG_SCHEMA)
+
+
+def shards(message_ids: Ints) -> pa.Array:
+    """The ingest shards that gave these IDs."""
+    return pa.array((message_ids >> SEQUENCE_BITS).astype(np.int32))
+
+
+# --- Payloads ---------------------------------------------------------------
+
+_PAYLOAD_HEAD: Final = np.dtype([("kind", "u1"), ("size", "<u2")])
+_INLINE, _URI = 1, 2
+
+
+def payload_batch(rows: Sequence[Row]) -> pa.RecordBatch:
+    """Payload records; CorruptRecord when one is damaged."""
+    data, starts, ends = columns.join([value for _, value in rows])
+    heads = columns.rows_at(data, starts, _PAYLOAD_HEAD)
+    sizes = heads["size"].astype(np.int64)
+    inline, uri = heads["kind"] == _INLINE, heads["kind"] == _URI
+    whole = starts + _PAYLOAD_HEAD.itemsize + sizes == ends
+    for odd in np.flatnonzero(~whole | ~(inline | uri)).tolist():
+        decode_payload(rows[odd][1])  # says what is wrong
+        raise CorruptRecord("payload value", "is read in another way by the exact decoder")
+    begins = starts + _PAYLOAD_HEAD.itemsize
+
+    def column(wanted: Mask, kind: pa.DataType) -> Any:
+        lengths = np.where(wanted, sizes, 0)
+        if kind == pa.string():
+            return columns.texts("payload value", data, (begins, lengths))
+        return columns.pieces("payload value", data, (begins, lengths), kind)
+
+    ids = columns.last_numbers(rows)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(ids),
+            shards(ids),
+            columns.where(inline, column(inline, pa.binary())),
+            columns.where(uri, column(uri, pa.string())),
+        ],
+        schema=PAYLOAD_SCHEMA,
+    )

@@ -1,0 +1,299 @@
+"""The lists of a queue as Arrow columns; layouts: queues.py.
+
+The rows given to a function are all of one queue. Every form of a value that may be stored is read
+here; one that does not fit goes to the exact decoder of its record, which says what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from libs.storage import arrow_columns as columns
+from libs.storage.arrow_columns import Ints, Walk
+from libs.storage.buckets import MAX_ORDER, ORDER_BITS, BucketKind
+from libs.storage.errors import CorruptRecord
+from libs.storage.fastffi import Row
+from libs.storage.queues import decode_active, decode_attempts, decode_done, decode_failed
+
+__all__ = [
+    "ACTIVE_SCHEMA",
+    "ATTEMPTS_SCHEMA",
+    "DONE_SCHEMA",
+    "FAILED_SCHEMA",
+    "Place",
+    "active_batches",
+    "attempts_batch",
+    "done_batch",
+    "failed_batch",
+]
+
+AVAILABLE: Final = "available"
+IN_FLIGHT: Final = "in-flight"
+
+_WAITING: Final = np.dtype(
+    [
+        ("message_id", "<i8"),
+        ("priority", "u1"),
+        ("visible_at", "<i8"),
+        ("retention_deadline", "<i8"),
+        ("attempts", "<u2"),
+    ]
+)
+_CLAIMED: Final = np.dtype(
+    [
+        ("message_id", "<i8"),
+        ("priority", "u1"),
+        ("claimed_at", "<i8"),
+        ("lease_deadline", "<i8"),
+        ("attempts", "<u2"),
+    ]
+)
+_FINISHED: Final = np.dtype([("message_id", "<i8"), ("finished_at", "<i8"), ("attempts", "<u2")])
+
+
+def _field(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Field:
+    return pa.field(name, kind, nullable=nullable)
+
+
+_HEAD: Final = [
+    _field("queue", pa.string()),
+    _field("broker_shard", pa.int32()),
+    _field("message_id", pa.int64()),
+]
+
+ACTIVE_SCHEMA: Final = pa.schema(
+    [
+        *_HEAD,
+        _field("state", pa.string()),
+        _field("timed", pa.bool_()),
+        _field("priority", pa.int32()),
+        _field("attempts", pa.int32()),
+        _field("visible_at", columns.TIMESTAMP, nullable=True),
+        _field("retention_deadline", columns.TIMESTAMP, nullable=True),
+        _field("claimed_at", columns.TIMESTAMP, nullable=True),
+        _field("lease_deadline", columns.TIMESTAMP, nullable=True),
+        _field("lease_length_ms", pa.int64(), nullable=True),
+        _field("consumer", pa.string(), nullable=True),
+        _field("bucket_order", pa.int64()),
+    ]
+)
+"""A message that is available (or delayed), or in flight. The lease itself is not told."""
+
+DONE_SCHEMA: Final = pa.schema(
+    [
+        *_HEAD,
+        _field("done_at", columns.TIMESTAMP),
+        _field("attempts", pa.int32()),
+        _field("consumer", pa.string()),
+        _field("first_claimed_at", columns.TIMESTAMP, nullable=True),
+        _field("transferred_to", pa.string(), nullable=True),
+        _field("bucket_order", pa.int64()),
+        _field("day", pa.date32()),
+    ]
+)
+"""A message that was acked, or transferred to another queue; the day on which."""
+
+FAILED_SCHEMA: Final = pa.schema(
+    [
+        *_HEAD,
+        _field("failed_at", columns.TIMESTAMP),
+        _field("attempts", pa.int32()),
+        _field("priority", pa.int32()),
+        _field("retention_deadline", columns.TIMESTAMP, nullable=True),
+        _field("reason", pa.string()),
+        _field("bucket_order", pa.int64()),
+        _field("day", pa.date32()),
+    ]
+)
+"""A dead letter; the day on which it failed."""
+
+ATTEMPTS_SCHEMA: Final = pa.schema(
+    [
+        *_HEAD,
+        _field("attempt", pa.int32()),
+        _field("consumer", pa.string()),
+        _field("claimed_at", columns.TIMESTAMP, nullable=True),
+        _field("outcome", pa.string()),
+        _field("failed_in", pa.string()),
+    ]
+)
+"""A failed attempt; the first recorded one is 1. `failed_in` is the queue in which it was made."""
+
+
+class Place(NamedTuple):
+    """Whose rows they are."""
+
+    queue: str
+    broker_shard: int
+
+
+def active_batches(
+    rows: Sequence[Row], place: Place, head_order: int = 0, head_offset: int = 0
+) -> list[pa.RecordBatch]:
+    """The messages of active buckets: those available, then those in flight.
+
+    Without the first `head_offset` of the bucket `head_order`, if that comes first.
+    CorruptRecord when a bucket is damaged.
+    """
+    walk = _walk(rows)
+    counts, waiting = walk.fixed(_WAITING)
+    claimed_counts, claimed = walk.fixed(_CLAIMED)
+    deadlines = walk.beside(claimed_counts, "<i8")
+    lengths = walk.beside(claimed_counts, "<u4")
+    consumers = walk.texts_beside(claimed_counts)
+    walk.beside(claimed_counts, "<u8")  # leases, which nobody is told
+    _finish(walk, rows, "active value", decode_active)
+    buckets = columns.last_numbers(rows)
+    if head_offset and (buckets[0] & MAX_ORDER) == head_order:
+        taken = min(head_offset, int(counts[0]))
+        counts = np.concatenate((counts[:1] - taken, counts[1:]))
+        waiting = waiting[taken:]
+    names = columns.texts("active value", walk.data, consumers)
+    batches = [
+        _available(place, buckets[columns.owners(counts)], waiting),
+        _in_flight(
+            place, buckets[columns.owners(claimed_counts)], claimed, deadlines, lengths, names
+        ),
+    ]
+    return [batch for batch in batches if batch.num_rows]
+
+
+def _available(place: Place, buckets: Ints, waiting: npt.NDArray[Any]) -> pa.RecordBatch:
+    size = len(waiting)
+    return _batch(
+        ACTIVE_SCHEMA,
+        place,
+        waiting["message_id"],
+        pa.repeat(AVAILABLE, size),
+        pa.array((buckets >> ORDER_BITS & 3) == BucketKind.TIMED),
+        waiting["priority"],
+        waiting["attempts"],
+        columns.times(waiting["visible_at"], zero_is_none=True),
+        columns.times(waiting["retention_deadline"], zero_is_none=True),
+        pa.nulls(size, columns.TIMESTAMP),
+        pa.nulls(size, columns.TIMESTAMP),
+        pa.nulls(size, pa.int64()),
+        pa.nulls(size, pa.string()),
+        buckets & MAX_ORDER,
+    )
+
+
+def _in_flight(
+    place: Place,
+    buckets: Ints,
+    claimed: npt.NDArray[Any],
+    deadlines_ms: npt.NDArray[Any],
+    lengths_ms: npt.NDArray[Any],
+    consumers: pa.Array,
+) -> pa.RecordBatch:
+    size = len(claimed)
+    return _batch(
+        ACTIVE_SCHEMA,
+        place,
+        claimed["message_id"],
+        pa.repeat(IN_FLIGHT, size),
+        pa.repeat(False, size),
+        claimed["priority"],
+        claimed["attempts"],
+        pa.nulls(size, columns.TIMESTAMP),
+        columns.times(deadlines_ms, zero_is_none=True),
+        columns.times(claimed["claimed_at"]),
+        columns.times(claimed["lease_deadline"]),
+        lengths_ms,
+        consumers,
+        buckets & MAX_ORDER,
+    )
+
+
+def done_batch(rows: Sequence[Row], place: Place) -> pa.RecordBatch:
+    """The messages of done buckets; CorruptRecord when one is damaged."""
+    walk = _walk(rows)
+    counts, done = walk.fixed(_FINISHED)
+    consumers, claimed = walk.texts_beside(counts), walk.beside(counts, "<i8")
+    walk.beside(counts, "<u8")  # leases
+    targets = walk.texts_beside(counts)
+    _finish(walk, rows, "done value", decode_done)
+    return _batch(
+        DONE_SCHEMA,
+        place,
+        done["message_id"],
+        columns.times(done["finished_at"]),
+        done["attempts"],
+        columns.texts("done value", walk.data, consumers),
+        columns.times(claimed, zero_is_none=True),
+        columns.present(columns.texts("done value", walk.data, targets), targets[1]),
+        columns.last_numbers(rows)[columns.owners(counts)] & MAX_ORDER,
+        columns.days(done["finished_at"]),
+    )
+
+
+def failed_batch(rows: Sequence[Row], place: Place) -> pa.RecordBatch:
+    """The messages of failed buckets; CorruptRecord when one is damaged."""
+    walk = _walk(rows)
+    counts, failed = walk.fixed(_FINISHED)
+    priorities, deadlines = walk.beside(counts, "u1"), walk.beside(counts, "<i8")
+    reasons = walk.texts_beside(counts)
+    _finish(walk, rows, "failed value", decode_failed)
+    return _batch(
+        FAILED_SCHEMA,
+        place,
+        failed["message_id"],
+        columns.times(failed["finished_at"]),
+        failed["attempts"],
+        priorities,
+        columns.times(deadlines, zero_is_none=True),
+        columns.texts("failed value", walk.data, reasons),
+        columns.last_numbers(rows)[columns.owners(counts)] & MAX_ORDER,
+        columns.days(failed["finished_at"]),
+    )
+
+
+def attempts_batch(rows: Sequence[Row], place: Place) -> pa.RecordBatch:
+    """The failed attempts of messages; CorruptRecord when a record is damaged."""
+    walk = _walk(rows)
+    counts, consumers = walk.texts()
+    claimed, outcomes = walk.beside(counts, "<i8"), walk.texts_beside(counts)
+    queues = walk.texts_beside(counts)
+    _finish(walk, rows, "attempts value", decode_attempts)
+    elsewhere = columns.present(columns.texts("attempts value", walk.data, queues), queues[1])
+    return _batch(
+        ATTEMPTS_SCHEMA,
+        place,
+        columns.last_numbers(rows)[columns.owners(counts)],
+        columns.elements(np.ones_like(counts), counts, 1),
+        columns.texts("attempts value", walk.data, consumers),
+        columns.times(claimed, zero_is_none=True),
+        columns.texts("attempts value", walk.data, outcomes),
+        elsewhere.fill_null(place.queue),
+    )
+
+
+def _walk(rows: Sequence[Row]) -> Walk:
+    return Walk([value for _, value in rows])
+
+
+def _finish(
+    walk: Walk, rows: Sequence[Row], record: str, decode: Callable[[bytes], object]
+) -> None:
+    walk.finish()
+    for index in np.flatnonzero(walk.odd).tolist():
+        decode(rows[index][1])  # says what is wrong
+        raise CorruptRecord(record, "only its exact decoder can read it: its columns must learn it")
+
+
+def _batch(schema: pa.Schema, place: Place, message_ids: Any, *rest: Any) -> pa.RecordBatch:
+    size = len(message_ids)
+    shard = pa.repeat(pa.scalar(place.broker_shard, pa.int32()), size)
+    found = (pa.repeat(place.queue, size), shard, message_ids, *rest)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(column).cast(field.type) if isinstance(column, np.ndarray) else column
+            for column, field in zip(found, schema, strict=True)
+        ],
+        schema=schema,
+    )
