@@ -1,7 +1,8 @@
 """How far the brokers' outboxes are stored here: makes sending their rows again harmless, for ever.
 
 A broker shard numbers the rows for this shard from 1, without gaps. The number of the last one that
-is stored goes into the batch that stores it: a row is stored exactly when its number is passed.
+is stored goes into the batch that stores it: a row is stored exactly when its number is passed. The
+number of a row that the broker has put aside goes with the rows behind it, or alone.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ GAP: Final = "OUTBOX_GAP"
 
 
 class Push(NamedTuple):
-    """Which rows are sent: those of a broker shard's outbox from `first_number` on."""
+    """Which rows are sent: those of a broker shard's outbox from `first_number` on.
+
+    So many right before them, `put_aside`, have a number and no message.
+    """
 
     broker_shard: int
     first_number: int
+    put_aside: int = 0
 
 
 class Outboxes:
@@ -54,19 +59,26 @@ class Outboxes:
         return self._last.get(broker_shard, 0)
 
     def stored_count(self, push: Push) -> int:
-        """How many of the rows are stored already; FailedPrecondition when one is missing."""
+        """How many of the rows are stored already; FailedPrecondition when one is missing.
+
+        Below 0: of those put aside before them so many are not counted yet.
+        """
         last = self.last_number(push.broker_shard)
-        if push.first_number > last + 1:
+        first = push.first_number - push.put_aside
+        if first > last + 1:
             raise FailedPrecondition(
                 GAP,
-                f"the first row sent is {push.first_number}, the last one stored {last}",
+                f"the first row sent is {first}, the last one stored {last}",
                 subject=f"outbox of broker {push.broker_shard}",
                 metadata={"last_number": str(last)},
             )
         return last + 1 - push.first_number
 
     def put(self, batch: Batch, push: Push, count: int) -> None:
-        """Note in the batch that holds their messages that `count` rows are stored."""
+        """Note in the batch that holds their messages that `count` rows are stored.
+
+        And those put aside before them.
+        """
         last = push.first_number + count - 1
         self._last[push.broker_shard] = last
         batch.put(outbox_progress_key(push.broker_shard), encode_outbox_progress(last))

@@ -51,21 +51,23 @@ class Waiting:
         """Leave out the first rows of a push."""
         if self.push is not None and count > 0:
             self._keep(range(count, len(self.accepted.payloads)))
-            shard, first = self.push
+            shard, first, _ = self.push
             self.push = Push(shard, first + count)
 
     def is_next(self, outboxes: Outboxes, batch: Batch, now_ms: int) -> bool:
         """Whether anything of a push is to be stored now: leaves out what is not, sets a refusal.
 
-        Rows whose deadline is over are noted as stored, and nothing is.
+        Rows whose deadline is over or that are put aside are noted as stored, and nothing is.
         """
         assert self.push is not None
         try:
-            self.pass_over(outboxes.stored_count(self.push))
+            stored_count = outboxes.stored_count(self.push)
         except FailedPrecondition as gap:
             self.refusal = gap
+            return False
+        self.pass_over(stored_count)
         self.last_number = outboxes.last_number(self.push.broker_shard)
-        if self.refusal is not None or not self.accepted.payloads:
+        if not self.accepted.payloads and stored_count >= 0:
             return False
         self._settle_deadlines(now_ms)
         if not self.accepted.payloads:

@@ -10,7 +10,7 @@ from libs.serving.headers import encoded_headers
 from libs.serving.limits import HEADER_TEXT_BYTES_MAX
 from libs.storage.ids import MAX_SHARD, shard_of
 from services.ingest import wire
-from services.ingest.batches import Accepted
+from services.ingest.batches import Accepted, Columns
 from services.ingest.pushing import Push
 from services.ingest.replacing import Replacement
 from slatemq.errors import InvalidArgument
@@ -36,6 +36,12 @@ def accept_push(request: PushRequest, rules: wire.Rules) -> tuple[Push, Accepted
         raise InvalidArgument("broker_shard", f"must be within 0..{MAX_SHARD}")
     if not 1 <= request.first_number <= NUMBER_MAX:
         raise InvalidArgument("first_number", f"must be within 1..{NUMBER_MAX}")
+    aside = request.put_aside_count
+    if not 0 <= aside < request.first_number:
+        raise InvalidArgument("put_aside_count", "must be within 0..first_number - 1")
+    push = Push(request.broker_shard, request.first_number, aside)
+    if aside and not request.messages:
+        return push, Accepted([], Columns(), "", [], 0), {}
     rules = replace(rules, delay_ms_max=DELAY_MS_MAX)
     try:
         accepted = wire.accept_messages([row.message for row in request.messages], rules)
@@ -59,7 +65,7 @@ def accept_push(request: PushRequest, rules: wire.Rules) -> tuple[Push, Accepted
             uris[at] = _uri(at, row, rules.payload_bytes_max)
             accepted.columns.payload_bytes[at] = row.payload_bytes
             accepted.elsewhere.append(at)
-    return Push(request.broker_shard, request.first_number), accepted, uris
+    return push, accepted, uris
 
 
 def _uri(at: int, row: PushedMessage, payload_bytes_max: int) -> str:
