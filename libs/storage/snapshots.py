@@ -153,9 +153,9 @@ class SnapshotReader:
         return value
 
     async def scan(
-        self, start: bytes, end: bytes, limit: int | None = None
+        self, start: bytes, end: bytes, limit: int | None = None, descending: bool = False
     ) -> AsyncIterator[list[Row]]:
-        """Rows with start ≤ key < end in key order, in non-empty lists of some BATCH_BYTES."""
+        """Rows with start ≤ key < end in key order (or backwards), in lists of some BATCH_BYTES."""
         if start >= end or limit == 0:
             return
         short = limit is not None and limit <= BATCH_ROWS_MIN
@@ -165,7 +165,7 @@ class SnapshotReader:
             read_ahead_bytes=SHORT_READ_AHEAD_BYTES if short else READ_AHEAD_BYTES,
             cache_blocks=False,
             max_fetch_tasks=4,
-            order=IterationOrder.ASCENDING,
+            order=IterationOrder.DESCENDING if descending else IterationOrder.ASCENDING,
         )
         span = KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
         left = limit

@@ -11,6 +11,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from libs.storage.buckets import MAX_ORDER_MS, MAX_ORDER_N, last_order, order_of, split_bucket
 from libs.storage.keys import done_range, failed_range, parse_done_key, parse_failed_key
 from libs.storage.primitives import KeyRange
+from libs.storage.queue_ranges import LATE_MS
 from libs.storage.queues import DoneMessage, FailedMessage, decode_done, decode_failed
 from services.broker.queue_machine import Queue
 
@@ -19,10 +20,6 @@ SCANNED_MAX = 20_000
 
 READ_ROWS = 200
 """Rows read at once: of one message each they take a millisecond."""
-
-LATE_MS = 60_000
-"""How long after its time a message is in its row at the latest: commands may wait for the store,
-and so may commits."""
 
 M = TypeVar("M")
 

@@ -18,8 +18,9 @@ from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from libs.storage.ids import MAX_SEQUENCE, message_id, sequence_of
+from libs.storage.ids import MAX_SEQUENCE, message_id
 from libs.storage.keys import log_key, log_range, parse_log_key
+from libs.storage.log_positions import position_before
 from libs.storage.metadata import MessageMetadata, decode_log_entry, read_log_entry_head
 from libs.storage.slate import Database
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
@@ -149,31 +150,8 @@ class MetadataLog(Generic[E]):
         return 0
 
     async def position_before(self, received_at_ms: int) -> int:
-        """The last sequence whose messages were all received before this time; 0: there is none.
-
-        All messages of an entry are received at the same time, and times never go back.
-        """
-        if received_at_ms <= 0:
-            return 0
-        # Entries up to `before` were, those above `after` were not.
-        position, after = 0, self.end.sequence
-        before = after - sequence_of(after)
-        while before < after:
-            middle = (before + after) // 2
-            sequence, received = await self._first_after(middle, after)
-            if not sequence or received >= received_at_ms:
-                after = middle
-            else:
-                position = before = sequence
-        return position
-
-    async def _first_after(self, position: int, last: int) -> tuple[int, int]:
-        """Sequence and time of the first entry behind a position, up to the last one; or 0, 0."""
-        span = log_range(position + 1, last)
-        async for rows in self._database.scan(*span, limit=1, durable=True):
-            key, value = rows[0]
-            return parse_log_key(key), read_log_entry_head(value)[1]
-        return 0, 0
+        """The last sequence whose messages were all received before this time; 0: there is none."""
+        return await position_before(self._database, self.end.sequence, received_at_ms)
 
     async def tail(self, after_sequence: int) -> AsyncGenerator[Update[E], None]:
         """Every entry after this sequence, in order, each once, without end.
