@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from libs.serving.config import Scope, ServingConfig, setting
 from libs.serving.limits import MESSAGE_DELAY_MS_MAX
 from libs.storage.ids import MAX_SHARD
-from services.broker import outbox
+from services.broker import outbox, redrives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,18 @@ class BrokerConfig(ServingConfig):
         "bytes not counted; over it pushes get RESOURCE_EXHAUSTED.",
         default=outbox.BYTES_MAX,
         minimum=1 << 20,
+    )
+    redrives_kept: int = setting(
+        "Redrives that are done, cancelled or cannot go on, and are still listed; the first to end "
+        "are forgotten first.",
+        default=redrives.KEPT,
+        minimum=1,
+        maximum=10_000,
+    )
+    redrive_retention_s: int = setting(
+        "How long they are listed, in seconds: 0 is without end.",
+        default=redrives.RETENTION_S,
+        minimum=0,
     )
     waiting_claims_max: int = setting(
         "Claims and streams that may be open at once.",

@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 STEP_MESSAGES: Final = 500
 """Messages looked at in one step at most: a few milliseconds, and what a commit of others waits."""
 
+FORGET_EVERY_S: Final = 60.0
+"""How often redrives that ended long ago are looked for, while none runs."""
+
 STEPS_A_SECOND: Final = 10
 """With a rate, so many steps a second share it."""
 
@@ -91,6 +94,7 @@ class RedriveRunner:
         """Runs until cancelled."""
         while True:
             self._wake.clear()
+            await self._owner.run(self._owner.shard.redrives.forget)
             now = time.monotonic()
             running = self._owner.shard.redrives.running()
             due = [number for number in running if self._next_at.get(number, 0.0) <= now]
@@ -105,7 +109,7 @@ class RedriveRunner:
                     await self._end(number, str(error))
             if not due:
                 ends = [self._next_at[number] for number in running]
-                wait_s = max(min(ends) - now, 0.0) if ends else None
+                wait_s = max(min(ends, default=now + FORGET_EVERY_S) - now, 0.0)
                 try:
                     await asyncio.wait_for(self._wake.wait(), wait_s)
                 except TimeoutError:

@@ -12,7 +12,7 @@ the row puts them into the target, and moves the redrive on: each is moved once,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, TypeGuard
 
 from libs.storage.keys import failed_key
@@ -26,8 +26,11 @@ from slatemq.errors import ResourceExhausted
 RUNNING_MAX = 100
 """Redrives that may run at once on a shard."""
 
-DONE_KEPT = 1000
-"""Redrives that are done, or cannot go on, and still told of."""
+KEPT = 1000
+"""Redrives that do not run any more and are still told of, unless set otherwise."""
+
+RETENTION_S = 30 * 24 * 60 * 60
+"""How long they are told of, unless set otherwise."""
 
 
 class Redrives:
@@ -35,6 +38,8 @@ class Redrives:
 
     def __init__(self, stored: Mapping[int, RedriveRecord] | None = None) -> None:
         """Go on with these."""
+        self.kept = KEPT
+        self.retention_s = RETENTION_S
         self._records = dict(sorted((stored or {}).items()))
         self._changed: set[int] = set()
         self._next = max(self._records, default=0) + 1
@@ -73,14 +78,31 @@ class Redrives:
         return number
 
     def put(self, number: int, record: RedriveRecord) -> None:
-        """Changes one; those done long ago are forgotten."""
+        """Changes one. Of those that do not run any more the first to end are forgotten."""
+        if record.state == RedriveState.DONE:
+            record = record._replace(message_ids=())  # up to 80 kB, and of no use any more
         self._records[number] = record
         self._changed.add(number)
-        over = (RedriveState.DONE, RedriveState.FAILED)
-        done = [n for n, one in self._records.items() if one.state in over]
-        for old in done[:-DONE_KEPT]:
-            del self._records[old]
-            self._changed.add(old)
+        if record.state != RedriveState.RUNNING:
+            self._drop(self._ended(number)[: -self.kept])
+
+    def forget(self, now_ms: int) -> None:
+        """Forgets those that ended too long ago (0: none is), and the first of too many."""
+        ended = self._ended()
+        kept_ms = now_ms - self.retention_s * 1000 if self.retention_s else 0
+        over = [n for n in ended if self._records[n].ended_at_ms < kept_ms]
+        self._drop({*over, *ended[: -self.kept]})
+
+    def _ended(self, last: int = 0) -> list[int]:
+        """Those that do not run any more, the first to end first, but for the `last`."""
+        ended = [n for n, one in self._records.items() if one.state != RedriveState.RUNNING]
+        return sorted(ended, key=lambda n: (n == last, self._records[n].ended_at_ms))
+
+    def _drop(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if number + 1 < self._next:  # the newest stays: after a restart its number is needed
+                del self._records[number]
+                self._changed.add(number)
 
     def taken_out(self, number: int, places: Mapping[int, Set[int]]) -> None:
         """Notes which places of which rows a redrive has emptied.

@@ -223,6 +223,8 @@ class BrokerService:
         config, number = self._config, self._config.shard
         owner.shard.outbox.rows_max = config.outbox_rows_max
         owner.shard.outbox.bytes_max = config.outbox_bytes_max
+        owner.shard.redrives.kept = config.redrives_kept
+        owner.shard.redrives.retention_s = config.redrive_retention_s
         limits = PushLimits(config.payload_bytes_max, config.max_message_delay_ms)
         executor = Executor(owner, Blobs(self._root), target, others, number, limits)
         return executor, OutboxSender(owner, database, target, number)

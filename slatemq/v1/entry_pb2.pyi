@@ -625,7 +625,7 @@ class StartRedriveRequest(_message.Message):
     rate: _builtins.int
     """Messages per second at most: up to 100,000; 0 = as fast as it goes."""
     request_id: _builtins.str
-    """Makes repeating safe: the same ID gives the same redrive. 1–128 bytes; empty = none."""
+    """Makes repeating safe: the same ID gives the same redrive, for as long as that is listed. 1–128 bytes; empty = none."""
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Only these messages: at most 10,000; empty = all."""

@@ -213,7 +213,9 @@ class EntryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRedrives(self, request, context):
-        """Lists the redrives of the shard, the newest first: all that run or are cancelled, and the last 1,000 that are done or have failed.
+        """Lists the redrives of the shard, the newest first: all that run, and of those that are done, cancelled or have failed the last 1,000
+        to end, for 30 days (settings of the broker). The others are forgotten, but for the newest of all; a cancelled one that is forgotten
+        cannot be resumed.
 
         Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
         """

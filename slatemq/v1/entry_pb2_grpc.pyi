@@ -102,7 +102,9 @@ class EntryServiceStub:
     Errors: NOT_FOUND, UNAVAILABLE.
     """
     ListRedrives: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ListRedrivesRequest, _entry_pb2.ListRedrivesResponse]
-    """Lists the redrives of the shard, the newest first: all that run or are cancelled, and the last 1,000 that are done or have failed.
+    """Lists the redrives of the shard, the newest first: all that run, and of those that are done, cancelled or have failed the last 1,000
+    to end, for 30 days (settings of the broker). The others are forgotten, but for the newest of all; a cancelled one that is forgotten
+    cannot be resumed.
 
     Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
     """
@@ -191,7 +193,9 @@ class EntryServiceAsyncStub(EntryServiceStub):
     Errors: NOT_FOUND, UNAVAILABLE.
     """
     ListRedrives: _aio.UnaryUnaryMultiCallable[_entry_pb2.ListRedrivesRequest, _entry_pb2.ListRedrivesResponse]  # type: ignore[assignment]
-    """Lists the redrives of the shard, the newest first: all that run or are cancelled, and the last 1,000 that are done or have failed.
+    """Lists the redrives of the shard, the newest first: all that run, and of those that are done, cancelled or have failed the last 1,000
+    to end, for 30 days (settings of the broker). The others are forgotten, but for the newest of all; a cancelled one that is forgotten
+    cannot be resumed.
 
     Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
     """
@@ -337,7 +341,9 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.ListRedrivesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.ListRedrivesResponse, _abc.Awaitable[_entry_pb2.ListRedrivesResponse]]:
-        """Lists the redrives of the shard, the newest first: all that run or are cancelled, and the last 1,000 that are done or have failed.
+        """Lists the redrives of the shard, the newest first: all that run, and of those that are done, cancelled or have failed the last 1,000
+        to end, for 30 days (settings of the broker). The others are forgotten, but for the newest of all; a cancelled one that is forgotten
+        cannot be resumed.
 
         Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
         """

@@ -333,20 +333,17 @@ async def listed_redrives(rig: Rig, page_size: int, queue_id: str = "") -> list[
             return found
 
 
-async def test_redrives_are_listed_the_newest_first_and_those_done_long_ago_are_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(redrives, "DONE_KEPT", 4)
+async def test_redrives_are_listed_the_newest_first_and_the_first_to_end_are_forgotten() -> None:
     disk, clock = Disk(), ManualClock()
     root = memory_root(disk)
-    async with running(root, clock, disk=disk) as rig:
+    async with running(root, clock, disk=disk, settings={"redrives_kept": 5}) as rig:
         for queue_id in ("q", "p"):
             await rig.create(queue_id, max_attempts=1)
         await fail(rig, [1, 2, 3])
         first = await start(rig, rate=1)
+        done = [(await redriven(rig, "pq"[n % 2])).redrive_id for n in range(7)]
         stopped = entry_pb2.CancelRedriveRequest(redrive_id=first.redrive_id)
         await entries(rig).CancelRedrive(stopped)
-        done = [(await redriven(rig, "pq"[n % 2])).redrive_id for n in range(7)]
     async with running(root, clock, disk=disk) as rig:
         kept = [*done[:2:-1], first.redrive_id]
         for page_size in (0, 1, 2, 5, 1000):
