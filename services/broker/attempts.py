@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from libs.storage.keys import attempts_key
 from libs.storage.queues import FailedAttempt, encode_attempts
 from services.broker.leases import Row
+
+if TYPE_CHECKING:
+    from services.broker.queue_machine import Queue
 
 ATTEMPTS_CACHED = 20_000
 """Attempts records in memory: those of the messages that failed last, likely to fail again."""
@@ -19,8 +23,14 @@ ATTEMPTS_CACHED = 20_000
 ATTEMPTS_KEPT = 1000
 """Attempts in one record at most, the newest: redrives go on without end, and records must not."""
 
-Key = tuple[str, int]
-"""Queue and message: two queues may hold the same message."""
+Key = tuple[str, int, int]
+"""Queue, the revision at which it was made, and message: two queues may hold the same message, and
+one that is made anew may get what a former one of its name had. That one's records age out here."""
+
+
+def attempts_at(queue: Queue, message_id: int) -> Key:
+    """Under what the attempts at a message in a queue are known here."""
+    return queue.queue_id, queue.created_revision, message_id
 
 
 class Attempts:
@@ -55,24 +65,24 @@ class Attempts:
         """Adds an attempt to a record that is here, or to none."""
         self._put(key, [*self._records.get(key, ()), attempt])
 
-    def needed(self, message_ids: Iterable[int], source: str, target: str) -> list[Key]:
+    def needed(self, message_ids: Iterable[int], source: Queue, target: Queue) -> list[Key]:
         """The records that `carry` must find here, and that are not."""
-        if source == target:
+        if source is target:
             return []
-        keys = [(queue_id, one) for one in message_ids for queue_id in (source, target)]
+        keys = [attempts_at(queue, one) for one in message_ids for queue in (source, target)]
         return [key for key in keys if key not in self._records]
 
-    def carry(self, message_id: int, source: str, target: str) -> None:
+    def carry(self, message_id: int, source: Queue, target: Queue) -> None:
         """Adds the attempts at a message in one queue to those in another: see `needed`.
 
         What the other has already, since the message comes back to it, is not added again.
         """
-        earlier = self._records.get((source, message_id))
-        if source == target or not earlier:
+        earlier = self._records.get(attempts_at(source, message_id))
+        if source is target or not earlier:
             return
-        key = (target, message_id)
+        key = attempts_at(target, message_id)
         carried = (
-            one._replace(queue="" if one.queue == target else one.queue or source)
+            one._replace(queue="" if one.queue == target.queue_id else one.queue or source.queue_id)
             for one in earlier
         )
         attempts = dict.fromkeys((*self._records.get(key, ()), *carried))
@@ -83,16 +93,12 @@ class Attempts:
         self._records.move_to_end(key)
         self._changed.add(key)
 
-    def drop_queue(self, queue_id: str) -> None:
-        """Forgets a queue that is deleted."""
-        for key in [key for key in self._records if key[0] == queue_id]:
-            del self._records[key]
-            self._changed.discard(key)
-
     def drain(self) -> Iterator[tuple[Key, Row]]:
         """The rows of the records that changed since the last drain."""
         for key in self._changed:
-            yield key, (attempts_key(*key), encode_attempts(self._records[key]))
+            queue_id, _, message_id = key
+            row = (attempts_key(queue_id, message_id), encode_attempts(self._records[key]))
+            yield key, row
         self._changed = set()
 
     def shrink(self, undurable: Set[Key]) -> None:

@@ -14,6 +14,7 @@ from libs.storage.queues import (
     FailedMessage,
     decode_attempts,
 )
+from services.broker.attempts import attempts_at
 from services.broker.entry_finding import Found
 from services.broker.entry_handles import listed_handle, waiting_handle
 from services.broker.finished_pages import Listed
@@ -151,10 +152,11 @@ class EntryTeller:
         return await self._add_messages(entries, with_payload=view == entry_pb2.ENTRY_VIEW_FULL)
 
     async def _attempts(self, entry: entry_pb2.Entry) -> list[entry_pb2.Attempt]:
-        key = (entry.queue_id, entry.message_id)
-        known = self._owner.shard.attempts.get(key)
+        shard = self._owner.shard
+        queue = shard.queues.get(entry.queue_id)
+        known = shard.attempts.get(attempts_at(queue, entry.message_id)) if queue else None
         if known is None:
-            stored = await self._database.get(attempts_key(*key))
+            stored = await self._database.get(attempts_key(entry.queue_id, entry.message_id))
             known = decode_attempts(stored) if stored else []
         return [_attempt(one, entry.queue_id) for one in known]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from libs.storage.queues import AvailableMessage, FailedAttempt
 from libs.storage.states import LeaseOutcome
+from services.broker.attempts import Key, attempts_at
 from services.broker.commands import Needs
 from services.broker.leases import Lease
 from services.broker.queue_machine import NeedsSlot, Queue
@@ -212,10 +213,10 @@ def _check_needs(
 ) -> None:
     """Raises Needs for everything that `_apply` must find in memory."""
     slots: dict[tuple[str, int, int], NeedsSlot] = {}
-    attempts: list[tuple[str, int]] = []
+    attempts: list[Key] = []
     for command, lease in zip(commands, leases, strict=True):
         if isinstance(command, Fail) and lease:
-            key = (lease.queue.queue_id, lease.message_id)
+            key = attempts_at(lease.queue, lease.message_id)
             if key not in shard.attempts:
                 attempts.append(key)
             continue
@@ -226,7 +227,7 @@ def _check_needs(
             queue = shard.queues[command.target]
             need = queue.needs_to_enter(_new_entry(queue, command, lease, since_ms), now_ms)
             ids = (lease.message_id,)
-            attempts += shard.attempts.needed(ids, lease.queue.queue_id, command.target)
+            attempts += shard.attempts.needed(ids, lease.queue, queue)
         else:
             continue
         if need:
@@ -260,8 +261,8 @@ def _apply(
     elif isinstance(command, Transfer):
         shard.end(lease, LeaseOutcome.ACKED)
         queue.ack([lease], now_ms, transferred_to=command.target)
-        shard.attempts.carry(lease.message_id, queue.queue_id, command.target)
         target = shard.queues[command.target]
+        shard.attempts.carry(lease.message_id, queue, target)
         target.come(_new_entry(target, command, lease, since_ms), now_ms)
     elif isinstance(command, Release):
         shard.end(lease, LeaseOutcome.NACKED)
@@ -272,7 +273,7 @@ def _apply(
         outcome = f"{FAILED_BY_COMMAND}{command.reason}"
         queue.fail(lease, outcome, now_ms)
         attempt = FailedAttempt(lease.consumer, lease.claimed_at_ms, outcome)
-        shard.attempts.add((queue.queue_id, lease.message_id), attempt)
+        shard.attempts.add(attempts_at(queue, lease.message_id), attempt)
     return 0
 
 

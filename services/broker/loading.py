@@ -33,15 +33,18 @@ from libs.storage.own_keys import (
     parse_executed_key,
     parse_outbox_counter_key,
     parse_redrive_key,
+    parse_refused_push_key,
     parse_replay_key,
     parse_routing_cursor_key,
     redrive_range,
+    refused_push_range,
     replay_range,
     routing_cursor_range,
 )
 from libs.storage.primitives import KeyRange
 from libs.storage.queues import decode_active, decode_attempts
 from libs.storage.redrive_records import decode_redrive
+from libs.storage.refused_pushes import decode_refused_push
 from libs.storage.replay_records import decode_replay
 from libs.storage.states import (
     QueueStateRecord,
@@ -51,12 +54,13 @@ from libs.storage.states import (
     decode_queue_state,
     decode_routing_cursor,
 )
+from services.broker.attempts import Key
 from services.broker.available import Available
 from services.broker.executed import MINUTE_MS, WINDOW_MINUTES, Executed
 from services.broker.lane_memory import COMPLETE
 from services.broker.lanes import Lane
 from services.broker.leases import GRACE_MS, Lease
-from services.broker.outbox import Outbox
+from services.broker.outbox import Outbox, RefusedPush
 from services.broker.queue_machine import NeedsLane, Queue
 from services.broker.queue_settings import QueueSettings
 from services.broker.redrives import Redrives
@@ -113,7 +117,11 @@ async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
         {
             parse_outbox_counter_key(key): decode_outbox_counter(value)
             async for key, value in _rows(database, outbox_counter_range())
-        }
+        },
+        {
+            parse_refused_push_key(key): RefusedPush.of(decode_refused_push(value))
+            async for key, value in _rows(database, refused_push_range())
+        },
     )
     shard.executed = await _load_executed(database, last_ms)
     shard.replays = Replays(
@@ -236,8 +244,9 @@ class Loader:
             self._database, queue_id, need.lane, orders, in_parts=need.in_parts
         )
 
-    async def _attempts(self, key: tuple[str, int]) -> bytes | None:
-        return await self._database.get(attempts_key(*key))
+    async def _attempts(self, key: Key) -> bytes | None:
+        queue_id, _, message_id = key
+        return await self._database.get(attempts_key(queue_id, message_id))
 
 
 async def _in_turns(read: Callable[[T], Awaitable[R]], wanted: Sequence[T]) -> list[R]:

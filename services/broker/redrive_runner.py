@@ -201,11 +201,11 @@ class RedriveRunner:
         if pushes:
             shard.outbox.check_room(len(pushes), sum(map(len, pushes.values())))
 
-        source_id, target_id = record.queue_id, record.target_queue_id
-        letters = (letter.message_id for letter in _chosen(steps))
-        cold = shard.attempts.needed(letters, source_id, target_id)
-        if cold and pushes is None:
-            raise Needs((), cold)
+        if target is not None and pushes is None:
+            letters = (letter.message_id for letter in _chosen(steps))
+            cold = shard.attempts.needed(letters, queue, target)
+            if cold:
+                raise Needs((), cold)
 
         def enter(item: AvailableMessage) -> bool:
             if pushes is not None:
@@ -213,7 +213,7 @@ class RedriveRunner:
                 return True
             if target is None or target.enter(item, now_ms) is None:
                 return False
-            shard.attempts.carry(item.message_id, source_id, target_id)
+            shard.attempts.carry(item.message_id, queue, target)
             return True
 
         before = record.redriven_count

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from libs.storage.queues import FailedAttempt
 from libs.storage.states import FinishedLeasesRecord, LeaseOutcome
-from services.broker.attempts import Attempts
+from services.broker.attempts import Attempts, attempts_at
 from services.broker.commands import Finish, Nack, Needs
 from services.broker.leases import GRACE_MS, Deadlines, FinishedLeases, Lease
 from services.broker.queue_machine import Chooser, NeedsSlot, Queue
@@ -193,7 +193,7 @@ class ShardLeases:
         attempts = []
         for lease, visible_at_ms, release in returns:
             queue = lease.queue
-            key = (queue.queue_id, lease.message_id)
+            key = attempts_at(queue, lease.message_id)
             # The first attempt, too: another entry of the message may have failed here before.
             if not release and key not in self.attempts:
                 attempts.append(key)
@@ -206,13 +206,12 @@ class ShardLeases:
 
     def _return(self, lease: Lease, outcome: str, visible_at_ms: int, now_ms: int) -> None:
         queue = lease.queue
-        key = (queue.queue_id, lease.message_id)
         failed = FailedAttempt(lease.consumer, lease.claimed_at_ms, outcome)
         if lease.attempts >= queue.settings.max_attempts:
             queue.fail(lease, outcome, now_ms)
         elif not queue.give_back(lease, visible_at_ms, now_ms):
             return
-        self.attempts.add(key, failed)
+        self.attempts.add(attempts_at(queue, lease.message_id), failed)
 
 
 def _later(since_ms: int, delay_ms: int) -> int:

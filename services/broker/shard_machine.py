@@ -27,6 +27,7 @@ from libs.storage.states import (
     encode_queue_state,
     encode_routing_cursor,
 )
+from services.broker.attempts import Key
 from services.broker.available import Beyond
 from services.broker.commands import Assignment, Finish, Nack, Needs, Purge, Range
 from services.broker.delayed_journal import DelayedJournal
@@ -49,7 +50,7 @@ class Written:
     generation: int
     beyond: list[Beyond] = field(default_factory=list)
     delayed: list[tuple[DelayedJournal, int]] = field(default_factory=list)
-    attempts: set[tuple[str, int]] = field(default_factory=set)
+    attempts: set[Key] = field(default_factory=set)
 
 
 class Shard(ShardLeases):
@@ -116,7 +117,6 @@ class Shard(ShardLeases):
         self._next_revision()
         for token in queue.in_flight.clear():
             del self._leases[token]
-        self.attempts.drop_queue(queue.queue_id)
         self.replays.drop(queue.queue_id)
         del self.queues[queue.queue_id]
         self.notes.to_commit.discard(queue)

@@ -97,6 +97,8 @@ class Sweeper:
     async def _sweep_epoch(self, queue_id: str, epoch: int) -> None:
         removed = 0
         if queue_id in self._attempts_left:
+            # It may have been deleted while another of its epochs was swept.
+            await self._owner.durable()
             removed += await self._sweep_attempts(queue_id)
             self._attempts_left.discard(queue_id)
         for span in _spans_of(queue_id, epoch):

@@ -13,6 +13,7 @@ from services.broker.lanes import IsOver, Lane
 from services.broker.waiting_buckets import Bucket
 
 if TYPE_CHECKING:
+    from services.broker.attempts import Key
     from services.broker.available import Available
 
 LAST_N = MAX_ORDER_N
@@ -55,7 +56,7 @@ class NeedsRows(ABC):
 class Needs(Exception):
     """A command needs records that are not in memory: read them all, then run it again."""
 
-    def __init__(self, slots: Sequence[NeedsRows], attempts: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, slots: Sequence[NeedsRows], attempts: Sequence[Key]) -> None:
         super().__init__(f"{len(slots)} runs of buckets, {len(attempts)} attempts records")
         self.slots = slots
         self.attempts = attempts

@@ -369,3 +369,27 @@ async def test_a_queue_made_anew_during_the_sweep_keeps_its_records(
 
         assert await rows_of_lists(rig) == 4, "three empty records and one bucket"
         assert [m.message.message_id for m in await rig.claim(max_messages=9)] == [400]
+
+
+async def test_attempts_that_are_being_stored_when_their_queue_is_deleted_are_swept() -> None:
+    # Given a nack that waits for the disk, behind as many commits as there may be
+    async with running() as rig:
+        await rig.create()
+        await rig.assign([1, 2, 3])
+        tokens = [one.lease_token for one in await rig.claim(max_messages=3)]
+        rig.disk.free.clear()
+        calls: list[asyncio.Task[Any]] = []
+        for step in (rig.ack(tokens[0]), rig.ack(tokens[1]), rig.nack(tokens[2])):
+            calls.append(asyncio.create_task(step))
+            await asyncio.sleep(0.05)
+
+        # When its queue is deleted, and somebody sweeps it at once
+        owner, shard = rig.owner, rig.owner.shard
+        await owner.run(lambda _: shard.delete_queue(shard.queues["q"]))
+        sweeping = sweeper.Sweeper(owner, owner._database)._sweep_epoch("q", 0)
+        calls.append(asyncio.create_task(sweeping))
+        await asyncio.sleep(0.05)
+        rig.disk.free.set()
+        await asyncio.gather(*calls)
+
+        assert await rows_of_lists(rig) == 0

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from libs.storage.keys import attempts_key
 from libs.storage.queues import FailedAttempt
 from services.broker import attempts
-from services.broker.attempts import Attempts
+from services.broker.attempts import Attempts, attempts_at
 from services.broker.executions import Execution, Fail, Transfer, execute
+from services.broker.shard_machine import Nack, Needs
 from tests.unit.broker.shards import Rig
 from tests.unit.broker.stored import stored_attempts
 
@@ -16,6 +20,11 @@ async def fail(rig: Rig, reason: str, queue_id: str) -> None:
     [lease] = await rig.claim(1, queue_id=queue_id)
     command = Fail(lease.token, reason)
     await rig.run(lambda: execute(rig.shard, Execution([command]), rig.now_ms))
+
+
+async def fail_once(rig: Rig, reason: str) -> None:
+    [lease] = await rig.claim(1)
+    await rig.nack(Nack(lease.token, reason))
 
 
 async def transfer(rig: Rig, source: str, target: str) -> None:
@@ -69,12 +78,48 @@ async def test_a_message_that_never_failed_leaves_no_history() -> None:
 
 def test_of_very_many_attempts_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "ATTEMPTS_KEPT", 3)
-    records = Attempts()
+    records, rig = Attempts(), Rig()
+    p, q = rig.create("p"), rig.create("q")
+    at_q = attempts_at(q, 1)
 
     for number in range(1, 6):
-        records.add(("q", 1), FailedAttempt("c", number))
-    assert [one.claimed_at_ms for one in records.get(("q", 1)) or ()] == [3, 4, 5]
+        records.add(at_q, FailedAttempt("c", number))
+    assert [one.claimed_at_ms for one in records.get(at_q) or ()] == [3, 4, 5]
 
-    records.add(("p", 1), FailedAttempt("c", 6))
-    records.carry(1, "p", "q")
-    assert [one.claimed_at_ms for one in records.get(("q", 1)) or ()] == [4, 5, 6]
+    records.add(attempts_at(p, 1), FailedAttempt("c", 6))
+    records.carry(1, p, q)
+    assert [one.claimed_at_ms for one in records.get(at_q) or ()] == [4, 5, 6]
+
+
+async def test_a_slow_read_for_a_queue_that_is_gone_tells_its_successor_nothing() -> None:
+    # Given a message that failed, whose attempts are being read for the next nack
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    await fail_once(rig, "former")
+    rig.commit()
+    await rig.restart()
+    [lease] = await rig.claim(1)
+    with pytest.raises(Needs) as raised:
+        rig.shard.nack([Nack(lease.token, "former")], rig.now_ms)
+    rig.store.slow = True
+    reading = asyncio.create_task(rig.loader.answer(raised.value))
+    await asyncio.sleep(0)
+    rig.store.open_gates()
+    await asyncio.sleep(0)
+
+    # When its queue is deleted, swept and made anew before they have been read
+    rig.shard.delete_queue(rig.queue())
+    rig.shard.delete_rows([attempts_key("orders", 1)])
+    rig.commit()
+    rig.create()
+    while not reading.done():
+        rig.store.open_gates()
+        await asyncio.sleep(0)
+    rig.store.slow = False
+
+    # Then the same message starts anew there
+    await rig.route([1])
+    await fail_once(rig, "new")
+    rig.commit()
+    assert told(rig, "orders") == [("nack: new", "")]
