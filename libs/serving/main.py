@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 from libs.serving import logs, parent, telemetry
 from libs.serving.config import ServingConfig, load
 from libs.serving.exits import EXIT_FENCED, ExitCause, FatalError
-from libs.serving.memory import bound_arenas
+from libs.serving.memory import bound_arenas, calm_collector
 from libs.serving.server import Service, run_service
 
 try:
@@ -57,6 +57,7 @@ def main(
     )
     logs.configure(name, config.log_level, config.log_format)
     bound_arenas()
+    calm_collector()
     if config.parent_pid:
         parent.end_with(config.parent_pid)
     cause = _run(_serve(name, config, build))

@@ -1,14 +1,23 @@
-"""Keeps glibc from holding on to memory: a service stays under 400 MB resident.
+"""How a process treats its memory: what glibc holds on to, and how often Python looks for cycles.
+
+glibc holds on to memory, and yet a service stays under 400 MB resident.
 
 glibc gives each thread an arena of its own, up to eight for each core, and what is freed in one is
 of no use to the others. SlateDB's threads allocate and free whole tables; measured while 200,000
 messages of 1 KiB went through: 399 MB at the peak with the default, 346 MB with two arenas
 (`python -m benchmarks.memory_probe` shows it for a running stack).
+
+Python's collector of cycles walks the young objects after every 700 that were made, and messages in
+hand are young objects, thousands of them, that are in no cycle: a broker spent a fifth of its time
+there. A look after 50,000 costs a hundredth, and what is kept meanwhile by cycles is small: errors
+and their frames, mostly. Measured with 100,000 messages of 100 B, claimed and acked: 52,000/s with
+Python's thresholds, 60,000/s with a look after 10,000 or 20,000, 69,000/s after 50,000.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 from typing import Final
 
@@ -26,3 +35,23 @@ def bound_arenas() -> bool:
     if not done:
         log.debug("this libc takes no bound on arenas")
     return done
+
+
+YOUNG_MAX: Final = 50_000
+"""Objects made, less those freed, before the collector looks at those made since."""
+
+MIDDLE_EVERY: Final = 20
+OLD_EVERY: Final = 10
+"""A look at the old ones after 10 million: never for long under load, and soon enough for a leak
+of a few objects an error."""
+
+
+def calm_collector() -> None:
+    """Lets the collector of cycles look more rarely; for processes that hold many messages."""
+    gc.set_threshold(YOUNG_MAX, MIDDLE_EVERY, OLD_EVERY)
+
+
+def keep_for_good() -> None:
+    """What is there now stays, as far as the collector knows: it looks at none of it any more."""
+    gc.collect()
+    gc.freeze()

@@ -31,6 +31,7 @@ from libs.serving import limits
 from libs.serving.config import ServingConfig
 from libs.serving.exits import ExitCause, FatalError
 from libs.serving.guard import CallGuard, Gate
+from libs.serving.memory import keep_for_good
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import Fenced, StorageError, UnsafeStore
 
@@ -190,6 +191,7 @@ class RunningService:
             await _cancel(asked)
 
     async def _announce(self) -> None:
+        keep_for_good()
         self.gate.open()
         await self._set_health(_SERVING)
         if self._config.ready_file:
