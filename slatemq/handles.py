@@ -32,7 +32,11 @@ def shard_of(token: str) -> int:
     check_text("lease_token", token)
     match = _TOKEN.fullmatch(token)
     if match is None:
-        raise InvalidArgument("lease_token", "is not a lease token", reason="NOT_A_LEASE_TOKEN")
+        raise InvalidArgument(
+            "lease_token",
+            "is not a lease token, which looks like 0-9d934e94a7438e3a",
+            reason="NOT_A_LEASE_TOKEN",
+        )
     return int(match[1], 16)
 
 

@@ -36,6 +36,7 @@ from slatemq.cli.failures import (
     exit_code,
     sentence,
 )
+from slatemq.cli.groups import Group
 from slatemq.cli.output import note
 from slatemq.cli.session import Session, session_options
 from slatemq.errors import SlateMQError
@@ -72,7 +73,7 @@ Exit codes: 0 done, 1 refused by the server, 2 wrong usage or input,
 """
 
 
-class _Root(click.Group):
+class _Root(Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)

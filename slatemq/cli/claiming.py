@@ -15,6 +15,7 @@ from slatemq.cli.entry_output import one_line, shown
 from slatemq.cli.failures import EXIT_REFUSED, error_fields, exit_code, sentence
 from slatemq.cli.output import note, payload_fields, say, write_json
 from slatemq.cli.parameters import DURATION, WORDS
+from slatemq.cli.queue_options import format_time
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.client import Client
 from slatemq.consumer import Received
@@ -95,6 +96,7 @@ def message_fields(message: Received) -> dict[str, Any]:
     """A message for programs, named as in the protos; IDs are text."""
     return {
         "message_id": str(message.message_id),
+        "handle": message.handle,
         **payload_fields(message.payload),
         "headers": dict(message.headers),
         "created_at_ms": message.created_at_ms,
@@ -235,5 +237,7 @@ def _tell(session: Session, token: str, result: int | SlateMQError | None, done:
             note(f"{token}: {sentence(result)}")
     elif session.json:
         write_json(fields if result is None else {**fields, "lease_deadline_ms": result})
-    else:
+    elif result is None:
         say(f"{done} {token}")
+    else:
+        say(f"{done} {token} until {format_time(result)}")

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from slatemq.cli.failures import EXIT_REFUSED
-from slatemq.cli.messages import finished_listing, show
+from slatemq.cli.groups import Group
+from slatemq.cli.messages import finished_listing, show_message
 from slatemq.cli.output import note, say, write_json, write_table
-from slatemq.cli.parameters import MESSAGE_ID, WORDS
+from slatemq.cli.parameters import MESSAGE_ID, WHICH, WORDS
 from slatemq.cli.queue_options import format_time
 from slatemq.cli.queues import purge_states
 from slatemq.cli.session import Session, pass_session, run, session_options
@@ -38,7 +39,19 @@ queue's filter sees (headers, created_at, received_at, size), and `reason`,
 """
 
 
-@click.group("failed")
+SHOW_EPILOG = """\
+\b
+Examples:
+  slatemq failed show orders/1f4/f687f67c52d00
+  slatemq failed show 500 --in orders --json
+
+\b
+Handles come from `failed ls`. By its ID a message is searched, and shown in
+whatever state it is, as by `message show`.
+"""
+
+
+@click.group("failed", cls=Group)
 def failed() -> None:
     """Look at dead letters, move them back, or throw them away."""
 
@@ -52,7 +65,16 @@ failed.add_command(
         "  slatemq failed ls orders --newest --limit 10 --headers --json",
     )
 )
-failed.add_command(show)
+
+
+@failed.command("show", epilog=SHOW_EPILOG)
+@click.argument("which", type=WHICH, metavar="HANDLE|ID")
+@click.option("--in", "queues", type=WORDS, multiple=True, metavar="QUEUE", help="Search only it.")
+@session_options
+@pass_session
+def show(session: Session, which: str, queues: tuple[str, ...]) -> None:
+    """Show a dead letter: why it failed, its attempts, headers and payload."""
+    show_message(session, which, queues)
 
 
 @failed.command("purge", epilog="\b\nExample:\n  slatemq failed purge orders --yes")
@@ -84,7 +106,11 @@ def purge(session: Session, queue: str, yes: bool) -> None:
     metavar="N",
     help="Messages per second at most, up to 100000; 0, the default: as fast as it goes.",
 )
-@click.option("--no-wait", is_flag=True, help="Do not wait for its end: print its ID.")
+@click.option(
+    "--no-wait",
+    is_flag=True,
+    help="Do not wait for its end: print its ID, for `failed redrives` and `cancel`.",
+)
 @session_options
 @pass_session
 def redrive(
@@ -109,7 +135,11 @@ def redrive(
             with _progress(session) as told:
                 return await client.wait_redrive(begun, on_progress=told, every=0.2)
 
-    _tell(session, run(work()))
+    told = run(work())
+    if no_wait and not session.json:
+        say(told.redrive_id)
+    else:
+        _tell(session, told)
 
 
 @failed.command("redrives", epilog="\b\nExample:\n  slatemq failed redrives orders")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from slatemq.cli.wording import in_options
 from slatemq.errors import (
     Aborted,
     AlreadyExists,
@@ -68,6 +69,11 @@ def advice(error: SlateMQError) -> str:
             return "look at it with `slatemq queue show`, change it with `slatemq queue update`"
         case FailedPrecondition(reason="QUEUE_PAUSED"):
             return "`slatemq queue resume` ends the pause"
+        case NotFound(resource_type="message", reason="ENTRY_UNKNOWN"):
+            return (
+                "it may never have been routed there (`slatemq explain` tells which queues take "
+                "what), be no longer listed, or be in another state (`slatemq message show ID`)"
+            )
         case FailedPrecondition(reason="HANDLE_STALE") | NotFound(reason="ENTRY_UNKNOWN"):
             return "`slatemq message ls` has fresh handles, `slatemq message show ID` searches"
         case NotFound(resource_type="redrive"):
@@ -91,7 +97,8 @@ def advice(error: SlateMQError) -> str:
 
 def sentence(error: SlateMQError) -> str:
     """The error and the advice, for people."""
-    what = error.message or error.reason
+    told = in_options(error) if isinstance(error, InvalidArgument) else error.message
+    what = told or error.reason
     hint = advice(error)
     return f"{what}\n  {hint}" if hint else what
 

@@ -11,7 +11,7 @@ import click
 from slatemq.cli.failures import EXIT_UNREACHABLE
 from slatemq.cli.output import note, write_json, write_table
 from slatemq.cli.parameters import TIME, WORDS, header_option, headers_of
-from slatemq.cli.queue_options import COUNTS, count_cells, queue_fields
+from slatemq.cli.queue_options import COUNTS, count_cells, queue_fields, state_of
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.models import Explanation, RouteStatus, Status
 
@@ -38,9 +38,18 @@ queues. Depth is what waits in each queue.
 
 @click.command("explain", epilog=EXPLAIN_EPILOG)
 @header_option("the message")
-@click.option("--size", type=click.IntRange(0, 2**63 - 1), default=0, help="Bytes of its payload.")
+@click.option(
+    "--size", type=click.IntRange(min=0), default=0, metavar="BYTES", help="Of its payload."
+)
 @click.option("--created-at", type=TIME, help="When it was made.  [default: now]")
-@click.option("--queue", "queues", type=WORDS, multiple=True, help="Only this one; repeatable.")
+@click.option(
+    "--queue",
+    "queues",
+    type=WORDS,
+    multiple=True,
+    metavar="QUEUE",
+    help="Only this one; repeatable.",
+)
 @session_options
 @pass_session
 def explain(
@@ -136,4 +145,5 @@ def _show(found: Status) -> None:
         )
     if found.queues:
         print()
-        write_table(("queue", *COUNTS), ((one.queue_id, *count_cells(one)) for one in found.queues))
+        rows = ((one.queue_id, state_of(one), *count_cells(one)) for one in found.queues)
+        write_table(("queue", "state", *COUNTS), rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from typing import Any
 
 import click
@@ -18,7 +18,7 @@ from slatemq.cli.entry_output import (
     show_entry,
     write_entries,
 )
-from slatemq.cli.failures import EXIT_REFUSED
+from slatemq.cli.groups import Group
 from slatemq.cli.moments import WHEN
 from slatemq.cli.output import note, say, write_json
 from slatemq.cli.parameters import HEADER, WHICH, WORDS
@@ -40,6 +40,7 @@ Examples:
 Nothing is claimed by it. Available and delayed messages come in the order of
 their delivery. The handle says where a message is: show, cancel, reschedule
 and edit take it, and find the message at once however deep the queue is.
+`done ls` and `failed ls` go by time, and can begin with the newest.
 """
 
 SHOW_EPILOG = """\
@@ -58,23 +59,36 @@ EDIT_EPILOG = """\
 \b
 Examples:
   slatemq message edit HANDLE '{"id": 7, "checked": true}'
-  slatemq message edit HANDLE --file mended.json --etag 5f0e (of message show)
+  slatemq message edit HANDLE --file mended.json --etag 5f0e    (of message show)
   slatemq message edit HANDLE --header type=order --header checked=yes
+  slatemq message edit 500 --in orders 'better'    searches for it
 
 \b
 Only a message that is delayed can be edited. It changes in every queue that
 has not handed it out, and is not routed anew. --header replaces all headers.
 """
 
+WATCH_EPILOG = """\
+\b
+Examples:
+  slatemq message watch reminders
+  slatemq message watch reminders --json | ./audit.sh
+  slatemq message watch reminders --position QERd2Tn6AABof2fR8kEAAAAA
+
+\b
+First those that are delayed now, then each as it comes. One that is
+rescheduled comes again; one that was cancelled meanwhile may come. At its end
+it tells the position from which --position goes on: none is missed, some may
+come again. While the broker is away it waits.
+"""
+
 _WHICH = click.argument("which", type=WHICH, nargs=-1, required=True, metavar="HANDLE|ID...")
 _QUEUES = click.option(
-    "--in", "queues", type=WORDS, multiple=True, metavar="QUEUE", help="Of an ID: only in it."
+    "--in", "queues", type=WORDS, multiple=True, metavar="QUEUE", help="Search only it; repeatable."
 )
 
-_WAITING = (EntryState.AVAILABLE, EntryState.DELAYED)
 
-
-@click.group("message")
+@click.group("message", cls=Group)
 def message() -> None:
     """Look at messages in their queues without consuming them, and repair."""
 
@@ -118,32 +132,30 @@ def list_entries(
 
 @message.command("show", epilog=SHOW_EPILOG)
 @click.argument("which", type=WHICH, metavar="HANDLE|ID")
-@click.option("--in", "queues", type=WORDS, multiple=True, metavar="QUEUE", help="Search only it.")
+@_QUEUES
 @session_options
 @pass_session
 def show(session: Session, which: str, queues: tuple[str, ...]) -> None:
     """Show a message: its state, attempts, headers and payload; by ID, in every queue."""
-    if not show_message(session, which, queues):
-        where = " or ".join(queues) if queues else "any queue"
-        note(f"message {which} is not in {where} (any more)")
-        sys.exit(EXIT_REFUSED)
+    show_message(session, which, queues)
 
 
-def show_message(session: Session, which: str, queues: tuple[str, ...]) -> int:
-    """Shows an entry, or all of a message; gives how many."""
+def show_message(session: Session, which: str, queues: tuple[str, ...]) -> None:
+    """Shows an entry, or all of a message. Raises NotFound when there is none."""
 
-    async def work() -> int:
+    async def work() -> None:
         async with session.connect() as client:
             if "/" in which:
                 show_entry(session, await client.get_entry(which))
-                return 1
-            count = 0
+                return
+            is_found = False
             async for found in _search(session, client, which, queues):
-                count += 1
+                is_found = True
                 show_entry(session, await _whole(client, found))
-            return count
+            if not is_found:
+                raise _nowhere(which, queues, "is not in")
 
-    return run(work())
+    run(work())
 
 
 async def _whole(client: Client, found: Entry) -> Entry:
@@ -176,8 +188,18 @@ def _searching(session: Session) -> Status:
     return Console(stderr=True, quiet=quiet).status("searching")
 
 
+def _nowhere(which: str, queues: tuple[str, ...], what: str) -> NotFound:
+    where = " or ".join(queues) if queues else "any queue"
+    told = f"message {which} {what} {where}"
+    return NotFound("message", which, told, reason="ENTRY_UNKNOWN")
+
+
 async def _waiting(
-    session: Session, client: Client, which: str, queues: tuple[str, ...]
+    session: Session,
+    client: Client,
+    which: str,
+    queues: tuple[str, ...],
+    states: Container[EntryState] = (EntryState.AVAILABLE, EntryState.DELAYED),
 ) -> list[str]:
     """The handles of what waits: the one given, or all of a message."""
     if "/" in which:
@@ -185,12 +207,10 @@ async def _waiting(
     found = [
         entry.handle
         async for entry in _search(session, client, which, queues)
-        if entry.state in _WAITING
+        if entry.state in states
     ]
     if not found:
-        raise NotFound(
-            "message", which, f"message {which} waits in no queue", reason="ENTRY_UNKNOWN"
-        )
+        raise _nowhere(which, queues, "does not wait in")
     return found
 
 
@@ -248,8 +268,9 @@ def reschedule(
 
 
 @message.command("edit", epilog=EDIT_EPILOG)
-@click.argument("handle", type=WORDS)
+@click.argument("which", type=WHICH, metavar="HANDLE|ID")
 @click.argument("text", required=False)
+@_QUEUES
 @click.option("--file", "file", type=click.Path(), metavar="F", help="The payload: a file's bytes.")
 @click.option("--header", "pairs", type=HEADER, multiple=True, help="Of the new headers.")
 @click.option("--etag", type=WORDS, default="", help="Only if nobody changed it since this etag.")
@@ -257,8 +278,9 @@ def reschedule(
 @pass_session
 def edit(
     session: Session,
-    handle: str,
+    which: str,
     text: str | None,
+    queues: tuple[str, ...],
     file: str | None,
     pairs: tuple[tuple[str, str], ...],
     etag: str,
@@ -269,25 +291,27 @@ def edit(
     if text is None and file is None and not pairs:
         raise click.UsageError("nothing to change: give TEXT, --file F or --header k=v")
 
-    async def work() -> str:
+    async def work() -> tuple[str, str]:
         payload = os.fsencode(text) if text is not None else None
         if text == STDIN or file is not None:
             payload = await in_thread(lambda: read_all(file or STDIN))
         async with session.connect() as client:
-            return await client.edit_message(
-                handle, payload=payload, headers=dict(pairs) if pairs else None, etag=etag
+            delayed = (EntryState.DELAYED,)
+            # One is enough: it changes in all queues that have not handed it out.
+            handle = (await _waiting(session, client, which, queues, delayed))[0]
+            headers = dict(pairs) if pairs else None
+            return handle, await client.edit_message(
+                handle, payload=payload, headers=headers, etag=etag
             )
 
-    changed = run(work())
+    handle, changed = run(work())
     if session.json:
         write_json({"handle": handle, "etag": changed})
     else:
         say(f"edited {handle}, etag {changed}")
 
 
-@message.command(
-    "watch", epilog="\b\nExample:\n  slatemq message watch reminders --json | ./audit.sh"
-)
+@message.command("watch", epilog=WATCH_EPILOG)
 @click.argument("queue", type=WORDS)
 @click.option("--position", type=WORDS, default="", help="Go on where a watch before had come to.")
 @session_options
@@ -313,7 +337,7 @@ def watch(session: Session, queue: str, position: str) -> None:
             note(f"go on from here with --position {where}")
 
 
-@click.group("done")
+@click.group("done", cls=Group)
 def done() -> None:
     """Look at the messages that are done."""
 

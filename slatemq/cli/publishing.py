@@ -123,6 +123,8 @@ def publish(
     headers = headers_of(to, pairs)
     if dedupe_key == "":
         raise click.UsageError("--dedupe-key is empty: leave it out, or give 1 to 255 bytes")
+    if delay is not None and visible_at is not None:
+        raise click.UsageError("--delay and --visible-at say the same differently: give one")
     if sum(source is not None for source in (text, file, jsonl)) != 1:
         raise click.UsageError("give one of TEXT, - (stdin), --file F and --jsonl F")
     if jsonl is None:

@@ -86,13 +86,18 @@ def count_cells(one: Queue) -> list[int]:
     ]
 
 
+def state_of(one: Queue) -> str:
+    """Whether it hands out messages."""
+    return "paused" if one.paused else "open"
+
+
 def settings_rows(one: Queue) -> list[tuple[str, str]]:
     """All of a queue for people, but for its priorities."""
     counts = zip(COUNTS, count_cells(one), strict=True)
     age_ms = one.counts.oldest_claimable_age_ms
     return [
         ("queue", one.queue_id),
-        ("state", "paused" if one.paused else "open"),
+        ("state", state_of(one)),
         ("filter", one.filter),
         ("priority", one.priority or "128"),
         ("fallback priority", str(one.fallback_priority)),

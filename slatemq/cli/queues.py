@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import click
 
+from slatemq.cli.groups import Group
 from slatemq.cli.moments import NO_BACKOFF, START
 from slatemq.cli.output import say, write_json, write_table
 from slatemq.cli.parameters import WORDS
@@ -18,8 +20,10 @@ from slatemq.cli.queue_options import (
     queue_fields,
     settings_options,
     settings_rows,
+    state_of,
 )
 from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.client import Client
 from slatemq.queue_models import Queue
 
 CREATE_EPILOG = """\
@@ -71,7 +75,7 @@ Examples:
 """
 
 
-@click.group("queue")
+@click.group("queue", cls=Group)
 def queue() -> None:
     """Create, list, change, pause, purge and delete queues."""
 
@@ -135,7 +139,7 @@ def ls(session: Session, prefix: str) -> None:
 
     queues = run(work())
     if not session.json:
-        write_table(("queue", *COUNTS, "filter"), (_row(one) for one in queues))
+        write_table(("queue", "state", *COUNTS, "filter"), (_row(one) for one in queues))
 
 
 @queue.command("show", epilog="\b\nExample:\n  slatemq queue show orders --json")
@@ -216,7 +220,7 @@ def delete(session: Session, name: str, yes: bool, etag: str) -> None:
 
 
 def _row(one: Queue) -> list[object]:
-    return [one.queue_id, *count_cells(one), one.filter]
+    return [one.queue_id, state_of(one), *count_cells(one), one.filter]
 
 
 def _tell(session: Session, one: Queue, text: str) -> None:
@@ -226,32 +230,38 @@ def _tell(session: Session, one: Queue, text: str) -> None:
         say(text)
 
 
-@queue.command("pause", epilog="\b\nExample:\n  slatemq queue pause orders")
-@click.argument("name", type=WORDS)
-@session_options
-@pass_session
-def pause(session: Session, name: str) -> None:
-    """Stop handing out messages of a queue. It still takes them in; leases can be finished."""
+def _steering(
+    word: str, done: str, told: str, steer: Callable[[Client, str], Awaitable[Queue]]
+) -> click.Command:
+    """A command that sets whether a queue hands out messages."""
 
-    async def work() -> Queue:
-        async with session.connect() as client:
-            return await client.pause_queue(name)
+    @click.command(word, help=told, epilog=f"\b\nExample:\n  slatemq queue {word} orders")
+    @click.argument("name", type=WORDS)
+    @session_options
+    @pass_session
+    def command(session: Session, name: str) -> None:
+        async def work() -> Queue:
+            async with session.connect() as client:
+                return await steer(client, name)
 
-    _tell(session, run(work()), f"paused queue {name}")
+        _tell(session, run(work()), f"{done} queue {name}")
+
+    return command
 
 
-@queue.command("resume", epilog="\b\nExample:\n  slatemq queue resume orders")
-@click.argument("name", type=WORDS)
-@session_options
-@pass_session
-def resume(session: Session, name: str) -> None:
-    """Hand out messages of a paused queue again."""
-
-    async def work() -> Queue:
-        async with session.connect() as client:
-            return await client.resume_queue(name)
-
-    _tell(session, run(work()), f"resumed queue {name}")
+queue.add_command(
+    _steering(
+        "pause",
+        "paused",
+        "Stop handing out messages of a queue. It still takes them in; leases can be finished.",
+        Client.pause_queue,
+    )
+)
+queue.add_command(
+    _steering(
+        "resume", "resumed", "Hand out messages of a paused queue again.", Client.resume_queue
+    )
+)
 
 
 @queue.command("purge", epilog=PURGE_EPILOG)
@@ -285,4 +295,4 @@ def purge_states(session: Session, name: str, states: tuple[str, ...], yes: bool
     if session.json:
         write_json({"queue_id": name, "purged_count": count})
     else:
-        say(f"purged {count} messages of queue {name}")
+        say(f"purged {count} {what} messages of queue {name}")

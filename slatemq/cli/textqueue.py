@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from slatemq.cli.failures import EXIT_REFUSED, BadInput, error_fields
+from slatemq.cli.groups import Group
 from slatemq.cli.output import json_line, note, say, write_json
 from slatemq.cli.parameters import DURATION, WORDS
 from slatemq.cli.session import Session, pass_session
@@ -70,7 +71,7 @@ fsync_option = click.option("--fsync", is_flag=True, help="Be on the disk before
 which_argument = click.argument("which", nargs=-1, required=True)
 
 
-@click.group("tq", epilog=EPILOG)
+@click.group("tq", cls=Group, epilog=EPILOG)
 @json_option
 def tq() -> None:
     """Work with queue files (TextQueue), without a server."""

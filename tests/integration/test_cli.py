@@ -103,7 +103,7 @@ def test_a_long_filter_is_told_in_full_into_a_pipe(cli: Cli) -> None:
     [
         (("queue", "create", "no spaces"), "queue_id"),
         (("queue", "create", "bad", "--filter", "headers["), "filter"),
-        (("queue", "create", "bad", "--lease", "1ms"), "lease_ms"),
+        (("queue", "create", "bad", "--lease", "1ms"), "--lease: must be 1s to 12h, not 1ms"),
         (("queue", "show", "nowhere"), "queue ls"),
         (("queue", "delete", "nowhere"), "does not exist"),
         (("queue", "update", "nowhere", "--lease", "1m"), "does not exist"),
@@ -155,7 +155,7 @@ def test_a_payload_comes_out_as_it_went_in(cli: Cli, queue: str, payload: bytes)
     assert got["retention_s"] == 3600
     assert got["attempts_count"] == 1
     assert set(got) - {"payload", "payload_base64"} == {
-        *("message_id", "headers", "created_at_ms", "received_at_ms", "retention_s"),
+        *("message_id", "handle", "headers", "created_at_ms", "received_at_ms", "retention_s"),
         *("lease_token", "lease_deadline_ms", "attempts_count", "priority"),
     }
 

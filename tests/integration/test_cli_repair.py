@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -73,6 +74,11 @@ def test_a_message_is_delayed_shown_edited_rescheduled_and_cancelled(cli: Cli) -
     assert stale.code == 1
     assert shown["etag"] in stale.err
 
+    # By its ID it is searched
+    cli.ok("message", "edit", entry["message_id"], "last words", "--in", queue)
+    (shown,) = objects(cli, "message", "show", entry["handle"])
+    assert (shown["payload"], shown["headers"]) == ("last words", {"checked": "yes"})
+
     # When it is rescheduled to now, then it can be claimed
     (moved,) = objects(cli, "message", "reschedule", entry["handle"])
     assert moved["state"] == "available"
@@ -103,8 +109,12 @@ def test_a_message_is_found_by_its_id_in_every_queue(cli: Cli) -> None:
     assert [one["message_id"] for one in objects(cli, "done", "ls", queue)] == [
         published["message_id"]
     ]
-    missing = cli.run("message", "show", "4611686018427387903")
+    missing = cli.run("message", "show", "4611686018427387903", "--json")
     assert missing.code == 1
+    assert json.loads(missing.err)["error"]["reason"] == "ENTRY_UNKNOWN"
+    nowhere = cli.run("message", "show", published["message_id"], "--in", "nosuch")
+    assert nowhere.code == 1
+    assert "queue 'nosuch' does not exist" in nowhere.err
 
     # And cancelled by its ID wherever it waits
     cancelled = objects(cli, "message", "cancel", published["message_id"])
@@ -132,14 +142,16 @@ def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
     redrive = ("failed", "redrive", queue)
     (done,) = objects(cli, *redrive, "--filter", 'reason.endsWith("b") && attempts == 1')
     assert (done["state"], done["redriven_count"], done["examined_count"]) == ("done", 1, 3)
-    cli.ok(*redrive, "--into", other, "--id", letters[2]["message_id"])
+    moving = ("--into", other, "--id", letters[2]["message_id"], "--rate", "0", "--no-wait")
+    redrive_id = cli.ok(*redrive, *moving).out.decode().strip()
 
     # Then they wait there, with no attempts counted
     (back,) = listed(cli, queue, "available", 1)
     (there,) = listed(cli, other, "available", 1)
     assert (back["message_id"], back["attempts_count"]) == (letters[1]["message_id"], 0)
     assert there["message_id"] == letters[2]["message_id"]
-    assert len(objects(cli, "failed", "redrives", queue)) == 2
+    redrives = objects(cli, "failed", "redrives", queue)
+    assert [one["redrive_id"] for one in redrives] == [redrive_id, done["redrive_id"]]
     bad = cli.run(*redrive, "--filter", "reason ==")
     assert bad.code == 1
     assert "line 1" in bad.err
@@ -152,6 +164,8 @@ def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
 def test_a_paused_queue_hands_nothing_out_until_it_is_resumed(cli: Cli) -> None:
     queue = new_queue(cli)
     cli.ok("queue", "pause", queue)
+    (row,) = cli.ok("queue", "ls", "--prefix", queue).out.decode().splitlines()[1:]
+    assert row.split()[:2] == [queue, "paused"]
     cli.ok("publish", "--to", queue, "waits")
     refused = cli.run("claim", queue)
     assert refused.code == 1
@@ -168,11 +182,31 @@ def test_a_purge_empties_a_queue_and_spares_what_is_in_flight(cli: Cli) -> None:
         cli.ok("publish", "--to", queue, "x")
     listed(cli, queue, "available", 3)
     (claimed,) = objects(cli, "claim", queue)
+    assert objects(cli, "message", "show", claimed["handle"])[0]["state"] == "in_flight"
+    assert " until 2" in cli.ok("extend", claimed["lease_token"]).out.decode()
 
     assert objects(cli, "queue", "purge", queue, "--yes")[0]["purged_count"] == 2
 
     assert counts(cli, queue) == {"in_flight": 1}
     cli.ok("ack", claimed["lease_token"])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("queue create x --default-delay 1h", "--default-delay: must be 0 to 15m"),
+        ("queue create x --default-delay 1h", "max_message_delay_ms), not 1h"),
+        ("publish x --delay 16m", "--delay: must be 0 to 15m (the setting max_message_delay_ms)"),
+        ("queue create x --lease 13h", "--lease: must be 1s to 12h, not 13h"),
+        ("queue create x --filter headers.", "--filter: line 1"),
+    ],
+)
+def test_what_the_server_refuses_is_told_in_the_words_of_the_options(
+    cli: Cli, line: str, said: str
+) -> None:
+    refused = cli.run(*line.split())
+    assert refused.code == 1
+    assert said in refused.err
 
 
 def test_a_key_makes_a_repeat_harmless(cli: Cli) -> None:

@@ -63,6 +63,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
         "ack",
         "consume q --concurrency 2",
         "explain --size -1",
+        "publish x --delay 1m --visible-at +1h",
         "status --endpoint nowhere",
         "status --endpoint http://127.0.0.1:1",
         "status --endpoint 127.0.0.1:99999",
@@ -120,6 +121,33 @@ def test_what_is_no_message_id_is_told_how_one_looks(
     assert "'abc' is no message ID: that is a whole number" in " ".join(
         capsys.readouterr().err.split()
     )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("failed ls", "failed show", "failed redrive", "failed purge"),
+        *("message ls", "message show", "message cancel", "message reschedule", "message edit"),
+        *("queue purge", "queue pause", "queue resume", "done ls"),
+        "queue create --default-delay --backoff --start-from --with",
+        "publish --delay --visible-at --dedupe-key",
+    ],
+)
+def test_the_words_of_the_design_are_there(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in line.split() if not word.startswith("--")]
+    assert invoke([*words, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert f"Usage: slatemq {' '.join(words)} " in said
+    for option in line.split()[len(words) :]:
+        assert f"  {option} " in said
+
+
+@pytest.mark.parametrize("group", ["", "queue", "message", "failed", "done", "tq"])
+def test_lists_of_commands_are_told_whole(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke([*group.split(), "--help"]) == 0
+    commands = capsys.readouterr().out.partition("Commands:")[2]
+    assert commands
+    assert "..." not in commands.replace("ARGS...", "")
 
 
 def test_lines_for_nobody_are_counted_all_the_same(
