@@ -6,6 +6,7 @@
 `config`     settings from flags and environment        `logs`       structured logs
 `telemetry`  traces and metrics, W3C context in headers `exits`      exit codes and causes
 `topology`   who serves what, through the root          `channels`   one channel per peer
+`shards`     what every owner of a shard does alike       `delays`     the bound on delays
 `peers`      calling other processes: backoff, what counts as a failure, what is logged of it
 `limits`     message sizes, keepalive, backoff, each with its reason
 `headers`    the rules for headers of messages

@@ -68,10 +68,7 @@ class IngestProcess:
         """Wait until the shard is lost; raises the error of a failed commit."""
         if self._servicer.shard is None:
             raise RuntimeError("not started")
-        reason = await self._servicer.shard.wait_broken()
-        if reason == "fenced":
-            return ExitCause.fenced("another process owns the shard now")
-        return ExitCause.failed(f"the database is closed: {reason}")
+        return await self._servicer.shard.wait_lost()
 
     async def drain(self) -> None:
         """End the streams; publishes in flight end by themselves."""

@@ -7,8 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
+from libs.serving.exits import ExitCause
+from libs.serving.shards import wait_for_clock, wait_lost
 from libs.storage.blobs import Blobs
-from libs.storage.clocks import Clock, HybridClock, wait_until_past
+from libs.storage.clocks import Clock, HybridClock
 from libs.storage.errors import StoreUnavailable
 from libs.storage.ids import IdAllocator, decode_seq_block
 from libs.storage.metadata import MessageMetadata
@@ -20,9 +22,9 @@ from libs.storage.roots import Root
 from libs.storage.settings import Kind
 from libs.storage.slate import Database
 from libs.storage.states import decode_clock
+from services.ingest.batches import Stamped
 from services.ingest.config import IngestConfig
 from services.ingest.dedupe_keys import DedupeKeys
-from services.ingest.batches import Stamped
 from services.ingest.encoded import EncodedReader
 from services.ingest.payload_cache import PayloadCache
 from services.ingest.publishing import Publisher, PublisherLimits
@@ -95,20 +97,9 @@ class Shard(Generic[E]):
         self._committing = asyncio.create_task(publisher.commits.run())
         self._tidying = asyncio.create_task(self._tidy())
 
-    async def wait_broken(self) -> str:
-        """Return why the database is closed, or raise why nothing can be committed any more."""
-        closed = asyncio.create_task(self.database.wait_closed())
-        try:
-            await asyncio.wait(
-                (closed, self._committing, self._tidying), return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in (self._committing, self._tidying):
-                if task.done():
-                    task.result()
-            return closed.result() if closed.done() else "committing ended"
-        finally:
-            closed.cancel()
-            await asyncio.wait([closed])
+    async def wait_lost(self) -> ExitCause:
+        """Ends when the shard is not ours any more; raises why nothing can be committed."""
+        return await wait_lost(self.database, (self._committing, self._tidying))
 
     async def _tidy(self) -> None:
         while True:
@@ -170,7 +161,7 @@ async def _recover(
 ) -> Shard[E]:
     told = await database.get(CLOCK_KEY)
     last_ms = decode_clock(told) if told is not None else 0
-    await wait_until_past(last_ms, _say_waiting)
+    await wait_for_clock(database)
     clock = make_clock(last_ms)
     told = await database.get(ID_BLOCK_KEY)
     block = decode_seq_block(told) if told is not None else None
@@ -209,10 +200,3 @@ async def _recover(
     purge_epoch = await PurgeEpoch.load(database, publisher)
     encoded = EncodedReader(reader, cache)
     return Shard(database, clock, publisher, reader, encoded, replacer, metadata_log, purge_epoch)
-
-
-def _say_waiting(behind_ms: int) -> None:
-    log.warning(
-        "the wall clock is behind the last commit: waiting until it has caught up",
-        extra={"behind_ms": behind_ms},
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from slatemq.cli.queues import purge_states
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.client import Client
 from slatemq.entry_models import EntryState
+from slatemq.errors import SlateMQError
 from slatemq.redrives import Redrive, RedriveState
 
 REDRIVE_EPILOG = """\
@@ -132,8 +134,13 @@ def redrive(
             if no_wait:
                 return begun
             note(f"redrive {begun.redrive_id} has begun")
-            with _progress(session) as told:
-                return await client.wait_redrive(begun, on_progress=told, every=0.2)
+            try:
+                with _progress(session) as told:
+                    return await client.wait_redrive(begun, on_progress=told, every=0.2)
+            except (asyncio.CancelledError, SlateMQError):
+                name = begun.redrive_id
+                note(f"it goes on without us; `slatemq failed cancel {name}` stops it")
+                raise
 
     told = run(work())
     if no_wait and not session.json:

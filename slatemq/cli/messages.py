@@ -210,7 +210,8 @@ async def _waiting(
         if entry.state in states
     ]
     if not found:
-        raise _nowhere(which, queues, "does not wait in")
+        is_any = EntryState.AVAILABLE in states
+        raise _nowhere(which, queues, "does not wait in" if is_any else "is not delayed in")
     return found
 
 

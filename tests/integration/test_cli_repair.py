@@ -161,6 +161,23 @@ def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
     assert objects(cli, "failed", "ls", queue) == []
 
 
+def test_ctrl_c_on_a_redrive_says_that_it_goes_on(cli: Cli) -> None:
+    queue = new_queue(cli, "--max-attempts", "1")
+    for payload in ("a", "b", "c", "d"):
+        dead_letter(cli, queue, payload)
+
+    redrive = cli.start("failed", "redrive", queue, "--rate", "1")
+    assert redrive.stderr is not None
+    begun = redrive.stderr.readline().decode()
+    redrive.send_signal(signal.SIGINT)
+    _, err = redrive.communicate(timeout=60)
+
+    assert redrive.returncode == 130
+    redrive_id = begun.split()[2]
+    assert f"failed cancel {redrive_id}" in err.decode()
+    cli.ok("failed", "cancel", redrive_id)
+
+
 def test_a_paused_queue_hands_nothing_out_until_it_is_resumed(cli: Cli) -> None:
     queue = new_queue(cli)
     cli.ok("queue", "pause", queue)

@@ -2,6 +2,7 @@ import time
 
 import pytest
 
+from libs.serving.exits import EXIT_FENCED
 from libs.storage.errors import Fenced
 from libs.storage.own_keys import (
     CLOCK_KEY,
@@ -24,8 +25,7 @@ async def test_the_older_of_two_owners_answers_nothing_more_and_says_why() -> No
         async with opened(root) as newer:
             with pytest.raises(Fenced):
                 await older.publisher.publish(batch(b"lost", request_id="s"))
-            with pytest.raises(Fenced):
-                await older.wait_broken()
+            assert (await older.wait_lost()).code == EXIT_FENCED
             # Its publish is nowhere, and its repeat is a first one elsewhere
             assert await newer.publisher.publish(batch(b"a", request_id="r")) == first
             second = await newer.publisher.publish(batch(b"lost", request_id="s"))
@@ -36,7 +36,7 @@ async def test_the_older_of_two_owners_answers_nothing_more_and_says_why() -> No
 async def test_an_idle_owner_that_was_fenced_finds_out() -> None:
     root = open_root("memory:///")
     async with opened(root) as older, opened(root):
-        assert await older.wait_broken() == "fenced"
+        assert (await older.wait_lost()).code == EXIT_FENCED
 
 
 async def test_the_time_of_receipt_never_goes_back_across_a_restart() -> None:
