@@ -62,10 +62,11 @@ _KINDS: dict[type[SlateMQError], type[PeerFailed]] = {
 
 
 class Backoff:
-    """Waits that double from 20 ms to 1 s, each shortened at random so that callers spread."""
+    """Waits that double from 20 ms to a longest, each shortened at random so that callers spread."""
 
-    def __init__(self) -> None:
-        """Begin with the shortest."""
+    def __init__(self, ms_max: int = BACKOFF_MS_MAX) -> None:
+        """Begin with the shortest; none is longer than `ms_max`."""
+        self._ms_max = ms_max
         self._next_ms = BACKOFF_MS_MIN
 
     def reset(self) -> None:
@@ -75,7 +76,7 @@ class Backoff:
     def next_seconds(self) -> float:
         """How long to wait now."""
         wait_ms = self._next_ms
-        self._next_ms = min(2 * wait_ms, BACKOFF_MS_MAX)
+        self._next_ms = min(2 * wait_ms, self._ms_max)
         return random.uniform(0.5, 1.0) * wait_ms / 1000
 
 

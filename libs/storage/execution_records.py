@@ -5,14 +5,16 @@
                            | header count u8 | key Utf8 | value Utf8 | ...
                            | payload: a payload value (see payloads.py)
                            | retention deadline i64, left out where there is none |
-    outbox counter 0x47    | last number u64 | first waiting number u64 | waiting bytes u64 |
+    outbox counter 0x47    | last number u64 | first waiting number u64 | waiting bytes u64
+                           | offset i64, left out where it is 0 |
     executed 0x4F          | Array<(request ID Utf8 | fingerprint 16 bytes)> |
 
 Little-endian; times in milliseconds since 1970, UTC, delay in milliseconds, retention in seconds.
 Retention, delay and visible at are -1 where the push does not say. The payload bytes are those of
 the payload itself, also where an object holds it. A deadline stands in place of a retention where
 the message is older than the push. No row waits where the first waiting number is
-one above the last; the waiting bytes are those of the values of the rows that do.
+one above the last; the waiting bytes are those of the values of the rows that do. The offset is
+added to a row's number when it is sent: not 0 once people have settled numbers that differed.
 
 Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
 """
@@ -39,6 +41,7 @@ NOT_SET = -1
 _PUSH = Fixed(pushed_at_ms="q", retention_s="q", delay_ms="q", visible_at_ms="q", payload_bytes="I")
 _DEADLINE = Fixed(retention_deadline_ms="q")
 _COUNTER = Fixed(last_number="Q", first_waiting="Q", waiting_bytes="Q")
+_OFFSET = Fixed(offset="q")
 
 
 class OutboxRecord(NamedTuple):
@@ -60,11 +63,15 @@ class OutboxRecord(NamedTuple):
 
 
 class OutboxCounter(NamedTuple):
-    """Where the pushes for one ingest shard stand: those from `first_waiting` on are not sent."""
+    """Where the pushes for one ingest shard stand: those from `first_waiting` on are not sent.
+
+    `offset` is what is added to a row's number when it is sent.
+    """
 
     last_number: int
     first_waiting: int
     waiting_bytes: int
+    offset: int = 0
 
 
 class ExecutedRecord(NamedTuple):
@@ -117,13 +124,16 @@ def decode_outbox(data: bytes) -> OutboxRecord:
 
 def encode_outbox_counter(counter: OutboxCounter) -> bytes:
     """Outbox counter value."""
-    return _COUNTER.pack(*counter)
+    fixed = _COUNTER.pack(counter.last_number, counter.first_waiting, counter.waiting_bytes)
+    return fixed + _OFFSET.pack(counter.offset) if counter.offset else fixed
 
 
 def decode_outbox_counter(data: bytes) -> OutboxCounter:
     """Outbox counter value."""
     reader = Reader("outbox counter", data)
-    counter = OutboxCounter(*reader.fixed("counter", _COUNTER))
+    fixed = reader.fixed("counter", _COUNTER)
+    offset = 0 if reader.at_end else reader.fixed("offset", _OFFSET)[0]
+    counter = OutboxCounter(*fixed)._replace(offset=offset)
     reader.finish()
     if not 1 <= counter.first_waiting <= counter.last_number + 1:
         raise reader.corrupt(f"waits from {counter.first_waiting} to {counter.last_number}")

@@ -41,6 +41,7 @@ class RecordType(IntEnum):
     REDRIVE = 0x4E
     EXECUTED = 0x4F
     OUTBOX_PROGRESS = 0x50
+    REFUSED_PUSH = 0x51
 
 
 NUMBER = Fixed(order=">", number="Q")

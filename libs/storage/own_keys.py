@@ -36,6 +36,7 @@ _OUTBOX = Fixed(order=">", ingest_shard="Q", number="Q")
 #   outbox           | 01 | 45 | ingest shard u64 | number u64 |                          broker
 #   outbox counter   | 01 | 47 | ingest shard u64 |                                       broker
 #   outbox progress  | 01 | 50 | broker shard u64 |                                       ingest
+#   refused push     | 01 | 51 | ingest shard u64 | number u64 |                          broker
 #   delayed          | 01 | 4C | <queue> | bucket u64 |                                   broker
 #   replay           | 01 | 4D | <queue> |                                                broker
 #   redrive          | 01 | 4E | number u64 |                                             broker
@@ -175,6 +176,24 @@ def parse_outbox_counter_key(key: bytes) -> int:
 def outbox_counter_range() -> KeyRange:
     """All outbox counters of a broker."""
     return through(outbox_counter_key(0), outbox_counter_key(LAST_NUMBER))
+
+
+def refused_push_key(ingest_shard: int, number: int) -> bytes:
+    """Key of a push that an ingest shard refused, by the number that it had in the outbox."""
+    return key_head(RecordType.REFUSED_PUSH) + _OUTBOX.pack(ingest_shard, number)
+
+
+def parse_refused_push_key(key: bytes) -> tuple[int, int]:
+    """The ingest shard and number of a refused push key."""
+    reader = open_key("refused push key", RecordType.REFUSED_PUSH, key)
+    ingest_shard, number = reader.fixed("ingest shard and number", _OUTBOX)
+    reader.finish()
+    return int(ingest_shard), int(number)
+
+
+def refused_push_range() -> KeyRange:
+    """All refused pushes of a broker."""
+    return through(refused_push_key(0, 0), refused_push_key(LAST_NUMBER, LAST_NUMBER))
 
 
 def outbox_progress_key(broker_shard: int) -> bytes:

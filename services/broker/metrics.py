@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -103,7 +104,7 @@ def _wall_ms() -> int:
 
 
 def measure_outbox(telemetry: Telemetry, outbox: Outbox) -> None:
-    """Registers gauges of what waits to be sent to each ingest: rows, and the age of the oldest."""
+    """Registers gauges of what waits to be sent to each ingest, and of what needs people."""
     if not telemetry.enabled:
         return
 
@@ -118,6 +119,27 @@ def measure_outbox(telemetry: Telemetry, outbox: Outbox) -> None:
             age_ms = 0 if oldest_ms is None else now_ms - oldest_ms
             yield Observation(max(age_ms, 0) / 1000, _of(ingest_shard))
 
+    def refused(_: CallbackOptions) -> Iterable[Observation]:
+        counts = Counter(ingest_shard for ingest_shard, _ in list(outbox.refused))
+        for ingest_shard in outbox.ingest_shards:
+            yield Observation(counts[ingest_shard], _of(ingest_shard))
+
+    def halted(_: CallbackOptions) -> Iterable[Observation]:
+        for ingest_shard in outbox.ingest_shards:
+            yield Observation(int(ingest_shard in outbox.halts), _of(ingest_shard))
+
+    telemetry.meter.create_observable_gauge(
+        "slatemq.outbox.refused.messages",
+        callbacks=[refused],
+        unit="{message}",
+        description="Pushed messages that an ingest refused for good, put aside for people",
+    )
+    telemetry.meter.create_observable_gauge(
+        "slatemq.outbox.halted",
+        callbacks=[halted],
+        unit="1",
+        description="1 while nothing is sent to an ingest until people have seen to it",
+    )
     telemetry.meter.create_observable_gauge(
         "slatemq.outbox.messages",
         callbacks=[rows],

@@ -9,10 +9,10 @@ from typing import Protocol
 import grpc
 
 from libs.serving.channels import Channels
-from libs.serving.peers import peer_failures
+from libs.serving.peers import PeerFailed, peer_failures
 from libs.serving.topology import Topology, TopologyDirectory
 from libs.storage.errors import StorageError
-from slatemq.errors import NotFound, Unavailable
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.rpc_status import from_rpc_error
 from slatemq.v1.ingest_pb2 import PushRequest
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
@@ -26,6 +26,19 @@ PUSH_DEADLINE_S = 30.0
 """Some megabytes to store, on a slow disk."""
 
 
+class RowRefused(PeerFailed):
+    """An ingest will never take rows as they are; of several, one of them."""
+
+
+class NumbersDiffer(PeerFailed):
+    """An ingest has stored more rows than there are, or lacks some that it said it had."""
+
+    def __init__(self, message: str, last_number: int) -> None:
+        """`last_number` is the last row that the ingest has."""
+        super().__init__(message)
+        self.last_number = last_number
+
+
 class OutboxTarget(Protocol):
     """Where pushes are sent."""
 
@@ -33,7 +46,10 @@ class OutboxTarget(Protocol):
         """The ingest shard for pushes made now; raises Unavailable when there is none."""
 
     async def push(self, ingest_shard: int, request: PushRequest) -> int:
-        """The number of the last row that is durable there; raises PeerFailed."""
+        """The number of the last row that is durable there.
+
+        Raises PeerFailed, also as RowRefused or NumbersDiffer.
+        """
 
 
 class IngestPushes:
@@ -57,9 +73,12 @@ class IngestPushes:
 
     async def push(self, ingest_shard: int, request: PushRequest) -> int:
         """See OutboxTarget."""
-        with peer_failures():
-            stub = IngestServiceStub(await self._channels.to("ingest", ingest_shard))
-            answer = await stub.Push(request, timeout=PUSH_DEADLINE_S)
+        try:
+            with peer_failures():
+                stub = IngestServiceStub(await self._channels.to("ingest", ingest_shard))
+                answer = await stub.Push(request, timeout=PUSH_DEADLINE_S)
+        except PeerFailed as failed:
+            raise _push_failure(failed) from failed
         return answer.last_number
 
 
@@ -104,6 +123,19 @@ class OtherBrokers:
         except (Unavailable, StorageError):
             return None
         return True
+
+
+def _push_failure(failed: PeerFailed) -> PeerFailed:
+    cause = failed.__cause__
+    told = from_rpc_error(cause) if isinstance(cause, grpc.RpcError) else None
+    if told is None:
+        return failed
+    said = f"{told.reason}: {told.message}"
+    if isinstance(told, FailedPrecondition) and told.reason == "OUTBOX_GAP":
+        return NumbersDiffer(said, int(told.metadata["last_number"]))
+    # Any other field is about the call: no row is at fault.
+    row = isinstance(told, InvalidArgument) and told.field.startswith("messages[")
+    return RowRefused(said) if row or told.reason == "MESSAGE_TOO_LARGE" else failed
 
 
 async def _topology(directory: TopologyDirectory) -> Topology:

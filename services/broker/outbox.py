@@ -1,19 +1,30 @@
 """Pushes on their way to the ingests: numbered here, stored with the commands that make them.
 
     push ──► row <ingest shard, number> in the broker's own batch ──durable──► sender ──► ingest
-                                                 ▲                                          │
-                                                 └── deleted when ingest says it is durable ┘
+                   │                             ▲                                          │
+         put aside when refused for good         └── deleted when ingest says it is durable ┘
 
 The numbers for one ingest shard have no gaps and never begin anew: ingest keeps the last one that
-it stored, and passes over what is sent again. Pure: no I/O, no clock, no asyncio.
+it stored, and passes over what is sent again. A row that ingest refuses for good becomes a refused
+push, which waits for people; in its place stays PUT_ASIDE, whose number is sent like any other.
+Pure: no I/O, no clock, no asyncio.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
-from libs.storage.execution_records import OutboxCounter, encode_outbox_counter
-from libs.storage.own_keys import outbox_counter_key, outbox_key
+from libs.storage.errors import CorruptRecord
+from libs.storage.execution_records import (
+    OutboxCounter,
+    OutboxRecord,
+    decode_outbox,
+    encode_outbox,
+    encode_outbox_counter,
+)
+from libs.storage.own_keys import outbox_counter_key, outbox_key, refused_push_key
+from libs.storage.refused_pushes import RefusedPushRecord, encode_refused_push
 from services.broker.leases import Row
 from slatemq.errors import ResourceExhausted
 
@@ -25,18 +36,59 @@ BYTES_MAX = 1 << 30
 
 FULL_RETRY_MS = 1000
 
+REFUSED_MAX = 1000
+"""Refused pushes that are put aside; so many have a cause that stopping shows better than more."""
+
+REASON_CHARACTERS_MAX = 1000
+
+PUT_ASIDE = encode_outbox(OutboxRecord(0, "", b"", 0, {}))
+"""The value of a row whose push was put aside."""
+
 _EMPTY = OutboxCounter(last_number=0, first_waiting=1, waiting_bytes=0)
+
+
+class RefusedPush(NamedTuple):
+    """What is in memory of a push that an ingest refused; without a queue: its row is damaged."""
+
+    queue_id: str
+    payload_bytes: int
+    pushed_at_ms: int
+    refused_at_ms: int
+    reason: str
+
+    @classmethod
+    def of(cls, record: RefusedPushRecord) -> RefusedPush:
+        """As it is stored."""
+        try:
+            push = decode_outbox(record.outbox)
+        except CorruptRecord:
+            push = OutboxRecord(0, "", b"", 0, {})
+        return cls(
+            push.queue_id,
+            push.payload_bytes,
+            push.pushed_at_ms,
+            record.refused_at_ms,
+            record.reason,
+        )
 
 
 class Outbox:
     """The pushes of one broker shard that wait, by ingest shard; in memory are numbers alone."""
 
-    def __init__(self, counters: Mapping[int, OutboxCounter] | None = None) -> None:
-        """Go on where these stored counters are."""
+    def __init__(
+        self,
+        counters: Mapping[int, OutboxCounter] | None = None,
+        refused: Mapping[tuple[int, int], RefusedPush] | None = None,
+    ) -> None:
+        """Go on where these stored counters are, with these pushes put aside."""
         self.rows_max = ROWS_MAX
         self.bytes_max = BYTES_MAX
         self.on_push: Callable[[int], None] = lambda ingest_shard: None
         """Called for every push, with its ingest shard; the push is not durable yet."""
+        self.refused = dict(refused or {})
+        """The pushes put aside, by the ingest shard that refused them and their number."""
+        self.halts: dict[int, str] = {}
+        """Why nothing is sent to an ingest shard until people have seen to it."""
         self._counters = dict(counters or {})
         self._oldest_ms: dict[int, int] = {}
         self._changed: set[int] = set()
@@ -103,12 +155,40 @@ class Outbox:
         self._rows += ((outbox_key(ingest_shard, number), None) for number in numbers)
         self._changed.add(ingest_shard)
 
+    # --- What ingest refuses ------------------------------------------------
+
+    def put_aside(self, ingest_shard: int, value: bytes, reason: str, now_ms: int) -> None:
+        """Takes the push out of the oldest row, whose value this is; its number stays."""
+        before = self.counter(ingest_shard)
+        place = (ingest_shard, before.first_waiting)
+        record = RefusedPushRecord(now_ms, reason[:REASON_CHARACTERS_MAX], value)
+        self.refused[place] = RefusedPush.of(record)
+        self._rows.append((refused_push_key(*place), encode_refused_push(record)))
+        self._rows.append((outbox_key(*place), PUT_ASIDE))
+        waiting_bytes = before.waiting_bytes - len(value) + len(PUT_ASIDE)
+        self._counters[ingest_shard] = before._replace(waiting_bytes=waiting_bytes)
+        self._changed.add(ingest_shard)
+
+    def forget(self, place: tuple[int, int]) -> bool:
+        """Removes a refused push; False when there is none at this place."""
+        if self.refused.pop(place, None) is None:
+            return False
+        self._rows.append((refused_push_key(*place), None))
+        return True
+
+    def renumber(self, ingest_shard: int, last_number: int) -> None:
+        """Gives what waits the numbers that follow this one, the last one that ingest has."""
+        before = self.counter(ingest_shard)
+        offset = last_number + 1 - before.first_waiting
+        self._counters[ingest_shard] = before._replace(offset=offset)
+        self._changed.add(ingest_shard)
+
     # --- Records ------------------------------------------------------------
 
     @property
     def has_changes(self) -> bool:
         """Whether a drain now would give any rows."""
-        return bool(self._changed)
+        return bool(self._changed or self._rows)
 
     def drain(self) -> Iterator[Row]:
         """The rows that changed since the last drain."""

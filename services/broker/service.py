@@ -41,11 +41,13 @@ from services.broker.entry_servicer import EntryServicer
 from services.broker.execute_conversion import PushLimits
 from services.broker.executor import Executor
 from services.broker.finished_pages import FinishedReader, done_reader, failed_reader
+from services.broker.forgetting import Forgetting
 from services.broker.lease_keeping import LeaseKeeper
 from services.broker.loading import last_clock_ms, load_shard
 from services.broker.metrics import measure, measure_outbox
 from services.broker.other_shards import IngestPushes, OtherBrokers, OutboxTarget
 from services.broker.outbox_sender import OutboxSender
+from services.broker.outbox_servicer import OutboxServicer
 from services.broker.owner import ShardOwner
 from services.broker.payloads import IngestClient, Ingests, Payloads
 from services.broker.queue_servicer import QueueServicer
@@ -61,6 +63,8 @@ from slatemq.v1 import (
     consumer_pb2_grpc,
     entry_pb2,
     entry_pb2_grpc,
+    outbox_pb2,
+    outbox_pb2_grpc,
     queue_pb2,
     queue_pb2_grpc,
     snapshot_pb2_grpc,
@@ -77,6 +81,7 @@ GRPC_SERVICES = (
             (consumer_pb2, "ConsumerService"),
             (assignment_pb2, "AssignmentService"),
             (entry_pb2, "EntryService"),
+            (outbox_pb2, "OutboxService"),
         )
     ),
     SNAPSHOT_SERVICE,
@@ -112,7 +117,9 @@ class BrokerService:
         self._consumers = ConsumerServicer(config.shard)
         self._assignments = AssignmentServicer(config.shard)
         self._entries = EntryServicer(config.shard)
+        self._outbox = OutboxServicer(config.shard)
         self._snapshots = SnapshotServicer()
+        self._forgetting = Forgetting(self._channels, self._directory, config.shard)
         self._tasks: list[asyncio.Task[object]] = []
         self._database: Database | None = None
         self._owner: ShardOwner | None = None
@@ -137,6 +144,7 @@ class BrokerService:
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(self._consumers, server)
         assignment_pb2_grpc.add_AssignmentServiceServicer_to_server(self._assignments, server)
         entry_pb2_grpc.add_EntryServiceServicer_to_server(self._entries, server)
+        outbox_pb2_grpc.add_OutboxServiceServicer_to_server(self._outbox, server)
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(self._snapshots, server)
         topology = TopologyServicer(self._directory)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(topology, server)
@@ -177,7 +185,7 @@ class BrokerService:
         self._consumers.begin(owner, delivery, self._streams, executor)
         self._assignments.begin(owner, delivery)
         self._entries.begin_delayed(
-            MessageEditor(owner, delivery, payloads, ingests), self._watches
+            MessageEditor(owner, delivery, payloads, ingests, self._forgetting), self._watches
         )
         failed = self._look_into(owner, database, ingests)
         runner = RedriveRunner(owner, failed, ingests, others, target, Blobs(self._root))
@@ -226,8 +234,10 @@ class BrokerService:
         owner.shard.redrives.kept = config.redrives_kept
         owner.shard.redrives.retention_s = config.redrive_retention_s
         limits = PushLimits(config.payload_bytes_max, config.max_message_delay_ms)
-        executor = Executor(owner, Blobs(self._root), target, others, number, limits)
-        return executor, OutboxSender(owner, database, target, number)
+        blobs = Blobs(self._root)
+        sender = OutboxSender(owner, database, target, number)
+        self._outbox.begin(owner, database, blobs, target, sender)
+        return Executor(owner, blobs, target, others, number, limits), sender
 
     async def wait_fatal(self) -> ExitCause:
         """Ends when a background task does: the shard is not ours any more, or a commit failed."""

@@ -1,6 +1,6 @@
 """Golden bytes of what executed commands leave behind: the rule of golden.py holds here, too."""
 
-from libs.storage import execution_records, own_keys, payloads, queues
+from libs.storage import execution_records, own_keys, payloads, queues, refused_pushes
 from tests.unit.storage.golden import BLOB, DONE, Row
 
 PUSH = execution_records.OutboxRecord(
@@ -22,6 +22,8 @@ LARGE_PUSH = execution_records.OutboxRecord(
 )
 OLD_PUSH = LARGE_PUSH._replace(retention_s=0, retention_deadline_ms=1767229200009)
 COUNTER = execution_records.OutboxCounter(last_number=9, first_waiting=7, waiting_bytes=300)
+OFFSET_COUNTER = COUNTER._replace(offset=-2)
+REFUSED = refused_pushes.RefusedPushRecord(1767225602000, "big", b"out")
 EXECUTED = [
     execution_records.ExecutedRecord("req-1", bytes(range(16))),
     execution_records.ExecutedRecord("req-2", b"\xff" * 16),
@@ -44,6 +46,14 @@ KEYS = [
         1,
         "01470000000000000001",
         lambda: own_keys.outbox_counter_key(1),
+    ),
+    Row(
+        "refused push key",
+        "refused push key",
+        own_keys.parse_refused_push_key,
+        (1, 7),
+        "015100000000000000010000000000000007",
+        lambda: own_keys.refused_push_key(1, 7),
     ),
     Row(
         "executed key",
@@ -90,6 +100,23 @@ VALUES = [
         COUNTER,
         "090000000000000007000000000000002c01000000000000",
         lambda: execution_records.encode_outbox_counter(COUNTER),
+    ),
+    Row(
+        "outbox counter with an offset",
+        "outbox counter",
+        execution_records.decode_outbox_counter,
+        OFFSET_COUNTER,
+        "090000000000000007000000000000002c01000000000000feffffffffffffff",
+        lambda: execution_records.encode_outbox_counter(OFFSET_COUNTER),
+        ends=(24,),
+    ),
+    Row(
+        "refused push",
+        "refused push",
+        refused_pushes.decode_refused_push,
+        REFUSED,
+        "d0afda769b0100000300000003006269676f7574",
+        lambda: refused_pushes.encode_refused_push(REFUSED),
     ),
     Row(
         "executed",
