@@ -31,7 +31,7 @@ async def run_history(
         root = open_root(folder.as_uri())
         root.durability = disk
         clock.advance(1)
-        async with running(root, clock, ingest, disk) as rig:
+        async with running(root, clock, ingest, disk, history.pushes) as rig:
             await history.use(rig)
             while history.done_count < end:
                 await history.steps(min(COMPARED_EVERY, end - history.done_count))

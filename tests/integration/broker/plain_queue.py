@@ -53,6 +53,9 @@ class PlainQueue:
     name: str
     max_attempts: int
     backoff_ms: int = 0
+    max_lease_ms: int = 30_000
+    total_lease_ms: int = 43_200_000
+    fallback_priority: int = 128
     paused: bool = False
     waiting: dict[int, Waiting] = field(default_factory=dict)
     held: dict[str, Held] = field(default_factory=dict)
@@ -71,6 +74,10 @@ class PlainQueue:
 
     def claimable(self, now_ms: int) -> list[Waiting]:
         """What may be claimed, in the order of delivery."""
+        return [w for w in self.available(now_ms) if w.attempts < self.max_attempts]
+
+    def available(self, now_ms: int) -> list[Waiting]:
+        """As `claimable`, with those that a claim finds to have no attempts left."""
         there = [w for w in self.waiting.values() if w.since_ms <= now_ms and not w.over(now_ms)]
         return sorted(there, key=lambda w: (w.priority, w.since_ms))
 
@@ -94,6 +101,27 @@ class PlainQueue:
         was = self.waiting.pop(message_id)
         was = replace(was, attempts=was.attempts + 1)
         self.held[token] = Held(token, was, consumer, now_ms, now_ms + length_ms, length_ms)
+
+    def use_up(self, message_id: int, reason: str) -> None:
+        """A claim found that no attempts are left, since fewer are allowed than there were."""
+        was = self.waiting.pop(message_id)
+        assert was.attempts >= self.max_attempts
+        self.failed.append((message_id, was.attempts, reason))
+        self.kept[message_id] = (was.priority, was.deadline_ms)
+
+    def extend(self, token: str, length_ms: int, now_ms: int) -> int:
+        """A lease goes on; gives its end."""
+        lease = self.held[token]
+        wanted_ms = now_ms + min(length_ms or lease.length_ms, self.max_lease_ms)
+        last_ms = max(lease.claimed_ms + self.total_lease_ms, lease.ends_ms)
+        self.held[token] = replace(lease, ends_ms=min(wanted_ms, last_ms))
+        return self.held[token].ends_ms
+
+    def restarted(self, grace_ms: int, now_ms: int) -> None:
+        """The broker was away: leases that run get some grace."""
+        for token, lease in self.held.items():
+            ends_ms = max(lease.ends_ms, now_ms + min(lease.length_ms, grace_ms))
+            self.held[token] = replace(lease, ends_ms=ends_ms)
 
     def complete(self, token: str, transferred_to: str = "") -> Held:
         """A lease is finished well."""
