@@ -126,8 +126,7 @@ class EntryFinder:
 
     async def _behind(self, queue: Queue, message_id: int, since_ms: int | None) -> Found | None:
         """Where it can have moved since, at a cost that does not grow with the queue."""
-        lease = queue.find_in_flight(message_id)
-        if lease is not None:
+        for lease in queue.find_in_flight(message_id):
             return Found(queue, lease=lease)
         if since_ms is None:
             return None
@@ -158,9 +157,8 @@ class EntryFinder:
                 yield Searched(found, 0)
 
     async def _lists(self, queue: Queue, message_id: int, since_ms: int) -> AsyncIterator[Searched]:
-        for lease in list(queue.leases()):
-            if lease.message_id == message_id:
-                yield Searched(Found(queue, lease=lease), 0)
+        for lease in queue.find_in_flight(message_id):
+            yield Searched(Found(queue, lease=lease), 0)
         async for chunk in self._waiting.chunks(queue, since_ms):
             yield Searched(None, chunk.rows_read)
             for place, item in chunk.entries:

@@ -5,6 +5,7 @@ A list begins at its oldest order: what lies before is garbage, and is never sca
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -18,8 +19,14 @@ from services.broker.queue_machine import Queue
 SCANNED_MAX = 20_000
 """Messages looked at for one page at most: those outside of the time asked for fill no page."""
 
+FIRST_READ_ROWS = 8
+"""Rows read first: more each time, since it is not known how many messages they have."""
+
 READ_ROWS = 200
-"""Rows read at once: of one message each they take a millisecond."""
+"""Rows read at once at most: of one message each they take a millisecond."""
+
+DECODED_MAX = 1000
+"""Messages decoded before others have their turn: two milliseconds."""
 
 M = TypeVar("M")
 
@@ -124,19 +131,26 @@ class FinishedReader(Generic[M]):
             last = min(last, after.order)
         elif after is not None:
             first = max(first, after.order)
+        limit, decoded = FIRST_READ_ROWS, 0
         while first <= last:
             keys = self._range_of(queue.queue_id, first, last)
             count = 0
             async for rows in self._database.scan(
-                keys.start, keys.end, limit=READ_ROWS, durable=True, descending=newest_first
+                keys.start, keys.end, limit=limit, durable=True, descending=newest_first
             ):
                 for key, value in rows:
                     count += 1
                     order = self._order_in(key)
                     first, last = (first, order - 1) if newest_first else (order + 1, last)
-                    yield order, self._decode(value)
-            if count < READ_ROWS:
+                    messages = self._decode(value)
+                    yield order, messages
+                    decoded += len(messages)
+                    if decoded >= DECODED_MAX:
+                        decoded = 0
+                        await asyncio.sleep(0)
+            if count < limit:
                 return
+            limit = min(2 * limit, READ_ROWS)
 
     async def row(self, queue: Queue, order: int) -> list[M]:
         """The messages of one row; none when it is gone."""

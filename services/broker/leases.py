@@ -144,6 +144,8 @@ class InFlight:
         self.count = 0
         self._queue_id = queue_id
         self._buckets: dict[int, LeaseBucket] = {}
+        self._by_message: dict[int, Lease] = {}
+        self._others: dict[int, list[Lease]] = {}  # of messages with several entries in flight
         self._open: LeaseBucket | None = None
         self._changed: dict[int, LeaseBucket] = {}
 
@@ -164,6 +166,7 @@ class InFlight:
             for lease in part:
                 lease.bucket = bucket
                 bucket.leases[lease.token] = lease
+                self._list(lease)
             self._changed[bucket.order] = bucket
             done += len(part)
         self.count += len(leases)
@@ -173,6 +176,7 @@ class InFlight:
         for lease in leases:
             bucket = lease.bucket
             del bucket.leases[lease.token]
+            self._unlist(lease)
             self._changed[bucket.order] = bucket
             self.count -= 1
 
@@ -187,10 +191,28 @@ class InFlight:
             bucket = self._buckets[order] = LeaseBucket(order, stored=True)
         bucket.leases[lease.token] = lease
         lease.bucket = bucket
+        self._list(lease)
         if changed:
             self._changed[order] = bucket
         self.count += 1
         return bucket
+
+    def of_message(self, message_id: int) -> list[Lease]:
+        """The leases on the entries of a message."""
+        lease = self._by_message.get(message_id)
+        return [] if lease is None else [lease, *self._others.get(message_id, ())]
+
+    def _list(self, lease: Lease) -> None:
+        if self._by_message.setdefault(lease.message_id, lease) is not lease:
+            self._others.setdefault(lease.message_id, []).append(lease)
+
+    def _unlist(self, lease: Lease) -> None:
+        first = self._by_message.pop(lease.message_id)
+        others = self._others.pop(lease.message_id, None) if self._others else None
+        if others:
+            for one in (first, *others):
+                if one is not lease:
+                    self._list(one)
 
     def leases(self) -> Iterator[Lease]:
         """All of them."""
@@ -209,6 +231,7 @@ class InFlight:
         for bucket in self._buckets.values():
             bucket.leases.clear()
         self.count, self._buckets, self._changed, self._open = 0, {}, {}, None
+        self._by_message, self._others = {}, {}
         return tokens
 
     def drain(self) -> Iterator[Row]:

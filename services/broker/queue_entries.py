@@ -234,9 +234,9 @@ class QueueEntries(ABC):
         self.cancel(place, message_id)
         return self.come(item, now_ms)
 
-    def find_in_flight(self, message_id: int) -> Lease | None:
-        """The lease on a message, if there is one; looks at all leases."""
-        return next((one for one in self.leases() if one.message_id == message_id), None)
+    def find_in_flight(self, message_id: int) -> Sequence[Lease]:
+        """The leases on the entries of a message, however many others there are."""
+        return self.in_flight.of_message(message_id)
 
     @property
     def can_purge_available(self) -> bool:

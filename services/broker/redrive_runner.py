@@ -26,6 +26,7 @@ from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
 from libs.storage.queues import AvailableMessage, FailedMessage
 from libs.storage.redrive_records import RedriveRecord, RedriveState
 from services.broker.commands import Needs
+from services.broker.execute_conversion import PushLimits
 from services.broker.executor import UPLOAD_AGE_MS_MAX
 from services.broker.finished_pages import FinishedReader, Span, Spot
 from services.broker.other_shards import OtherBrokers, OutboxTarget
@@ -39,7 +40,10 @@ from slatemq.v1.message_pb2 import Message
 log = logging.getLogger(__name__)
 
 STEP_MESSAGES: Final = 500
-"""Messages looked at in one step at most: a few milliseconds, and what a commit of others waits."""
+"""Messages moved in one step at most: a few milliseconds, and what a commit of others waits."""
+
+STEP_LOOKED_AT: Final = 20_000
+"""Messages looked at in one step at most, where few of them are wanted."""
 
 FORGET_EVERY_S: Final = 60.0
 """How often redrives that ended long ago are looked for, while none runs."""
@@ -75,6 +79,7 @@ class RedriveRunner:
         others: OtherBrokers,
         target: OutboxTarget,
         blobs: Blobs,
+        limits: PushLimits,
     ) -> None:
         """Begin with those that ran when the process ended; see `run`."""
         self._owner = owner
@@ -83,6 +88,7 @@ class RedriveRunner:
         self._others = others
         self._target = target
         self._blobs = blobs
+        self._limits = limits
         self._wake = asyncio.Event()
         self._next_at: dict[int, float] = {}
 
@@ -140,7 +146,8 @@ class RedriveRunner:
             ingest_shard = await self._target.choose()
         uploaded_ms = self._owner.clock.now_ms()
         if record.filter or elsewhere:
-            steps, pushes = await self._judged(record, steps, elsewhere=elsewhere)
+            limits = self._limits.at(self._target.payload_bytes_max(ingest_shard))
+            steps, pushes = await self._judged(record, steps, limits if elsewhere else None)
         began = time.monotonic()
 
         def apply(now_ms: int) -> int:
@@ -156,7 +163,7 @@ class RedriveRunner:
 
     async def _look(self, queue: Queue, record: RedriveRecord) -> list[Step]:
         """The next rows, and what of them is to move as far as that is known without contents."""
-        left = quota = STEP_MESSAGES
+        left, quota = STEP_LOOKED_AT, STEP_MESSAGES
         if record.rate:
             quota = min(quota, max(record.rate // STEPS_A_SECOND, 1))
         wanted = set(record.message_ids)
@@ -252,11 +259,12 @@ class RedriveRunner:
     # --- Contents -----------------------------------------------------------
 
     async def _judged(
-        self, record: RedriveRecord, steps: Sequence[Step], *, elsewhere: bool
+        self, record: RedriveRecord, steps: Sequence[Step], limits: PushLimits | None
     ) -> tuple[list[Step], dict[int, bytes]]:
-        """What of the steps the filter lets through, and the rows that push it `elsewhere`.
+        """What of the steps the filter lets through; with limits, the rows that push it elsewhere.
 
-        Of a message that is not stored any more nothing is known: it stays.
+        Of a message that is not stored any more nothing is known: it stays. So does one that is too
+        large for where pushes go.
         """
         judge = None
         if record.filter:
@@ -268,11 +276,14 @@ class RedriveRunner:
         pushes: dict[int, bytes] = {}
         async for content in self._contents(list(letters)):
             for letter in letters[content.message_id]:
-                if judge is None or judge.matches(_seen(letter, content)):
-                    passed.add(letter)
-                    if elsewhere:
-                        row = await self._push(record, letter, content)
-                        pushes[letter.message_id] = row
+                if judge is not None and not judge.matches(_seen(letter, content)):
+                    continue
+                if limits is not None:
+                    if len(content.payload) > limits.payload_bytes:
+                        _log_too_large(content, limits)
+                        continue
+                    pushes[letter.message_id] = await self._push(record, letter, content)
+                passed.add(letter)
             await asyncio.sleep(0)  # a filter may take some milliseconds for each
         return [
             step._replace(chosen=[p for p in step.chosen if step.messages[p] in passed])
@@ -332,6 +343,15 @@ def _seen(letter: FailedMessage, content: Message) -> cel.Context:
         content.received_at_ms,
         len(content.payload),
         more=more,
+    )
+
+
+def _log_too_large(content: Message, limits: PushLimits) -> None:
+    log.warning(
+        "message %d stays where it failed: it has %d bytes, at most %d can be pushed",
+        content.message_id,
+        len(content.payload),
+        limits.payload_bytes,
     )
 
 

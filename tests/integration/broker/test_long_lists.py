@@ -1,0 +1,89 @@
+"""Failed lists that commits have made long: whoever reads one lets the others have their turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from libs.storage.queues import FailedMessage, decode_failed
+from services.broker import finished_pages
+from services.broker.finished_lists import LIST_ROW_MAX
+from services.broker.finished_pages import DECODED_MAX
+from tests.integration.broker.entry_calls import (
+    AVAILABLE,
+    FAILED,
+    find,
+    get,
+    ids,
+    listed,
+    redriven,
+)
+from tests.integration.broker.rig import Rig, running
+
+LETTERS = 7_000
+
+
+class Turns:
+    """How many dead letters were decoded at most while nobody else had a turn."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._since = 0
+
+    def decode(self, data: bytes) -> list[FailedMessage]:
+        found = decode_failed(data)
+        self._since += len(found)
+        self.most = max(self.most, self._since)
+        return found
+
+    async def others(self) -> None:
+        while True:
+            self._since = 0
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def letters_of_one_commit(turns: Turns) -> AsyncIterator[Rig]:
+    async with running() as rig:
+        await rig.create(max_attempts=1)
+
+        def add(now_ms: int) -> None:
+            queue = rig.owner.queue("q")
+            queue.failed.add(
+                FailedMessage(number, now_ms, 1, 128, 0, "no") for number in range(1, LETTERS + 1)
+            )
+            queue.touch()
+
+        await rig.owner.run(add)
+        await rig.owner.durable()
+        others = asyncio.create_task(turns.others())
+        yield rig
+        others.cancel()
+
+
+async def test_nobody_holds_the_others_up_while_a_long_list_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns = Turns()
+    monkeypatch.setattr(finished_pages, "decode_failed", turns.decode)
+    async with letters_of_one_commit(turns) as rig:
+        everything = [*range(1, LETTERS + 1)]
+        entries = await listed(rig, FAILED)
+        assert [one.message_id for one in entries] == everything
+        assert await ids(rig, FAILED, page_size=999, newest_first=True) == everything[::-1]
+        assert (await get(rig, entries[-1].handle)).message_id == LETTERS
+        assert (await get(rig, f"q/{LETTERS:x}")).message_id == LETTERS
+        [found] = [one for answer in await find(rig, 3000) for one in answer.entries]
+        assert found.message_id == 3000
+
+        wanted = [1, 2500, LETTERS]
+        told = await redriven(rig, message_ids=wanted)
+
+        assert (told.examined_count, told.redriven_count) == (LETTERS, 3)
+        assert await ids(rig, AVAILABLE) == wanted
+        assert (await redriven(rig)).redriven_count == LETTERS - 3
+        assert await rig.counts() == {"available": LETTERS}
+    assert 0 < turns.most <= LIST_ROW_MAX + DECODED_MAX
