@@ -223,7 +223,7 @@ class EntryCalls:
     ) -> str:
         """Replaces the payload, the headers (all of them) or both, while delayed; the new etag.
 
-        The message changes in every queue that has not handed it out, and is not routed anew. With
+        Whoever gets the message from any queue gets it changed then; it is not routed anew. With
         the `etag` of an entry that was read before, nobody else's change is overwritten. Raises
         as `cancel_entry`, Aborted (etag), InvalidArgument.
         """
@@ -235,9 +235,7 @@ class EntryCalls:
             headers=headers,
             etag=etag,
         )
-        # With an etag a repeat would be refused for the change that the first try made.
-        told = await self._by_handle(handle, "EditMessage", request, repeat_unknown=not etag)
-        return str(told.etag)
+        return str((await self._by_handle(handle, "EditMessage", request)).etag)
 
     def watch_delayed(
         self, queue_id: str, *, position: str = "", view: EntryView | str = EntryView.FULL
@@ -264,7 +262,6 @@ class EntryCalls:
         method: str,
         request: Any,
         *,
-        repeat_unknown: bool = True,
         before: Callable[[], None] | None = None,
     ) -> Any:
         has_place = handle.count("/") > 1
@@ -272,7 +269,6 @@ class EntryCalls:
             queue_of_handle(handle),
             method,
             request,
-            repeat_unknown=repeat_unknown,
             wait_s=0.0 if has_place else SEARCH_S,
             before=before,
         )

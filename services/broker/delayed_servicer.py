@@ -8,18 +8,20 @@ from contextlib import aclosing
 from typing import Any
 
 from libs.storage.buckets import BucketKind
+from libs.storage.ids import MAX_MESSAGE_ID
 from services.broker.delayed_watch import DelayedWatches, Watched
 from services.broker.editing import Find, MessageEditor, replacement
 from services.broker.entry_conversion import WITH_MESSAGE, checked_view
 from services.broker.entry_handles import waiting_handle
 from services.broker.queue_conversion import checked_id
 from services.broker.waiting_buckets import Place
+from slatemq.errors import InvalidArgument
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
 from slatemq.v1.message_pb2 import Message
 
 
 class DelayedServicer(entry_pb2_grpc.EntryServiceServicer, ABC):
-    """EditMessage and WatchDelayed."""
+    """EditMessage, ForgetMessage and WatchDelayed."""
 
     _editor: MessageEditor
     _watches: DelayedWatches
@@ -40,6 +42,15 @@ class DelayedServicer(entry_pb2_grpc.EntryServiceServicer, ABC):
         wanted = replacement(request)
         wanted.message_id, find = await self.find_waiting(request.handle)
         return entry_pb2.EditMessageResponse(etag=await self._editor.edit(wanted, find))
+
+    async def ForgetMessage(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.ForgetMessageRequest, context: Any
+    ) -> entry_pb2.ForgetMessageResponse:
+        """See the proto."""
+        if not 1 <= request.message_id <= MAX_MESSAGE_ID:
+            raise InvalidArgument("message_id", "must be a message ID")
+        await self._editor.forget(request.message_id)
+        return entry_pb2.ForgetMessageResponse()
 
     async def WatchDelayed(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.WatchDelayedRequest, context: Any

@@ -218,14 +218,15 @@ class Delivery:
             return queue.peek(wanted, reachable, now_ms)
 
         ids = await self._owner.run(peek)
-        held, missing = self._payloads.look(ids)
-        fetched = await self._payloads.fetch(missing) if missing else Fetched()
-        held.update(fetched.held)
-        self._note_away(desk, fetched.away, passed)
-        if fetched.gone:
-            await self._fail_gone(queue, set(fetched.gone))
-            return True
-        claimed = await self._owner.run(lambda now_ms: self._claim_all(desk, held, now_ms))
+        with self._payloads.hand() as held:
+            here, missing = self._payloads.look(ids)
+            held.update(here)
+            fetched = await self._payloads.fetch(missing, held) if missing else Fetched()
+            self._note_away(desk, fetched.away, passed)
+            if fetched.gone:
+                await self._fail_gone(queue, set(fetched.gone))
+                return True
+            claimed = await self._owner.run(lambda now_ms: self._claim_all(desk, held, now_ms))
         desk.stuck = bool(ids) and not claimed
         return claimed > 0
 
@@ -238,8 +239,12 @@ class Delivery:
         finally:
             self._kept_back[message_id] -= 1
             self._kept_back = +self._kept_back  # without those that are back at 0
-            for desk in list(self._desks.values()):
-                self._changed(desk.queue)
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Somebody may have been given less than there is."""
+        for desk in list(self._desks.values()):
+            self._changed(desk.queue)
 
     def _reachable(self, message_id: int) -> bool:
         return not self._away or shard_of(message_id) not in self._away

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -64,8 +65,6 @@ class Held(NamedTuple):
 class Fetched:
     """What became of a fetch, beyond what is now in the cache."""
 
-    held: dict[int, Held] = field(default_factory=dict)
-    """What came: the cache may lose it to other fetches before it is claimed."""
     gone: list[int] = field(default_factory=list)
     """Not stored any more."""
     away: set[int] = field(default_factory=set)
@@ -150,6 +149,7 @@ class Payloads:
         self._bytes = 0
         self._cache: OrderedDict[int, Held] = OrderedDict()
         self._fetches: dict[object, set[int]] = {}  # by fetch, what was forgotten since it began
+        self._hands: dict[object, dict[int, Held]] = {}
 
     def get(self, message_id: int) -> Held | None:
         """The message, if it is here."""
@@ -167,18 +167,33 @@ class Payloads:
                 here[message_id] = held
         return here, missing
 
-    async def fetch(self, ids: Sequence[int]) -> Fetched:
-        """Reads messages into the cache: the first of them, as many as one answer holds."""
+    @contextmanager
+    def hand(self) -> Iterator[dict[int, Held]]:
+        """For messages that are about to be handed out: the cache may lose them to others before.
+
+        What is forgotten meanwhile leaves it.
+        """
+        key = object()
+        held = self._hands[key] = dict[int, Held]()
+        try:
+            yield held
+        finally:
+            del self._hands[key]
+
+    async def fetch(self, ids: Sequence[int], hand: dict[int, Held] | None = None) -> Fetched:
+        """Reads messages into the cache, and a hand: as many of the first as one answer holds."""
         by_shard: dict[int, list[int]] = {}
         for message_id in ids:
             by_shard.setdefault(shard_of(message_id), []).append(message_id)
         fetched = Fetched()
         await asyncio.gather(
-            *(self._fetch_from(shard, part, fetched) for shard, part in by_shard.items())
+            *(self._fetch_from(shard, part, fetched, hand) for shard, part in by_shard.items())
         )
         return fetched
 
-    async def _fetch_from(self, shard: int, ids: list[int], fetched: Fetched) -> None:
+    async def _fetch_from(
+        self, shard: int, ids: list[int], fetched: Fetched, hand: dict[int, Held] | None
+    ) -> None:
         fetch = object()
         forgotten = self._fetches[fetch] = set[int]()
         try:
@@ -192,7 +207,8 @@ class Payloads:
         fetched.gone += gone
         for message_id in forgotten:
             came.pop(message_id, None)
-        fetched.held.update(came)
+        if hand is not None:
+            hand.update(came)
         self._keep(came)
 
     def forget(self, message_id: int) -> None:
@@ -202,6 +218,8 @@ class Payloads:
             self._bytes -= len(held.message) + _OVERHEAD_BYTES
         for forgotten in self._fetches.values():
             forgotten.add(message_id)
+        for hand in self._hands.values():
+            hand.pop(message_id, None)
 
     def _keep(self, came: dict[int, Held]) -> None:
         for message_id, held in came.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -18,13 +17,14 @@ from libs.storage.keys import (
     payload_key,
     payload_range,
 )
-from libs.storage.metadata import MessageMetadata, decode_log_entry, encode_headers
+from libs.storage.metadata import MessageMetadata, decode_log_entry
 from libs.storage.payloads import PayloadUri, decode_payload
 from libs.storage.slate import Database
+from services.ingest.etags import etag_of
 from services.ingest.payload_cache import PayloadCache
 from services.ingest.tailing import MetadataLog
 
-__all__ = ["Metadata", "Read", "Reader", "Room", "etag_of"]
+__all__ = ["Metadata", "Read", "Reader", "Room"]
 
 E = TypeVar("E")
 
@@ -82,19 +82,6 @@ class Read(NamedTuple):
     messages: list[tuple[Metadata, bytes]]
     missing_ids: list[int]
     etags: list[str]
-
-
-def etag_of(record: bytes, headers: Mapping[str, str]) -> str:
-    """The etag of a message: changes with its payload record and its headers.
-
-    Cheap for a large payload, too: the URI in its record is random.
-    """
-    digest = hashlib.blake2b(record, digest_size=_ETAG_BYTES)
-    digest.update(encode_headers(headers))
-    return digest.hexdigest()
-
-
-_ETAG_BYTES: Final = 10
 
 
 class _Entry(NamedTuple):
@@ -170,7 +157,7 @@ class Reader(Generic[E]):
                 metadata = found[message_id]
                 read.messages.append((metadata, payload))
                 if records is not None:
-                    read.etags.append(etag_of(records[message_id], metadata.headers))
+                    read.etags.append(str(etag_of(records[message_id], metadata.headers)))
             if len(wanted) < len(window):
                 break
         return read
@@ -318,12 +305,13 @@ class Reader(Generic[E]):
     async def _read_blobs(self, blobs: dict[int, PayloadUri], found: dict[int, bytes]) -> None:
         remaining = iter(blobs.items())
         while some := list(islice(remaining, BLOBS_AT_ONCE)):
-            payloads = await asyncio.gather(*(self._read_blob(record) for _, record in some))
+            payloads = await asyncio.gather(*(self.read_blob(record) for _, record in some))
             for (message_id, _), payload in zip(some, payloads, strict=True):
                 if payload is not None:
                     found[message_id] = payload
 
-    async def _read_blob(self, record: PayloadUri) -> bytes | None:
+    async def read_blob(self, record: PayloadUri) -> bytes | None:
+        """A payload that has an object of its own; None when that is gone."""
         try:
             return await self._blobs.get(record.uri)
         except ObjectNotFound:

@@ -2,6 +2,9 @@
 
 The messages of a commit share a log entry. So those who replace one of them take turns: each reads
 the entry, and the next one begins when its new form is durable.
+
+A replace whose answer was lost is repeated with the etag from before: it is answered like the first
+one, as long as the message is still what that made of it.
 """
 
 from __future__ import annotations
@@ -16,10 +19,17 @@ from libs.storage.clocks import Clock
 from libs.storage.errors import StorageError
 from libs.storage.keys import log_key, log_range, parse_log_key, payload_key
 from libs.storage.metadata import MessageMetadata, decode_log_entry, encode_log_entry
-from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES, encode_inline, encode_uri
+from libs.storage.payloads import (
+    INLINE_PAYLOAD_MAX_BYTES,
+    PayloadUri,
+    decode_payload,
+    encode_inline,
+    encode_uri,
+)
 from libs.storage.slate import Database
+from services.ingest.etags import Etag, etag_of
 from services.ingest.publishing import UPLOAD_AGE_MS_MAX, Publisher
-from services.ingest.reading import Reader, etag_of
+from services.ingest.reading import Reader
 from services.ingest.tailing import MetadataLog
 from slatemq.errors import Aborted, InvalidArgument, NotFound, Unavailable
 
@@ -121,8 +131,10 @@ class Replacer(Generic[E]):
         if at is None:
             raise _not_found(message_id)
         current = etag_of(stored, messages[at].headers)
-        if wanted.etag and wanted.etag != current:
-            raise Aborted(f"message {message_id} was changed since", etag=current)
+        if wanted.etag and wanted.etag != str(current):
+            if await self._is_repeat(wanted, record, stored, messages[at]):
+                return str(current)
+            raise Aborted(f"message {message_id} was changed since", etag=str(current))
         messages[at] = _changed(messages[at], wanted)
         encoded = await asyncio.to_thread(encode_log_entry, messages)
         if len(messages) > 1 and len(encoded) > max(ENTRY_BYTES_MAX, len(entry)):
@@ -132,7 +144,26 @@ class Replacer(Generic[E]):
                 f"bytes, at most {ENTRY_BYTES_MAX} are allowed",
             )
         await self._commit(sequence, messages, encoded, message_id, record)
-        return etag_of(record or stored, messages[at].headers)
+        return str(etag_of(record or stored, messages[at].headers))
+
+    async def _is_repeat(
+        self, wanted: Replacement, record: bytes | None, stored: bytes, message: MessageMetadata
+    ) -> bool:
+        """Whether the message is what the replacement makes of the one that its etag stands for."""
+        seen, current = Etag.parse(wanted.etag), etag_of(stored, message.headers)
+        if wanted.headers is None:
+            if seen.headers != current.headers:
+                return False
+        elif wanted.headers != message.headers:
+            return False
+        if wanted.payload is None:
+            return seen.payload == current.payload
+        if record == stored:
+            return True
+        if message.payload_bytes != len(wanted.payload):
+            return False
+        told = decode_payload(stored)  # each upload has a name of its own
+        return isinstance(told, PayloadUri) and await self._reader.read_blob(told) == wanted.payload
 
     async def _commit(
         self,

@@ -545,6 +545,45 @@ class EditMessageResponse(_message.Message):
 Global___EditMessageResponse: _TypeAlias = EditMessageResponse  # noqa: Y015
 
 @_typing.final
+class ForgetMessageRequest(_message.Message):
+    """What was replaced."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    message_id: _builtins.int
+    """The message's ID."""
+    def __init__(
+        self,
+        *,
+        message_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetMessageRequest: _TypeAlias = ForgetMessageRequest  # noqa: Y015
+
+@_typing.final
+class ForgetMessageResponse(_message.Message):
+    """It is forgotten."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetMessageResponse: _TypeAlias = ForgetMessageResponse  # noqa: Y015
+
+@_typing.final
 class WatchDelayedRequest(_message.Message):
     """What to watch."""
 

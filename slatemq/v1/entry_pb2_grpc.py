@@ -73,6 +73,11 @@ class EntryServiceStub:
                 request_serializer=slatemq_dot_v1_dot_entry__pb2.EditMessageRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_entry__pb2.EditMessageResponse.FromString,
                 _registered_method=True)
+        self.ForgetMessage = channel.unary_unary(
+                '/slatemq.v1.EntryService/ForgetMessage',
+                request_serializer=slatemq_dot_v1_dot_entry__pb2.ForgetMessageRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_entry__pb2.ForgetMessageResponse.FromString,
+                _registered_method=True)
         self.WatchDelayed = channel.unary_stream(
                 '/slatemq.v1.EntryService/WatchDelayed',
                 request_serializer=slatemq_dot_v1_dot_entry__pb2.WatchDelayedRequest.SerializeToString,
@@ -166,12 +171,24 @@ class EntryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def EditMessage(self, request, context):
-        """Replaces the payload and headers of a message while it is delayed in this queue. The message changes for every queue that has not
-        handed it out; it is not routed anew. While this runs, the entry is not handed out here.
+        """Replaces the payload and headers of a message while it is delayed in this queue. It is not routed anew. While this runs, the entry is
+        not handed out here; once this has answered OK, whoever gets the message from any queue gets it as it is now. An edit that is repeated
+        with the etag from before, since its answer was lost, is answered OK as long as the message is what it made of it.
 
         Errors: as of CancelEntry (WRONG_STATE: not delayed, or any more); NOT_FOUND (MESSAGE_NOT_FOUND: it is not stored any more);
         INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
-        one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away).
+        one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away;
+        BROKER_AWAY: it is replaced, but a broker that is away may still hand out what it was: repeat).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetMessage(self, request, context):
+        """Tells this broker that a message was replaced: what it holds of it in memory is handed out no more. For brokers; EditMessage tells
+        all others.
+
+        Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -273,6 +290,11 @@ def add_EntryServiceServicer_to_server(servicer, server):
                     servicer.EditMessage,
                     request_deserializer=slatemq_dot_v1_dot_entry__pb2.EditMessageRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_entry__pb2.EditMessageResponse.SerializeToString,
+            ),
+            'ForgetMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetMessage,
+                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.ForgetMessageRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_entry__pb2.ForgetMessageResponse.SerializeToString,
             ),
             'WatchDelayed': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchDelayed,
@@ -476,6 +498,33 @@ class EntryService:
             '/slatemq.v1.EntryService/EditMessage',
             slatemq_dot_v1_dot_entry__pb2.EditMessageRequest.SerializeToString,
             slatemq_dot_v1_dot_entry__pb2.EditMessageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.EntryService/ForgetMessage',
+            slatemq_dot_v1_dot_entry__pb2.ForgetMessageRequest.SerializeToString,
+            slatemq_dot_v1_dot_entry__pb2.ForgetMessageResponse.FromString,
             options,
             channel_credentials,
             insecure,

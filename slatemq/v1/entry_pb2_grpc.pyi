@@ -71,12 +71,20 @@ class EntryServiceStub:
     Errors: as of CancelEntry; INVALID_ARGUMENT (negative time).
     """
     EditMessage: _grpc.UnaryUnaryMultiCallable[_entry_pb2.EditMessageRequest, _entry_pb2.EditMessageResponse]
-    """Replaces the payload and headers of a message while it is delayed in this queue. The message changes for every queue that has not
-    handed it out; it is not routed anew. While this runs, the entry is not handed out here.
+    """Replaces the payload and headers of a message while it is delayed in this queue. It is not routed anew. While this runs, the entry is
+    not handed out here; once this has answered OK, whoever gets the message from any queue gets it as it is now. An edit that is repeated
+    with the etag from before, since its answer was lost, is answered OK as long as the message is what it made of it.
 
     Errors: as of CancelEntry (WRONG_STATE: not delayed, or any more); NOT_FOUND (MESSAGE_NOT_FOUND: it is not stored any more);
     INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
-    one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away).
+    one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away;
+    BROKER_AWAY: it is replaced, but a broker that is away may still hand out what it was: repeat).
+    """
+    ForgetMessage: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]
+    """Tells this broker that a message was replaced: what it holds of it in memory is handed out no more. For brokers; EditMessage tells
+    all others.
+
+    Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
     """
     WatchDelayed: _grpc.UnaryStreamMultiCallable[_entry_pb2.WatchDelayedRequest, _entry_pb2.WatchDelayedResponse]
     """Streams the messages that are delayed in a queue, in the order in which they were routed to it: first those that are there, then those
@@ -162,12 +170,20 @@ class EntryServiceAsyncStub(EntryServiceStub):
     Errors: as of CancelEntry; INVALID_ARGUMENT (negative time).
     """
     EditMessage: _aio.UnaryUnaryMultiCallable[_entry_pb2.EditMessageRequest, _entry_pb2.EditMessageResponse]  # type: ignore[assignment]
-    """Replaces the payload and headers of a message while it is delayed in this queue. The message changes for every queue that has not
-    handed it out; it is not routed anew. While this runs, the entry is not handed out here.
+    """Replaces the payload and headers of a message while it is delayed in this queue. It is not routed anew. While this runs, the entry is
+    not handed out here; once this has answered OK, whoever gets the message from any queue gets it as it is now. An edit that is repeated
+    with the etag from before, since its answer was lost, is answered OK as long as the message is what it made of it.
 
     Errors: as of CancelEntry (WRONG_STATE: not delayed, or any more); NOT_FOUND (MESSAGE_NOT_FOUND: it is not stored any more);
     INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
-    one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away).
+    one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away;
+    BROKER_AWAY: it is replaced, but a broker that is away may still hand out what it was: repeat).
+    """
+    ForgetMessage: _aio.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]  # type: ignore[assignment]
+    """Tells this broker that a message was replaced: what it holds of it in memory is handed out no more. For brokers; EditMessage tells
+    all others.
+
+    Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
     """
     WatchDelayed: _aio.UnaryStreamMultiCallable[_entry_pb2.WatchDelayedRequest, _entry_pb2.WatchDelayedResponse]  # type: ignore[assignment]
     """Streams the messages that are delayed in a queue, in the order in which they were routed to it: first those that are there, then those
@@ -286,12 +302,26 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.EditMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.EditMessageResponse, _abc.Awaitable[_entry_pb2.EditMessageResponse]]:
-        """Replaces the payload and headers of a message while it is delayed in this queue. The message changes for every queue that has not
-        handed it out; it is not routed anew. While this runs, the entry is not handed out here.
+        """Replaces the payload and headers of a message while it is delayed in this queue. It is not routed anew. While this runs, the entry is
+        not handed out here; once this has answered OK, whoever gets the message from any queue gets it as it is now. An edit that is repeated
+        with the etag from before, since its answer was lost, is answered OK as long as the message is what it made of it.
 
         Errors: as of CancelEntry (WRONG_STATE: not delayed, or any more); NOT_FOUND (MESSAGE_NOT_FOUND: it is not stored any more);
         INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
-        one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away).
+        one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away;
+        BROKER_AWAY: it is replaced, but a broker that is away may still hand out what it was: repeat).
+        """
+
+    @_abc_1.abstractmethod
+    def ForgetMessage(
+        self,
+        request: _entry_pb2.ForgetMessageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_entry_pb2.ForgetMessageResponse, _abc.Awaitable[_entry_pb2.ForgetMessageResponse]]:
+        """Tells this broker that a message was replaced: what it holds of it in memory is handed out no more. For brokers; EditMessage tells
+        all others.
+
+        Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod

@@ -175,8 +175,9 @@ class IngestServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReplaceMessage(self, request, context):
-        """Replaces the payload and the headers of a stored message, in every queue that has not handed it out. It is not routed anew.
-        For brokers, which know whether it may be done: applications call EntryService.EditMessage.
+        """Replaces the payload and the headers of a stored message. It is not routed anew. For brokers, which know whether it may be done, and
+        have to forget what they hold of it: applications call EntryService.EditMessage. A replace that is repeated, with the etag from
+        before, gets the first answer as long as the message is what that made of it.
 
         Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
         commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as

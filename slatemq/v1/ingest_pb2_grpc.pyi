@@ -91,8 +91,9 @@ class IngestServiceStub:
     first one sent or put aside is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
     """
     ReplaceMessage: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.ReplaceMessageRequest, _ingest_pb2.ReplaceMessageResponse]
-    """Replaces the payload and the headers of a stored message, in every queue that has not handed it out. It is not routed anew.
-    For brokers, which know whether it may be done: applications call EntryService.EditMessage.
+    """Replaces the payload and the headers of a stored message. It is not routed anew. For brokers, which know whether it may be done, and
+    have to forget what they hold of it: applications call EntryService.EditMessage. A replace that is repeated, with the etag from
+    before, gets the first answer as long as the message is what that made of it.
 
     Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
     commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as
@@ -168,8 +169,9 @@ class IngestServiceAsyncStub(IngestServiceStub):
     first one sent or put aside is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
     """
     ReplaceMessage: _aio.UnaryUnaryMultiCallable[_ingest_pb2.ReplaceMessageRequest, _ingest_pb2.ReplaceMessageResponse]  # type: ignore[assignment]
-    """Replaces the payload and the headers of a stored message, in every queue that has not handed it out. It is not routed anew.
-    For brokers, which know whether it may be done: applications call EntryService.EditMessage.
+    """Replaces the payload and the headers of a stored message. It is not routed anew. For brokers, which know whether it may be done, and
+    have to forget what they hold of it: applications call EntryService.EditMessage. A replace that is repeated, with the etag from
+    before, gets the first answer as long as the message is what that made of it.
 
     Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
     commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as
@@ -284,8 +286,9 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ingest_pb2.ReplaceMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ingest_pb2.ReplaceMessageResponse, _abc.Awaitable[_ingest_pb2.ReplaceMessageResponse]]:
-        """Replaces the payload and the headers of a stored message, in every queue that has not handed it out. It is not routed anew.
-        For brokers, which know whether it may be done: applications call EntryService.EditMessage.
+        """Replaces the payload and the headers of a stored message. It is not routed anew. For brokers, which know whether it may be done, and
+        have to forget what they hold of it: applications call EntryService.EditMessage. A replace that is repeated, with the etag from
+        before, gets the first answer as long as the message is what that made of it.
 
         Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
         commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as

@@ -102,6 +102,48 @@ async def test_only_the_etag_seen_last_replaces() -> None:
         assert await contents(ingest, one) == [(b"2", {"n": "3"})]
 
 
+@pytest.mark.parametrize("size", [5, 70_000])
+async def test_a_replace_that_is_repeated_gets_the_first_answer(root: str, size: int) -> None:
+    new, other = b"n" * size, b"o" * size
+    parts: list[dict[str, object]] = [
+        {"payload": new, "headers": {"n": "2"}},
+        {"payload": new, "keep_headers": True},
+        {"keep_payload": True, "headers": {"n": "2"}},
+    ]
+    for part in parts:
+        async with serving(root) as ingest:
+            (one,) = await ingest.send(b"1" * size, n="1")
+            ((_, first),) = await read(ingest, one)
+            second = await replace(ingest, one, etag=first, **part)
+        # The answer was lost, and ingest began anew.
+        async with serving(root) as ingest:
+            assert await replace(ingest, one, etag=first, **part) == second
+            assert [told for _, told in await read(ingest, one)] == [second]
+            # Not for who wants something else, nor after somebody else's change of either part.
+            for wanted in (
+                {"payload": other, "keep_headers": True},
+                {"payload": new, "headers": {}},
+            ):
+                with pytest.raises(Aborted):
+                    await replace(ingest, one, etag=first, **wanted)
+            third = await replace(ingest, one, etag=second, payload=other, keep_headers=True)
+            with pytest.raises(Aborted) as refused:
+                await replace(ingest, one, etag=first, **part)
+            assert refused.value.etag == third
+            await replace(ingest, one, payload=new, headers={"n": "9"})
+            with pytest.raises(Aborted):
+                await replace(ingest, one, etag=first, **part)
+
+
+@pytest.mark.parametrize("etag", ["x", "-", "x-", "\n", "0" * 100_000])
+async def test_an_etag_that_none_is_fits_no_message(etag: str) -> None:
+    async with serving() as ingest:
+        (one,) = await ingest.send(b"1")
+        for part in ({"payload": b"2", "keep_headers": True}, {"keep_payload": True}):
+            with pytest.raises(Aborted):
+                await replace(ingest, one, etag=etag, **part)
+
+
 async def test_replaces_in_one_entry_lose_none_of_one_another(root: str) -> None:
     async with serving(root) as ingest:
         ids = await ingest.send(*(b"old" for _ in range(20)))

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
 
+import grpc
 import pytest
 
+from libs.serving.topology import Peer, TopologyDirectory
 from libs.storage.buckets import BucketKind
+from services.broker import editing as editing_module
 from services.broker.delayed_watch import DelayedWatches
 from services.broker.editing import Find, MessageEditor, replacement
+from services.broker.payloads import Held
 from services.broker.waiting_buckets import Place
-from slatemq.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from slatemq.v1 import consumer_pb2, entry_pb2
-from tests.integration.broker.rig import Rig, running
+from slatemq.errors import (
+    Aborted,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from slatemq.v1 import assignment_pb2, consumer_pb2, entry_pb2, entry_pb2_grpc
+from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, refusal, running
+from tests.manual_clock import ManualClock
 
 MINUTE = 60_000
 
@@ -28,7 +41,9 @@ class Editing:
         self._rig = rig
         self._payloads = service._delivery._payloads
         self._watches = DelayedWatches(rig.owner, service._database, rig.ingest)
-        self._editor = MessageEditor(rig.owner, service._delivery, self._payloads, rig.ingest)
+        self._editor = MessageEditor(
+            rig.owner, service._delivery, self._payloads, rig.ingest, service._forgetting
+        )
 
     async def edit(self, message_id: int, **fields: object) -> str:
         fields.setdefault("payload", b"new")
@@ -183,3 +198,94 @@ async def test_a_read_that_an_edit_has_overtaken_is_handed_out_to_nobody() -> No
         await Editing(rig).edit(1)
         rig.ingest.read_gate.set()
         assert payloads(await claiming) == [b"new"]
+
+
+class SlowShard(Ingest):
+    """Ingests of which shard 1 answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = asyncio.Event()
+
+    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], Sequence[int]]:
+        fetched = await super().fetch(shard, ids)
+        if shard == 1:
+            await self.slow.wait()
+        return fetched
+
+
+async def test_what_was_read_for_a_claim_before_an_edit_is_not_handed_out_after_it() -> None:
+    ingest = SlowShard()
+    async with running(ingest=ingest) as rig:
+        await rig.create()
+        await rig.create("other")
+        await delayed(rig, 1)
+        await rig.assign([1], "other")
+        elsewhere = (1 << 48) + 1
+        there = assignment_pb2.QueueAssignment(queue_id="other", message_ids=[elsewhere])
+        piece = assignment_pb2.LogRange(
+            ingest_shard=1, last_sequence=elsewhere, assignments=[there]
+        )
+        request = assignment_pb2.AssignRequest(config_revision=2, ranges=[piece])
+        await rig.assignments.Assign(request)
+        # The claim has one message, and waits for the other one.
+        claiming = asyncio.create_task(rig.claim("other", max_messages=2))
+        await poll(lambda: len(ingest.reads) == 2)
+        await Editing(rig).edit(1)
+        ingest.slow.set()
+        assert payloads(await claiming) == [b"new", b"%010d" % elsewhere]
+
+
+async def test_another_broker_hands_out_nothing_that_it_held_before_an_edit() -> None:
+    disk, clock, ingest = Disk(), ManualClock(), Ingest()
+    root = memory_root(disk)
+    async with running(root, clock, ingest, disk) as rig:
+        await rig.create()
+        await delayed(rig, 1)
+        async with running(root, clock, ingest, disk, shard=1) as other:
+            await other.create("there")
+            await other.assign([1], "there")
+            (claimed,) = await other.claim("there")
+            assert claimed.message.payload == b"%010d" % 1
+            await other.nack(claimed.lease_token)
+
+            await Editing(rig).edit(1)
+
+            assert payloads(await other.claim("there")) == [b"new"]
+            address = other.running.address
+        # While it is away nobody knows what it hands out.
+        await TopologyDirectory(root.objects).announce(Peer("broker", 1, address))
+        with pytest.raises(Unavailable) as refused:
+            await Editing(rig).edit(1)
+        assert refused.value.reason == "BROKER_AWAY"
+        async with running(root, clock, ingest, disk, shard=1):
+            assert await Editing(rig).edit(1) == "edited"
+
+
+@pytest.mark.parametrize("message_id", [0, -1, 1 << 62])
+async def test_only_a_message_can_be_forgotten(message_id: int) -> None:
+    async with running() as rig:
+        stub = entry_pb2_grpc.EntryServiceStub(rig.channel)
+        request = entry_pb2.ForgetMessageRequest(message_id=message_id)
+        code, _, field = await refusal(stub.ForgetMessage(request))
+        assert (code, field) == (grpc.StatusCode.INVALID_ARGUMENT, "message_id")
+
+
+async def test_edits_that_run_are_bounded_also_when_their_callers_have_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(editing_module, "RUNNING_BYTES_MAX", 1000)
+    async with running() as rig:
+        await rig.create()
+        await delayed(rig, 1)
+        rig.ingest.edit_gate.clear()
+        editing = Editing(rig)
+        first = asyncio.create_task(editing.edit(1, payload=bytes(5000)))
+        await poll(lambda: rig.ingest.edits)
+        first.cancel()
+        with pytest.raises(ResourceExhausted) as refused:
+            await editing.edit(1)
+        assert refused.value.reason == "TOO_MANY_EDITS"
+        rig.ingest.edit_gate.set()
+        await poll(lambda: not editing._editor._running)
+        assert await editing.edit(1) == "edited"
