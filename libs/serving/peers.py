@@ -62,7 +62,7 @@ _KINDS: dict[type[SlateMQError], type[PeerFailed]] = {
 
 
 class Backoff:
-    """Waits that double from 20 ms to a longest, each shortened at random so that callers spread."""
+    """Waits that double from 20 ms to a longest, each shortened at random to spread callers."""
 
     def __init__(self, ms_max: int = BACKOFF_MS_MAX) -> None:
         """Begin with the shortest; none is longer than `ms_max`."""

@@ -5,7 +5,8 @@
     topology/broker-3.json   {"service": "broker", "shard": 3, "address": "10.0.0.7:7420"}
 
 Where clients come from outside a network that the services share (containers, Kubernetes), the
-object has two addresses: `address` for clients, and `peer_address` for the other services.
+object has two addresses: `address` for clients, and `peer_address` for the other services. That of
+an ingest has its largest payload, too, in bytes: `payload_bytes_max`.
 
 Each process writes its own at start, under the same name as the one it replaces; everybody else
 reads them all. Entries are never taken for proof of life: a process that is away keeps its entry.
@@ -43,12 +44,14 @@ class Peer:
     Attributes:
         address: Its advertised address, for clients.
         peer_address: For the other services; empty means the advertised one.
+        payload_bytes_max: The largest payload that an ingest takes; 0 means that it was not told.
     """
 
     service: str
     shard: int
     address: str
     peer_address: str = ""
+    payload_bytes_max: int = 0
 
     @property
     def path(self) -> str:
@@ -76,6 +79,11 @@ class Topology:
         """Address for services of one process; None if it never announced itself."""
         peer = self._by_service.get(service, {}).get(shard)
         return (peer.peer_address or peer.address) if peer else None
+
+    def payload_bytes_max(self, ingest_shard: int) -> int | None:
+        """The largest payload that an ingest takes, as it last said; None where it did not."""
+        peer = self._by_service.get("ingest", {}).get(ingest_shard)
+        return (peer.payload_bytes_max or None) if peer else None
 
     @property
     def ingests(self) -> Mapping[int, str]:
@@ -141,6 +149,8 @@ class TopologyDirectory:
         told = {"service": peer.service, "shard": peer.shard, "address": peer.address}
         if peer.peer_address:
             told["peer_address"] = peer.peer_address
+        if peer.payload_bytes_max:
+            told["payload_bytes_max"] = peer.payload_bytes_max
         await self._objects.put(peer.path, json.dumps(told).encode())
         self._read_at = float("-inf")
 
@@ -198,6 +208,7 @@ class TopologyDirectory:
                 int(told["shard"]),
                 str(told["address"]),
                 str(told.get("peer_address", "")),
+                int(told.get("payload_bytes_max", 0)),
             )
         except ObjectNotFound:
             return None  # Withdrawn since it was listed.

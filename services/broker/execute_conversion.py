@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from libs.serving import telemetry
@@ -48,6 +48,19 @@ class PushLimits:
     payload_bytes: int
     delay_ms: int
 
+    def at(self, ingest_payload_bytes: int | None) -> PushLimits:
+        """Those for an ingest that takes so much, as far as that is known."""
+        if ingest_payload_bytes is None or ingest_payload_bytes >= self.payload_bytes:
+            return self
+        return replace(self, payload_bytes=ingest_payload_bytes)
+
+    def check_payload(self, field: str, payload_bytes: int) -> None:
+        """Raises InvalidArgument for a payload that is too large."""
+        if payload_bytes > self.payload_bytes:
+            raise InvalidArgument(
+                field, f"{payload_bytes} bytes, at most {self.payload_bytes} are allowed"
+            )
+
 
 Draft = Command | OutboxRecord
 """A command; a push is its record until its payload is where it belongs."""
@@ -84,6 +97,17 @@ def drafts_of(
             raise
         drafts.append(draft)
     return drafts
+
+
+def check_drafts(drafts: Sequence[Draft], limits: PushLimits) -> None:
+    """Raises InvalidArgument, as `drafts_of`, for pushes whose payloads are too large."""
+    for index, draft in enumerate(drafts):
+        if isinstance(draft, OutboxRecord):
+            try:
+                limits.check_payload(f"commands[{index}].push.payload", draft.payload_bytes)
+            except InvalidArgument as error:
+                error.metadata.setdefault("command", str(index))
+                raise
 
 
 def final(draft: Draft) -> Command:
@@ -165,11 +189,7 @@ def _push(
 ) -> OutboxRecord:
     queue_id = checked_id(told.queue_id, f"{field}.queue_id")
     payload_bytes = len(told.payload)
-    if payload_bytes > limits.payload_bytes:
-        raise InvalidArgument(
-            f"{field}.payload",
-            f"{payload_bytes} bytes, at most {limits.payload_bytes} are allowed",
-        )
+    limits.check_payload(f"{field}.payload", payload_bytes)
     headers = dict(told.headers)
     encoded_headers(f"{field}.headers", 0, headers)
     telemetry.inject(headers)

@@ -12,6 +12,7 @@ from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
 from services.broker.execute_conversion import (
     Draft,
     PushLimits,
+    check_drafts,
     drafts_of,
     final,
     fingerprint,
@@ -102,6 +103,9 @@ class Executor:
         named |= {draft.target for draft in drafts if isinstance(draft, Transfer)}
         elsewhere = await self._others.having(named - self._owner.shard.queues.keys())
         ingest_shard = await self._target.choose() if pushes else 0
+        if pushes:
+            # Its limits should be ours; where they are not, now is the time to say so.
+            check_drafts(drafts, self._limits.at(self._target.payload_bytes_max(ingest_shard)))
         return replace(execution, elsewhere=elsewhere, ingest_shard=ingest_shard)
 
     async def _stored(self, drafts: Sequence[Draft], execution: Execution) -> Execution:

@@ -12,6 +12,7 @@ from libs.serving.channels import Channels
 from libs.serving.peers import PeerFailed, peer_failures
 from libs.serving.topology import Topology, TopologyDirectory
 from libs.storage.errors import StorageError
+from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.rpc_status import from_rpc_error
 from slatemq.v1.ingest_pb2 import PushRequest
@@ -45,6 +46,9 @@ class OutboxTarget(Protocol):
     async def choose(self) -> int:
         """The ingest shard for pushes made now; raises Unavailable when there is none."""
 
+    def payload_bytes_max(self, ingest_shard: int) -> int | None:
+        """The largest payload that it takes, as far as is known: what is larger it would refuse."""
+
     async def push(self, ingest_shard: int, request: PushRequest) -> int:
         """The number of the last row that is durable there.
 
@@ -70,6 +74,12 @@ class IngestPushes:
                 raise Unavailable("no ingest has announced itself", reason="PEER_UNKNOWN")
             self._chosen = shards[self._shard % len(shards)]
         return self._chosen
+
+    def payload_bytes_max(self, ingest_shard: int) -> int | None:
+        """See OutboxTarget. What fits into a record is never too large."""
+        topology = self._directory.last()
+        told = topology.payload_bytes_max(ingest_shard) if topology else None
+        return max(told, INLINE_PAYLOAD_MAX_BYTES) if told else None
 
     async def push(self, ingest_shard: int, request: PushRequest) -> int:
         """See OutboxTarget."""

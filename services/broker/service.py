@@ -113,6 +113,7 @@ class BrokerService:
         self._root = root or opened_root(config.root)
         self._directory = TopologyDirectory(self._root.objects)
         self._channels = Channels(self._directory, payload_bytes_max=config.payload_bytes_max)
+        self._limits = PushLimits(config.payload_bytes_max, config.max_message_delay_ms)
         self._queues = QueueServicer(config.shard, config.max_message_delay_ms)
         self._consumers = ConsumerServicer(config.shard)
         self._assignments = AssignmentServicer(config.shard)
@@ -188,7 +189,9 @@ class BrokerService:
             MessageEditor(owner, delivery, payloads, ingests, self._forgetting), self._watches
         )
         failed = self._look_into(owner, database, ingests)
-        runner = RedriveRunner(owner, failed, ingests, others, target, Blobs(self._root))
+        runner = RedriveRunner(
+            owner, failed, ingests, others, target, Blobs(self._root), self._limits
+        )
         self._entries.begin_redrives(owner, runner, others)
         self._owner, self._delivery = owner, delivery
         measure(self._telemetry, shard)
@@ -233,11 +236,10 @@ class BrokerService:
         owner.shard.outbox.bytes_max = config.outbox_bytes_max
         owner.shard.redrives.kept = config.redrives_kept
         owner.shard.redrives.retention_s = config.redrive_retention_s
-        limits = PushLimits(config.payload_bytes_max, config.max_message_delay_ms)
         blobs = Blobs(self._root)
         sender = OutboxSender(owner, database, target, number)
         self._outbox.begin(owner, database, blobs, target, sender)
-        return Executor(owner, blobs, target, others, number, limits), sender
+        return Executor(owner, blobs, target, others, number, self._limits), sender
 
     async def wait_fatal(self) -> ExitCause:
         """Ends when a background task does: the shard is not ours any more, or a commit failed."""

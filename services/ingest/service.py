@@ -62,7 +62,10 @@ class IngestProcess:
             purge_epoch=lambda: shard.purge_epoch.durable,
         )
         config = self._config
-        await self._directory.announce(Peer("ingest", config.shard, address, config.peer_address))
+        limit = config.payload_bytes_max
+        await self._directory.announce(
+            Peer("ingest", config.shard, address, config.peer_address, limit)
+        )
 
     async def wait_fatal(self) -> ExitCause:
         """Wait until the shard is lost; raises the error of a failed commit."""

@@ -20,10 +20,12 @@ class Pushes:
         numbers: The last number of each broker shard and ingest shard.
         stored: What came, by ingest shard.
         calls: How many messages each call had.
+        limit: The largest payload, as it is known.
     """
 
     def __init__(self, ingest_shard: int = 0) -> None:
         self.away = False
+        self.limit: int | None = None
         self.lose_answers = 0
         self.slow = asyncio.Event()
         self.slow.set()
@@ -37,6 +39,9 @@ class Pushes:
 
     async def choose(self) -> int:
         return self._ingest_shard
+
+    def payload_bytes_max(self, ingest_shard: int) -> int | None:
+        return self.limit
 
     async def push(self, ingest_shard: int, request: PushRequest) -> int:
         await self.slow.wait()

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 
+from libs.serving import topology
 from libs.storage.own_keys import outbox_key
 from libs.storage.slate import Database
 from services.broker import outbox_sender
 from services.broker.other_shards import IngestPushes
+from slatemq.errors import InvalidArgument
 from slatemq.v1 import outbox_pb2, outbox_pb2_grpc
 from tests.integration.broker.rig import Rig, refusal, running
-from tests.integration.broker.test_executing import eventually, execute, push
+from tests.integration.broker.test_executing import complete, eventually, execute, push, refused
 from tests.integration.broker.test_outbox import Fault, waiting
 from tests.integration.ingest_server import Ingest, serving
 from tests.manual_clock import ManualClock
@@ -104,6 +107,39 @@ async def test_a_push_refused_for_good_is_put_aside_and_the_others_come_once(
         await eventually(lambda: waiting(rig) == 0)
         assert await stored(ingest) == [b"1", b"2", b"3", LARGE, b"4"]
         assert list((await told(rig)).refused_pushes) == []
+
+
+async def test_a_payload_that_the_ingest_would_refuse_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Given an ingest whose largest payload is below the broker's
+    monkeypatch.setattr(topology, "CACHE_MS", 0)
+    async with running(tmp_path, pushes=IngestPushes) as rig:
+        await rig.create()
+        await rig.assign([1])
+        (claimed,) = await rig.claim()
+        async with serving(tmp_path.as_uri(), **BELOW_LARGE):
+            # When a larger one is pushed, then nothing of the list happens
+            commands = (complete(claimed.lease_token), push(payload=LARGE))
+            error = await refused(rig, *commands)
+            assert isinstance(error, InvalidArgument)
+            assert error.field == "commands[1].push.payload"
+            assert error.metadata["command"] == "1"
+            assert await rig.counts() == {"in_flight": 1}
+            await execute(rig, push(payload=b"x" * 100_000))
+        async with serving(tmp_path.as_uri()) as ingest:
+            # And once the ingest takes it, it is taken
+            async with asyncio.timeout(60):
+                while True:
+                    try:
+                        await execute(rig, *commands)
+                        break
+                    except grpc.aio.AioRpcError as failure:
+                        if failure.code() != grpc.StatusCode.INVALID_ARGUMENT:
+                            raise
+                    await asyncio.sleep(0.01)
+            await eventually(lambda: waiting(rig) == 0)
+            assert await stored(ingest) == [b"x" * 100_000, LARGE]
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["lost", "kept"])

@@ -52,6 +52,19 @@ async def test_services_and_clients_each_get_the_address_that_they_can_reach(
     assert dict(topology.advertised("broker")) == {0: "127.0.0.1:7422"}
 
 
+async def test_an_ingest_tells_its_largest_payload_and_an_old_entry_does_not(
+    objects: Objects,
+) -> None:
+    directory = TopologyDirectory(objects)
+    await directory.announce(Peer("ingest", 0, "i:0"))
+    await directory.announce(Peer("ingest", 1, "i:1", payload_bytes_max=1000))
+
+    topology = await TopologyDirectory(objects).read()
+
+    told = [topology.payload_bytes_max(shard) for shard in (0, 1, 2)]
+    assert told == [None, 1000, None]
+
+
 async def test_a_process_that_moved_replaces_its_entry(objects: Objects) -> None:
     directory = TopologyDirectory(objects)
     await directory.announce(Peer("broker", 0, "old:1"))
