@@ -80,12 +80,7 @@ class Admin:
     async def get_queue(self, queue_id: str) -> Queue:
         """See Client.get_queue."""
         request = message_of(queue_pb2.GetQueueRequest, queue_id=queue_id)
-
-        async def attempt(timeout: float) -> Queue:
-            stub = await self._stub(await self._peers.broker_of(queue_id))
-            return queue_of((await stub.GetQueue(request, timeout=timeout)).queue)
-
-        return await self._peers.call(attempt)
+        return queue_of((await self._about("GetQueue", queue_id, request)).queue)
 
     async def list_queues(self, prefix: str = "") -> AsyncIterator[Queue]:
         """See Client.list_queues."""
@@ -122,33 +117,19 @@ class Admin:
         _fill(wire, {name: value for name, value in changes.items() if value is not None})
         request = queue_pb2.UpdateQueueRequest(queue=wire)
         request.update_mask.paths.extend(_FIELDS.get(name, name) for name in changes)
-
-        async def attempt(timeout: float) -> Queue:
-            stub = await self._stub(await self._peers.broker_of(queue_id))
-            return queue_of((await stub.UpdateQueue(request, timeout=timeout)).queue)
-
         # With an etag a repeat would be refused for the change that the first try made.
-        return await self._peers.call(attempt, repeat_unknown=not etag)
+        told = await self._about("UpdateQueue", queue_id, request, repeat_unknown=not etag)
+        return queue_of(told.queue)
 
     async def pause_queue(self, queue_id: str) -> Queue:
         """See Client.pause_queue."""
         request = message_of(queue_pb2.PauseQueueRequest, queue_id=queue_id)
-
-        async def attempt(timeout: float) -> Queue:
-            stub = await self._stub(await self._peers.broker_of(queue_id))
-            return queue_of((await stub.PauseQueue(request, timeout=timeout)).queue)
-
-        return await self._peers.call(attempt)
+        return queue_of((await self._about("PauseQueue", queue_id, request)).queue)
 
     async def resume_queue(self, queue_id: str) -> Queue:
         """See Client.resume_queue."""
         request = message_of(queue_pb2.ResumeQueueRequest, queue_id=queue_id)
-
-        async def attempt(timeout: float) -> Queue:
-            stub = await self._stub(await self._peers.broker_of(queue_id))
-            return queue_of((await stub.ResumeQueue(request, timeout=timeout)).queue)
-
-        return await self._peers.call(attempt)
+        return queue_of((await self._about("ResumeQueue", queue_id, request)).queue)
 
     async def purge_queue(self, queue_id: str, states: Iterable[EntryState | str]) -> int:
         """See Client.purge_queue."""
@@ -158,12 +139,7 @@ class Admin:
             queue_id=queue_id,
             states=[state_wire(state, "states") for state in named],
         )
-
-        async def attempt(timeout: float) -> int:
-            stub = await self._stub(await self._peers.broker_of(queue_id))
-            return int((await stub.PurgeQueue(request, timeout=timeout)).purged_count)
-
-        return await self._peers.call(attempt)
+        return int((await self._about("PurgeQueue", queue_id, request)).purged_count)
 
     async def delete_queue(self, queue_id: str, etag: str) -> None:
         """See Client.delete_queue."""
@@ -199,6 +175,17 @@ class Admin:
                             yield DeletedQueue(change.deleted_queue_id)
         finally:
             call.cancel()
+
+    async def _about(
+        self, method: str, queue_id: str, request: Any, *, repeat_unknown: bool = True
+    ) -> Any:
+        """One call to the broker that has the queue."""
+
+        async def attempt(timeout: float) -> Any:
+            stub = await self._stub(await self._peers.broker_of(queue_id))
+            return await getattr(stub, method)(request, timeout=timeout)
+
+        return await self._peers.call(attempt, repeat_unknown=repeat_unknown)
 
     async def _stub(self, shard: int) -> Any:
         return queue_pb2_grpc.QueueServiceStub(await self._peers.broker(shard))

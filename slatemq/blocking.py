@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -16,12 +17,13 @@ from collections.abc import (
     Sequence,
 )
 from functools import wraps
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from slatemq.peers import closed
 
 P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F")
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 
@@ -120,6 +122,49 @@ class Face(Generic[A_co]):
     def __init__(self, loop: Loop, inner: A_co) -> None:
         self._loop = loop
         self._inner = inner
+
+
+class StreamFace(Face[A_co], Generic[A_co, T], ABC):
+    """A face that gives items: an iterator, and a context manager that closes it."""
+
+    @abstractmethod
+    def take(self) -> T:
+        """The next item; waits for it. Raises StopAsyncIteration at the end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends it; iterating ends, too."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        """The next item; waits for it."""
+        try:
+            return self.take()
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
+def maker_of(
+    method: Callable[Concatenate[A, P], T], face: Callable[[Loop, T], F]
+) -> Callable[Concatenate[Face[A], P], F]:
+    """The same method, giving a face of what it makes."""
+
+    @wraps(method)
+    def made(self: Face[A], /, *args: P.args, **kwargs: P.kwargs) -> F:
+        async def make() -> T:
+            return method(self._inner, *args, **kwargs)
+
+        return face(self._loop, self._loop.run(make))
+
+    return made
 
 
 def method_of(

@@ -21,7 +21,7 @@ from slatemq import batches as batching
 from slatemq import client as asynchronous
 from slatemq import consumer as consuming
 from slatemq import delivered
-from slatemq.blocking import Face, Loop, iterator_of, method_of
+from slatemq.blocking import Face, Loop, StreamFace, iterator_of, maker_of, method_of
 from slatemq.errors import Unavailable
 from slatemq.models import BatchSettings, Span
 from slatemq.peers import CALL_S
@@ -186,49 +186,25 @@ class Batch(Face[delivered.Batch], Sequence[Received]):
         self._loop.run(lambda: self._inner.__aexit__(kind, error, traceback))
 
 
-class Consumer(Face[consuming.Consumer]):
+class Consumer(StreamFace[consuming.Consumer, Received]):
     """Messages of a queue as an iterator and context manager; see slatemq.Consumer."""
 
     close = method_of(consuming.Consumer.close)
 
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Consumer:
-        return self
-
-    def __next__(self) -> Received:
+    def take(self) -> Received:
         """The next message; waits for it."""
-        try:
-            taken = self._loop.run(lambda: anext(self._inner), self._inner.put_back)
-        except StopAsyncIteration:
-            raise StopIteration from None
+        taken = self._loop.run(lambda: anext(self._inner), self._inner.put_back)
         return Received(self._loop, taken)
 
 
-class BatchConsumer(Face[batching.BatchConsumer]):
+class BatchConsumer(StreamFace[batching.BatchConsumer, Batch]):
     """Batches of a queue as an iterator and context manager; see slatemq.BatchConsumer."""
 
     close = method_of(batching.BatchConsumer.close)
 
-    def __enter__(self) -> BatchConsumer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> BatchConsumer:
-        return self
-
-    def __next__(self) -> Batch:
+    def take(self) -> Batch:
         """The next batch; waits for it."""
-        try:
-            taken = self._loop.run(lambda: anext(self._inner), self._inner.put_back)
-        except StopAsyncIteration:
-            raise StopIteration from None
+        taken = self._loop.run(lambda: anext(self._inner), self._inner.put_back)
         return Batch(self._loop, taken)
 
 
@@ -267,6 +243,8 @@ class SyncClient(ViewCalls):
     list_entries = iterator_of(asynchronous.Client.list_entries)
     find_message = iterator_of(asynchronous.Client.find_message)
     list_redrives = iterator_of(asynchronous.Client.list_redrives)
+    consume = maker_of(asynchronous.Client.consume, Consumer)
+    consume_batches = maker_of(asynchronous.Client.consume_batches, BatchConsumer)
 
     def claim(
         self,
@@ -290,54 +268,6 @@ class SyncClient(ViewCalls):
             )
         )
         return [Received(self._loop, message) for message in claimed]
-
-    def consume(
-        self,
-        queue_id: str,
-        *,
-        prefetch: int = consuming.PREFETCH,
-        prefetch_bytes: int = consuming.PREFETCH_BYTES,
-        lease: Span | None = None,
-        consumer_id: str = "",
-        hold: Span = consuming.HOLD_S,
-    ) -> Consumer:
-        """See slatemq.Client.consume."""
-
-        async def begin() -> consuming.Consumer:
-            return self._inner.consume(
-                queue_id,
-                prefetch=prefetch,
-                prefetch_bytes=prefetch_bytes,
-                lease=lease,
-                consumer_id=consumer_id,
-                hold=hold,
-            )
-
-        return Consumer(self._loop, self._loop.run(begin))
-
-    def consume_batches(
-        self,
-        queue_id: str,
-        max_messages: int = 1000,
-        *,
-        max_bytes: int = consuming.PREFETCH_BYTES,
-        lease: Span | None = None,
-        consumer_id: str = "",
-        hold: Span = consuming.HOLD_S,
-    ) -> BatchConsumer:
-        """See slatemq.Client.consume_batches."""
-
-        async def begin() -> batching.BatchConsumer:
-            return self._inner.consume_batches(
-                queue_id,
-                max_messages,
-                max_bytes=max_bytes,
-                lease=lease,
-                consumer_id=consumer_id,
-                hold=hold,
-            )
-
-        return BatchConsumer(self._loop, self._loop.run(begin))
 
     def close(self) -> None:
         """See slatemq.Client.close; again does nothing."""

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from slatemq import client as asynchronous
 from slatemq import consumer as consuming
 from slatemq import queue_view, watching
-from slatemq.blocking import Face, Loop, method_of
+from slatemq.blocking import Face, Loop, StreamFace, maker_of, method_of
 from slatemq.codecs import Codec
 from slatemq.commands import Command
-from slatemq.entry_models import Entry, EntryView
+from slatemq.entry_models import Entry
 from slatemq.models import Span, Time
 from slatemq.queue_view import QueueCommand, RefToken
 
 T = TypeVar("T")
 
 
-class ItemLease(Generic[T]):
+class ItemLease(Face[queue_view.ItemLease[T]], Generic[T]):
     """A lease on an item, as a context manager; see slatemq.ItemLease."""
-
-    def __init__(self, loop: Loop, inner: queue_view.ItemLease[T]) -> None:
-        self._loop = loop
-        self._inner = inner
 
     @property
     def item(self) -> T:
@@ -51,12 +47,8 @@ class ItemLease(Generic[T]):
         self._loop.run(end)
 
 
-class RefSet(Generic[T]):
+class RefSet(Face[queue_view.RefSet[T]], Generic[T]):
     """Turns tokens into leases on items; see slatemq.RefSet."""
-
-    def __init__(self, loop: Loop, inner: queue_view.RefSet[T]) -> None:
-        self._loop = loop
-        self._inner = inner
 
     def lease(self, token: RefToken[T]) -> ItemLease[T]:
         """A lease on the token's item; see slatemq.RefSet.lease."""
@@ -67,12 +59,11 @@ class RefSet(Generic[T]):
         return self._loop.run(lambda: self._inner.extend(token, length))
 
 
-class QueueView(Generic[T]):
+class QueueView(Face[queue_view.QueueView[T]], Generic[T]):
     """The items of a queue, one by one, without waiting; see slatemq.QueueView."""
 
     def __init__(self, loop: Loop, inner: queue_view.QueueView[T]) -> None:
-        self._loop = loop
-        self._inner = inner
+        super().__init__(loop, inner)
         self.refs = RefSet(loop, inner.refs)
 
     @property
@@ -92,12 +83,8 @@ class QueueView(Generic[T]):
         return self._loop.run(self._inner.try_next)
 
 
-class TransferToken(Generic[T]):
+class TransferToken(Face[queue_view.TransferToken[T]], Generic[T]):
     """Items that are complete, released to go elsewhere; see slatemq.TransferToken."""
-
-    def __init__(self, loop: Loop, inner: queue_view.TransferToken[T]) -> None:
-        self._loop = loop
-        self._inner = inner
 
     @property
     def released(self) -> bool:
@@ -116,12 +103,8 @@ class TransferToken(Generic[T]):
         self._loop.run(self._inner.commit)
 
 
-class QueueCommands(Generic[T]):
+class QueueCommands(Face[queue_view.QueueCommands[T]], Generic[T]):
     """Changes of a queue that wait to be executed together; see slatemq.QueueCommands."""
-
-    def __init__(self, loop: Loop, inner: queue_view.QueueCommands[T]) -> None:
-        self._loop = loop
-        self._inner = inner
 
     def complete(self, tokens: Sequence[RefToken[T]]) -> TransferToken[T]:
         """One released token for these items; see slatemq.QueueCommands.complete."""
@@ -131,7 +114,8 @@ class QueueCommands(Generic[T]):
         self, token: TransferToken[T], *, priority: int | None = None, delay: Span = 0
     ) -> QueueCommand:
         """Moves the items of a released token into this queue; see slatemq.QueueCommands.push."""
-        return self._inner.push(token._inner, priority=priority, delay=delay)
+        inner: Any = getattr(token, "_inner", token)  # Anything else is refused by name.
+        return self._inner.push(inner, priority=priority, delay=delay)
 
     def push_item(
         self,
@@ -148,7 +132,7 @@ class QueueCommands(Generic[T]):
         )
 
 
-class DelayedWatch(Face[watching.DelayedWatch]):
+class DelayedWatch(StreamFace[watching.DelayedWatch, Entry]):
     """Delayed messages as an iterator and context manager; see slatemq.DelayedWatch."""
 
     close = method_of(watching.DelayedWatch.close)
@@ -158,25 +142,15 @@ class DelayedWatch(Face[watching.DelayedWatch]):
         """Where a later watch goes on: behind the last answer that was taken in whole."""
         return self._inner.position
 
-    def __enter__(self) -> DelayedWatch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> DelayedWatch:
-        return self
-
-    def __next__(self) -> Entry:
+    def take(self) -> Entry:
         """The next one; waits for it."""
-        try:
-            return self._loop.run(lambda: anext(self._inner))
-        except StopAsyncIteration:
-            raise StopIteration from None
+        return self._loop.run(lambda: anext(self._inner))
 
 
 class ViewCalls(Face[asynchronous.Client]):
     """The calls that make these faces; a part of the synchronous client."""
+
+    watch_delayed = maker_of(asynchronous.Client.watch_delayed, DelayedWatch)
 
     def queue_view(
         self,
@@ -196,11 +170,3 @@ class ViewCalls(Face[asynchronous.Client]):
     def queue_commands(self, queue_id: str, codec: Codec[T]) -> QueueCommands[T]:
         """See slatemq.Client.queue_commands."""
         return QueueCommands(self._loop, self._inner.queue_commands(queue_id, codec))
-
-    def watch_delayed(
-        self, queue_id: str, *, position: str = "", view: EntryView | str = EntryView.FULL
-    ) -> DelayedWatch:
-        """See slatemq.Client.watch_delayed."""
-        return DelayedWatch(
-            self._loop, self._inner.watch_delayed(queue_id, position=position, view=view)
-        )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import slatemq
+import slatemq.sync
 from slatemq import codecs
 from slatemq.checks import message_of
 from slatemq.commands import CommandContext, Complete, Fail, Push, Release, Transfer
@@ -120,3 +121,13 @@ def test_a_list_that_can_be_read_only_once_is_sent_whole() -> None:
     assert list(request.message_ids) == [1, 2]
     with pytest.raises(InvalidArgument, match="message_ids: must be a list of whole numbers"):
         message_of(entry_pb2.StartRedriveRequest, message_ids=iter([1, "2"]))
+
+
+def test_a_wrong_token_is_named_without_asyncio_too() -> None:
+    client = slatemq.sync.connect("127.0.0.1:1", call_timeout=0.1)
+    wrong: Any = "x"
+    try:
+        with pytest.raises(InvalidArgument, match="token: must be a TransferToken, not str"):
+            client.queue_commands("q", codecs.JSON).push(wrong)
+    finally:
+        client.close()
