@@ -51,3 +51,30 @@ async def test_an_upload_that_is_too_old_when_it_would_be_pushed_is_made_again(
         [pushed] = pushes.stored[0]
         assert len(uploaded) == 2
         assert pushed.payload_uri == uploaded[1]
+
+
+async def test_a_letter_that_is_too_large_to_be_pushed_stays_and_is_told_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk, pushes = Disk(), Pushes()
+    root = memory_root(disk)
+    pushes.limit = 100_000
+    async with (
+        running(root, disk=disk, pushes=pushes) as rig,
+        running(root, disk=disk, shard=1) as other,
+    ):
+        await other.create("far")
+        await rig.create(max_attempts=1)
+        await fail(rig, [1, 2, 3])
+        rig.ingest.sizes[2] = 200_000
+
+        told = await redriven(rig, target_queue_id="far")
+
+        assert (told.state, told.examined_count, told.redriven_count) == (
+            entry_pb2.Redrive.STATE_DONE,
+            3,
+            2,
+        )
+        assert await ids(rig, FAILED) == [2]
+        assert "message 2 stays where it failed: it has 200000 bytes" in caplog.text
+        await eventually(lambda: pushes.payloads() == [b"%010d" % n for n in (1, 3)])

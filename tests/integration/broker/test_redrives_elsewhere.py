@@ -83,29 +83,6 @@ async def test_into_a_queue_of_another_shard_they_go_as_new_messages() -> None:
         assert await Blobs(rig.root).get(second.payload_uri) == b"large " * 20_000
 
 
-async def test_a_letter_that_is_too_large_to_be_pushed_stays_and_is_told_in_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    disk, pushes = Disk(), Pushes()
-    root = memory_root(disk)
-    pushes.limit = 100_000
-    async with (
-        running(root, disk=disk, pushes=pushes) as rig,
-        running(root, disk=disk, shard=1) as other,
-    ):
-        await other.create("far")
-        await rig.create(max_attempts=1)
-        await fail(rig, [1, 2, 3])
-        rig.ingest.sizes[2] = 200_000
-
-        told = await redriven(rig, target_queue_id="far")
-
-        assert (told.state, told.examined_count, told.redriven_count) == (DONE, 3, 2)
-        assert await ids(rig, FAILED) == [2]
-        assert "message 2 stays where it failed: it has 200000 bytes" in caplog.text
-        await eventually(lambda: pushes.payloads() == [payload(1), payload(3)])
-
-
 async def test_where_nothing_can_be_pushed_it_goes_on_to_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
