@@ -1,105 +1,103 @@
-"""`python -m benchmarks.suite`: all systems, all workloads; medians, ratios, a JSON file."""
+"""`python -m benchmarks.suite`: all systems, all workloads; medians, ratios, JSON, a page."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
+import shlex
+import signal
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.suite import servers, workloads
-from benchmarks.suite.servers import NotHere, Server
-from benchmarks.suite.workloads import Failed, Measured, Scale
-
-FULL = Scale(50_000, 100_000, 10_000, 10, 10_000)
-SHORT = Scale(2_000, 2_000, 200, 1, 500, depths=(2,))
-
-Work = Callable[[Server], Measured]
+from benchmarks.suite import comparison, own, report, servers
+from benchmarks.suite.profiling import FORMATS, Profiling
+from benchmarks.suite.results import Results, read
 
 
-def works(scale: Scale, chosen: str) -> Iterator[tuple[str, list[Work]]]:
-    """Each workload with its variants, of which the best counts."""
-    depths = scale.depths
-    every: dict[str, list[Work]] = {
-        "a": [lambda s, d=d: workloads.in_turn(s, 1024, scale.messages, d) for d in depths],
-        "b": [lambda s, d=d: workloads.in_turn(s, 100, scale.small_messages, d) for d in depths],
-        "c": [lambda s, d=d: workloads.at_once(s, 1024, scale.messages, d) for d in depths],
-        "d": [lambda s: workloads.singles(s, scale.singles, 64)],
-        "e500": [lambda s: workloads.latency(s, 500, scale.paced_seconds)],
-        "e2000": [lambda s: workloads.latency(s, 2000, scale.paced_seconds)],
-        "f": [lambda s, d=d: workloads.fan_out(s, scale.fan_out, 10, d) for d in depths],
-    }
-    for name, variants in every.items():
-        if not chosen or name in chosen.split(",") or name[0] in chosen.split(","):
-            yield name, variants
+def _number(text: str) -> int:
+    return int(float(text))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(_number(part) for part in text.split(","))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="python -m benchmarks.suite", description=__doc__)
+    made.add_argument("--systems", default=",".join(servers.STARTERS))
+    made.add_argument(
+        "--workloads",
+        default="",
+        help="e.g. a,c,e500,g,limits; all of them if left out",
+    )
+    made.add_argument("--repeat", type=int, default=3, help="turns of a to f")
+    made.add_argument("--depths", type=_numbers, help="pipeline depths to try: 1,2,4")
+    made.add_argument("--processes", type=_numbers, help="numbers of client processes: 1,2")
+    made.add_argument(
+        "--url",
+        action="append",
+        default=[],
+        metavar="SYSTEM=URL",
+        help="a system that is running already",
+    )
+    made.add_argument("--backlog", type=_numbers, help="g: 1e3,1e5,1e6,1e7 waiting messages")
+    made.add_argument("--delayed", type=_number, help="g: delayed messages beside them: 1e6")
+    made.add_argument("--rounds", type=_number, help="g: rounds of 1,000 claims: 50")
+    made.add_argument("--queues", type=_numbers, help="h: 10,100,1000,10000")
+    made.add_argument("--routed", type=_number, help="h: messages in each of its rounds: 50000")
+    made.add_argument("--written", type=_number, help="i: messages written: 300000")
+    made.add_argument("--rates", type=_numbers, help="i: messages a second; 0 is an idle stack")
+    made.add_argument("--intervals", type=_numbers, help="i: commit intervals in ms: 100,1000")
+    made.add_argument("--seconds", type=float, help="i: how long each point of the curve is held")
+    made.add_argument("--limits", type=_number, help="limits: messages each: 100000")
+    made.add_argument("--short", action="store_true", help="small counts: for CI, no figures")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
+    made.add_argument(
+        "--write", type=Path, metavar="PAGE", help="docs/performance: its table and picture anew"
+    )
+    made.add_argument(
+        "--from", type=Path, metavar="FILE", dest="earlier", help="--write from this JSON, run none"
+    )
+    made.add_argument("--profile", type=Path, metavar="DIR", help="py-spy on our processes: a to f")
+    made.add_argument("--profile-format", choices=FORMATS, default="raw")
+    made.add_argument("--profile-native", action="store_true", help="with native frames")
+    return made
+
+
+def _run(given: argparse.Namespace) -> Results:
+    results = Results(command=shlex.join(["python", "-m", "benchmarks.suite", *sys.argv[1:]]))
+    base = comparison.SHORT if given.short else comparison.FULL
+    scale = base.with_ways(given.depths, given.processes)
+    profile = (
+        Profiling(given.profile, given.profile_format, given.profile_native)
+        if given.profile
+        else None
+    )
+    urls = dict(text.split("=", 1) for text in given.url)
+    compared = comparison.Comparison(
+        given.systems.split(","), given.workloads, scale, results, urls, profile
+    )
+    if any(True for _ in comparison.works(scale, given.workloads)):
+        compared.run(1 if given.short else given.repeat)
+    if "slatemq" in compared.systems:
+        sizes = own.SHORT if given.short else own.FULL
+        own.run(sizes.with_given(vars(given)), given.workloads, results)
+    return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.suite", description=__doc__)
-    parser.add_argument("--systems", default=",".join(servers.STARTERS))
-    parser.add_argument("--workloads", default="", help="e.g. a,c,e500; all of them if left out")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--short", action="store_true", help="small counts: for CI, no figures")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
-    arguments = parser.parse_args()
-    scale = SHORT if arguments.short else FULL
-    found: dict[str, dict[str, dict[str, list[float]]]] = {}
-    settings: dict[str, str] = {}
-    failures = 0
-    for turn in range(arguments.repeat):
-        for system in arguments.systems.split(","):
-            with ExitStack() as stack:
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-                try:
-                    server = stack.enter_context(servers.STARTERS[system](folder))
-                except NotHere as error:
-                    if not turn:
-                        print(f"{system}: left out: {error}", flush=True)
-                    continue
-                settings[system] = server.settings
-                for name, variants in works(scale, arguments.workloads):
-                    began = time.monotonic()
-                    try:
-                        measured = [work(server) for work in variants]
-                    except Failed as error:
-                        print(f"{system} {name}: FAILED: {error}", flush=True)
-                        failures += 1
-                        continue
-                    first = next(iter(measured[0].numbers))
-                    best = max(measured, key=lambda one: one.numbers[first])
-                    for what, number in best.numbers.items():
-                        found.setdefault(name, {}).setdefault(what, {}).setdefault(
-                            system, []
-                        ).append(number)
-                    told = "  ".join(f"{what} {value:,.1f}" for what, value in best.numbers.items())
-                    print(
-                        f"{turn + 1} {system:9} {name:6} {told}  {best.settings or ''}"
-                        f"  ({time.monotonic() - began:.0f} s)",
-                        flush=True,
-                    )
+    """Runs what was asked for."""
+    given = parser().parse_args()
+    # What was started is ended, whoever ends us.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    results = read(given.earlier) if given.earlier else _run(given)
     print()
-    for system, text in settings.items():
-        print(f"{system}: {text}")
-    for name, by_what in found.items():
-        for what, by_system in by_what.items():
-            medians = {one: statistics.median(values) for one, values in by_system.items()}
-            ours = medians.get("slatemq")
-            told = "  ".join(
-                f"{one} {value:,.1f}"
-                + (f" (×{ours / value:.2f})" if ours and one != "slatemq" else "")
-                for one, value in medians.items()
-            )
-            print(f"{name:6} {what:20} {told}")
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"settings": settings, "numbers": found}, indent=1) + "\n"
-        )
-    sys.exit(failures > 0)
+    print("\n".join(results.lines()))
+    if given.json and not given.earlier:
+        results.write(given.json)
+    if given.write:
+        report.write(results, given.write)
+    sys.exit(bool(results.failures))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -11,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +35,8 @@ class Server:
     settings: str
     pids: Callable[[], list[int]]
     folder: Path = field(default=Path())
+    named: Callable[[], dict[str, int]] = dict
+    """Process IDs by name, where it has several processes of ours."""
 
 
 def free_port() -> int:
@@ -49,7 +53,12 @@ def _program(name: str, *more: Path) -> str:
     return found
 
 
-def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+def _version(program: str) -> str:
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    return (told.stdout or told.stderr).splitlines()[0]
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     ends_at = time.monotonic() + START_S
     while time.monotonic() < ends_at:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
@@ -61,7 +70,7 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> No
 
 
 @contextmanager
-def _process(
+def started(
     command: list[str],
     log: Path,
     environment: dict[str, str] | None = None,
@@ -89,21 +98,32 @@ def _process(
 
 
 @contextmanager
-def slatemq(folder: Path) -> Iterator[Server]:
-    """Our stack: ingest, router, broker, one shard each."""
+def slatemq(
+    folder: Path, environment: dict[str, str] | None = None, store: str = ""
+) -> Iterator[Server]:
+    """Our stack as `make up` starts it: ingest, router, broker, one shard each."""
     log = folder / "log"
     ready = folder / "ready.json"
-    command = [sys.executable, "-m", "services", "--data", str(folder / "data")]
-    with _process([*command, "--ready-file", str(ready)], log, cwd=REPOSITORY) as process:
+    ready.unlink(missing_ok=True)  # of a stack that was killed here
+    place = ["--store", store] if store else ["--data", str(folder / "data")]
+    command = [sys.executable, "-m", "services", *place, "--ready-file", str(ready)]
+    with started(command, log, environment, cwd=REPOSITORY) as process:
         ends_at = time.monotonic() + START_S
         while not ready.exists():
             if process.poll() is not None or time.monotonic() > ends_at:
                 raise NotHere(log.read_text()[-300:])
             time.sleep(0.05)
         told = json.loads(ready.read_text())
-        settings = "file://, syncfs before each answer; 1 ingest, 1 router, 1 broker"
+        settings = (
+            "python -m services: 1 ingest, 1 router, 1 broker; file://, syncfs before answers"
+        )
         yield Server(
-            "slatemq", told["endpoint"], settings, lambda: list(told["pids"].values()), folder
+            "slatemq",
+            told["endpoint"],
+            settings,
+            lambda: list(json.loads(ready.read_text())["pids"].values()),
+            folder,
+            lambda: json.loads(ready.read_text())["pids"],
         )
 
 
@@ -113,10 +133,11 @@ def redis(folder: Path) -> Iterator[Server]:
     port = free_port()
     options = ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
     command = [_program("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--dir"]
-    with _process([*command, str(folder), *options], folder / "log") as process:
-        _wait_for_port(port, process, folder / "log")
+    with started([*command, str(folder), *options], folder / "log") as process:
+        wait_for_port(port, process, folder / "log")
         url = f"redis://127.0.0.1:{port}"
-        yield Server("redis", url, " ".join(options[:4]), lambda: [process.pid], folder)
+        settings = f"{_version('redis-server')} {' '.join(options[:4])}"
+        yield Server("redis", url, settings, lambda: [process.pid], folder)
 
 
 @contextmanager
@@ -125,11 +146,19 @@ def nats(folder: Path) -> Iterator[Server]:
     port = free_port()
     options = ["-js", "-sd", str(folder / "js"), "-a", "127.0.0.1", "-p", str(port)]
     command = [_program("nats-server", Path("/usr/sbin")), *options]
-    with _process(command, folder / "log") as process:
-        _wait_for_port(port, process, folder / "log")
+    with started(command, folder / "log") as process:
+        wait_for_port(port, process, folder / "log")
         url = f"nats://127.0.0.1:{port}"
-        settings = "-js, file storage, its own sync interval (2 min)"
+        settings = f"{_version(command[0])} -js, file storage, its own sync interval (2 min)"
         yield Server("nats", url, settings, lambda: [process.pid], folder)
+
+
+def _has_user(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
 
 
 def _postgres_folders() -> list[Path]:
@@ -146,8 +175,9 @@ def postgres(folder: Path) -> Iterator[Server]:
     data = folder / "data"
     become: list[str] = []
     if os.getuid() == 0:
-        become = ["runuser", "-u", "postgres", "--"]
-        shutil.chown(folder, "postgres")
+        user = "postgres" if _has_user("postgres") else "nobody"
+        become = ["runuser", "-u", user, "--"]
+        shutil.chown(folder, user)
         for parent in [folder, *folder.parents][:3]:
             parent.chmod(parent.stat().st_mode | 0o055)
     made = subprocess.run(
@@ -161,10 +191,11 @@ def postgres(folder: Path) -> Iterator[Server]:
     port = free_port()
     options = ["-c", "shared_buffers=512MB", "-c", "max_wal_size=4GB", "-c", "max_connections=200"]
     command = [*become, server, "-D", str(data), "-p", str(port), "-k", "/tmp", "-h", "127.0.0.1"]
-    with _process([*command, *options], folder / "log", cwd=Path("/")) as process:
-        _wait_for_port(port, process, folder / "log")
+    with started([*command, *options], folder / "log", cwd=Path("/")) as process:
+        wait_for_port(port, process, folder / "log")
         url = f"postgresql://bench@127.0.0.1:{port}/postgres"
-        settings = "fsync=on synchronous_commit=on shared_buffers=512MB max_wal_size=4GB"
+        durable = "fsync=on synchronous_commit=on"
+        settings = f"{_version(server)} {durable} {' '.join(options[1::2])}"
         yield Server("postgres", url, settings, lambda: [process.pid], folder)
 
 
@@ -188,17 +219,39 @@ def rabbitmq(folder: Path) -> Iterator[Server]:
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
     }
-    with _process([program], folder / "log", environment) as process:
-        _wait_for_port(port, process, folder / "log")
+    with started([program], folder / "log", environment) as process:
+        wait_for_port(port, process, folder / "log")
         url = f"amqp://guest:guest@127.0.0.1:{port}/"
-        settings = "quorum queues of one member, persistent, publisher confirms"
+        names = [one.name for one in Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*")]
+        settings = f"{' '.join(names)} quorum queues of one member, persistent, publisher confirms"
         yield Server("rabbitmq", url, settings, lambda: [process.pid], folder)
 
 
-STARTERS = {
+Starter = Callable[[Path], AbstractContextManager[Server]]
+
+STARTERS: dict[str, Starter] = {
     "slatemq": slatemq,
     "redis": redis,
     "postgres": postgres,
     "nats": nats,
     "rabbitmq": rabbitmq,
 }
+
+
+def running(system: str, url: str) -> Starter:
+    """For a system that runs already, at this URL; its settings are its owner's."""
+
+    @contextmanager
+    def start(folder: Path) -> Iterator[Server]:
+        yield Server(system, url, "one that was running, by URL", list, folder)
+
+    return start
+
+
+def client_missing(system: str) -> str:
+    """Why this system's Python client cannot be used; empty when it can."""
+    try:
+        importlib.import_module(f"benchmarks.suite.clients.{system}_client")
+    except ImportError as error:
+        return f"its Python client is not installed: {error}"
+    return ""

@@ -11,11 +11,13 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.suite import payloads
 from benchmarks.suite.clients.contract import Client, Delivery
+from benchmarks.suite.tally import Tally
 
 try:
     from uvloop import new_event_loop
@@ -89,54 +91,63 @@ class Worker:
         return {"count": self.count}
 
     async def consume(self) -> dict[str, Any]:
-        """Claims and acks until `count` messages came, `depth` claims at once on each client."""
-        tally = payloads.Tally()
-        latencies: list[float] = []
-        keep = bool(self.spec.get("latencies"))
-        last_at = ended_at = time.monotonic()
-        complete = asyncio.Event()
+        """Claims and acks until all workers together have acked `count` messages.
 
-        async def acked(client: Client, deliveries: Sequence[Delivery]) -> None:
+        `depth` claims at once on each client; each goes on while one ack of it is under way.
+        """
+        spec = self.spec
+        tally = Tally(Path(spec["tally"]), int(spec["workers"]), int(spec["worker"]))
+        latencies: list[float] = []
+        keep = bool(spec.get("latencies"))
+        last_at = ended_at = time.monotonic()
+
+        async def acked(client: Client, deliveries: Sequence[Delivery], fresh: int) -> None:
             nonlocal ended_at
             await client.ack(self.queue, deliveries)
             ended_at = time.monotonic()
+            tally.acked(fresh)
 
         async def one(client: Client) -> None:
             nonlocal last_at
             acks: set[asyncio.Task[None]] = set()
-            while tally.distinct < self.count:
+            while tally.total() < self.count:
                 deliveries = await client.consume(self.queue, self.batch)
-                if not deliveries:
-                    continue
-                now = last_at = time.monotonic()
-                read = [payloads.read(payload) for payload, _ in deliveries]
-                tally.add(number for number, _ in read)
-                if keep:
-                    latencies.extend(now - sent for _, sent in read)
-                task = asyncio.create_task(acked(client, deliveries))
-                acks.add(task)
-                task.add_done_callback(acks.discard)
-                if len(acks) > 1:
-                    done, _ = await asyncio.wait(acks, return_when=asyncio.FIRST_COMPLETED)
+                if deliveries:
+                    now = last_at = time.monotonic()
+                    read = [payloads.read(payload, self.size) for payload, _ in deliveries]
+                    fresh = tally.see(number for number, _ in read)
+                    if keep:
+                        latencies.extend(now - sent for _, sent in read)
+                    acks.add(asyncio.create_task(acked(client, deliveries, fresh)))
+                if acks and (len(acks) > 1 or not deliveries):
+                    done, acks = await asyncio.wait(acks, return_when=asyncio.FIRST_COMPLETED)
                     await asyncio.gather(*done)
             await asyncio.gather(*acks)
-            complete.set()
 
-        loops = [asyncio.create_task(one(c)) for c in self.clients for _ in range(self.depth)]
-        waiting = asyncio.create_task(complete.wait())
-        while not waiting.done() and time.monotonic() - last_at < IDLE_S_MAX:
-            await asyncio.wait([waiting, *loops], timeout=1, return_when=asyncio.FIRST_EXCEPTION)
+        await self._until_all_acked(
+            [asyncio.create_task(one(c)) for c in self.clients for _ in range(self.depth)],
+            tally,
+            lambda: time.monotonic() - last_at > IDLE_S_MAX,
+        )
+        return {
+            "ended": ended_at,
+            "acked": tally.total(),
+            "repeated": tally.repeated,
+            "latencies": sorted(latencies),
+        }
+
+    async def _until_all_acked(
+        self, loops: list[asyncio.Task[None]], tally: Tally, idle: Callable[[], bool]
+    ) -> None:
+        """Until nothing is left, or nothing came for long; loops that still wait are cancelled."""
+        while tally.total() < self.count and not idle():
+            await asyncio.wait(loops, timeout=0.05, return_when=asyncio.FIRST_EXCEPTION)
             for loop in loops:
                 if loop.done():
                     loop.result()
-        for task in (waiting, *loops):
-            task.cancel()
-        return {
-            "count": tally.count,
-            "distinct": tally.distinct,
-            "ended": ended_at,
-            "latencies": sorted(latencies),
-        }
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import aio_pika
 from benchmarks.suite.clients.contract import Delivery
 
 WAIT_S = 1.0
-PREFETCH = 2000
+PREFETCH = 10_000
 
 
 class Client:

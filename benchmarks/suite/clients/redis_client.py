@@ -9,13 +9,18 @@ import redis.asyncio
 from benchmarks.suite.clients.contract import Delivery
 
 WAIT_MS = 1000
+CONNECTIONS_MAX = 32
+"""Calls under way at once: single publishes wait for a connection above it, and are not refused."""
 
 
 class Client:
     """One connection. A fan-out is one stream with a group for each queue: stored once."""
 
     def __init__(self, url: str) -> None:
-        self._redis = redis.asyncio.Redis.from_url(url)
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url, max_connections=CONNECTIONS_MAX, timeout=None
+        )
+        self._redis = redis.asyncio.Redis(connection_pool=pool)
         self._topic: dict[str, str] = {}
         self._alone: dict[str, bool] = {}
 
@@ -23,7 +28,7 @@ class Client:
         await self._redis.ping()
 
     async def close(self) -> None:
-        await self._redis.aclose()
+        await self._redis.aclose(close_connection_pool=True)
 
     async def prepare(self, queues: Sequence[str]) -> None:
         for queue in queues:

@@ -1,0 +1,122 @@
+"""(a) to (f): the same workloads through every system, in turns; each at the best of its variants.
+
+The first turn runs every variant (pipeline depths, numbers of client processes); the later turns
+run the best one of each system. Every number of the best one counts towards the median.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from benchmarks.suite import servers, workloads
+from benchmarks.suite.crew import Failed
+from benchmarks.suite.profiling import Profiling
+from benchmarks.suite.results import Results, is_lower_better
+from benchmarks.suite.servers import NotHere, Server, Starter
+from benchmarks.suite.workloads import Measured, Scale
+
+FULL = Scale(50_000, 100_000, 10_000, 10, 10_000)
+SHORT = Scale(2_000, 2_000, 200, 1, 500, depths=(2,), processes=(2,))
+
+Work = Callable[[Server], Measured]
+
+
+def works(scale: Scale, chosen: str) -> Iterator[tuple[str, list[Work]]]:
+    """Each workload with its variants."""
+    ways = list(product(scale.depths, scale.processes))
+    many = [1, 2, 4] if len(scale.depths) > 1 else [2]
+    every: dict[str, list[Work]] = {
+        "a": [lambda s, w=w: workloads.in_turn(s, 1024, scale.messages, *w) for w in ways],
+        "b": [lambda s, w=w: workloads.in_turn(s, 100, scale.small_messages, *w) for w in ways],
+        "c": [lambda s, w=w: workloads.at_once(s, 1024, scale.messages, *w) for w in ways],
+        "d": [lambda s, n=n: workloads.singles(s, scale.singles, 64, n) for n in many],
+        "e500": _paced(scale, 500),
+        "e2000": _paced(scale, 2000),
+        "f": [lambda s, w=w: workloads.fan_out(s, scale.fan_out, 10, *w) for w in ways],
+    }
+    for name, variants in every.items():
+        if not chosen or name in chosen.split(",") or name[0] in chosen.split(","):
+            yield name, variants
+
+
+def _paced(scale: Scale, rate: int) -> list[Work]:
+    return [
+        lambda s, d=d: workloads.latency(s, rate, scale.paced_seconds, d)  # type: ignore[misc]
+        for d in scale.depths
+    ]
+
+
+@dataclass(slots=True)
+class Comparison:
+    """One run. `urls`: of systems that run already; `profile`: records our processes."""
+
+    systems: list[str]
+    workloads: str
+    scale: Scale
+    results: Results
+    urls: dict[str, str]
+    profile: Profiling | None = None
+
+    def run(self, turns: int) -> None:
+        """All systems, one after the other, so many times."""
+        best: dict[tuple[str, str], int] = {}
+        for turn in range(turns):
+            for system in self.systems:
+                if system in self.results.left_out:
+                    continue
+                try:
+                    self._turn(system, turn, best)
+                except NotHere as error:
+                    self.results.left_out[system] = str(error)
+                    print(f"{system}: left out: {error}", flush=True)
+
+    def _turn(self, system: str, turn: int, best: dict[tuple[str, str], int]) -> None:
+        missing = servers.client_missing(system)
+        if missing:
+            raise NotHere(missing)
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+            server = stack.enter_context(self._starter(system)(folder))
+            self.results.settings[system] = server.settings
+            for name, variants in works(self.scale, self.workloads):
+                began = time.monotonic()
+                key = (system, name)
+                places = [best[key]] if key in best else list(range(len(variants)))
+                try:
+                    with self._profiled(server, name):
+                        measured = {place: variants[place](server) for place in places}
+                except Failed as error:
+                    self.results.failures.append(f"{system} {name}: {error}")
+                    print(f"{system} {name}: FAILED: {error}", flush=True)
+                    continue
+                best[key] = _best(measured)
+                told = measured[best[key]]
+                self.results.add(name, system, told)
+                numbers = "  ".join(f"{what} {n:,.1f}" for what, n in told.numbers.items())
+                took_s = time.monotonic() - began
+                print(
+                    f"{turn + 1} {system:9} {name:6} {numbers}  {told.settings}  ({took_s:.0f} s)",
+                    flush=True,
+                )
+
+    def _starter(self, system: str) -> Starter:
+        if system in self.urls:
+            return servers.running(system, self.urls[system])
+        return servers.STARTERS[system]
+
+    def _profiled(self, server: Server, name: str) -> AbstractContextManager[None]:
+        if self.profile is None or not server.named():
+            return nullcontext()
+        return self.profile.of(server.named(), name)
+
+
+def _best(measured: dict[int, Measured]) -> int:
+    first = next(iter(next(iter(measured.values())).numbers))
+    pick = min if is_lower_better(first) else max
+    return pick(measured, key=lambda place: measured[place].numbers[first])

@@ -1,0 +1,66 @@
+"""An S3 server that counts requests: `python -m benchmarks.suite.counting_store PORT`.
+
+moto behind a counter. GET /_counts tells, as JSON, how many requests of each method there were, how
+many bytes came with them, by the kind of object (wal, compacted, manifest, …).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from threading import Lock
+from typing import Any
+
+from moto.moto_server.werkzeug_app import (
+    DomainDispatcherApplication,
+    MotoRequestHandler,
+    create_backend_app,
+)
+from werkzeug.serving import run_simple
+
+COUNTS_PATH = "/_counts"
+KINDS = ("wal", "compacted", "manifest", "compactions", "gc", "topology", "blobs")
+
+
+class Counting:
+    """A WSGI application in front of another one."""
+
+    def __init__(self, application: Any) -> None:
+        self._application = application
+        self._lock = Lock()
+        self._counts: dict[str, list[int]] = {}
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
+        if path == COUNTS_PATH:
+            start("200 OK", [("content-type", "application/json")])
+            return [json.dumps(self._counts).encode()]
+        parts = path.split("/")
+        kind = next((kind for kind in KINDS if kind in parts), "other")
+        if method == "GET" and len(parts) <= 3 and "list-type" in environ.get("QUERY_STRING", ""):
+            method = "LIST"
+        size = int(environ.get("CONTENT_LENGTH") or 0)
+        with self._lock:
+            counted = self._counts.setdefault(f"{method} {kind}", [0, 0])
+            counted[0] += 1
+            counted[1] += size
+        answer: Iterable[bytes] = self._application(environ, start)
+        return answer
+
+
+def main() -> None:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    application = Counting(DomainDispatcherApplication(create_backend_app))
+    run_simple(
+        "127.0.0.1",
+        int(sys.argv[1]),
+        application,  # type: ignore[arg-type]
+        threaded=True,
+        request_handler=MotoRequestHandler,
+    )
+
+
+if __name__ == "__main__":
+    main()
