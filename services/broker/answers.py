@@ -9,7 +9,7 @@ from uuid import uuid4
 from libs.serving.protobytes import number_field, varint
 from services.broker.owner import ShardOwner
 from services.broker.queue_machine import Queue
-from services.broker.tokens import token_text
+from services.broker.tokens import token_texts
 from services.broker.waiters import Delivered
 from slatemq.errors import InvalidArgument, Unavailable
 
@@ -38,12 +38,12 @@ def tell(shard: int, given: Sequence[Delivered]) -> bytes:
     # Those of one claim differ in little but their tokens.
     ends: dict[tuple[int, int, int, int], bytes] = {}
     parts: list[bytes] = []
-    for lease, held in given:
+    tokens = token_texts(shard, [lease.token for lease, _ in given])
+    for (lease, held), token in zip(given, tokens, strict=True):
         key = (lease.deadline_ms, lease.attempts, lease.priority, lease.length_ms)
         end = ends.get(key)
         if end is None:
             end = ends[key] = b"".join(map(number_field, _ENDS, key))
-        token = token_text(shard, lease.token).encode()
         head = _MESSAGE + varint(len(held.message))
         size = len(head) + len(held.message) + 2 + len(token) + len(end)
         parts += (

@@ -20,7 +20,7 @@ from services.broker.queue_settings import MAX_LEASE_MS
 from services.broker.request_limits import REASON_BYTES_MAX, lease_wish, within
 from services.broker.shard_machine import Finish, Nack
 from services.broker.streaming import Streams
-from services.broker.tokens import parse_token
+from services.broker.tokens import parse_token, parse_tokens
 from services.broker.waiters import OneClaim
 from slatemq.errors import (
     FailedPrecondition,
@@ -135,7 +135,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         )
         await self._owner.durable()
         if done.count(Finish.OK) == len(results):
-            return consumer_pb2.AckResponse.FromString(_OK_RESULT * len(results))
+            return encoded(consumer_pb2.AckResponse, _OK_RESULT * len(results))
         return consumer_pb2.AckResponse(results=merged(results, map(_status, done)))
 
     async def Nack(  # noqa: N802 - the RPC's name
@@ -196,8 +196,13 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         """See the proto."""
         return await self._executor.execute(request)
 
-    def _leases(self, texts: Sequence[str], field: str) -> tuple[list[int], list[Status | None]]:
+    def _leases(
+        self, texts: Sequence[str], field: str
+    ) -> tuple[Sequence[int], list[Status | None]]:
         """The leases of this shard, and for every token None or why it is refused unseen."""
+        known = parse_tokens(texts, self._shard)
+        if known is not None:
+            return known, [None] * len(texts)
         leases: list[int] = []
         refused: list[Status | None] = []
         for index, text in enumerate(texts):

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import re
+import struct
+from collections.abc import Sequence
 
 from slatemq.errors import InvalidArgument
 
@@ -23,3 +25,32 @@ def parse_token(text: str, field: str) -> tuple[int, int]:
     if match is None:
         raise InvalidArgument(field, "is not a lease token", reason="NOT_A_LEASE_TOKEN")
     return int(match[1], 16), int(match[2], 16)
+
+
+def token_texts(shard: int, leases: Sequence[int]) -> list[bytes]:
+    """The tokens of many leases of this shard, in ASCII."""
+    prefix = b"%x-" % shard
+    digits = struct.pack(f">{len(leases)}Q", *leases).hex().encode()
+    return [prefix + digits[at : at + 16] for at in range(0, len(digits), 16)]
+
+
+def parse_tokens(texts: Sequence[str], shard: int) -> Sequence[int] | None:
+    """The leases of many tokens; None when one of them is no token of this shard.
+
+    Looks at all of them in a row, not at each: lines of one width, each with the shard in front.
+    """
+    count, prefix = len(texts), f"{shard:x}-"
+    width = len(prefix) + 17
+    lines = "\n".join((*texts, ""))
+    if len(lines) != width * count or lines != lines.lower():
+        return None
+    if any(lines[at::width] != letter * count for at, letter in enumerate(prefix)):
+        return None
+    try:
+        # Passes over white space: as many bytes as there should be are made by digits alone.
+        digits = bytes.fromhex(lines.replace(prefix, ""))
+    except ValueError:
+        return None
+    if len(digits) != 8 * count or lines[width - 1 :: width] != "\n" * count:
+        return None
+    return struct.unpack(f">{count}Q", digits)
