@@ -15,7 +15,7 @@ from services.broker.waiting_buckets import Place
 from services.broker.waiting_pages import Position, WaitingReader
 from tests.unit.broker.histories import queue_ids, slowly
 from tests.unit.broker.model import SPILL_MS, Failed, ModelQueue, Waiting
-from tests.unit.broker.queue_histories import QueueHistory
+from tests.unit.broker.replay_histories import ReplayHistory
 
 purge_kinds = st.sampled_from(
     [
@@ -29,7 +29,7 @@ purge_kinds = st.sampled_from(
 )
 
 
-class EntryHistory(QueueHistory):
+class EntryHistory(ReplayHistory):
     """Its rules change and read what waits."""
 
     @rule(queue_id=queue_ids, kinds=purge_kinds, sure=st.integers(0, 3))

@@ -11,6 +11,7 @@ from hypothesis.stateful import rule
 
 from libs.storage.own_keys import outbox_key, outbox_range
 from libs.storage.queues import FailedAttempt
+from services.broker.executed import MINUTE_MS, WINDOW_MINUTES
 from services.broker.executions import (
     Command,
     Complete,
@@ -80,6 +81,21 @@ class ExecuteHistory(RedriveHistory):
             request_id, commands = self.requests[-1 - pick % len(self.requests)]
             self.run_execute(request_id, commands, slow)
 
+    @rule(minutes=st.sampled_from([1, 4, 11]), sure=st.integers(0, 3))
+    def forget(self, minutes: int, sure: int) -> None:
+        if not sure:
+            self.tick(minutes * MINUTE_MS)
+            self.shard.executed.forget(self.now_ms)
+
+    def known(self, request_id: str, now_ms: int) -> bytes | None:
+        """The fingerprint under which this took effect, as far as it is remembered."""
+        for known_id, fingerprint, at_ms in reversed(self.model.executed):
+            if known_id == request_id:
+                if now_ms - at_ms > WINDOW_MINUTES * MINUTE_MS:
+                    return self.shard.executed.fingerprint(request_id)
+                return fingerprint
+        return None
+
     def commands(self, chosen: list[Kind]) -> list[Command]:
         tokens = self.tokens([pick for _, pick, _, _ in chosen])
         running = sorted(
@@ -113,7 +129,7 @@ class ExecuteHistory(RedriveHistory):
         fingerprint = hashlib.blake2b(repr(commands).encode(), digest_size=16).digest()
         # The model tells entries by their messages: two of one message in a queue it cannot.
         commands = [self.without_second_entry(command) for command in commands]
-        known = dict(self.model.executed).get(request_id)
+        known = self.known(request_id, now_ms)
         expected = self.expected_refusals(commands)
         execution = Execution(
             commands, request_id, fingerprint, INGEST, elsewhere=frozenset({ELSEWHERE})
@@ -134,7 +150,7 @@ class ExecuteHistory(RedriveHistory):
             return
         assert not expected, "a list was not refused"
         if request_id:
-            self.model.executed += ((request_id, fingerprint),)
+            self.model.executed += ((request_id, fingerprint, now_ms),)
         for command, end_ms in zip(commands, ends, strict=True):
             assert end_ms == self.expect(command, now_ms, came_ms)
 

@@ -82,6 +82,8 @@ class History(RuleBasedStateMachine):
         self.pending: list[tuple[Callable[[int], None], asyncio.Task[None]]] = []
         self.given_out: set[int] = set()
         self.restarts = 0
+        self.former: dict[str, set[int]] = {queue_id: set() for queue_id in QUEUES}
+        self.unswept: set[str] = set()  # deleted queues whose attempts records are still there
 
     def close(self) -> None:
         for task in asyncio.all_tasks(self.loop):
@@ -271,6 +273,11 @@ class History(RuleBasedStateMachine):
         }
         assert self.shard.revision == self.model.revision
         assert self.shard.cursors == self.model.cursors
+        assert {
+            queue_id: {one.ingest_shard: (one.cursor, one.end) for one in ranges}
+            for queue_id, ranges in self.shard.replays.by_queue.items()
+        } == {name: queue.replays for name, queue in self.model.queues.items() if queue.replays}
+        self.unswept = {name for name, was in self.shard.deleted.items() if was.garbage_epochs}
 
     # --- What must hold -----------------------------------------------------
 

@@ -91,9 +91,15 @@ class ModelQueue:
     total_lease_ms: int = 43_200_000
     entries: dict[int, State] = field(default_factory=dict)
     attempts: dict[int, tuple[FailedAttempt, ...]] = field(default_factory=dict)
+    replays: dict[int, tuple[int, int]] = field(default_factory=dict)  # by log: cursor, end
 
     def copy(self) -> ModelQueue:
-        return replace(self, entries=dict(self.entries), attempts=dict(self.attempts))
+        return replace(
+            self,
+            entries=dict(self.entries),
+            attempts=dict(self.attempts),
+            replays=dict(self.replays),
+        )
 
     def end_of_extension(self, held: Held, lease_ms: int, now_ms: int) -> int:
         last_ms = max(held.claimed_at_ms + self.total_lease_ms, held.deadline_ms)
@@ -173,7 +179,7 @@ class Model:
     finished: dict[int, str] = field(default_factory=dict)  # oldest first
     arrivals: int = 0
     revision: int = 0
-    executed: tuple[tuple[str, bytes], ...] = ()  # request IDs, and what is known of their commands
+    executed: tuple[tuple[str, bytes, int], ...] = ()  # request IDs, their commands' hash, when
     pushes: tuple[bytes, ...] = ()  # all that there ever were, in order
     sent_count: int = 0  # of these
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from libs.storage.keys import RecordType, parse_attempts_key, record_type_of
+from libs.storage.replay_records import ReplayRange
 from services.broker.backoff import Backoff, BackoffKind
 from services.broker.queue_settings import QueueSettings
 from tests.unit.broker.histories import History, queue_ids
@@ -19,20 +21,31 @@ class QueueHistory(History):
         queue_id=queue_ids,
         max_attempts=st.integers(1, 4),
         max_in_flight=st.sampled_from([2, 5, 50]),
+        from_the_beginning=st.booleans(),
     )
-    def create(self, queue_id: str, max_attempts: int, max_in_flight: int) -> None:
+    def create(
+        self,
+        queue_id: str,
+        max_attempts: int,
+        max_in_flight: int,
+        from_the_beginning: bool = False,
+    ) -> None:
         if queue_id in self.shard.queues:
             return
+        self.sweep_attempts(queue_id)
         assert self.shard.epoch_is_free(queue_id) == (queue_id not in self.full_circle())
         if not self.shard.epoch_is_free(queue_id):
             return
         self.tick()
         asked = QueueSettings("", max_attempts=max_attempts, max_in_flight=max_in_flight)
-        self.shard.create_queue(queue_id, asked)
+        past = sorted(self.shard.cursors.items()) if from_the_beginning else []
+        replay = tuple(ReplayRange(log, 0, 0, end) for log, end in past if end)
+        self.shard.create_queue(queue_id, asked, replay)
         self.model.revision += 1
         self.model.queues[queue_id] = ModelQueue(
             max_attempts, max_in_flight, self.model.revision, max_attempts
         )
+        self.model.queues[queue_id].replays = {one.ingest_shard: (0, one.end) for one in replay}
 
     def full_circle(self) -> set[str]:
         return {
@@ -77,13 +90,26 @@ class QueueHistory(History):
             if queue is not None:
                 self.shard.delete_queue(queue)
                 self.model.revision += 1
-                del self.model.queues[queue_id]
+                self.former[queue_id] |= self.model.queues.pop(queue_id).entries.keys()
+                self.unswept.add(queue_id)
             if times > 1:
                 self.sweep(queue_id)
                 self.create(queue_id, 2, 5)
 
+    def sweep_attempts(self, queue_id: str) -> None:
+        """As the sweeper: before a queue of this name is made anew."""
+        if queue_id not in self.unswept:
+            return
+        self.commit()
+        while self.written:
+            self.durable()
+        keys = [key for key in self.store.rows if is_attempt_in(queue_id, key)]
+        self.shard.delete_rows(keys)
+        self.unswept.discard(queue_id)
+
     @rule(queue_id=queue_ids)
     def sweep(self, queue_id: str) -> None:
+        self.sweep_attempts(queue_id)
         rows = self.store.rows
         queue = self.queue(queue_id)
         before = self.shard.deleted.get(queue_id)
@@ -101,3 +127,8 @@ class QueueHistory(History):
             self.shard.delete_rows([key for key, _ in half])
             last = half[-1][1] if half and half != keys else finished.garbage.last
             queue.finished_swept(finished, last)
+
+
+def is_attempt_in(queue_id: str, key: bytes) -> bool:
+    """Whether this is the key of an attempts record of this queue."""
+    return record_type_of(key) is RecordType.ATTEMPTS and parse_attempts_key(key).queue == queue_id

@@ -1,11 +1,30 @@
 """Random histories of a shard against the model: crashes, slow reads, late commits, tiny limits.
 
-`--hypothesis-profile=thorough` runs it for hours.
+`--hypothesis-profile=thorough` runs it for hours. What the core could break of the invariants in
+the design, and the rule after which it would show:
+
+1. Never lost, once per queue: `assign` (ranges that come twice, late or too early), `backfill` into
+   queues made anew, `crash`; `nothing_is_lost_in_the_end` claims all that is left.
+2. One valid lease: `claim` gives only what waits, under a token never given out before; `ack`,
+   `nack`, `extend` and `execute` with tokens that are over, or that nobody had; `crash` and
+   `stand_still`, where leases go on.
+3. One list each: `commit` reads all rows again, which must tell of every entry once, and as the
+   model; attempts never above what was allowed at the claim (`update`, then `claim`). Second
+   entries, by `execute`, `redrive` or `backfill`, go to queues that do not list the message: where
+   they do, test_executions tells the story.
+4. Visible, most urgent, oldest first: what `claim` and `peek` give, and pass over; `browse`.
+5. An answered ack holds: `durable` keeps the model that `crash` goes back to at most.
+6. All or nothing: `execute` with bad commands at any place, slow reads in between, and `crash`;
+   once, too: `execute_again`, `forget`, and `send` for what is pushed.
+8. Refused calls change nothing: after those of `execute`, rows and model are compared as ever.
+9. No failure of ours costs an attempt: `release`, what cannot be had in `claim`, `crash`, and
+   `fail`, which takes the attempt back.
+
+Retention is part of 1 and 4: nothing is handed out after it, and nothing goes before. What needs
+more than a core (7: two processes; a store or an ingest that is away) is in tests/integration.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -15,20 +34,16 @@ from hypothesis.stateful import (
 )
 
 from libs.storage.queues import AvailableMessage
-from services.broker.leases import Lease
 from services.broker.queue_machine import Choice, Queue
-from services.broker.shard_machine import Assignment, Finish, Nack, Range
-from tests.unit.broker.execute_histories import ExecuteHistory
+from services.broker.shard_machine import Assignment, Range
 from tests.unit.broker.histories import QUEUES, queue_ids, slowly
+from tests.unit.broker.lease_histories import LeaseHistory
 from tests.unit.broker.model import (
-    Done,
-    Failed,
     Held,
 )
 
 FEW = 3  # messages which cannot be had, beyond which a claim does not look: half of CACHED_MAX
 
-picks = st.lists(st.integers(0, 40), min_size=1, max_size=6)
 message_kinds = st.tuples(
     queue_ids,
     st.sampled_from([0, 0, 0, 7]),  # priority
@@ -37,7 +52,7 @@ message_kinds = st.tuples(
 )
 
 
-class Histories(ExecuteHistory):
+class Histories(LeaseHistory):
     def teardown(self) -> None:
         try:
             self.nothing_is_lost_in_the_end()
@@ -114,21 +129,6 @@ class Histories(ExecuteHistory):
                     self.routed(assignment, now_ms)
         assert applied == expected
         assert self.shard.cursors == self.model.cursors
-
-    def routed(self, assignment: Assignment, now_ms: int) -> None:
-        queue = self.model.queues[assignment.queue_id]
-        for message_id, priority, deadline_ms, visible_at_ms in zip(
-            assignment.message_ids,
-            assignment.priorities,
-            assignment.retention_deadlines_ms,
-            assignment.visible_at_ms,
-            strict=True,
-        ):
-            assert message_id not in queue.entries, "routed twice"
-            if not 0 < deadline_ms <= now_ms:
-                queue.entries[message_id] = self.waiting(
-                    queue, priority, visible_at_ms, deadline_ms, 0, now_ms
-                )
 
     # --- Claims -------------------------------------------------------------
 
@@ -209,145 +209,6 @@ class Histories(ExecuteHistory):
             expected.check_delivery(ids, now_ms, {m for m in expected.entries if m % 2 != away})
 
         self.run(look)
-
-    # --- Leases end ---------------------------------------------------------
-
-    def expected_finish(self, token: int, outcome: str) -> set[Finish]:
-        found = self.model.finished.get(token)
-        if found is None:
-            return {Finish.UNKNOWN}
-        told = Finish.OK if found == outcome else Finish.ENDED
-        return {told} if self.model.surely_remembered(token) else {told, Finish.UNKNOWN}
-
-    @rule(chosen=picks)
-    def ack(self, chosen: list[int]) -> None:
-        self.tick()
-        tokens = self.tokens(chosen)
-        results = self.shard.ack(tokens, self.now_ms)
-        for token, result in zip(tokens, results, strict=True):
-            holder = self.model.holder(token)
-            if holder is None:
-                assert result in self.expected_finish(token, "acked")
-                continue
-            assert result is Finish.OK
-            queue, message_id, held = holder
-            queue.entries[message_id] = Done(token, held.attempts)
-            self.model.finished[token] = "acked"
-
-    @rule(
-        chosen=picks,
-        delay_ms=st.sampled_from([None, None, 0, 50, 51, 300]),
-        release=st.sampled_from([False, False, True]),
-        slow=slowly,
-    )
-    def nack(self, chosen: list[int], delay_ms: int | None, release: bool, slow: bool) -> None:
-        tokens = self.tokens(chosen)
-        nacks = [Nack(token, "no", delay_ms, release) for token in tokens]
-        self.tick()
-        came_ms = self.now_ms
-        self.run(lambda now_ms: self.nack_now(nacks, now_ms, came_ms), slow)
-
-    def nack_now(self, nacks: list[Nack], now_ms: int, came_ms: int) -> None:
-        tokens = [nack.token for nack in nacks]
-        release, delay_ms = nacks[0].release, nacks[0].delay_ms
-        results = self.shard.nack(nacks, now_ms, came_ms)
-        for token, result in zip(tokens, results, strict=True):
-            holder = self.model.holder(token)
-            if holder is None:
-                assert result in self.expected_finish(token, "nacked")
-                continue
-            assert result is Finish.OK
-            queue, _, held = holder
-            backoff_ms = 0 if release else queue.backoff_ms * held.attempts
-            wait_ms = backoff_ms if delay_ms is None else delay_ms
-            visible_at_ms = wait_ms and came_ms + wait_ms
-            self.returned(holder, "" if release else "nack: no", visible_at_ms, now_ms)
-            self.model.finished[token] = "nacked"
-
-    @rule(chosen=picks, lease_ms=st.sampled_from([0, 30, 500]))
-    def extend(self, chosen: list[int], lease_ms: int) -> None:
-        self.tick()
-        tokens = self.tokens(chosen)
-        results = self.shard.extend(tokens, lease_ms, self.now_ms)
-        for token, (result, deadline_ms) in zip(tokens, results, strict=True):
-            holder = self.model.holder(token)
-            if holder is None:
-                known = token in self.model.finished
-                sure = self.model.surely_remembered(token)
-                assert result is Finish.ENDED if sure else result is not Finish.OK
-                assert known or result is Finish.UNKNOWN
-                continue
-            queue, message_id, held = holder
-            assert result is Finish.OK
-            assert deadline_ms == queue.end_of_extension(held, lease_ms, self.now_ms)
-            queue.entries[message_id] = replace(held, deadline_ms=deadline_ms)
-
-    @rule(limit=st.integers(1, 9), slow=slowly)
-    def expire(self, limit: int, slow: bool) -> None:
-        self.tick()
-        until_ms = self.now_ms
-        self.run(lambda _: self.expire_now(limit, until_ms), slow)
-
-    def expire_now(self, limit: int, now_ms: int) -> None:
-        due = {
-            held.token
-            for queue in self.model.queues.values()
-            for held in queue.held().values()
-            if held.deadline_ms <= now_ms
-        }
-        self.shard.expire(now_ms, limit)
-        running = {
-            lease.token: lease for queue in self.shard.queues.values() for lease in queue.leases()
-        }
-        ended = [token for token in self.held_tokens() if token not in running]
-        assert set(ended) <= due, "a lease ended early"
-        assert len(ended) >= min(limit, len(due)), "a lease did not end"
-        for token in self.in_order_of_return(ended):
-            holder = self.model.holder(token)
-            assert holder is not None
-            queue, _, held = holder
-            wait_ms = queue.backoff_ms * held.attempts
-            self.returned(holder, "lease expired", wait_ms and now_ms + wait_ms, now_ms)
-            self.model.finished[token] = "ended"
-        next_ms = self.shard.deadlines.next_ms()
-        left = [lease.deadline_ms for lease in running.values()]
-        assert (next_ms is None) == (not left)
-        assert next_ms is None or next_ms <= min(left)
-
-    def held_tokens(self) -> list[int]:
-        return [
-            held.token for queue in self.model.queues.values() for held in queue.held().values()
-        ]
-
-    def in_order_of_return(self, ended: list[int]) -> list[int]:
-        order = list(self.shard.finished._outcomes)  # the order is free: take theirs
-        return sorted(ended, key=order.index)
-
-    @rule(chosen=picks, slow=slowly)
-    def release(self, chosen: list[int], slow: bool) -> None:
-        mine: list[Lease] = []
-        wanted = set(self.tokens(chosen))
-        for queue in self.shard.queues.values():
-            mine += [one for one in queue.leases() if one.token in wanted and one.origin]
-        self.tick()
-        self.shard.release([*mine, *mine[:1]])
-        for lease in mine:
-            holder = self.model.holder(lease.token)
-            assert holder is not None
-            expected, message_id, held = holder
-            assert held.releasable
-            self.released(expected, message_id, held)
-
-    @rule(chosen=picks)
-    def fail(self, chosen: list[int]) -> None:
-        wanted = set(self.tokens(chosen[:1]))
-        for queue in self.shard.queues.values():
-            mine = [one for one in queue.leases() if one.token in wanted]
-            self.shard.fail(mine, "gone", self.now_ms)
-            for lease in mine:
-                expected = self.model.queues[queue.queue_id]
-                held = expected.held()[lease.message_id]
-                expected.entries[lease.message_id] = Failed(held.attempts - 1, "gone")
 
     # Rules are drawn evenly: what happens often has several.
 

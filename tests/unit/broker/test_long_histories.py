@@ -24,6 +24,7 @@ class Day:
         self.rules: list[tuple[int, Callable[[], None]]] = [
             (5, self.change_queues),
             (8, self.assign),
+            (2, self.backfill),
             (8, self.claim),
             (2, self.peek),
             (18, self.finish),
@@ -75,7 +76,7 @@ class Day:
             case 0:
                 machine.delete(queue_id, 0, dice.choice([1, 1, 1, 1, 34]))
             case 1 | 2 | 3 | 4:
-                machine.create(queue_id, dice.randint(1, 4), dice.choice([2, 5, 50]))
+                machine.create(queue_id, dice.randint(1, 4), dice.choice([2, 5, 50]), self.slow())
             case 5 | 6 | 7 | 8:
                 machine.update(queue_id, dice.randint(1, 4), dice.choice([1, 9, 50]))
             case 9 | 10 | 11 | 12:
@@ -86,6 +87,12 @@ class Day:
         back = dice.choice([0] * 9 + [1])
         twice = self.slow() and self.slow()
         self.machine.assign(dice.choice([1, 2]), back, self.kinds(14), twice, self.slow())
+
+    def backfill(self) -> None:
+        dice = self.dice
+        back, later_ms = dice.choice([0, 0, 0, 10]), dice.choice([0, 0, 100])
+        log, count = dice.choice([1, 2]), dice.randint(0, 6)
+        self.machine.backfill(self.queue_id(), log, back, later_ms, count, self.slow())
 
     def claim(self) -> None:
         dice = self.dice
