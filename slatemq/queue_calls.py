@@ -37,9 +37,9 @@ class QueueCalls:
         """Creates a queue; None means the default.
 
         `with_queue`: another queue whose shard it must share, so that commands on both can be
-        executed together. `start_from`: a time, or "beginning": older messages, as far as they are
-        stored, are brought in; `Queue.replay` tells how far. Raises AlreadyExists, InvalidArgument,
-        NotFound (`with_queue`).
+        executed together. `start_from`: a time, or "beginning": older messages are brought in, back
+        to the beginning of the instance's replay window; `Queue.replay` tells how far. Raises
+        AlreadyExists, InvalidArgument, NotFound (`with_queue`).
         """
         return await self._admin.create_queue(
             queue_id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from libs.serving.config import Scope, ServingConfig, setting
-from libs.serving.limits import MESSAGE_DELAY_MS_MAX
+from libs.serving.limits import MESSAGE_DELAY_MS_MAX, RETENTION_S_MAX
 from libs.storage.ids import MAX_SHARD
 from services.broker import outbox, redrives
 
@@ -43,6 +43,14 @@ class BrokerConfig(ServingConfig):
         scope=Scope.INSTANCE,
         minimum=0,
         maximum=MESSAGE_DELAY_MS_MAX,
+    )
+    replay_window_s: int = setting(
+        "How far back a new queue may start, in seconds; 0 = for ever. What no queue needs any "
+        "more is kept so long for it.",
+        default=7 * 24 * 3600,
+        scope=Scope.INSTANCE,
+        minimum=0,
+        maximum=RETENTION_S_MAX,
     )
     outbox_rows_max: int = setting(
         "Pushed messages that may wait for an ingest; over it pushes get RESOURCE_EXHAUSTED.",

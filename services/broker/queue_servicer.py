@@ -91,7 +91,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         wanted: QueueSettings,
         beside: str,
     ) -> queue_pb2.CreateQueueResponse:
-        starts = await self._starts.find(request)
+        starts = await self._starts.find(request, self._owner.clock.now_ms())
 
         def create(now_ms: int) -> Queue:
             if queue_id in self._owner.shard.queues:

@@ -15,6 +15,10 @@ from slatemq.v1 import ingest_pb2, ingest_pb2_grpc, queue_pb2
 
 Ask = Callable[["ingest_pb2_grpc.IngestServiceAsyncStub"], Awaitable[int]]
 
+AHEAD_MS_MAX = 60_000
+"""How far ahead of the broker's clock a start may be: "now" by somebody else's clock. More is a
+mistake in the unit, or the wish for a later start, which a filter on `received_at` grants."""
+
 ASK_DEADLINE_S = 10.0
 """An ingest that has not answered by then counts as away; it writes a row, and reads fifty."""
 
@@ -22,10 +26,14 @@ ASK_DEADLINE_S = 10.0
 class ReplayStarts:
     """Asks every ingest shard of the instance."""
 
-    def __init__(self, directory: TopologyDirectory, channels: Channels) -> None:
-        """Find the ingests in this directory, call them on these channels."""
+    def __init__(self, directory: TopologyDirectory, channels: Channels, window_s: int) -> None:
+        """Find the ingests in this directory, call them on these channels.
+
+        No queue starts further back than `window_s`; 0 = for ever.
+        """
         self._directory = directory
         self._channels = channels
+        self._window_s = window_s
         self._creating: set[asyncio.Future[None]] = set()
 
     @contextmanager
@@ -47,15 +55,7 @@ class ReplayStarts:
         if self._creating:
             await asyncio.wait(set(self._creating))
 
-    async def find(self, request: queue_pb2.CreateQueueRequest) -> dict[int, int] | None:
-        """The sequence behind which each log is wanted, by ingest shard; None: nothing is.
-
-        From now on, nothing that was stored after the start is purged by decisions made before.
-
-        Raises:
-            InvalidArgument: The start is negative.
-            Unavailable: An ingest is away.
-        """
+    def _start_ms(self, request: queue_pb2.CreateQueueRequest, now_ms: int) -> int | None:
         match request.WhichOneof("start"):
             case "start_from_ms":
                 start_ms = request.start_from_ms
@@ -63,8 +63,28 @@ class ReplayStarts:
                 start_ms = 0
             case _:
                 return None
-        if start_ms < 0:
-            raise InvalidArgument("start_from_ms", "must not be negative", reason="OUT_OF_RANGE")
+        if not 0 <= start_ms <= now_ms + AHEAD_MS_MAX:
+            raise InvalidArgument(
+                "start_from_ms",
+                f"must be a time from 0 up to now ({now_ms}), in ms since 1970, not {start_ms}",
+                reason="OUT_OF_RANGE",
+            )
+        return max(start_ms, now_ms - self._window_s * 1000) if self._window_s else start_ms
+
+    async def find(
+        self, request: queue_pb2.CreateQueueRequest, now_ms: int
+    ) -> dict[int, int] | None:
+        """The sequence behind which each log is wanted, by ingest shard; None: nothing is.
+
+        From now on, nothing that was stored after the start is purged by decisions made before.
+
+        Raises:
+            InvalidArgument: The start is negative, or in the future.
+            Unavailable: An ingest is away.
+        """
+        start_ms = self._start_ms(request, now_ms)
+        if start_ms is None:
+            return None
         try:
             shards = list((await self._directory.read(max_age_ms=0)).ingests)
         except StorageError as error:

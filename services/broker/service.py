@@ -173,7 +173,7 @@ class BrokerService:
         sweeper = Sweeper(owner, database)
         cleaner = DelayedCleaner(owner, database, last_ms)
         self._watches = DelayedWatches(owner, database, ingests)
-        starts = ReplayStarts(self._directory, self._channels)
+        starts = ReplayStarts(self._directory, self._channels, config.replay_window_s)
         self._queues.begin(owner, delivery, sweeper, starts)
         self._snapshots.begin(
             self._root.snapshots(database), clock.now_ms, settled=partial(_settled, starts, owner)

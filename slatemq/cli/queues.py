@@ -106,7 +106,8 @@ def create(
     """Create the queue NAME: 1 to 255 letters, digits, `.`, `_` and `-`.
 
     It gets every message that is published from now on and that its filter lets in, and older
-    ones with --start-from: `queue show` tells how far these are brought in.
+    ones with --start-from, back to the beginning of the instance's replay window (7 days, unless
+    set otherwise): `queue show` tells how far these are brought in.
     """
     if settings["backoff"] == NO_BACKOFF:
         settings["backoff"] = None

@@ -452,9 +452,13 @@ class CreateQueueRequest(_message.Message):
     NOT_FOUND when this shard has no such queue: ask the broker that has it.
     """
     start_from_ms: _builtins.int
-    """Those received at or after this time, in milliseconds since the Unix epoch, as far as they are stored."""
+    """Those received at or after this time, in milliseconds since the Unix epoch; a time before the instance's replay window is taken as
+    its beginning. Not negative, and not later than now (a minute is allowed for clocks that differ, and is the same as now).
+    """
     start_from_beginning: _builtins.bool
-    """All that are stored: at least those of the instance's replay window (7 days unless set otherwise)."""
+    """Those of the whole replay window: what ingest received in the last 7 days, or as long as the setting `replay_window_s` says; 0 there
+    is for ever.
+    """
     @_builtins.property
     def queue(self) -> Global___Queue:
         """`queue_id` is required, the output-only fields are ignored."""

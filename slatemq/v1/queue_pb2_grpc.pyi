@@ -38,7 +38,7 @@ class QueueServiceStub:
     before, the ones that are not routed yet are, too.
 
     With a start in the past, the stored messages are brought in behind the back of live traffic; `Queue.replay` tells how far. Over the
-    time that is stored, the result is as if the queue had existed: each message once.
+    instance's replay window the result is as if the queue had existed: each message once.
 
     Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
     `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
@@ -106,7 +106,7 @@ class QueueServiceAsyncStub(QueueServiceStub):
     before, the ones that are not routed yet are, too.
 
     With a start in the past, the stored messages are brought in behind the back of live traffic; `Queue.replay` tells how far. Over the
-    time that is stored, the result is as if the queue had existed: each message once.
+    instance's replay window the result is as if the queue had existed: each message once.
 
     Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
     `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
@@ -177,7 +177,7 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         before, the ones that are not routed yet are, too.
 
         With a start in the past, the stored messages are brought in behind the back of live traffic; `Queue.replay` tells how far. Over the
-        time that is stored, the result is as if the queue had existed: each message once.
+        instance's replay window the result is as if the queue had existed: each message once.
 
         Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
         `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),

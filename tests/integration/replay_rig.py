@@ -28,7 +28,8 @@ SMALL = PieceLimits(messages_max=5, step_max=2, hold_ms=10)
 class World:
     """The shared store, the logs in it, and whoever runs on it."""
 
-    def __init__(self, logs: int = 1) -> None:
+    def __init__(self, logs: int = 1, window_s: int = 0) -> None:
+        self.settings = {"replay_window_s": window_s}
         self.disk = Disk()
         self.root = memory_root(self.disk)
         self.clock = ManualClock()
@@ -44,7 +45,9 @@ class World:
     @asynccontextmanager
     async def broker(self) -> AsyncIterator[Rig]:
         """The broker; a new one each time, on what the last one has stored."""
-        async with broker_rig.running(self.root, self.clock, disk=self.disk) as rig:
+        async with broker_rig.running(
+            self.root, self.clock, disk=self.disk, settings=self.settings
+        ) as rig:
             yield rig
 
     @asynccontextmanager
@@ -70,8 +73,8 @@ class World:
 
 
 @asynccontextmanager
-async def world(logs: int = 1) -> AsyncIterator[World]:
-    there = World(logs)
+async def world(logs: int = 1, window_s: int = 0) -> AsyncIterator[World]:
+    there = World(logs, window_s)
     for server in there.servers:
         await server.start()
     try:
