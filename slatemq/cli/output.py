@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-PIPE_WIDTH = 1_000_000
-"""Into a pipe or a file nothing is folded to the width of a screen."""
+from rich.cells import cell_len
 
 
 def write_bytes(content: bytes) -> None:
@@ -47,21 +43,36 @@ def note(text: str) -> None:
     print(f"slatemq: {printable(text)}", file=sys.stderr, flush=True)
 
 
-def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
-    """A table for people; cells that are numbers stand on the right, nothing is left out."""
+def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table for people; cells that are numbers stand on the right.
+
+    Nothing is left out or folded: a terminal that is too narrow wraps the lines, and what is copied
+    from it is whole.
+    """
     cells = [list(row) for row in rows]
-    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for place, name in enumerate(columns):
-        numeric = bool(cells) and all(isinstance(row[place], int) for row in cells)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*(Text(printable(str(cell))) for cell in row))
-    sys.stdout.flush()
-    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
-    if title:
-        console.print(Text(title, style="bold"))
-    console.print(table, soft_wrap=False)
-    sys.stdout.flush()
+    shown = [[printable(str(cell)).replace("\n", "\\n") for cell in row] for row in cells]
+    widths = [max(map(cell_len, column)) for column in zip(columns, *shown, strict=True)]
+    numeric = [
+        bool(cells) and all(isinstance(row[place], int) for row in cells)
+        for place in range(len(columns))
+    ]
+
+    def line(row: Sequence[str]) -> str:
+        padded = (
+            f"{' ' * room}{cell}" if on_right else f"{cell}{' ' * room}"
+            for cell, room, on_right in zip(
+                row,
+                (width - cell_len(cell) for cell, width in zip(row, widths, strict=True)),
+                numeric,
+                strict=True,
+            )
+        )
+        return "  ".join(padded).rstrip()
+
+    head = line(columns)
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        head = f"\x1b[1m{head}\x1b[0m"
+    write_bytes("".join(f"{each}\n" for each in (head, *map(line, shown))).encode())
 
 
 def payload_fields(payload: bytes) -> dict[str, str]:

@@ -1,0 +1,23 @@
+"""Tables for people."""
+
+import pytest
+
+from slatemq.cli.output import write_table
+
+
+def test_a_table_is_lined_up_and_never_folded(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    handle = "orders/" + "1" * 300
+
+    write_table(("message", "state", "handle"), [(7, "日本", handle), (12345678, "open", "b\nc")])
+
+    assert capfdbinary.readouterr().out.decode().splitlines() == [
+        " message  state  handle",
+        f"       7  日本   {handle}",
+        "12345678  open   b\\nc",
+    ]
+
+
+def test_a_table_without_rows_has_its_head(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    write_table(("queue", "state"), [])
+
+    assert capfdbinary.readouterr().out == b"queue  state\n"
