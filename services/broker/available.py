@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from libs.storage.buckets import (
-    MAX_ORDER_MS,
     BucketKind,
     bucket_number,
     order_of,
@@ -16,13 +15,12 @@ from libs.storage.keys import active_key
 from libs.storage.queues import AvailableMessage, encode_active
 from libs.storage.states import LaneRecord
 from services.broker.counts import Counts, counts_of
-from services.broker.lanes import READY_BUCKET_MAX, TIMED_BUCKET_MAX, IsOver, Lane
+from services.broker.lanes import READY_BUCKET_MAX, IsOver, Lane
 from services.broker.leases import Row
 from services.broker.orders import Orders
+from services.broker.slots import LAST_N, TIMED_LAST_MS, join, leaves_at, unknown_slot
 from services.broker.waiting_buckets import Bucket, Place
 from services.broker.walks import (
-    LAST_N,
-    MILLISECOND,
     Choice,
     Chooser,
     Needs,
@@ -34,9 +32,6 @@ from services.broker.walks import (
     Taken,
     Walk,
 )
-
-TIMED_LAST_MS = MAX_ORDER_MS - (1 << 20)
-"""The latest time for which there are buckets (2248); what is due later is due then."""
 
 Beyond = tuple[Lane, list[int]]
 """A lane and orders of it which it may let go of once they are durable."""
@@ -145,28 +140,8 @@ class Available:
     ) -> NeedsSlot | None:
         """What must be read before `add_timed`, if anything."""
         lane = self._lane(priority, BucketKind.TIMED)
-        first, last = self._slot(lane, _leaves_at(visible_at_ms, deadline_ms))
-        if lane.knows(first, first + LAST_N):
-            if not _is_full(last) or lane.knows(first + MILLISECOND, first + MILLISECOND + LAST_N):
-                return None
-            first += MILLISECOND
-        return NeedsSlot(self, lane, first)
-
-    def offer_slot(
-        self, need: NeedsSlot, rows: Sequence[tuple[int, list[AvailableMessage]]]
-    ) -> None:
-        """Answers a NeedsSlot with the buckets of that millisecond in the database, ascending."""
-        lane = need.lane
-        # Another command may have asked for the same one, and changed it since; or the lane was
-        # read meanwhile, and knows better.
-        if lane.known_until != need.known_until or lane.remembers(need.first_order):
-            return
-        rows = [row for row in rows if not lane.has_none(row[0])]
-        bucket = Bucket(*rows[-1], stored=True) if rows else None
-        in_memory = lane.last_between(need.first_order, need.last_order)
-        if bucket is None or (in_memory is not None and in_memory.order >= bucket.order):
-            bucket = in_memory  # the read began before this was written
-        lane.remember(need.first_order, bucket)
+        first = unknown_slot(lane, leaves_at(visible_at_ms, deadline_ms))
+        return None if first is None else NeedsSlot(self, lane, first)
 
     def add_timed(self, priority: int, item: AvailableMessage) -> Place:
         """Makes a message available from its `visible_at_ms` on; says where it is.
@@ -175,31 +150,8 @@ class Available:
         retention ends first stands at that time, to be dropped then.
         """
         lane = self._lane(priority, BucketKind.TIMED)
-        first, bucket = self._slot(lane, _leaves_at(item.visible_at_ms, item.retention_deadline_ms))
-        full = bucket is not None and len(bucket.items) >= TIMED_BUCKET_MAX
-        if bucket is not None and (not full or bucket.order & LAST_N == LAST_N):
-            lane.extend(bucket, [item])
-        else:
-            bucket = Bucket(bucket.order + 1 if bucket else first, [item])
-            lane.add(bucket)
-        if first + LAST_N > lane.known_until:
-            lane.remember(first, bucket)
+        bucket = join(lane, leaves_at(item.visible_at_ms, item.retention_deadline_ms), item)
         return Place(priority, BucketKind.TIMED, bucket.order)
-
-    def _slot(self, lane: Lane, visible_at_ms: int) -> tuple[int, Bucket | None]:
-        """The first order of the millisecond to which a message is added, and its last bucket.
-
-        A millisecond whose buckets are all full passes on to the next one, if that is known.
-        """
-        first = order_of(self.epoch, min(visible_at_ms, TIMED_LAST_MS), 0)
-        while True:
-            bucket = lane.last_known(first, first + LAST_N)
-            if not _is_full(bucket):
-                return first, bucket
-            after = first + MILLISECOND
-            if not lane.knows(after, after + LAST_N):
-                return first, bucket
-            first = after
 
     def put_back(
         self,
@@ -380,18 +332,6 @@ class Available:
             if bucket.start and not bucket.stored:
                 bucket.trim()
             yield key, encode_active(bucket.items, ())
-
-
-def _is_full(bucket: Bucket | None) -> bool:
-    """Whether this is the last bucket that its millisecond has, and full."""
-    if bucket is None or bucket.order & LAST_N != LAST_N:
-        return False
-    return len(bucket.items) >= TIMED_BUCKET_MAX
-
-
-def _leaves_at(visible_at_ms: int, deadline_ms: int) -> int:
-    """When a delayed message leaves its lane: to be claimed, or past its retention."""
-    return min(visible_at_ms, deadline_ms or visible_at_ms)
 
 
 def _has_due(lane: Lane, until_order: int) -> bool:

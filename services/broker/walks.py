@@ -7,20 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from libs.storage.buckets import MAX_ORDER, MAX_ORDER_N, BucketKind, order_of
+from libs.storage.buckets import MAX_ORDER, BucketKind, order_of
 from libs.storage.queues import AvailableMessage
 from services.broker.lanes import IsOver, Lane
+from services.broker.slots import LAST_N, tell_slot
 from services.broker.waiting_buckets import Bucket
 
 if TYPE_CHECKING:
     from services.broker.attempts import Key
     from services.broker.available import Available
-
-LAST_N = MAX_ORDER_N
-"""The last bucket of a millisecond."""
-
-MILLISECOND = MAX_ORDER_N + 1
-"""From an order to that of the next millisecond."""
 
 StoredBucket = tuple[int, list[AvailableMessage]]
 """A bucket as it was read: its order and messages."""
@@ -70,7 +65,11 @@ class NeedsSlot(NeedsRows):
 
     def offer(self, rows: Sequence[StoredBucket], through: int) -> None:
         """See NeedsRows."""
-        self.available.offer_slot(self, rows)
+        # Another command may have asked for the same one, and changed it since; or the lane was
+        # read meanwhile, and knows better.
+        lane = self.lane
+        if lane.known_until == self.known_until and not lane.remembers(self.first_order):
+            tell_slot(lane, self.first_order, rows)
 
 
 class NeedsBucket(NeedsRows):

@@ -21,6 +21,7 @@ from services.broker import (
     loading,
     occupied,
     shard_leases,
+    slots,
     walks,
 )
 from services.broker.leases import GRACE_MS
@@ -37,12 +38,13 @@ queue_ids = st.sampled_from(QUEUES)
 slowly = st.sampled_from([False, False, True])
 LIMITS = [
     (available, "READY_BUCKET_MAX", 3),
-    (available, "TIMED_BUCKET_MAX", 2),
+    (slots, "TIMED_BUCKET_MAX", 2),
     (lane_memory, "CACHED_MAX", 6),
     (lane_memory, "SLOTS_MAX", 3),
     (lane_memory, "GUESTS_MAX", 2),
     (walks, "LAST_N", 1),
     (available, "LAST_N", 1),
+    (slots, "LAST_N", 1),
     (finished_lists, "LIST_ROW_MAX", 3),
     (loading, "LOAD_MESSAGES", 4),
     (loading, "LOAD_ROWS", 3),

@@ -16,7 +16,7 @@ from libs.storage.own_keys import (
     CONFIG_REVISION_KEY,
 )
 from libs.storage.queues import FailedAttempt
-from services.broker import available
+from services.broker import slots
 from services.broker.shard_machine import Assignment, Finish, Nack, Range
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import stored_attempts, stored_queue
@@ -199,8 +199,8 @@ async def test_a_million_messages_may_be_due_in_the_same_millisecond(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # 64 buckets of 500 would be the end of it; here it is two of three.
-    monkeypatch.setattr(available, "LAST_N", 1)
-    monkeypatch.setattr(available, "TIMED_BUCKET_MAX", 3)
+    monkeypatch.setattr(slots, "LAST_N", 1)
+    monkeypatch.setattr(slots, "TIMED_BUCKET_MAX", 3)
     rig = Rig()
     rig.create()
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.broker import attempts, available, lane_memory, loading
+from services.broker import attempts, available, lane_memory, loading, slots
 from services.broker.shard_machine import Assignment, Nack, Needs, Range
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import stored_attempts, stored_queue
@@ -16,7 +16,7 @@ async def test_a_read_that_began_before_a_commit_does_not_undo_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given two delayed messages that memory does not hold, in buckets of one message
-    monkeypatch.setattr(available, "TIMED_BUCKET_MAX", 1)
+    monkeypatch.setattr(slots, "TIMED_BUCKET_MAX", 1)
     monkeypatch.setattr(lane_memory, "SLOTS_MAX", 0)
     rig = Rig()
     rig.create()
