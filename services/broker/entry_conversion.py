@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from libs.storage.ids import shard_of
-from libs.storage.keys import attempts_key
 from libs.storage.queues import (
     AvailableMessage,
     DoneMessage,
     FailedAttempt,
     FailedMessage,
-    decode_attempts,
 )
 from services.broker.attempts import attempts_at
+from services.broker.attempts_reading import Store, read_attempts
 from services.broker.entry_finding import Found
 from services.broker.entry_handles import listed_handle, waiting_handle
 from services.broker.finished_pages import Listed
@@ -35,13 +34,6 @@ WITH_ATTEMPTS: Final = frozenset(
 WITH_MESSAGE: Final = frozenset({entry_pb2.ENTRY_VIEW_HEADERS, entry_pb2.ENTRY_VIEW_FULL})
 
 View: TypeAlias = entry_pb2.EntryView.ValueType
-
-
-class Gets(Protocol):
-    """What is needed of a database."""
-
-    async def get(self, key: bytes, durable: bool = False) -> bytes | None:
-        """The value of a key."""
 
 
 def checked_view(view: View) -> View:
@@ -133,7 +125,7 @@ def found_entry(found: Found, now_ms: int) -> entry_pb2.Entry:
 class EntryTeller:
     """Adds to entries what lies elsewhere: attempts, and messages from the ingests."""
 
-    def __init__(self, owner: ShardOwner, database: Gets, ingests: Ingests) -> None:
+    def __init__(self, owner: ShardOwner, database: Store, ingests: Ingests) -> None:
         """Read attempts here and messages there."""
         self._owner = owner
         self._database = database
@@ -145,20 +137,29 @@ class EntryTeller:
         Raises Unavailable while messages are wanted and an ingest is away.
         """
         if view in WITH_ATTEMPTS:
-            for entry in entries:
-                entry.attempts.extend(await self._attempts(entry))
+            await self._add_attempts(entries)
         if view not in WITH_MESSAGE:
             return len(entries)
         return await self._add_messages(entries, with_payload=view == entry_pb2.ENTRY_VIEW_FULL)
 
-    async def _attempts(self, entry: entry_pb2.Entry) -> list[entry_pb2.Attempt]:
-        shard = self._owner.shard
-        queue = shard.queues.get(entry.queue_id)
-        known = shard.attempts.get(attempts_at(queue, entry.message_id)) if queue else None
-        if known is None:
-            stored = await self._database.get(attempts_key(entry.queue_id, entry.message_id))
-            known = decode_attempts(stored) if stored else []
-        return [_attempt(one, entry.queue_id) for one in known]
+    async def _add_attempts(self, entries: Sequence[entry_pb2.Entry]) -> None:
+        queues, attempts = self._owner.shard.queues, self._owner.shard.attempts
+        keyed = [
+            (attempts_at(queues[entry.queue_id], entry.message_id), entry)
+            for entry in entries
+            if entry.queue_id in queues  # or it was deleted just now
+        ]
+        keys = [key for key, _ in keyed]
+        attempts.begin_read(keys)
+        try:
+            cold = [key for key in keys if key not in attempts]
+            stored = await read_attempts(self._database, cold)
+            for key, entry in keyed:
+                known = attempts.get(key)  # newer than what is stored
+                told = stored[key] if known is None else known
+                entry.attempts.extend(_attempt(one, entry.queue_id) for one in told)
+        finally:
+            attempts.end_read(keys)
 
     async def _add_messages(self, entries: Sequence[entry_pb2.Entry], *, with_payload: bool) -> int:
         by_shard: dict[int, list[int]] = {}

@@ -17,7 +17,6 @@ from libs.storage.configs import decode_config
 from libs.storage.execution_records import decode_executed, decode_outbox_counter
 from libs.storage.keys import (
     active_range,
-    attempts_key,
     config_range,
     parse_active_key,
     parse_config_key,
@@ -42,7 +41,7 @@ from libs.storage.own_keys import (
     routing_cursor_range,
 )
 from libs.storage.primitives import KeyRange
-from libs.storage.queues import decode_active, decode_attempts
+from libs.storage.queues import decode_active
 from libs.storage.redrive_records import decode_redrive
 from libs.storage.refused_pushes import decode_refused_push
 from libs.storage.replay_records import decode_replay
@@ -54,7 +53,7 @@ from libs.storage.states import (
     decode_queue_state,
     decode_routing_cursor,
 )
-from services.broker.attempts import Key
+from services.broker.attempts_reading import read_attempts
 from services.broker.available import Available
 from services.broker.executed import MINUTE_MS, WINDOW_MINUTES, Executed
 from services.broker.lane_memory import COMPLETE
@@ -204,15 +203,15 @@ class Loader:
             slot.lane.begin_read(slot.first_order, slot.last_order)
         try:
             found = await _in_turns(self._buckets, need.slots)
-            records = await _in_turns(self._attempts, need.attempts)
+            records = await read_attempts(self._database, need.attempts)
         finally:
             self._shard.attempts.end_read(need.attempts)
             for slot in need.slots:
                 slot.lane.end_read(slot.first_order, slot.last_order)
         for slot, (rows, through) in zip(need.slots, found, strict=True):
             slot.offer(rows, through)
-        for key, value in zip(need.attempts, records, strict=True):
-            self._shard.attempts.offer(key, decode_attempts(value) if value else [])
+        for key, record in records.items():
+            self._shard.attempts.offer(key, record)
 
     async def _load_lane(self, need: NeedsLane) -> None:
         task = self._lanes.get(need.lane)
@@ -243,10 +242,6 @@ class Loader:
         return await read_buckets(
             self._database, queue_id, need.lane, orders, in_parts=need.in_parts
         )
-
-    async def _attempts(self, key: Key) -> bytes | None:
-        queue_id, _, message_id = key
-        return await self._database.get(attempts_key(queue_id, message_id))
 
 
 async def _in_turns(read: Callable[[T], Awaitable[R]], wanted: Sequence[T]) -> list[R]:

@@ -10,6 +10,7 @@ from libs.storage.keys import attempts_key
 from libs.storage.queues import FailedAttempt
 from services.broker import attempts
 from services.broker.attempts import Attempts, attempts_at
+from services.broker.attempts_reading import READ_AT_ONCE
 from services.broker.executions import Execution, Fail, Transfer, execute
 from services.broker.shard_machine import Nack, Needs
 from tests.unit.broker.shards import Rig
@@ -123,3 +124,45 @@ async def test_a_slow_read_for_a_queue_that_is_gone_tells_its_successor_nothing(
     await fail_once(rig, "new")
     rig.commit()
     assert told(rig, "orders") == [("nack: new", "")]
+
+
+# --- Many are read at once ------------------------------------------------------
+
+
+async def rig_with_history(ids: range, *, other_every: int) -> Rig:
+    """Messages that failed once in `orders` and wait again; some others failed beside them."""
+    rig = Rig()
+    for queue_id in ("orders", "next"):
+        rig.create(queue_id)
+    for message_id in range(ids[0], ids[-1] + 1, other_every):
+        if message_id not in ids:
+            rig.shard.attempts.add(
+                attempts_at(rig.queue(), message_id), FailedAttempt("other", message_id)
+            )
+    for message_id in ids:
+        rig.shard.attempts.add(attempts_at(rig.queue(), message_id), FailedAttempt("c", message_id))
+    await rig.route(ids)
+    rig.commit()
+    await rig.restart()
+    return rig
+
+
+@pytest.mark.parametrize("others", [False, True])
+async def test_many_that_are_moved_take_their_histories_along_in_few_reads(others: bool) -> None:
+    # Given messages in a row, or ten apart with others that failed in between
+    ids = range(1, 4001, 10) if others else range(1, 401)
+    rig = await rig_with_history(ids, other_every=3 if others else 1)
+    leases = await rig.claim(len(ids))
+    rig.store.reads = 0
+
+    # When all are transferred
+    commands = [Transfer(lease.token, "next") for lease in leases]
+    await rig.run(lambda: execute(rig.shard, Execution(commands), rig.now_ms))
+    rig.commit()
+
+    # Then each has its own history
+    for message_id in ids:
+        [one] = stored_attempts(rig.store.rows, "next", message_id)
+        assert one == FailedAttempt("c", message_id, queue="orders")
+    if not others:
+        assert rig.store.reads <= 2 * len(ids) // READ_AT_ONCE
