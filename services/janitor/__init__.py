@@ -2,5 +2,11 @@
 
 It writes no database. What it reads it reads straight from the object store, in Spark's executors.
 
+`tables`     the tables, their columns, and what decodes them
+`wanted`     what the conditions of a query leave to be read
+`planning`   which keys of which snapshots that is, in pieces of a like size
+`reading`    a piece: rows from the store, columns out of them
+`source`     all of this as Spark's format("slatemq")
+`session`    the Spark session
 `java`       the Java that Spark runs on, found or brought along
 """

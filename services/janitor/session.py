@@ -1,0 +1,69 @@
+"""The Spark session: started when there is work, on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from services.janitor.java import find_java_home
+from services.janitor.source import SlateMQSource
+
+__all__ = ["LOCAL_MASTER", "spark_session"]
+
+LOCAL_MASTER: Final = "local[*]"
+
+_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # Without it our source is told no filters, and reads every key range.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    # The default of 200 partitions after a join costs more than the join of a small instance.
+    "spark.sql.shuffle.partitions": "16",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+}
+
+_LOCAL_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
+
+
+@contextmanager
+def spark_session(
+    master: str = LOCAL_MASTER,
+    memory: str = "1g",
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[SparkSession]:
+    """A session that knows `format("slatemq")`; stopped at the end.
+
+    Args:
+        master: Any Spark master; a local one listens on the loopback alone.
+        memory: Heap of the driver, which does the work as well where the master is local.
+        settings: Spark's own, in place of ours.
+    """
+    os.environ["JAVA_HOME"] = str(find_java_home(os.environ))
+    # Executors on this machine must find what this process has.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    local = master.startswith("local")
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    chosen = {
+        **_SETTINGS,
+        **(_LOCAL_SETTINGS if local else {}),
+        "spark.driver.memory": memory,
+        **(settings or {}),
+    }
+    builder = SparkSession.builder.master(master).appName("slatemq-janitor")
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    try:
+        spark.dataSource.register(SlateMQSource)
+        yield spark
+    finally:
+        spark.stop()

@@ -1,0 +1,140 @@
+"""`spark.read.format("slatemq")`: the tables of an instance, read from snapshots by the executors.
+
+    option      what
+    root        the URL of the instance's root
+    table       messages, payloads, queues, active, done, failed or attempts; or as load("messages")
+    database    the databases, with commas between: ingest/0,ingest/1,broker/0
+    snapshot    the ID of a snapshot of each, in the same order
+    partitions  tasks of a scan at most; 16 unless it is given
+
+Databases that do not have the table are passed over, so the same options do for all tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from services.janitor.planning import Piece, SnapshotName
+from services.janitor.reading import Reading, plan_scan
+from services.janitor.tables import TABLES, Table
+from services.janitor.wanted import EVERYTHING, Wanted, wanted_by
+
+__all__ = ["FORMAT", "SlateMQReader", "SlateMQSource", "options_of"]
+
+FORMAT: Final = "slatemq"
+PARTITIONS: Final = 16
+
+
+def options_of(root: str, names: Sequence[SnapshotName]) -> dict[str, str]:
+    """The options that read these snapshots."""
+    return {
+        "root": root,
+        "database": ",".join(name.database for name in names),
+        "snapshot": ",".join(name.snapshot_id for name in names),
+    }
+
+
+@dataclass(frozen=True)
+class _Options:
+    root: str
+    table: Table
+    names: list[SnapshotName]
+    partitions: int
+
+
+class SlateMQSource(DataSource):
+    """See the module's text."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` calls it."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """The columns of the table."""
+        return from_arrow_schema(_read(self.options).table.schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the whole table; Spark tells it its filters next."""
+        return SlateMQReader(_read(self.options))
+
+
+class SlateMQReader(DataSourceReader):
+    """Plans a scan, on the driver, and reads a piece of it, on an executor.
+
+    Attributes:
+        wanted: What the filters have left of the table.
+        rows_read: Rows that the store has given to `read` in this process.
+    """
+
+    def __init__(self, options: _Options) -> None:
+        """Read with these options."""
+        self.wanted: Wanted = EVERYTHING
+        self.rows_read = 0
+        self._options = options
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Note what narrows the keys. Spark applies all of them again: keys are not exact."""
+        self.wanted = wanted_by(filters, self._options.table.time_column)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Ranges of keys with about as many messages each."""
+        options = self._options
+        pieces = plan_scan(
+            options.root, options.names, options.table, self.wanted, options.partitions
+        )
+        return [InputPartition(piece) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of a partition, straight from the object store."""
+        piece: Piece | None = partition.value
+        if piece is None:
+            return  # what Spark makes of no partitions at all
+        reading = Reading(self._options.root, self._options.table, self.wanted)
+        yield from reading.batches(piece)
+        self.rows_read += reading.rows_read
+
+
+def _read(options: Mapping[str, str]) -> _Options:
+    table = options.get("table") or options.get("path") or ""
+    if table not in TABLES:
+        raise ValueError(f"option table: {table!r} is none of {', '.join(TABLES)}")
+    root = options.get("root", "")
+    if not root:
+        raise ValueError("option root: the URL of the instance's root is missing")
+    databases = _listed(options.get("database", ""))
+    snapshots = _listed(options.get("snapshot", ""))
+    if not databases or len(databases) != len(snapshots):
+        raise ValueError(
+            f"options database and snapshot: {len(databases)} databases, {len(snapshots)} snapshots"
+        )
+    names = [SnapshotName(*pair) for pair in zip(databases, snapshots, strict=True)]
+    for name in names:
+        if (
+            name.service not in ("ingest", "broker")
+            or not name.database.partition("/")[2].isdigit()
+        ):
+            raise ValueError(f"option database: {name.database!r} is not like ingest/0 or broker/0")
+    return _Options(root, TABLES[table], names, _positive(options.get("partitions", PARTITIONS)))
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _positive(told: Any) -> int:
+    try:
+        number = int(told)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"option partitions: {told!r} is not a whole number above 0")
+    return number

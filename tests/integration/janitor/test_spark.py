@@ -1,0 +1,151 @@
+"""`spark.read.format("slatemq")` in a real Spark: SQL over snapshots, and what its scans read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql import DataFrame, SparkSession
+
+from libs.storage.roots import open_root
+from libs.storage.settings import Kind
+from services.janitor.tables import TABLES
+from tests.integration.broker.rig import running
+from tests.integration.janitor.tables_read import snapshot_of
+from tests.integration.janitor.test_broker_tables import many_queues, options_of
+from tests.integration.janitor.test_log_tables import A_DAY, DAYS, ENTRIES_A_DAY, fill
+
+pytestmark = pytest.mark.slow  # Spark takes seconds to start, and tenths of one for each question
+
+
+def load(spark: SparkSession, options: dict[str, str], table: str) -> DataFrame:
+    frame: DataFrame = spark.read.format("slatemq").options(**options).load(table)
+    return frame
+
+
+def scanned_rows(frame: DataFrame) -> int:
+    """How many rows the source has given, by Spark's own count; runs the query."""
+    executed: Any = frame._jdf.queryExecution().executedPlan()
+    executed.executeCollect()
+    leaf = executed.collectLeaves().head()
+    return int(leaf.metrics().apply("numOutputRows").value())
+
+
+async def in_thread(work: Callable[[], Any]) -> Any:
+    """Spark waits for its answers; the servers of the test go on meanwhile."""
+    return await asyncio.to_thread(work)
+
+
+async def log_options(folder: Path) -> dict[str, str]:
+    root = open_root(folder.as_uri())
+    database = await root.database("ingest/0", Kind.INGEST)
+    await fill(database)
+    options = await snapshot_of(root, database)
+    await database.close()
+    return options
+
+
+async def test_sql_counts_messages_by_day_over_the_whole_log(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    options = await log_options(tmp_path)
+
+    def ask() -> list[tuple[Any, ...]]:
+        load(spark, options, "messages").createOrReplaceTempView("messages")
+        found = spark.sql(
+            "SELECT day, count(*), min(received_at), max(headers['n']) FROM messages "
+            "GROUP BY day ORDER BY day"
+        )
+        return [tuple(row) for row in found.collect()]
+
+    rows = await in_thread(ask)
+
+    assert len(rows) == DAYS
+    first, count, begins, header = rows[0]
+    assert (first, count, header) == (date(2026, 1, 1), A_DAY, "2")
+    assert begins.astimezone(UTC) == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "day = DATE'2026-01-05'",
+        "to_date(received_at) = DATE'2026-01-05'",
+        "received_at >= '2026-01-05' AND received_at < '2026-01-06'",
+        "message_id BETWEEN 241 AND 300",
+    ],
+)
+async def test_a_day_in_a_query_narrows_the_scan(
+    spark: SparkSession, tmp_path: Path, condition: str
+) -> None:
+    options = await log_options(tmp_path)
+
+    def ask() -> tuple[int, int]:
+        frame = load(spark, options, "messages").where(condition)
+        return frame.count(), scanned_rows(frame)
+
+    counted, scanned = await in_thread(ask)
+
+    assert counted == A_DAY
+    # A bound that is a moment, and not a day, may take one more entry along.
+    assert A_DAY <= scanned <= A_DAY + A_DAY // ENTRIES_A_DAY
+
+
+async def test_a_queue_in_a_query_narrows_the_scan_and_tables_join(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    async with running(tmp_path) as rig:
+        await many_queues(rig)
+        options = await options_of(rig)
+
+        def ask() -> tuple[int, list[tuple[Any, ...]]]:
+            for table in ("active", "done", "queues"):
+                load(spark, options, table).createOrReplaceTempView(table)
+            joined = spark.sql(
+                "SELECT q.queue, q.done_count, count(d.message_id) FROM queues q "
+                "JOIN done d USING (queue) GROUP BY ALL ORDER BY q.queue"
+            )
+            narrow = spark.table("active").where("queue IN ('q3') AND state = 'available'")
+            return scanned_rows(narrow), [tuple(row) for row in joined.collect()]
+
+        scanned, joined = await in_thread(ask)
+
+    assert scanned == 5
+    assert joined == [(f"q{number}", 5, 5) for number in range(6)]
+
+
+async def test_every_table_has_the_columns_that_are_documented_even_when_it_is_empty(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    async with running(tmp_path) as rig:
+        options = await options_of(rig)
+
+        def ask() -> dict[str, tuple[list[str], int]]:
+            frames = {table: load(spark, options, table) for table in TABLES}
+            return {table: (frame.columns, frame.count()) for table, frame in frames.items()}
+
+        found = await in_thread(ask)
+
+    assert found == {table.name: (table.schema.names, 0) for table in TABLES.values()}
+
+
+async def test_a_snapshot_that_is_gone_is_told_and_so_is_a_wrong_option(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    options = await log_options(tmp_path)
+    gone = {**options, "snapshot": "00000000-0000-4000-8000-000000000000"}
+
+    def ask() -> None:
+        with pytest.raises((AnalysisException, PythonException), match="no snapshot 0000"):
+            load(spark, gone, "messages").count()
+        with pytest.raises(AnalysisException, match="option table: 'entries' is none of messages"):
+            load(spark, options, "entries")
+        with pytest.raises(AnalysisException, match="1 databases, 0 snapshots"):
+            load(spark, {**options, "snapshot": ""}, "messages")
+
+    await in_thread(ask)

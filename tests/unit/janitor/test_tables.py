@@ -1,0 +1,117 @@
+"""The page about the tables, and what the filters of queries make of them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringContains,
+)
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from services.janitor.source import SlateMQSource
+from services.janitor.tables import TABLES
+from services.janitor.wanted import EVERYTHING, Wanted, wanted_by
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/reference/tables.md"
+
+DAY_MS = 86_400_000
+FIRST_MS = 1_767_225_600_000  # 2026-01-01
+
+
+def test_the_page_tells_every_column_of_every_table_with_its_type_in_order() -> None:
+    told: dict[str, list[tuple[str, str]]] = {}
+    for section in PAGE.read_text().split("\n## ")[1:]:
+        name, _, rest = section.partition("\n")
+        told[name] = re.findall(r"^\| `(\w+)` \| ([A-Z<>,]+) \|", rest, re.MULTILINE)
+
+    columns = {
+        table.name: [
+            (field.name, field.dataType.simpleString().upper())
+            for field in from_arrow_schema(table.schema)
+        ]
+        for table in TABLES.values()
+    }
+    assert told == columns
+
+
+QUEUE, DAY, DONE_AT, ID = ("queue",), ("day",), ("done_at",), ("message_id",)
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ([], EVERYTHING),
+        ([EqualTo(QUEUE, "a")], Wanted(queues=frozenset("a"))),
+        ([In(QUEUE, ("a", "b")), EqualNullSafe(QUEUE, "b")], Wanted(queues=frozenset("b"))),
+        ([In(("broker_shard",), (1, 2))], Wanted(shards=frozenset((1, 2)))),
+        (
+            [EqualTo(DAY, date(2026, 1, 2))],
+            Wanted(first_ms=FIRST_MS + DAY_MS, last_ms=FIRST_MS + 2 * DAY_MS - 1),
+        ),
+        ([GreaterThan(DAY, date(2026, 1, 1))], Wanted(first_ms=FIRST_MS + DAY_MS)),
+        ([LessThan(DAY, date(2026, 1, 1))], Wanted(last_ms=FIRST_MS - 1)),
+        (
+            [
+                GreaterThanOrEqual(DONE_AT, datetime(2026, 1, 1, 0, 0, 0, 1999, UTC)),
+                LessThan(DONE_AT, datetime(2026, 1, 1, 0, 0, 1, tzinfo=UTC)),
+                GreaterThan(DONE_AT, datetime(2025, 1, 1, tzinfo=UTC)),
+            ],
+            Wanted(first_ms=FIRST_MS + 1, last_ms=FIRST_MS + 1000),
+        ),
+        ([GreaterThan(ID, 4), LessThanOrEqual(ID, 9)], Wanted(first_id=5, last_id=9)),
+        ([In(ID, (7, 3, None))], Wanted(first_id=3, last_id=7)),
+        # What narrows no keys: Spark applies it.
+        ([GreaterThan(QUEUE, "a"), StringContains(QUEUE, "a")], EVERYTHING),
+        ([Not(EqualTo(QUEUE, "a")), IsNotNull(QUEUE), EqualTo(QUEUE, None)], EVERYTHING),
+        ([EqualTo(("headers", "queue"), "a"), EqualTo(("consumer",), "a")], EVERYTHING),
+        ([In(QUEUE, (None,))], EVERYTHING),
+    ],
+)
+def test_filters_narrow_what_is_wanted_and_nothing_else(
+    filters: list[Filter], expected: Wanted
+) -> None:
+    assert wanted_by(filters, "done_at") == expected
+
+
+def test_a_table_without_an_order_of_time_is_not_narrowed_by_days() -> None:
+    assert wanted_by([EqualTo(DAY, date(2026, 1, 2))], "") == EVERYTHING
+
+
+def test_bounds_that_leave_nothing_are_known_for_it() -> None:
+    assert Wanted(first_id=2, last_id=1).nothing
+    assert Wanted(first_ms=2, last_ms=1).nothing
+    assert not Wanted(first_ms=2, last_id=1).nothing
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"table": "entries"}, "option table: 'entries'"),
+        ({"root": ""}, "option root"),
+        ({"database": "ingest/0,broker/0"}, "2 databases, 1 snapshots"),
+        ({"database": "ingest"}, "'ingest' is not like ingest/0"),
+        ({"database": "router/0"}, "'router/0' is not like"),
+        ({"partitions": "many"}, "option partitions: 'many'"),
+        ({"partitions": "0"}, "option partitions: '0'"),
+    ],
+)
+def test_a_wrong_option_is_named(wrong: dict[str, str], told: str) -> None:
+    good = {"root": "file:///x", "table": "done", "database": "broker/0", "snapshot": "s"}
+    assert SlateMQSource(good).schema() is not None
+
+    with pytest.raises(ValueError, match=re.escape(told)):
+        SlateMQSource({**good, **wrong}).schema()
