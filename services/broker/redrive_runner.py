@@ -2,8 +2,9 @@
 
     rows ──► which are wanted ──► contents, where they are needed ──► one command moves ──► durable
 
-One task runs all redrives of a shard in turn, and nothing else takes dead letters out of rows: so a
-row that was read, once all is durable, is as the next step finds it.
+The redrives of one queue take turns, and nothing else takes dead letters out of its rows: so a row
+that was read, once all is durable, is as the next step finds it. Those of other queues go on
+meanwhile, so an ingest that hangs holds up only what asks it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ STEP_LOOKED_AT: Final = 20_000
 FORGET_EVERY_S: Final = 60.0
 """How often redrives that ended long ago are looked for, while none runs."""
 
+STEPS_AT_ONCE: Final = 8
+"""Steps, of redrives of as many queues: each may have 32 MB of contents in memory."""
+
 STEPS_A_SECOND: Final = 10
 """With a rate, so many steps a second share it."""
 
@@ -91,6 +95,7 @@ class RedriveRunner:
         self._limits = limits
         self._wake = asyncio.Event()
         self._next_at: dict[int, float] = {}
+        self._steps = asyncio.Semaphore(STEPS_AT_ONCE)
 
     def wake(self) -> None:
         """A redrive was started or resumed."""
@@ -98,28 +103,55 @@ class RedriveRunner:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        while True:
-            self._wake.clear()
-            await self._owner.run(self._owner.shard.redrives.forget)
-            now = time.monotonic()
-            running = self._owner.shard.redrives.running()
-            due = [number for number in running if self._next_at.get(number, 0.0) <= now]
-            for number in due:
-                try:
+        turns: dict[str, asyncio.Task[None]] = {}  # by queue
+        try:
+            while True:
+                self._wake.clear()
+                await self._owner.run(self._owner.shard.redrives.forget)
+                wait_s = self._begin_turns(turns)
+                woken = asyncio.create_task(self._wake.wait())
+                waited = [woken, *turns.values()]
+                await asyncio.wait(waited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                woken.cancel()
+                for queue_id, turn in list(turns.items()):
+                    if turn.done():
+                        turn.result()
+                        del turns[queue_id]
+        finally:
+            for turn in turns.values():
+                turn.cancel()
+
+    def _begin_turns(self, turns: dict[str, asyncio.Task[None]]) -> float:
+        """Begins a turn for each queue that has none; gives in how many seconds the next is due."""
+        now = time.monotonic()
+        due: dict[str, list[int]] = {}
+        next_at = now + FORGET_EVERY_S
+        redrives = self._owner.shard.redrives
+        for number in redrives.running():
+            record = redrives.get(number)
+            if record is None or record.queue_id in turns:
+                continue
+            at = self._next_at.get(number, 0.0)
+            if at <= now:
+                due.setdefault(record.queue_id, []).append(number)
+            else:
+                next_at = min(next_at, at)
+        for queue_id, numbers in due.items():
+            turns[queue_id] = asyncio.create_task(self._take_turns(numbers))
+        return next_at - now
+
+    async def _take_turns(self, numbers: Sequence[int]) -> None:
+        """One step of each of these redrives, which are of one queue."""
+        for number in numbers:
+            try:
+                async with self._steps:
                     await self._step(number)
-                except (Unavailable, ResourceExhausted, StoreUnavailable) as error:
-                    log.warning("redrive %d waits: %s", number, error)
-                    self._next_at[number] = time.monotonic() + RETRY_S
-                except (CorruptRecord, FilterError) as error:
-                    log.error("redrive %d cannot go on: %s", number, error)
-                    await self._end(number, str(error))
-            if not due:
-                ends = [self._next_at[number] for number in running]
-                wait_s = max(min(ends, default=now + FORGET_EVERY_S) - now, 0.0)
-                try:
-                    await asyncio.wait_for(self._wake.wait(), wait_s)
-                except TimeoutError:
-                    continue
+            except (Unavailable, ResourceExhausted, StoreUnavailable) as error:
+                log.warning("redrive %d waits: %s", number, error)
+                self._next_at[number] = time.monotonic() + RETRY_S
+            except (CorruptRecord, FilterError) as error:
+                log.error("redrive %d cannot go on: %s", number, error)
+                await self._end(number, str(error))
 
     async def _step(self, number: int) -> None:
         await self._owner.durable()
