@@ -108,9 +108,9 @@ class FailedAttempt(NamedTuple):
 
 
 def encode_active(
-    available: Sequence[AvailableMessage], in_flight: Sequence[InFlightMessage]
+    available: Sequence[AvailableMessage], in_flight: Sequence[tuple[Any, ...]]
 ) -> bytes:
-    """Active value of one bucket."""
+    """Active value of one bucket; `in_flight` are InFlightMessages, or tuples of their fields."""
     waiting = _AVAILABLE.pack_array("available", available)
     if not in_flight:
         return waiting + _NO_IN_FLIGHT
@@ -147,8 +147,8 @@ def decode_active(data: bytes) -> tuple[list[AvailableMessage], list[InFlightMes
     return available, list(map(InFlightMessage, *zip(*rows, strict=True), *columns))
 
 
-def encode_done(done: Sequence[DoneMessage]) -> bytes:
-    """Done value of one bucket."""
+def encode_done(done: Sequence[tuple[Any, ...]]) -> bytes:
+    """Done value of one bucket, of DoneMessages, or of tuples of their fields."""
     columns = _columns(done, len(DoneMessage._fields))
     return b"".join(
         (

@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
 
 from libs.storage.buckets import BucketKind, bucket_number
 from libs.storage.keys import active_key
@@ -90,20 +91,6 @@ class Lease:
         self.visible_at_ms = visible_at_ms
         self.origin = origin
 
-    def record(self) -> InFlightMessage:
-        """The lease as it is stored."""
-        return InFlightMessage(
-            self.message_id,
-            self.priority,
-            self.claimed_at_ms,
-            self.deadline_ms,
-            self.attempts,
-            self.retention_deadline_ms,
-            self.length_ms,
-            self.consumer,
-            self.token,
-        )
-
     @classmethod
     def restore(cls, stored: InFlightMessage, deadline_ms: int, queue: Queue) -> Lease:
         """The lease as it was stored, with the deadline that holds after a restart."""
@@ -119,6 +106,20 @@ class Lease:
             stored.consumer,
             queue,
         )
+
+
+_RECORD: Final[Callable[[Lease], tuple[Any, ...]]] = attrgetter(
+    "message_id",
+    "priority",
+    "claimed_at_ms",
+    "deadline_ms",
+    "attempts",
+    "retention_deadline_ms",
+    "length_ms",
+    "consumer",
+    "token",
+)
+"""The fields of an InFlightMessage, without the time that its making takes."""
 
 
 class LeaseBucket:
@@ -166,18 +167,18 @@ class InFlight:
             for lease in part:
                 lease.bucket = bucket
                 bucket.leases[lease.token] = lease
-                self._list(lease)
             self._changed[bucket.order] = bucket
             done += len(part)
         self.count += len(leases)
 
     def take_out(self, leases: Iterable[Lease]) -> None:
         """Removes leases."""
+        bucket: LeaseBucket | None = None
         for lease in leases:
-            bucket = lease.bucket
+            if lease.bucket is not bucket:
+                bucket = lease.bucket
+                self._changed[bucket.order] = bucket
             del bucket.leases[lease.token]
-            self._unlist(lease)
-            self._changed[bucket.order] = bucket
             self.count -= 1
 
     def changed(self, bucket: LeaseBucket) -> None:
@@ -191,28 +192,17 @@ class InFlight:
             bucket = self._buckets[order] = LeaseBucket(order, stored=True)
         bucket.leases[lease.token] = lease
         lease.bucket = bucket
-        self._list(lease)
         if changed:
             self._changed[order] = bucket
         self.count += 1
         return bucket
 
     def of_message(self, message_id: int) -> list[Lease]:
-        """The leases on the entries of a message."""
-        lease = self._by_message.get(message_id)
-        return [] if lease is None else [lease, *self._others.get(message_id, ())]
+        """The leases on the entries of a message: looks at all, some milliseconds for 100,000.
 
-    def _list(self, lease: Lease) -> None:
-        if self._by_message.setdefault(lease.message_id, lease) is not lease:
-            self._others.setdefault(lease.message_id, []).append(lease)
-
-    def _unlist(self, lease: Lease) -> None:
-        first = self._by_message.pop(lease.message_id)
-        others = self._others.pop(lease.message_id, None) if self._others else None
-        if others:
-            for one in (first, *others):
-                if one is not lease:
-                    self._list(one)
+        An index would cost every claim, and only a handle that is out of date asks.
+        """
+        return [lease for lease in self.leases() if lease.message_id == message_id]
 
     def leases(self) -> Iterator[Lease]:
         """All of them."""
@@ -239,7 +229,7 @@ class InFlight:
         for order, bucket in self._changed.items():
             key = active_key(self._queue_id, bucket_number(0, BucketKind.IN_FLIGHT, order))
             if bucket.leases:
-                yield key, encode_active((), [lease.record() for lease in bucket.leases.values()])
+                yield key, encode_active((), list(map(_RECORD, bucket.leases.values())))
                 bucket.stored = True
             else:
                 del self._buckets[order]
@@ -322,11 +312,11 @@ class FinishedLeases:
             self._slots.appendleft((record.sequence, list(record.leases)))
             self._outcomes.update(zip(record.leases, record.outcomes, strict=True))
 
-    def add(self, token: int, outcome: LeaseOutcome) -> None:
-        """Remembers how a lease finished."""
-        self._outcomes[token] = outcome
-        self._open.append(token)
-        self._changed = True
+    def add(self, tokens: Sequence[int], outcome: LeaseOutcome) -> None:
+        """Remembers how leases finished."""
+        self._outcomes.update(dict.fromkeys(tokens, outcome))
+        self._open += tokens
+        self._changed = self._changed or bool(tokens)
 
     def outcome(self, token: int) -> LeaseOutcome | None:
         """How a lease finished; None when it runs, never was, or was forgotten."""
@@ -341,7 +331,7 @@ class FinishedLeases:
         # One slot holds at most what an Array can count; the last one stays open while it is small.
         while self._open:
             part = self._open[:60_000]
-            outcomes = tuple(self._outcomes[token] for token in part)
+            outcomes = tuple(map(self._outcomes.__getitem__, part))
             record = FinishedLeasesRecord(self._sequence, tuple(part), outcomes)
             rows.append((self._sequence % FINISHED_SLOTS, record))
             if len(part) < FINISHED_SLOT_MIN:

@@ -15,7 +15,6 @@ from libs.storage.delayed_records import DelayedMessage
 from libs.storage.keys import done_key, failed_key, queue_state_key
 from libs.storage.queues import (
     AvailableMessage,
-    DoneMessage,
     FailedMessage,
     encode_done,
     encode_failed,
@@ -52,7 +51,8 @@ class QueueEntries(ABC):
         self.in_flight = InFlight(queue_id)
         purges = state.purges or PurgesRecord(state.epoch)
         self.garbage_lane_epochs = purges.garbage_lane_epochs
-        self.done: FinishedList[DoneMessage] = FinishedList(
+        # DoneMessages, as bare tuples: every ack makes one.
+        self.done: FinishedList[tuple[Any, ...]] = FinishedList(
             partial(done_key, queue_id),
             encode_done,
             state.done_count,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from libs.storage.buckets import BucketKind
-from libs.storage.queues import AvailableMessage, DoneMessage, FailedMessage
+from libs.storage.queues import AvailableMessage, FailedMessage
 from libs.storage.states import QueueStateRecord
 from services.broker.leases import Lease, LeaseBucket, Row
 from services.broker.queue_entries import QueueEntries
@@ -162,16 +162,18 @@ class Queue(QueueEntries):
         """Moves messages to done; `transferred_to` names the queue that has them now."""
         self._take_out(leases)
         self.done.add(
-            DoneMessage(
-                lease.message_id,
-                now_ms,
-                lease.attempts,
-                lease.consumer,
-                lease.claimed_at_ms,
-                lease.token,
-                transferred_to,
-            )
-            for lease in leases
+            [
+                (
+                    lease.message_id,
+                    now_ms,
+                    lease.attempts,
+                    lease.consumer,
+                    lease.claimed_at_ms,
+                    lease.token,
+                    transferred_to,
+                )
+                for lease in leases
+            ]
         )
 
     def give_back(self, lease: Lease, visible_at_ms: int, now_ms: int) -> bool:

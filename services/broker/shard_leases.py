@@ -57,19 +57,18 @@ class ShardLeases:
 
     def ack(self, tokens: Sequence[int], now_ms: int) -> list[Finish]:
         """Finishes leases: their messages are done."""
-        results = []
+        leases = [self._leases.pop(token, None) for token in tokens]
         by_queue: dict[Queue, list[Lease]] = {}
-        for token in tokens:
-            lease = self._leases.pop(token, None)
-            if lease is None:
-                results.append(self._finished(token, LeaseOutcome.ACKED))
-                continue
-            by_queue.setdefault(lease.queue, []).append(lease)
-            self.finished.add(token, LeaseOutcome.ACKED)
-            results.append(Finish.OK)
-        for queue, leases in by_queue.items():
-            queue.ack(leases, now_ms)
-        return results
+        for lease in leases:
+            if lease is not None:
+                by_queue.setdefault(lease.queue, []).append(lease)
+        for queue, its_leases in by_queue.items():
+            self.finished.add([lease.token for lease in its_leases], LeaseOutcome.ACKED)
+            queue.ack(its_leases, now_ms)
+        return [
+            Finish.OK if lease is not None else self._finished(token, LeaseOutcome.ACKED)
+            for token, lease in zip(tokens, leases, strict=True)
+        ]
 
     def nack(self, items: Sequence[Nack], now_ms: int, came_ms: int | None = None) -> list[Finish]:
         """Finishes leases: their messages are available again, or failed. May raise Needs.
@@ -97,7 +96,7 @@ class ShardLeases:
             else:
                 lease.queue.nacked_count += 1
                 self._return(lease, f"nack: {item.reason}", visible_at_ms, now_ms)
-            self.finished.add(item.token, LeaseOutcome.NACKED)
+            self.finished.add((item.token,), LeaseOutcome.NACKED)
             results.append(Finish.OK)
         return results
 
@@ -141,7 +140,7 @@ class ShardLeases:
         queues: dict[str, Queue] = {}
         for lease, visible_at_ms, _ in returns:
             del self._leases[lease.token]
-            self.finished.add(lease.token, LeaseOutcome.ENDED)
+            self.finished.add((lease.token,), LeaseOutcome.ENDED)
             lease.queue.ended_leases_count += 1
             self._return(lease, EXPIRED_LEASE, visible_at_ms, now_ms)
             queues[lease.queue.queue_id] = lease.queue
@@ -170,14 +169,14 @@ class ShardLeases:
     def end(self, lease: Lease, outcome: LeaseOutcome) -> None:
         """Ends a lease; what becomes of its message is up to the caller."""
         del self._leases[lease.token]
-        self.finished.add(lease.token, outcome)
+        self.finished.add((lease.token,), outcome)
 
     def purge_in_flight(self, queue: Queue) -> int:
         """Ends all leases of a queue, and their messages are gone; gives how many they were."""
         leases = queue.purge_in_flight()
         for lease in leases:
             del self._leases[lease.token]
-            self.finished.add(lease.token, LeaseOutcome.ENDED)
+            self.finished.add((lease.token,), LeaseOutcome.ENDED)
         return len(leases)
 
     def _finished(self, token: int, wanted: LeaseOutcome) -> Finish:

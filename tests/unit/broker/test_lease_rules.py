@@ -214,7 +214,7 @@ def test_100_000_finished_leases_are_remembered_with_one_commit_each() -> None:
     finished = leases.FinishedLeases()
     slots: dict[int, FinishedLeasesRecord] = {}
     for token in range(1, 200_001):
-        finished.add(token, LeaseOutcome.ACKED)
+        finished.add([token], LeaseOutcome.ACKED)
         if token % 7 == 0:
             slots.update(finished.drain())
     slots.update(finished.drain())
