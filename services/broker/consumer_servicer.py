@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from google.rpc.status_pb2 import Status
@@ -104,11 +104,12 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     async def _wait(self, queue: Queue, claim: OneClaim, wait_ms: int) -> None:
         try:
             self._delivery.add(queue, claim)
-            async with asyncio.timeout(wait_ms / 1000 if wait_ms else None):
-                await claim.done.wait()
-        except TimeoutError:
-            if not claim.done.is_set():
-                claim.error = self._delivery.away(queue)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_ms / 1000 if wait_ms else None):
+                    await claim.done.wait()
+            # What is being fetched now may be for it.
+            self._delivery.wait_no_more(queue, claim)
+            await claim.done.wait()
         except SlateMQError as refused:
             claim.error = refused
         finally:

@@ -18,6 +18,7 @@ from itertools import islice
 from libs.storage.ids import shard_of
 from libs.storage.queues import AvailableMessage
 from services.broker.desks import LOOK_AHEAD, Desk
+from services.broker.ingest_presence import IngestPresence
 from services.broker.owner import ShardOwner
 from services.broker.payloads import Fetched, Held, Payloads
 from services.broker.queue_machine import Choice, NeedsLane, Queue
@@ -39,8 +40,8 @@ SHARE_MIN = 100
 """When several wait for what little there is, each gets its share, but no less than this at once:
 an answer for every single message would cost everybody more than the wait."""
 
-AWAY_MS = 200
-"""How long an ingest that could not be asked is not asked again."""
+STUCK_MS = 200
+"""How soon messages that could not be claimed at a look are looked at again."""
 
 TIMER_MAX_MS = 60_000
 """A timer is set for at most this long; it is set again when it has run out."""
@@ -58,7 +59,7 @@ class Delivery:
         self._payloads = payloads
         self._waiters_max = waiters_max
         self._desks: dict[Queue, Desk] = {}
-        self._away: dict[int, asyncio.TimerHandle] = {}  # ingests left alone for a moment
+        self._ingests = IngestPresence(payloads, self.look_again)
         self._kept_back: Counter[int] = Counter()
         self._closed: SlateMQError | None = None
         self.streams: dict[Waiter, Queue] = {}
@@ -102,6 +103,13 @@ class Delivery:
             desk.impatient.add(waiter)
         self._kick(desk)
 
+    def wait_no_more(self, queue: Queue, waiter: Waiter) -> None:
+        """Has a waiter, if it still stands in line, answered when the next look is over."""
+        desk = self._desks.get(queue)
+        if desk is not None and waiter in desk.line:
+            desk.impatient.add(waiter)
+            self._kick(desk)
+
     def remove(self, queue: Queue, waiter: Waiter) -> None:
         """Takes a waiter out of the line; nothing happens if it is out already."""
         desk = self._desks.get(queue)
@@ -123,14 +131,13 @@ class Delivery:
 
     async def close(self) -> None:
         """Ends what still runs; for the end of the process."""
-        for timer in self._away.values():
-            timer.cancel()
         tasks = [desk.task for desk in self._desks.values() if desk.task is not None]
         for desk in list(self._desks.values()):
             self._dismiss(desk, self._closed)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._ingests.close()
 
     def _dismiss(self, desk: Desk, error: SlateMQError | None) -> None:
         line, desk.line = desk.line, OrderedDict()
@@ -206,7 +213,7 @@ class Delivery:
         def reachable(message_id: int) -> bool:
             if message_id in self._kept_back:
                 return False
-            if self._reachable(message_id):
+            if self._ingests.can_give(message_id):
                 return True
             passed.add(shard_of(message_id))
             return False
@@ -246,26 +253,20 @@ class Delivery:
         for desk in list(self._desks.values()):
             self._changed(desk.queue)
 
-    def _reachable(self, message_id: int) -> bool:
-        return not self._away or shard_of(message_id) not in self._away
-
     def _note_away(self, desk: Desk, found: set[int], passed: set[int]) -> None:
         if found or passed:
             shards = ", ".join(map(str, sorted(found | passed)))
             desk.away = Unavailable(f"ingest {shards} is away", reason="INGEST_AWAY")
-        loop = asyncio.get_running_loop()
-        for shard in found - self._away.keys():
-            self._away[shard] = loop.call_later(AWAY_MS / 1000, self._ask_again, shard)
-
-    def _ask_again(self, shard: int) -> None:
-        self._away.pop(shard, None)
-        for desk in list(self._desks.values()):
-            if desk.line:
-                self._kick(desk)
+        self._ingests.found_away(found)
 
     async def _fail_gone(self, queue: Queue, gone: set[int]) -> None:
         def choose(item: AvailableMessage) -> Choice:
-            return Choice.TAKE if item.message_id in gone else Choice.SKIP
+            if not gone:
+                return Choice.STOP
+            if item.message_id not in gone:
+                return Choice.SKIP
+            gone.discard(item.message_id)
+            return Choice.TAKE
 
         def fail(now_ms: int) -> None:
             if self._owner.owns(queue):
@@ -292,13 +293,13 @@ class Delivery:
 
     def _next_look_ms(self, desk: Desk) -> int | None:
         if desk.stuck:
-            return AWAY_MS
+            return STUCK_MS
         due_ms = desk.queue.next_due_ms()
         if due_ms is None:
             return None
         # What was due at this look already cannot be had: not again at once.
         left_ms = due_ms - self._owner.clock.now_ms()
-        return min(left_ms, TIMER_MAX_MS) if left_ms > 0 else AWAY_MS
+        return min(left_ms, TIMER_MAX_MS) if left_ms > 0 else STUCK_MS
 
     # --- Claiming -----------------------------------------------------------
 
@@ -325,7 +326,7 @@ class Delivery:
             return  # Nobody waits, or older messages come first.
         wanted = sum(waiter.wants for waiter in islice(desk.line, len(ids)))
         _, missing = self._payloads.look(ids[: min(wanted, LOOK_AHEAD)])
-        missing = [message_id for message_id in missing if self._reachable(message_id)]
+        missing = [message_id for message_id in missing if self._ingests.can_give(message_id)]
         if missing:
             fetched = await self._payloads.fetch(missing)
             self._note_away(desk, fetched.away, set())
@@ -364,7 +365,7 @@ class Delivery:
             if item.message_id in self._kept_back:
                 return Choice.SKIP
             if one is None:
-                return Choice.STOP if self._reachable(item.message_id) else Choice.SKIP
+                return Choice.STOP if self._ingests.can_give(item.message_id) else Choice.SKIP
             payload_bytes_left -= one.payload_bytes
             bytes_left -= len(one.message)
             if chosen and (payload_bytes_left < 0 or bytes_left < 0):
@@ -374,11 +375,6 @@ class Delivery:
 
         leases = self._owner.shard.claim(queue, choose, waiter.lease_ms, waiter.consumer, now_ms)
         return list(zip(leases, chosen, strict=True))
-
-    def away(self, queue: Queue) -> SlateMQError | None:
-        """Why the last look for a queue's waiters found nothing, if an ingest was away."""
-        desk = self._desks.get(queue)
-        return desk.away if desk is not None else None
 
 
 def paused(queue: Queue) -> FailedPrecondition:

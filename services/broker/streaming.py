@@ -120,10 +120,15 @@ class Streams:
                 self._take(request, queue, stream)
             stream.no_more_credit()
         except SlateMQError as error:
-            stream.failed(error)
+            self._end(queue, stream, error)
         except Exception:
             log.exception("reading the requests of a stream failed")
-            stream.failed(Internal("internal error; the service's log says more"))
+            self._end(queue, stream, Internal("internal error; the service's log says more"))
+
+    def _end(self, queue: Queue, stream: Stream, error: SlateMQError) -> None:
+        stream.failed(error)
+        # At once, though its consumer hears of it after a commit: others stand behind it.
+        self._delivery.remove(queue, stream)
 
     def _take(self, request: consumer_pb2.ConsumeRequest, queue: Queue, stream: Stream) -> None:
         action = request.WhichOneof("action")

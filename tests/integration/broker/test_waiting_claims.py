@@ -1,0 +1,126 @@
+"""Who waits beside others: nobody is held up by a stream that ended or an ingest that hangs."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from libs.storage.ids import message_id, shard_of
+from services.broker.payloads import Held
+from slatemq.errors import Unavailable
+from slatemq.v1 import assignment_pb2, consumer_pb2
+from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, running
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():
+            await asyncio.sleep(0.001)
+
+
+async def assign(rig: Rig, queue_id: str, sequence: int, message: int) -> None:
+    """Assigns a message without asking anything before, which would wait for the disk."""
+    piece = assignment_pb2.LogRange(
+        ingest_shard=shard_of(message),
+        previous_sequence=sequence - 1,
+        last_sequence=sequence,
+        assignments=[assignment_pb2.QueueAssignment(queue_id=queue_id, message_ids=[message])],
+    )
+    revision = rig.owner.durable_revision
+    request = assignment_pb2.AssignRequest(config_revision=revision, ranges=[piece])
+    answer = await rig.assignments.Assign(request)
+    assert answer.results[0].applied
+
+
+async def test_a_stream_that_ended_by_an_error_keeps_nothing_from_those_behind_it() -> None:
+    disk = Disk()
+    async with running(memory_root(disk), disk=disk) as rig:
+        # Given a stream that is first in line, and a commit that takes long
+        await rig.create()
+        await rig.create("other")
+        queue, delivery = rig.owner.shard.queues["q"], rig.service._delivery
+        assert delivery is not None
+        credit = consumer_pb2.ConsumeCredit(messages_count=5)
+        start = consumer_pb2.ConsumeStart(queue_id="q", credit=credit)
+        call = rig.consumers.Consume()
+        await call.write(consumer_pb2.ConsumeRequest(start=start))
+        await call.read()
+        await until(lambda: len(delivery._desks[queue].line) == 1)
+        disk.free.clear()
+        others = asyncio.create_task(assign(rig, "other", 1, 1))
+        await until(lambda: rig.owner.shard.queues["other"].ready_count == 1)
+
+        # When the stream is ended by a bad request, which its consumer hears after the commit
+        waiting = asyncio.create_task(rig.claim(wait_ms=30_000))
+        await until(lambda: len(delivery._desks[queue].line) == 2)
+        bad = consumer_pb2.ConsumeCredit(messages_count=-1)
+        await call.write(consumer_pb2.ConsumeRequest(credit=bad))
+        await until(lambda: all(stream.error for stream in delivery.streams))  # type: ignore[attr-defined]
+        assigning = asyncio.create_task(assign(rig, "q", 2, 2))
+
+        # Then the claim behind it gets what comes
+        await until(lambda: queue.in_flight_count == 1)
+        disk.free.set()
+        assert [claimed.message.message_id for claimed in await waiting] == [2]
+        await asyncio.gather(others, assigning)
+        call.cancel()
+
+
+async def test_a_wait_that_ends_while_payloads_are_read_gives_them() -> None:
+    # Given a message whose payload takes longer to read than the claim waits
+    ingest = Ingest()
+    async with running(ingest=ingest) as rig:
+        await rig.create()
+        await rig.assign([1])
+        ingest.read_gate.clear()
+
+        claiming = asyncio.create_task(rig.claim(wait_ms=1))
+        await until(lambda: bool(ingest.reads))
+        await asyncio.sleep(0.05)
+        ingest.read_gate.set()
+
+        # Then it is no empty answer, which would say that nothing is there
+        assert [claimed.message.message_id for claimed in await claiming] == [1]
+
+
+class _HangingIngest(Ingest):
+    """Shard 1 fails once, then says nothing for as long as it hangs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs = 0
+        self.back = asyncio.Event()
+
+    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], Sequence[int]]:
+        if shard == 1 and not self.back.is_set():
+            self.hangs += 1
+            if self.hangs == 1:
+                raise Unavailable("the deadline is over")
+            await self.back.wait()
+        return await super().fetch(shard, ids)
+
+
+@pytest.mark.parametrize("kind", ["fresh", "waiting"])
+async def test_messages_of_other_ingests_pass_one_that_hangs(kind: str) -> None:
+    # Given a message of an ingest that hangs, before all others
+    ingest = _HangingIngest()
+    hanging = message_id(1, 1)
+    async with running(ingest=ingest) as rig:
+        await rig.create()
+        await assign(rig, "q", 1, hanging)
+        first = asyncio.create_task(rig.claim(wait_ms=30_000))
+        await until(lambda: ingest.hangs == 2)
+
+        # When a message of another one comes to who waits, or waits already
+        async with asyncio.timeout(5):
+            if kind == "waiting":
+                first.cancel()
+            await rig.assign([1])
+            claimed = await (first if kind == "fresh" else rig.claim())
+        assert [one.message.message_id for one in claimed] == [1]
+
+        # Then it is had, and the other one too when its ingest is back
+        ingest.back.set()
+        async with asyncio.timeout(5):
+            (late,) = await rig.claim(wait_ms=30_000)
+        assert (late.message.message_id, late.attempts_count) == (hanging, 1)
