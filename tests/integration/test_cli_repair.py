@@ -70,7 +70,7 @@ def test_a_message_is_delayed_shown_edited_rescheduled_and_cancelled(cli: Cli) -
     cli.ok(*edited, "--etag", before["etag"])
     (shown,) = objects(cli, "message", "show", entry["handle"])
     assert (shown["payload"], shown["headers"]) == ("other words", {"checked": "yes"})
-    stale = cli.run(*edited, "--etag", before["etag"])
+    stale = cli.run("message", "edit", entry["handle"], "late words", "--etag", before["etag"])
     assert stale.code == 1
     assert shown["etag"] in stale.err
 
