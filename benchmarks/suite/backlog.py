@@ -51,6 +51,11 @@ class Backlog:
         self._seen: set[int] = set()
         self.numbers: dict[str, float] = {}
 
+    @property
+    def claimed(self) -> int:
+        """How many messages came back whole, each once, and were acked."""
+        return len(self._seen)
+
     # --- Filling ------------------------------------------------------------
 
     def begin(self, server: Server, delayed: int) -> None:
@@ -180,4 +185,5 @@ def backlog(folder: Path, sizes: Sequence[int], delayed: int, rounds: int) -> Me
             if how == "after a stop":
                 for pid in server.named().values():
                     os.kill(pid, signal.SIGKILL)
-    return Measured(queue.numbers, {"delayed": delayed, "payload bytes": BYTES})
+    settings = {"delayed": delayed, "payload bytes": BYTES}
+    return Measured(queue.numbers, settings, queue.claimed)

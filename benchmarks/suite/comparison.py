@@ -22,7 +22,7 @@ from benchmarks.suite.servers import NotHere, Server, Starter
 from benchmarks.suite.workloads import Measured, Scale
 
 FULL = Scale(50_000, 100_000, 10_000, 10, 10_000)
-SHORT = Scale(2_000, 2_000, 200, 1, 500, depths=(2,), processes=(2,))
+SHORT = Scale(2_000, 2_000, 200, 1, 500, queues=3, depths=(2,), processes=(2,))
 
 Work = Callable[[Server], Measured]
 
@@ -38,7 +38,7 @@ def works(scale: Scale, chosen: str) -> Iterator[tuple[str, list[Work]]]:
         "d": [lambda s, n=n: workloads.singles(s, scale.singles, 64, n) for n in many],
         "e500": _paced(scale, 500),
         "e2000": _paced(scale, 2000),
-        "f": [lambda s, w=w: workloads.fan_out(s, scale.fan_out, 10, *w) for w in ways],
+        "f": [lambda s, w=w: workloads.fan_out(s, scale.fan_out, scale.queues, *w) for w in ways],
     }
     for name, variants in every.items():
         if not chosen or name in chosen.split(",") or name[0] in chosen.split(","):

@@ -112,4 +112,5 @@ def costs(
             found = _point(place, rate, interval_ms, seconds)
             numbers |= found
             print("  " + "  ".join(f"{w} {v:,.3f}" for w, v in found.items()), flush=True)
-    return Measured(numbers, {"seconds": seconds, "payload bytes": 1024})
+    counted = sum(int(rate * seconds) for rate in rates) * len(intervals_ms)
+    return Measured(numbers, {"seconds": seconds, "payload bytes": 1024}, counted)

@@ -31,6 +31,7 @@ class Results:
     left_out: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
     chosen: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    counted: dict[str, dict[str, int]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
     def add(self, workload: str, system: str, measured: Measured) -> None:
@@ -39,6 +40,7 @@ class Results:
             by_system = self.numbers.setdefault(workload, {}).setdefault(what, {})
             by_system.setdefault(system, []).append(number)
         self.chosen.setdefault(workload, {})[system] = measured.settings
+        self.counted.setdefault(workload, {})[system] = measured.counted
 
     def medians(self, workload: str) -> dict[str, dict[str, float]]:
         """By what and system."""
@@ -80,6 +82,7 @@ class Results:
             "settings": self.settings,
             "left_out": self.left_out,
             "chosen": self.chosen,
+            "counted": self.counted,
             "numbers": self.numbers,
             "failures": self.failures,
         }
@@ -90,5 +93,5 @@ class Results:
 def read(path: Path) -> Results:
     """The results of an earlier run."""
     told = json.loads(path.read_text(encoding="utf-8"))
-    names = ("command", "settings", "left_out", "numbers", "chosen", "failures")
+    names = ("command", "settings", "left_out", "numbers", "chosen", "counted", "failures")
     return Results(**{name: told[name] for name in names})

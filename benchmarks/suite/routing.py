@@ -69,7 +69,7 @@ async def _route(client: Client, router: int, messages: int, receiving: int) -> 
     return messages / took_s
 
 
-async def _measure(server: Server, queues: int, messages: int) -> dict[str, float]:
+async def _measure(server: Server, queues: int, messages: int) -> tuple[dict[str, float], int]:
     async with slatemq.connect(server.url, call_timeout=120) as client:
         began = time.monotonic()
         await _create(client, queues)
@@ -86,18 +86,20 @@ async def _measure(server: Server, queues: int, messages: int) -> dict[str, floa
         f"routed/s, to all @{queues}": statistics.median(spread),
         f"routed/s, to ten @{queues}": statistics.median(few),
         f"queues created/s @{queues}": queues / created_s,
-    }
+    }, expected
 
 
 def routing(folder: Path, counts: Sequence[int], messages: int) -> Measured:
     """Each number of queues on a stack of its own."""
     numbers: dict[str, float] = {}
+    counted = 0
     for queues in counts:
         place = folder / str(queues)
         place.mkdir()
         with servers.slatemq(place) as server:
-            found = asyncio.run(_measure(server, queues, messages))
+            found, routed = asyncio.run(_measure(server, queues, messages))
         numbers |= found
+        counted += routed
         told = "  ".join(f"{what.split(' @')[0]} {value:,.0f}" for what, value in found.items())
         print(f"  {queues:>6,} queues: {told}", flush=True)
-    return Measured(numbers, {"messages": messages, "payload bytes": BYTES})
+    return Measured(numbers, {"messages": messages, "payload bytes": BYTES}, counted)

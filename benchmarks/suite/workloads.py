@@ -18,6 +18,7 @@ class Scale:
     singles: int
     paced_seconds: float
     fan_out: int
+    queues: int = 10
     depths: tuple[int, ...] = (1, 2, 4)
     processes: tuple[int, ...] = (1, 2)
 
@@ -32,10 +33,14 @@ class Scale:
 
 @dataclass(slots=True)
 class Measured:
-    """What one run of a workload gave: numbers by name, per second or in ms as the name says."""
+    """What one run of a workload gave: numbers by name, per second or in ms as the name says.
+
+    `counted`: messages that came back whole, each once at least, and were acked.
+    """
 
     numbers: dict[str, float]
     settings: dict[str, Any] = field(default_factory=dict)
+    counted: int = 0
 
 
 def _publish(server: Server, processes: int, queue: str, count: int, **spec: Any) -> float:
@@ -64,6 +69,7 @@ def in_turn(server: Server, size: int, count: int, depth: int, processes: int) -
             "consume/s": count / consume_s,
         },
         {"depth": depth, "processes": processes},
+        count,
     )
 
 
@@ -76,7 +82,7 @@ def at_once(server: Server, size: int, count: int, depth: int, processes: int) -
     results = crew.run()
     consumers.check(results)
     return Measured(
-        {"both at once/s": count / span(results)}, {"depth": depth, "processes": processes}
+        {"both at once/s": count / span(results)}, {"depth": depth, "processes": processes}, count
     )
 
 
@@ -86,7 +92,7 @@ def singles(server: Server, count: int, clients: int, processes: int) -> Measure
     each = clients // processes
     publish_s = _publish(server, processes, queue, count, batch=1, clients=each)
     _consume(server, 1, queue, count)
-    return Measured({"singles/s": count / publish_s}, {"processes": processes})
+    return Measured({"singles/s": count / publish_s}, {"processes": processes}, count)
 
 
 def latency(server: Server, rate: int, seconds: float, depth: int) -> Measured:
@@ -105,6 +111,7 @@ def latency(server: Server, rate: int, seconds: float, depth: int) -> Measured:
             for name, part in (("p99", 0.99), ("p50", 0.5), ("p99.9", 0.999))
         },
         {"depth": depth},
+        count,
     )
 
 
@@ -114,5 +121,7 @@ def fan_out(server: Server, count: int, queues: int, depth: int, processes: int)
     took_s = _publish(server, processes, names[0], count, depth=depth)
     took_s += sum(_consume(server, processes, name, count, depth=depth) for name in names)
     return Measured(
-        {"deliveries/s": count * queues / took_s}, {"depth": depth, "processes": processes}
+        {"deliveries/s": count * queues / took_s},
+        {"depth": depth, "processes": processes},
+        count * queues,
     )

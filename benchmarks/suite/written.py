@@ -103,4 +103,4 @@ def written(folder: Path, size: int, count: int) -> Measured:
     for name, (number, total) in sorted(found.items()):
         numbers[f"{name} bytes for a payload byte, {size} B"] = total / payload
         numbers[f"{name} objects for 1,000 messages, {size} B"] = 1000 * number / count
-    return Measured(numbers, {"messages": count})
+    return Measured(numbers, {"messages": count}, count)

@@ -1,0 +1,80 @@
+"""The benchmarks are alive: in their short form every workload gives back what was put in.
+
+The suite counts and hashes by itself, and fails where anything is missing or changed. Times are
+looked at by nobody here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PEERS = ("redis", "postgres", "nats", "rabbitmq")
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]  # starts stacks, and clients in processes
+
+
+def short_form(folder: Path, *arguments: str) -> Any:
+    """Runs the suite; gives what it wrote."""
+    told = folder / "results.json"
+    command = [sys.executable, "-m", "benchmarks.suite", "--short", "--json", str(told)]
+    ran = subprocess.run(
+        [*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return json.loads(told.read_text(encoding="utf-8"))
+
+
+def test_what_is_compared_comes_back_whole(tmp_path: Path) -> None:
+    # When
+    told = short_form(tmp_path, "--systems", "slatemq", "--workloads", "a,b,c,d,e,f")
+
+    # Then
+    counted = {workload: by_system["slatemq"] for workload, by_system in told["counted"].items()}
+    assert counted == {
+        "a": 2000,
+        "b": 2000,
+        "c": 2000,
+        "d": 200,
+        "e500": 500,
+        "e2000": 2000,
+        "f": 3 * 500,
+    }
+    assert told["failures"] == []
+
+
+def test_backlogs_and_starts_give_each_message_once(tmp_path: Path) -> None:
+    # When
+    told = short_form(tmp_path, "--systems", "slatemq", "--workloads", "g,limits")
+
+    # Then: two rounds at each of two sizes, and first claims after two starts
+    assert told["counted"]["g"]["slatemq"] == 2 * 2 * 1000 + 2 * 100
+    assert {"g", "limits"} == told["numbers"].keys()
+    assert told["failures"] == []
+
+
+def test_what_is_routed_and_written_comes_back_whole(tmp_path: Path) -> None:
+    # When
+    told = short_form(tmp_path, "--systems", "slatemq", "--workloads", "h,i1024,icost")
+
+    # Then: what warms up, then the same for all queues and for ten; a point of the curve
+    counted = {workload: by_system["slatemq"] for workload, by_system in told["counted"].items()}
+    assert counted == {"h": 1000 + 2 * 3 * 1000, "i1024": 5000, "icost": 200 * 2}
+    assert told["failures"] == []
+
+
+def test_what_the_peers_are_given_comes_back_whole(tmp_path: Path) -> None:
+    # When
+    told = short_form(tmp_path, "--systems", ",".join(PEERS), "--workloads", "a,f")
+
+    # Then each peer gave it all back, or says why it could not be had
+    assert {*told["settings"], *told["left_out"]} == {*PEERS}
+    assert all(told["left_out"].values())
+    for workload, count in (("a", 2000), ("f", 3 * 500)):
+        assert told["counted"].get(workload, {}) == dict.fromkeys(told["settings"], count)
