@@ -46,6 +46,9 @@ STEP_MESSAGES: Final = 500
 STEP_LOOKED_AT: Final = 20_000
 """Messages looked at in one step at most, where few of them are wanted."""
 
+ROW_COST: Final = 20
+"""A row takes as long as so many messages in it."""
+
 FORGET_EVERY_S: Final = 60.0
 """How often redrives that ended long ago are looked for, while none runs."""
 
@@ -206,6 +209,7 @@ class RedriveRunner:
         async for order, messages in self._failed.rows(queue, Span(), after):
             if order > record.end_order or left <= 0 or quota <= 0:
                 break
+            left -= ROW_COST
             through = record.next_place if order == record.next_order else 0
             chosen: list[int] = []
             while through < len(messages) and left > 0 and len(chosen) < quota:

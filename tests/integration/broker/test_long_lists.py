@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from libs.storage.queues import FailedMessage, decode_failed
-from services.broker import finished_pages
+from services.broker import finished_pages, redrive_runner
 from services.broker.finished_lists import LIST_ROW_MAX
 from services.broker.finished_pages import DECODED_MAX
+from services.broker.redrive_runner import RedriveRunner
+from services.broker.redrives import Step
 from tests.integration.broker.entry_calls import (
     AVAILABLE,
     FAILED,
+    fail,
     find,
     get,
     ids,
@@ -87,3 +91,29 @@ async def test_nobody_holds_the_others_up_while_a_long_list_is_read(
         assert (await redriven(rig)).redriven_count == LETTERS - 3
         assert await rig.counts() == {"available": LETTERS}
     assert 0 < turns.most <= LIST_ROW_MAX + DECODED_MAX
+
+
+async def test_a_step_looks_at_a_bounded_number_of_rows_however_few_letters_they_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given letters in rows of their own, and a step that may look at five
+    monkeypatch.setattr(redrive_runner, "STEP_LOOKED_AT", 5 * (redrive_runner.ROW_COST + 1))
+    async with running() as rig:
+        await rig.create(max_attempts=1)
+        for number in range(1, 31):
+            await fail(rig, [number])
+        steps: list[int] = []
+        apply = RedriveRunner._apply
+
+        def counted(self: RedriveRunner, number: int, rows: Sequence[Step], *rest: Any) -> int:
+            steps.append(len(rows))
+            return apply(self, number, rows, *rest)
+
+        monkeypatch.setattr(RedriveRunner, "_apply", counted)
+
+        # When one of the last is redriven by its ID
+        told = await redriven(rig, message_ids=[29])
+
+        # Then no step held the others up for all that lies before it
+        assert (told.examined_count, told.redriven_count) == (30, 1)
+        assert steps == [5] * 6
