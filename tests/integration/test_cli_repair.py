@@ -150,6 +150,12 @@ def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
     (there,) = listed(cli, other, "available", 1)
     assert (back["message_id"], back["attempts_count"]) == (letters[1]["message_id"], 0)
     assert there["message_id"] == letters[2]["message_id"]
+    which = str(there["message_id"])
+    (told,) = objects(cli, "message", "show", which)
+    assert [(one["outcome"], one["queue_id"]) for one in told["attempts"]] == [
+        ("nack: no c", queue)
+    ]
+    assert f" in {queue}: nack: no c" in cli.ok("message", "show", which).out.decode()
     redrives = objects(cli, "failed", "redrives", queue)
     assert [one["redrive_id"] for one in redrives] == [redrive_id, done["redrive_id"]]
     bad = cli.run(*redrive, "--filter", "reason ==")
