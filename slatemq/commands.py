@@ -137,14 +137,17 @@ class CommandContext:
 
 def flat(commands: Iterable[Command | HasCommands]) -> list[Command]:
     """The commands themselves, and those that others stand for."""
+    # All are looked at before any is used up.
+    given = list(iterable("commands", "commands", commands))
+    for place, one in enumerate(given):
+        if not isinstance(one, Command | HasCommands):
+            raise wrong(f"commands[{place}]", "a command, such as Complete or Push", one)
     told: list[Command] = []
-    for place, one in enumerate(iterable("commands", "commands", commands)):
-        if isinstance(one, Complete | Fail | Release | Extend | Transfer | Push):
-            told.append(one)
-        elif isinstance(one, HasCommands):
+    for one in given:
+        if isinstance(one, HasCommands):
             told += one.commands()
         else:
-            raise wrong(f"commands[{place}]", "a command, such as Complete or Push", one)
+            told.append(one)
     return told
 
 

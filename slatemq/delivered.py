@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, overload
 
+from slatemq.bounds import cut_reason
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
 from slatemq.finishing import Finisher, Nack, nack_of
 from slatemq.handles import handle_of
-from slatemq.keeping import Lease, LeaseKeeper
+from slatemq.keeping import Lease, LeaseKeeper, seconds_from_claim
 from slatemq.models import Span, milliseconds
 from slatemq.v1 import consumer_pb2
 
@@ -154,8 +155,9 @@ class Received:
     async def fail(self, reason: str = "") -> None:
         """The message cannot be processed: it is a dead letter, whatever attempts are left.
 
-        Raises as `ack` does.
+        Raises as `ack` does, and InvalidArgument.
         """
+        reason = cut_reason(reason)
         self._finish()
         telemetry = self._origin.telemetry
         if telemetry is None:
@@ -170,6 +172,9 @@ class Received:
         (result,) = await self._origin.finisher.extend_many([self.lease_token], length)
         if isinstance(result, SlateMQError):
             raise result
+        if self._lease is not None:
+            length_s = seconds_from_claim(self._wire, result)
+            self._lease.extended(self._lease.held_at_s + length_s)
         return result
 
     async def _give_back(self, name: str, item: Nack) -> None:
@@ -285,9 +290,9 @@ class Batch(Sequence[Received]):
         """All are processed; returns when that is durable.
 
         Gives for each message that was not finished before None, or why it was refused. Raises
-        Unavailable when nothing was answered.
+        Unavailable when nothing was answered; then it may be repeated.
         """
-        return await self._origin.finisher.ack_many(self._take())
+        return await self._finish(self._origin.finisher.ack_many)
 
     async def nack_all(
         self, reason: str = "", delay: Span | None = None
@@ -296,14 +301,29 @@ class Batch(Sequence[Received]):
 
         `delay` None: as the queue's backoff says; 0: at once.
         """
-        nack_of("", reason, delay)  # A bad delay is refused before anything is taken.
-        items = [nack_of(token, reason, delay) for token in self._take()]
-        return await self._origin.finisher.nack_many(items)
+        item = nack_of("", reason, delay)  # A bad delay is refused before anything is taken.
+        return await self._nack(item)
 
     async def release_all(self) -> list[SlateMQError | None]:
         """None was worked on: they go back, and the attempt is not counted."""
-        items = [Nack(token, release=True) for token in self._take()]
-        return await self._origin.finisher.nack_many(items)
+        return await self._nack(Nack("", release=True))
+
+    async def _nack(self, item: Nack) -> list[SlateMQError | None]:
+        nack_many = self._origin.finisher.nack_many
+        return await self._finish(
+            lambda tokens: nack_many([item._replace(lease_token=token) for token in tokens])
+        )
+
+    async def _finish(
+        self, send: Callable[[list[str]], Awaitable[list[SlateMQError | None]]]
+    ) -> list[SlateMQError | None]:
+        messages = self._take()
+        try:
+            return await send([message.lease_token for message in messages])
+        except SlateMQError:
+            for message in messages:  # Nobody knows what became of them.
+                message._finished = False
+            raise
 
     async def __aenter__(self) -> Batch:
         return self
@@ -324,18 +344,14 @@ class Batch(Sequence[Received]):
             except SlateMQError as problem:
                 log.warning("%d messages could not be given back: %s", len(self), problem)
         else:
-            self._origin.finisher.release_soon(self._take())
+            self._origin.finisher.release_soon(message.lease_token for message in self._take())
 
-    def _take(self) -> list[str]:
-        """The tokens of what is not finished, which now is."""
-        tokens = []
-        for message in self._messages:
-            if not message._finished:
-                message._finished = True
-                tokens.append(message.lease_token)
-        if self._origin.keeper is not None:
-            self._origin.keeper.drop_all(tokens)
-        return tokens
+    def _take(self) -> list[Received]:
+        """What is not finished, which now is."""
+        messages = [message for message in self._messages if not message._finished]
+        for message in messages:
+            message.settled()
+        return messages
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} of {self._origin.queue_id!r}>"

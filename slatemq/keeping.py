@@ -14,10 +14,13 @@ from collections.abc import Iterable
 
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
 from slatemq.finishing import BATCH_MAX, Finisher
+from slatemq.v1 import consumer_pb2
 
 log = logging.getLogger(__name__)
 
-LOOK_S_MAX = 1.0
+LOOK_S_MAX = 0.3
+"""A lease has 1 s at least, of which a third may be over when it is looked at."""
+
 LOOK_S_MIN = 0.05
 
 
@@ -26,16 +29,18 @@ class Lease:
 
     Attributes:
         token: Proves the claim.
+        held_at_s: Since when, by the monotonic clock.
         buffered: Nobody works on the message yet: when it is held for too long, it goes back.
         lost: It could not be kept: somebody else may have the message.
     """
 
-    __slots__ = ("_length_ms", "_next", "_until", "buffered", "lost", "token")
+    __slots__ = ("_length_ms", "_next", "_until", "buffered", "held_at_s", "lost", "token")
 
     def __init__(self, token: str, length_ms: int, hold_s: float, now: float) -> None:
         """Made by the keeper; `now` is monotonic, in seconds."""
         self.token = token
         self._length_ms = length_ms
+        self.held_at_s = now
         self._next = now + length_ms / 3000
         self._until = now + hold_s
         self.buffered = True
@@ -45,6 +50,15 @@ class Lease:
     def ends_at_s(self) -> float:
         """Until when it runs at least, by the monotonic clock."""
         return self._next + self._length_ms / 1500
+
+    def extended(self, ends_at_s: float) -> None:
+        """Its owner has extended it until then: sooner the keeper would only shorten it."""
+        self._next = ends_at_s - self._length_ms / 1500
+
+
+def seconds_from_claim(wire: consumer_pb2.ClaimedMessage, deadline_ms: int) -> float:
+    """How long a lease that ends then runs: all by the broker's clock, which is another one."""
+    return (deadline_ms - wire.lease_deadline_ms + wire.lease_ms) / 1000
 
 
 class LeaseKeeper:

@@ -37,7 +37,7 @@ from slatemq.commands import (
     Transfer,
 )
 from slatemq.errors import FailedPrecondition, InvalidArgument
-from slatemq.keeping import Lease, LeaseKeeper
+from slatemq.keeping import Lease, LeaseKeeper, seconds_from_claim
 from slatemq.models import Span, Time
 from slatemq.peers import Peers
 from slatemq.v1 import consumer_pb2
@@ -53,13 +53,14 @@ class RefToken(Generic[T]):
     item comes again.
     """
 
-    __slots__ = ("_ends_at_s", "_kept", "_used", "_wire", "queue_id")
+    __slots__ = ("_claimed_at_s", "_ends_at_s", "_kept", "_used", "_wire", "queue_id")
 
     def __init__(self, queue_id: str, wire: consumer_pb2.ClaimedMessage) -> None:
         """Made by the view."""
         self.queue_id = queue_id
         self._wire = wire
-        self._ends_at_s = time.monotonic() + wire.lease_ms / 1000
+        self._claimed_at_s = time.monotonic()
+        self._ends_at_s = self._claimed_at_s + wire.lease_ms / 1000
         self._kept: Lease | None = None
         self._used = False
 
@@ -89,6 +90,12 @@ class RefToken(Generic[T]):
         if self._kept is not None:
             return self._kept.lost
         return time.monotonic() >= self._ends_at_s
+
+    def extended(self, deadline_ms: int) -> None:
+        """Its lease ends then, by the broker's clock."""
+        self._ends_at_s = self._claimed_at_s + seconds_from_claim(self._wire, deadline_ms)
+        if self._kept is not None:
+            self._kept.extended(self._ends_at_s)
 
     def check(self) -> None:
         """Raises FailedPrecondition: TOKEN_USED, or LEASE_ENDED (others may have the item)."""
@@ -192,11 +199,8 @@ class RefSet(Generic[T]):
         """
         _check_is(RefToken, token)
         token.check()
-        asked_s = time.monotonic()
         (result,) = await self._execute([Extend(token.lease_token, length)], "")
-        # The broker's clock is another one: only the length of time is taken over.
-        length_s = result.lease_deadline_ms / 1000 - time.time()
-        token._ends_at_s = asked_s + max(length_s, 0.0)
+        token.extended(result.lease_deadline_ms)
         return result.lease_deadline_ms
 
 
