@@ -31,6 +31,9 @@ LOOK_S: Final = 1.0
 ROWS: Final = 100
 """Rows read at once."""
 
+QUEUES: Final = 100
+"""Queues looked at in one go: most of them have no rows."""
+
 REMOVED: Final = 1000
 """Rows removed with one commit, of all queues together: a commit for each would cost too much."""
 
@@ -62,8 +65,10 @@ class DelayedCleaner:
         # The greatest power of two of which a multiple has passed; rows of every lower one, too.
         level = (minute ^ self._minute).bit_length() - 1
         begin_ms = max((minute >> level << level) - (2 << level), 0) * MINUTE_MS
-        for queue in list(self._owner.shard.queues.values()):
+        for number, queue in enumerate(list(self._owner.shard.queues.values())):
             await self._clean_queue(queue, begin_ms, (minute - 1) * MINUTE_MS)
+            if number % QUEUES == 0:
+                await asyncio.sleep(0)
         await self._remove()
         self._minute = minute
 

@@ -16,6 +16,7 @@ from libs.storage.clocks import Clock
 from libs.storage.commits import GroupCommit
 from libs.storage.errors import StoreUnavailable
 from libs.storage.slate import Batch, Database
+from services.broker.due_queues import DueQueues
 from services.broker.loading import Loader
 from services.broker.queue_machine import NeedsLane, Queue
 from services.broker.replays import Ranges
@@ -65,6 +66,7 @@ class ShardOwner:
         """Called when a change of the queues' configs has become durable."""
         self._database = database
         self._loader = Loader(database, shard)
+        self._due = DueQueues(shard.queues.values(), self.owns)
         self._bytes_max = bytes_max
         self._pending: dict[int, tuple[int, dict[int, int], Mapping[str, Ranges]]] = {}
 
@@ -136,6 +138,8 @@ class ShardOwner:
 
     def drain(self, batch: Batch) -> None:
         """Puts what changed since the last commit (see libs.storage.commits.Source)."""
+        for queue in self.shard.notes.to_commit:
+            self._due.note(queue)
         for key, value in self.shard.drain(self.clock.now_ms()):
             if value is None:
                 batch.delete(key)
@@ -201,12 +205,17 @@ class ShardOwner:
 
     async def look_at_due(self) -> None:
         """Counts what fell due in each queue; drops what is past its retention, claimed or not."""
-        for queue in list(self.shard.queues.values()):
-            until_ms = self.clock.now_ms()
-            while self.owns(queue) and queue.has_due(until_ms):
-                await self.run(partial(self._look, queue, until_ms))
-                # Not faster than it is stored, and everybody else in between.
-                await (self.durable() if self.shard.has_changes else asyncio.sleep(0))
+        due = self._due.take(self.clock.now_ms())
+        try:
+            for queue in due:
+                until_ms = self.clock.now_ms()
+                while self.owns(queue) and queue.has_due(until_ms):
+                    await self.run(partial(self._look, queue, until_ms))
+                    # Not faster than it is stored, and everybody else in between.
+                    await (self.durable() if self.shard.has_changes else asyncio.sleep(0))
+        finally:
+            for queue in due:
+                self._due.note(queue)
 
     def _look(self, queue: Queue, until_ms: int, _: int) -> None:
         if self.owns(queue):

@@ -233,7 +233,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             return self._owner.shard.purge(queue, kinds)
 
         count = await self._owner.run(purge)
-        self._sweeper.wake()
+        self._sweeper.purged(queue_id)
         await self._owner.durable()
         return queue_pb2.PurgeQueueResponse(purged_count=count)
 

@@ -167,14 +167,6 @@ class Shard(ShardLeases):
             count += queue.purge_finished(queue.failed)
         return count
 
-    def drop_expired(self, now_ms: int, limit: int) -> int:
-        """Does `Queue.drop_expired` for all queues; gives about how many messages it looked at."""
-        looked_at = 0
-        for queue in self.queues.values():
-            if looked_at < limit and queue.has_due(now_ms):
-                looked_at += queue.drop_expired(now_ms, limit - looked_at)
-        return looked_at
-
     # --- Routing ------------------------------------------------------------
 
     def assign(self, ranges: Sequence[Range], now_ms: int) -> list[bool]:

@@ -56,14 +56,16 @@ class Sweeper:
         self._attempts_left = {
             queue_id for queue_id, state in owner.shard.deleted.items() if state.garbage_epochs
         }
+        self._to_sweep = {*self._attempts_left, *owner.shard.queues}
 
     def deleted(self, queue_id: str) -> None:
         """A queue was deleted."""
         self._attempts_left.add(queue_id)
-        self._wake.set()
+        self.purged(queue_id)
 
-    def wake(self) -> None:
+    def purged(self, queue_id: str) -> None:
         """A queue was purged."""
+        self._to_sweep.add(queue_id)
         self._wake.set()
 
     def ready_for(self, queue_id: str) -> bool:
@@ -74,31 +76,31 @@ class Sweeper:
         """Sweeps until cancelled."""
         while True:
             self._wake.clear()
-            # Not before the deletion or purge itself is durable.
-            await self._owner.durable()
-            try:
-                await self._sweep_epochs()
-                for queue in list(self._owner.shard.queues.values()):
-                    await self._sweep_purged(queue)
-            except StoreUnavailable as error:
-                log.warning("deleted rows cannot be swept now: %s", error)
-                await asyncio.sleep(RETRY_S)
-                continue
+            while self._to_sweep:
+                queue_id = self._to_sweep.pop()
+                try:
+                    await self._sweep(queue_id)
+                except StoreUnavailable as error:
+                    self._to_sweep.add(queue_id)
+                    log.warning("deleted rows cannot be swept now: %s", error)
+                    await asyncio.sleep(RETRY_S)
             await self._wake.wait()
 
-    async def _sweep_epochs(self) -> None:
+    async def _sweep(self, queue_id: str) -> None:
+        """Sweeps what is garbage now of the queues of this name; what becomes so is told again."""
         shard = self._owner.shard
-        found = [(queue_id, state.garbage_epochs) for queue_id, state in shard.deleted.items()]
-        found += [(queue_id, queue.garbage_epochs) for queue_id, queue in shard.queues.items()]
-        for queue_id, epochs in found:
-            for epoch in epochs:
-                await self._sweep_epoch(queue_id, epoch)
+        named = shard.queues.get(queue_id) or shard.deleted.get(queue_id)
+        for epoch in named.garbage_epochs if named is not None else ():
+            await self._sweep_epoch(queue_id, epoch)
+        queue = shard.queues.get(queue_id)
+        if queue is not None:
+            await self._sweep_purged(queue)
 
     async def _sweep_epoch(self, queue_id: str, epoch: int) -> None:
+        # What a commit has still to write would be missed: here, and below.
+        await self._owner.durable()
         removed = 0
         if queue_id in self._attempts_left:
-            # It may have been deleted while another of its epochs was swept.
-            await self._owner.durable()
             removed += await self._sweep_attempts(queue_id)
             self._attempts_left.discard(queue_id)
         for span in _spans_of(queue_id, epoch):
@@ -115,6 +117,7 @@ class Sweeper:
 
     async def _sweep_purged(self, queue: Queue) -> None:
         for epoch in queue.garbage_lane_epochs:
+            await self._owner.durable()
             removed = 0
             for span in _lane_spans(queue.queue_id, epoch):
                 removed += await self._sweep_span(span)
@@ -136,6 +139,7 @@ class Sweeper:
     ) -> None:
         while finished.garbage.last and self._owner.owns(queue):
             garbage = finished.garbage
+            await self._owner.durable()
             removed = await self._sweep_span(span_of(queue.queue_id, *garbage))
             await self._owner.run(partial(self._finished_swept, queue, finished, garbage.last))
             await self._owner.durable()

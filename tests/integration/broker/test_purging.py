@@ -9,7 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from libs.storage.keys import KEY_VERSION, RecordType
+from libs.storage.slate import Batch, Database
 from services.broker import owner, sweeper
+from services.broker.commands import Purge
 from services.broker.queue_machine import Queue
 from slatemq.v1 import queue_pb2
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
@@ -155,3 +157,98 @@ async def test_a_message_that_ends_before_its_delay_leaves_though_nobody_claims(
 
         rig.clock.advance(60_000)
         assert [m.message.message_id for m in await rig.claim(max_messages=9)] == [2]
+
+
+@pytest.mark.parametrize("kind", [Purge.DONE, Purge.AVAILABLE])
+async def test_rows_that_are_being_written_when_their_queue_is_purged_are_swept(
+    monkeypatch: pytest.MonkeyPatch, kind: Purge
+) -> None:
+    async with running() as rig:
+        await rig.create()
+        await rig.assign([1, 2])
+        token = (await rig.claim(max_messages=2))[0].lease_token
+        # Given a commit on its way into the database: an ack, or a message that comes back
+        write, gate, came = Database.write, asyncio.Event(), asyncio.Event()
+
+        async def slow(self: Database, batch: Batch) -> None:
+            came.set()
+            await gate.wait()
+            await write(self, batch)
+
+        monkeypatch.setattr(Database, "write", slow)
+        finish = rig.ack(token) if kind is Purge.DONE else rig.nack(token)
+        finishing = asyncio.create_task(finish)
+        await came.wait()
+
+        # When its queue is purged, and somebody sweeps it at once
+        shard = rig.owner.shard
+        queue = shard.queues["q"]
+        await rig.owner.run(lambda _: shard.purge(queue, {kind}))
+        assert garbage(queue)
+        sweeping = asyncio.create_task(sweeper.Sweeper(rig.owner, rig.owner._database)._sweep("q"))
+        await asyncio.sleep(0.05)
+        gate.set()
+        await asyncio.gather(finishing, sweeping)
+
+        assert not garbage(queue)
+        assert await rows_of_lists(rig) == 4, "the empty records, and what is in flight"
+
+
+async def test_only_queues_with_garbage_are_looked_at_by_the_sweeper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[str] = []
+    sweep = sweeper.Sweeper._sweep
+
+    async def noting(self: sweeper.Sweeper, queue_id: str) -> None:
+        looked_at.append(queue_id)
+        await sweep(self, queue_id)
+
+    async with running() as rig:
+        for number in range(5):
+            await rig.create(f"other{number}")
+        await rig.create()
+        await rig.assign([1])
+        monkeypatch.setattr(sweeper.Sweeper, "_sweep", noting)
+        await purge(rig)
+        await swept(rig)
+        assert looked_at == ["q"]
+
+
+async def test_what_is_not_due_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "LOOK_EVERY_S", 1000)
+    looked_at: list[str] = []
+    has_due = Queue.has_due
+
+    def noting(self: Queue, now_ms: int) -> bool:
+        looked_at.append(self.queue_id)
+        return has_due(self, now_ms)
+
+    async with running() as rig:
+        now_ms = rig.clock.now_ms()
+        for name, ms in (("ready", 0), ("soon", 1000), ("later", 9000), ("empty", 1000)):
+            await rig.create(name)
+            await rig.assign([1], name, visible_at_ms=[now_ms + ms])
+        await rig.assign([2], "later", visible_at_ms=[now_ms + 5000])
+        rig.clock.advance(500)
+        await rig.queues.PurgeQueue(queue_pb2.PurgeQueueRequest(queue_id="empty"))
+        monkeypatch.setattr(Queue, "has_due", noting)
+        told: list[set[str]] = []
+        for by_ms in (0, 499, 1, 4000, 4000):
+            rig.clock.advance(by_ms)
+            looked_at.clear()
+            await rig.owner.look_at_due()
+            told.append(set(looked_at))
+        # What is due and still there may be looked at again.
+        assert told[:2] == [set(), set()]
+        assert "soon" in told[2]
+        assert "later" not in told[2]
+        assert "later" in told[3]
+        assert "later" in told[4]
+        assert not any("ready" in one for one in told)
+        # A queue that is gone is not kept, though its messages were due much later.
+        await rig.create("gone")
+        await rig.assign([1], "gone", visible_at_ms=[now_ms + 10**9])
+        await rig.queues.DeleteQueue(queue_pb2.DeleteQueueRequest(queue_id="gone"))
+        rig.owner._due._tidy()
+        assert {queue.queue_id for queue in rig.owner._due._at_ms} == {"soon", "later"}
