@@ -12,7 +12,7 @@ STAMP := $(VENV)/.complete
 SERVICES := ingest router broker janitor
 SOURCES := $(wildcard slatemq libs services tests examples)
 
-.PHONY: help setup demo up test lint types protos lock faults bench compose-test clean
+.PHONY: help setup demo up test lint types protos lock faults bench bench-page compose-test clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ faults: setup ## Long runs under faults: kills, an ingest away, chains of pushes
 bench: setup ## Compare with Redis, PostgreSQL, NATS and RabbitMQ, as far as they are installed
 	@$(PIP_INSTALL) --require-hashes -r requirements/bench.txt
 	$(BIN)/python -m benchmarks.suite $(ARGS)
+
+bench-page: ## The same, and write its table and picture into docs/performance.md
+	@$(MAKE) --silent bench ARGS='--write docs/performance $(ARGS)'
 
 compose-test: setup ## Build the images, run a workload through the containers, kill one, check
 	$(BIN)/python -m pytest -m compose tests $(ARGS)

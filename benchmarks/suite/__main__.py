@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.suite import comparison, own, report, servers
 from benchmarks.suite.profiling import FORMATS, Profiling
-from benchmarks.suite.results import Results, read
+from benchmarks.suite.results import Results, machine, read
 
 
 def _number(text: str) -> int:
@@ -56,7 +56,12 @@ def parser() -> argparse.ArgumentParser:
         "--write", type=Path, metavar="PAGE", help="docs/performance: its table and picture anew"
     )
     made.add_argument(
-        "--from", type=Path, metavar="FILE", dest="earlier", help="--write from this JSON, run none"
+        "--from",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        dest="earlier",
+        help="run none: put the JSON of earlier runs together, for --write",
     )
     made.add_argument("--profile", type=Path, metavar="DIR", help="py-spy on our processes: a to f")
     made.add_argument("--profile-format", choices=FORMATS, default="raw")
@@ -64,8 +69,18 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _command(arguments: list[str]) -> str:
+    """What was asked for, without the places where it is written: those are this machine's."""
+    kept = list(arguments)
+    for name in ("--json", "--write", "--profile"):
+        if name in kept:
+            at = kept.index(name)
+            del kept[at : at + 2]
+    return shlex.join(["python", "-m", "benchmarks.suite", *kept])
+
+
 def _run(given: argparse.Namespace) -> Results:
-    results = Results(command=shlex.join(["python", "-m", "benchmarks.suite", *sys.argv[1:]]))
+    results = Results(command=_command(sys.argv[1:]), machine=machine())
     base = comparison.SHORT if given.short else comparison.FULL
     scale = base.with_ways(given.depths, given.processes)
     profile = (

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.suite import servers
 from benchmarks.suite.backlog import backlog
 from benchmarks.suite.costs import costs
 from benchmarks.suite.crew import Failed
@@ -79,5 +80,6 @@ def run(sizes: Sizes, chosen: str, results: Results) -> None:
                 results.failures.append(f"{OURS} {name}: {error}")
                 print(f"{OURS} {name}: FAILED: {error}", flush=True)
                 continue
+        results.settings.setdefault(OURS, servers.OURS)
         results.add(name, OURS, measured)
         print(f"  {OURS} {name} {measured.settings} ({time.monotonic() - began:.0f} s)", flush=True)

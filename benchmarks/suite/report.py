@@ -72,7 +72,7 @@ def _own(results: Results) -> list[str]:
 
 
 def _told(results: Results, drawn: str) -> str:
-    lines = [f"Measured with `{results.command}`.", ""]
+    lines = [f"Measured with `{results.command}`, on {results.machine}.", ""]
     lines += [f"- {system}: {text}" for system, text in results.settings.items()]
     lines += [f"- {system}: left out: {why}" for system, why in results.left_out.items()]
     lines += [f"- FAILED: {failure}" for failure in results.failures]

@@ -7,6 +7,7 @@ import os
 import platform
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class Results:
     """`numbers`: by workload, by what, by system, one for each turn."""
 
     command: str = ""
+    machine: str = ""
     settings: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
@@ -77,8 +79,7 @@ class Results:
         """As JSON."""
         told = {
             "command": self.command,
-            "at": time.strftime("%Y-%m-%d"),
-            "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
+            "machine": self.machine,
             "settings": self.settings,
             "left_out": self.left_out,
             "chosen": self.chosen,
@@ -90,8 +91,33 @@ class Results:
         path.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def read(path: Path) -> Results:
-    """The results of an earlier run."""
-    told = json.loads(path.read_text(encoding="utf-8"))
-    names = ("command", "settings", "left_out", "numbers", "chosen", "counted", "failures")
-    return Results(**{name: told[name] for name in names})
+def machine() -> str:
+    """What it is measured on, and when, in a line."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return (
+        f"{os.cpu_count()} cores, {pages / 2**30:.0f} GiB, {platform.system()}, "
+        f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}"
+    )
+
+
+def read(paths: Sequence[Path]) -> Results:
+    """The results of earlier runs, put together; each system's numbers in the order of the runs."""
+    whole = Results()
+    commands = []
+    for path in paths:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        commands.append(told["command"])
+        whole.machine = told["machine"]
+        whole.settings |= told["settings"]
+        whole.left_out |= told["left_out"]
+        whole.failures += told["failures"]
+        for workload, by_what in told["numbers"].items():
+            for what, by_system in by_what.items():
+                kept = whole.numbers.setdefault(workload, {}).setdefault(what, {})
+                for system, values in by_system.items():
+                    kept.setdefault(system, []).extend(values)
+        for kept, name in ((whole.chosen, "chosen"), (whole.counted, "counted")):
+            for workload, by_system in told[name].items():
+                kept.setdefault(workload, {}).update(by_system)
+    whole.command = "` and `".join(dict.fromkeys(commands))
+    return whole

@@ -20,6 +20,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_S = 60.0
 STOP_S = 30.0
+OURS = "python -m services: 1 ingest, 1 router, 1 broker; file://, syncfs before answers"
 
 
 class NotHere(Exception):
