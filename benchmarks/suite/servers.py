@@ -115,13 +115,10 @@ def slatemq(
                 raise NotHere(log.read_text()[-300:])
             time.sleep(0.05)
         told = json.loads(ready.read_text())
-        settings = (
-            "python -m services: 1 ingest, 1 router, 1 broker; file://, syncfs before answers"
-        )
         yield Server(
             "slatemq",
             told["endpoint"],
-            settings,
+            OURS,
             lambda: list(json.loads(ready.read_text())["pids"].values()),
             folder,
             lambda: json.loads(ready.read_text())["pids"],
