@@ -635,8 +635,8 @@ Global___ExtendCommand: _TypeAlias = ExtendCommand  # noqa: Y015
 
 @_typing.final
 class TransferCommand(_message.Message):
-    """The message moves to another queue of the same shard, without its payload being copied: a new entry there, with attempts of its own;
-    here it is done, marked as transferred.
+    """The message moves to another queue of the same shard, without its payload being copied: a new entry there, with attempts of its own and
+    the history of those that failed so far; here it is done, marked as transferred.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from libs.storage.keys import RecordType, parse_failed_key, record_type_of
-from libs.storage.queues import AvailableMessage, FailedMessage, decode_failed
+from libs.storage.keys import RecordType, attempts_key, parse_failed_key, record_type_of
+from libs.storage.queues import AvailableMessage, FailedMessage, decode_attempts, decode_failed
 from libs.storage.redrive_records import RedriveRecord, RedriveState
 from services.broker.queue_machine import Queue
 from services.broker.redrives import Step, moved
@@ -66,8 +66,16 @@ class RedriveHistory(EntryHistory):
             target_queue_id=into,
         )
 
+        attempts = self.shard.attempts
+        for cold in attempts.needed([letter.message_id for letter in letters], queue, target):
+            value = self.store.rows.get(attempts_key(cold[0], cold[2]))
+            attempts.offer(cold, decode_attempts(value) if value else [])
+
         def enter(item: AvailableMessage) -> bool:
-            return target.enter(item, now_ms) is not None
+            if target.enter(item, now_ms) is None:
+                return False
+            attempts.carry(item.message_id, queue, target)
+            return True
 
         step = Step(order, letters, len(letters), places)
         after, _, rows = moved(queue, record, step, enter, now_ms)
@@ -81,6 +89,7 @@ class RedriveHistory(EntryHistory):
         assert (after.examined_count, after.next_order) == (len(letters), order + 1)
         for letter in taken:
             del source_model.entries[letter.message_id]
+            self.model.carry(letter.message_id, source_model, into)
             target_model.entries[letter.message_id] = self.waiting(
                 target_model, letter.priority, 0, letter.retention_deadline_ms, 0, now_ms
             )
