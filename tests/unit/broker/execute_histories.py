@@ -81,7 +81,7 @@ class ExecuteHistory(RedriveHistory):
             request_id, commands = self.requests[-1 - pick % len(self.requests)]
             self.run_execute(request_id, commands, slow)
 
-    @rule(minutes=st.sampled_from([1, 4, 11]), sure=st.integers(0, 3))
+    @rule(minutes=st.sampled_from([1, 9, 11]), sure=st.integers(0, 3))
     def forget(self, minutes: int, sure: int) -> None:
         if not sure:
             self.tick(minutes * MINUTE_MS)

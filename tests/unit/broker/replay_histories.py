@@ -21,12 +21,20 @@ class ReplayHistory(QueueHistory):
         queue_id=queue_ids,
         log=st.sampled_from([1, 2]),
         back=st.sampled_from([0, 0, 0, PIECE]),
+        beyond=st.sampled_from([0, 0, 0, PIECE]),
         later_ms=st.sampled_from([0, 0, 100]),
         count=st.integers(0, 6),
         slow=slowly,
     )
     def backfill(
-        self, queue_id: str, log: int, back: int, later_ms: int, count: int, slow: bool
+        self,
+        queue_id: str,
+        log: int,
+        back: int,
+        beyond: int,
+        later_ms: int,
+        count: int,
+        slow: bool,
     ) -> None:
         queue = self.queue(queue_id)
         if queue is None or log not in self.model.queues[queue_id].replays:
@@ -37,7 +45,7 @@ class ReplayHistory(QueueHistory):
         ids = [*again, *(next(self.messages) for _ in range(count - len(again)))]
         at_ms = later_ms and -(-(self.now_ms + later_ms) // 50) * 50
         columns = Assignment(queue_id, ids, [0] * count, [0] * count, [at_ms] * count)
-        piece = Range(log, cursor - back, min(cursor + PIECE, end), [columns])
+        piece = Range(log, cursor - back, min(cursor + PIECE, end) + beyond, [columns])
         self.run(lambda now_ms: self.backfill_now(queue, piece, now_ms), slow)
 
     def backfill_now(self, queue: Queue, piece: Range, now_ms: int) -> None:
@@ -51,7 +59,7 @@ class ReplayHistory(QueueHistory):
 
         applied = self.shard.backfill(queue, piece, now_ms)
 
-        assert applied == (piece.previous == cursor)
+        assert applied == (piece.previous == cursor and piece.last <= end)
         if applied:
             expected.replays = {**expected.replays, piece.log: (piece.last, end)}
             self.routed(columns, now_ms)

@@ -90,9 +90,9 @@ class Day:
 
     def backfill(self) -> None:
         dice = self.dice
-        back, later_ms = dice.choice([0, 0, 0, 10]), dice.choice([0, 0, 100])
-        log, count = dice.choice([1, 2]), dice.randint(0, 6)
-        self.machine.backfill(self.queue_id(), log, back, later_ms, count, self.slow())
+        back, beyond = dice.choice([(0, 0), (0, 0), (10, 0), (0, 10)])
+        later_ms, log, count = dice.choice([0, 0, 100]), dice.choice([1, 2]), dice.randint(0, 6)
+        self.machine.backfill(self.queue_id(), log, back, beyond, later_ms, count, self.slow())
 
     def claim(self) -> None:
         dice = self.dice
