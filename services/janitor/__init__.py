@@ -8,5 +8,8 @@ It writes no database. What it reads it reads straight from the object store, in
 `reading`    a piece: rows from the store, columns out of them
 `source`     all of this as Spark's format("slatemq")
 `session`    the Spark session
+`snapshots`  of all shards, taken, renewed and released
+`instance`   the tables of an instance, for jobs
+`sql`        the command line: questions in SQL
 `java`       the Java that Spark runs on, found or brought along
 """

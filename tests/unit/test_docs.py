@@ -14,6 +14,7 @@ import pytest
 from libs.serving.config import load
 from services.broker.config import BrokerConfig
 from services.ingest.config import IngestConfig
+from services.janitor.sql import parse as parse_question
 from services.router.config import RouterConfig
 from services.stack.options import parse
 from slatemq.cli.app import slatemq
@@ -103,7 +104,9 @@ def test_every_command_that_starts_services_is_understood() -> None:
             _, _, service = words[2].partition(".")
             if "--help" in words:
                 continue
-            if service:
+            if service == "janitor":
+                parse_question(words[3:], {})
+            elif service:
                 load(CONFIGS[service], words[2], words[3:], {"SLATEMQ_ROOT": "memory:///"})
             else:
                 parse(words[3:], 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -14,11 +15,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from libs.storage.roots import open_root
 from libs.storage.settings import Kind
+from services.janitor.instance import open_tables
 from services.janitor.tables import TABLES
 from tests.integration.broker.rig import running
+from tests.integration.ingest_server import serving
 from tests.integration.janitor.tables_read import snapshot_of
 from tests.integration.janitor.test_broker_tables import many_queues, options_of
 from tests.integration.janitor.test_log_tables import A_DAY, DAYS, ENTRIES_A_DAY, fill
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/analyse.md"
 
 pytestmark = pytest.mark.slow  # Spark takes seconds to start, and tenths of one for each question
 
@@ -117,6 +122,32 @@ async def test_a_queue_in_a_query_narrows_the_scan_and_tables_join(
 
     assert scanned == 5
     assert joined == [(f"q{number}", 5, 5) for number in range(6)]
+
+
+async def test_the_questions_of_the_how_to_are_answered(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    async with serving(tmp_path.as_uri()) as ingest, running(tmp_path) as rig:
+        await rig.create("orders", max_attempts=1)
+        ids = await ingest.send(*[b"x"] * 6)
+        await rig.assign(ids, "orders")
+        acked, failed = await rig.claim("orders", max_messages=2)
+        await rig.ack(acked.lease_token)
+        await rig.nack(failed.lease_token, reason="boom")
+        questions = re.findall(r"^```sql\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+        def ask() -> list[list[dict[str, Any]]]:
+            with open_tables(spark, tmp_path.as_uri()) as table:
+                for name in TABLES:
+                    table(name).createOrReplaceTempView(name)
+                found = [spark.sql(question).collect() for question in questions]
+                return [[row.asDict() for row in rows] for rows in found]
+
+        waits, reasons, took = await in_thread(ask)
+
+    assert [(row["queue"], row["waiting"], row["bytes"]) for row in waits] == [("orders", 4, 4)]
+    assert [(row["reason"], row["failed"]) for row in reasons] == [("nack: boom", 1)]
+    assert took[0]["acked"] == 1
 
 
 async def test_every_table_has_the_columns_that_are_documented_even_when_it_is_empty(

@@ -1,0 +1,139 @@
+"""`python -m services.janitor sql 'SELECT …'`: a question to an instance, answered by Spark.
+
+Takes snapshots, asks, prints, releases the snapshots. stdout has the answer alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from typing import Any, Final, TextIO
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row
+
+from libs.storage.errors import StorageError
+from services.janitor.instance import open_tables
+from services.janitor.session import LOCAL_MASTER, spark_session
+from services.janitor.tables import TABLES
+from slatemq.errors import SlateMQError
+
+__all__ = ["Question", "ask", "main", "parse"]
+
+SHOWN_ROWS: Final = 1000
+"""Rows of a table for people; the other forms have all."""
+
+EPILOG: Final = f"""\
+tables: {", ".join(TABLES)}
+
+examples:
+  python -m services.janitor sql --root file:///var/lib/slatemq 'SELECT * FROM queues'
+  python -m services.janitor sql "SELECT queue, count(*) FROM failed WHERE day = '2026-01-01' \
+GROUP BY queue"
+
+SLATEMQ_ROOT is the root where none is given. Exit codes: 0 answered, 1 failed, 2 wrong usage."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        sql: The query, in Spark SQL.
+        root: URL of the instance's root.
+        master: The Spark master.
+        memory: Heap of the driver.
+        form: `table`, `csv` or `json` (an object per line).
+    """
+
+    sql: str
+    root: str
+    master: str = LOCAL_MASTER
+    memory: str = "1g"
+    form: str = "table"
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Question:
+    """Read the command line. Raises SystemExit: 0 after `--help`, 2 when it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m services.janitor",
+        description="Questions to an instance, answered by Spark from snapshots of its shards.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    sql = commands.add_parser("sql", help="ask in Spark SQL")
+    sql.add_argument("sql", metavar="QUERY", help="such as 'SELECT * FROM queues'")
+    sql.add_argument("--root", default=environ.get("SLATEMQ_ROOT"), help="URL of the root")
+    sql.add_argument("--master", default=LOCAL_MASTER, help="Spark master (default %(default)s)")
+    sql.add_argument("--memory", default="1g", help="heap of the driver (default %(default)s)")
+    sql.add_argument("--format", dest="form", choices=("table", "csv", "json"), default="table")
+    given = parser.parse_args(argv)
+    if not given.root:
+        sql.error("--root or SLATEMQ_ROOT is required")
+    return Question(given.sql, given.root, given.master, given.memory, given.form)
+
+
+def ask(question: Question, out: TextIO) -> None:
+    """Answer a question on `out`. Raises SlateMQError, StorageError, PySparkException, ValueError.
+
+    A snapshot that is lost meanwhile fails the tasks that read it.
+    """
+    quiet = {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
+    with (
+        spark_session(question.master, question.memory, quiet) as spark,
+        open_tables(spark, question.root) as table,
+    ):
+        for name in TABLES:
+            # Spark asks a process of its own for each table, so not for those nobody names.
+            if re.search(rf"\b{name}\b", question.sql, re.IGNORECASE):
+                table(name).createOrReplaceTempView(name)
+        tell(spark.sql(question.sql), question.form, out)
+
+
+def tell(frame: DataFrame, form: str, out: TextIO) -> None:
+    """Print the rows of a query."""
+    if form == "table":
+        with redirect_stdout(out):
+            frame.show(SHOWN_ROWS, truncate=False)
+    elif form == "csv":
+        _tell_csv(frame.columns, frame.toLocalIterator(), out)
+    else:
+        for row in frame.toLocalIterator():
+            json.dump(row.asDict(recursive=True), out, default=str, ensure_ascii=False)
+            out.write("\n")
+
+
+def _tell_csv(columns: Sequence[str], rows: Iterable[Row], out: TextIO) -> None:
+    writer = csv.writer(out)
+    writer.writerow(columns)
+    writer.writerows([_cell(value) for value in row] for row in rows)
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, default=str) if isinstance(value, dict | list) else value
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Answer the question of a command line; gives the exit code."""
+    question = parse(argv, environ)
+    # It tells each mistake in a query as a page of JSON; we tell it in a line.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    try:
+        ask(question, sys.stdout)
+    except (SlateMQError, StorageError, PySparkException, ValueError) as error:
+        sys.stderr.write(f"{_first_lines(error)}\n")
+        return 1
+    return 0
+
+
+def _first_lines(error: Exception) -> str:
+    """What is wrong, without Java's stack."""
+    return str(error).partition("\n\tat ")[0].partition("JVM stacktrace")[0].strip()
