@@ -46,6 +46,9 @@ STEP_MAX = 64
 TURN_PIECES = 32
 """Pieces before it is another queue's turn: each turn opens a stream."""
 
+ANSWER_SECONDS = 30.0
+"""A broker that has not answered by then counts as away: others wait for their turn at the log."""
+
 REFRESH_SECONDS = 5.0
 """How long to wait for a config that the broker says is newer than the one known."""
 
@@ -304,7 +307,7 @@ class Backfills:
         )
         stub = assignment_pb2_grpc.AssignmentServiceStub(await self._connect())
         try:
-            response = await stub.Backfill(request)
+            response = await stub.Backfill(request, timeout=ANSWER_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 raise

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from services.broker.config import BrokerConfig
+from services.router import backfill
 from services.router.route import PieceLimits
 from slatemq.v1 import assignment_pb2, queue_pb2
 from tests.integration.broker.queue_calls import delete, get, update
@@ -187,6 +188,23 @@ async def test_a_piece_whose_router_died_before_the_answer_comes_once() -> None:
             await replayed(rig, "late")
 
         assert await drained(rig, "late") == ids
+
+
+async def test_a_broker_that_does_not_answer_holds_the_log_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(backfill, "ANSWER_SECONDS", 0.2)
+    async with world() as there, there.broker() as rig:
+        ids = await publish(there, 9)
+        async with there.router():
+            await there.routed(rig)
+        await create(rig, "q")
+        there.disk.free.clear()
+        async with there.router():
+            await until(lambda: "the replay of log 0 into broker 0" in caplog.text)
+            there.disk.free.set()
+            await replayed(rig, "q")
+        assert await drained(rig, "q") == ids
 
 
 async def test_a_replay_goes_on_at_an_ingest_that_has_moved() -> None:
