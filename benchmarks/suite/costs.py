@@ -79,7 +79,7 @@ def _point(folder: Path, rate: int, interval_ms: int, seconds: float) -> dict[st
                 count = int(rate * seconds)
                 crew = Crew(server)
                 crew.add("paced", queue, count, size=1024, rate=rate)
-                consumers = Consumers(crew, 1, queue, count, depth=2)
+                consumers = Consumers(crew, 1, queue, count, depth=2, latencies=True)
                 before = _counts(port)
                 results = crew.run()
                 after = _counts(port)
@@ -91,13 +91,18 @@ def _point(folder: Path, rate: int, interval_ms: int, seconds: float) -> dict[st
     where = f"every {interval_ms} ms @{rate}"
     if not rate:
         return {f"idle $ a month, {where}": dollars_s * 86_400 * 30}
-    wal = _requests(before, after, ("PUT",), " wal")
-    return {
+    times = results[-1]["latencies"]
+    found = {
         f"$ a million, {where}": 1e6 * dollars_s / rate,
+        f"publish to delivered p50 ms, {where}": 1000 * times[len(times) // 2],
+        f"publish to delivered p99 ms, {where}": 1000 * times[len(times) * 99 // 100],
         f"PUTs a second, {where}": puts / took_s,
-        f"WAL PUTs a second, {where}": wal / took_s,
-        f"GETs a second, requests, {where}": gets / took_s,
+        f"GETs a second, {where}": gets / took_s,
     }
+    for owner in ("ingest", "broker"):
+        wal = _requests(before, after, ("PUT",), f" {owner} wal")
+        found[f"of them {owner}'s WAL, {where}"] = wal / took_s
+    return found
 
 
 def costs(

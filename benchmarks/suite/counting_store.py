@@ -1,7 +1,7 @@
 """An S3 server that counts requests: `python -m benchmarks.suite.counting_store PORT`.
 
 moto behind a counter. GET /_counts tells, as JSON, how many requests of each method there were, how
-many bytes came with them, by the kind of object (wal, compacted, manifest, …).
+many bytes came with them, by whose object it is (ingest, broker) and its kind (wal, compacted, …).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from moto.moto_server.werkzeug_app import (
 from werkzeug.serving import run_simple
 
 COUNTS_PATH = "/_counts"
+OWNERS = ("ingest", "broker")
 KINDS = ("wal", "compacted", "manifest", "compactions", "gc", "topology", "blobs")
 
 
@@ -38,7 +39,8 @@ class Counting:
             start("200 OK", [("content-type", "application/json")])
             return [json.dumps(self._counts).encode()]
         parts = path.split("/")
-        kind = next((kind for kind in KINDS if kind in parts), "other")
+        owner = next((owner for owner in OWNERS if owner in parts), "any")
+        kind = f"{owner} {next((kind for kind in KINDS if kind in parts), 'other')}"
         if method == "GET" and len(parts) <= 3 and "list-type" in environ.get("QUERY_STRING", ""):
             method = "LIST"
         size = int(environ.get("CONTENT_LENGTH") or 0)
