@@ -43,7 +43,7 @@ FINISHED_BYTES = 100
 
 _OK = Status()
 _OK_RESULT = consumer_pb2.AckResponse(results=[_OK]).SerializeToString()
-"""One result of an answer in which every item succeeded: so many together parse in no time."""
+"""One result of an answer in which every item succeeded."""
 
 
 class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
