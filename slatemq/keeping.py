@@ -142,7 +142,7 @@ class LeaseKeeper:
         now = time.monotonic()
         for lease, result in zip(leases, results, strict=True):
             if not isinstance(result, SlateMQError):
-                lease._next = now + length_ms / 3000
+                lease._next = max(lease._next, now + length_ms / 3000)
             elif isinstance(result, FailedPrecondition | NotFound) and lease.token in self._held:
                 self.drop(lease.token)
                 lease.lost = True

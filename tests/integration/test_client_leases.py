@@ -38,13 +38,13 @@ def deadlines(rig: Rig) -> list[int]:
 async def test_an_extended_token_is_good_for_as_long_whatever_the_clocks_say(
     rig: Rig, client: slatemq.Client, is_open: bool
 ) -> None:
-    view = client.queue_view("q", codecs.BYTES, lease=1)
+    view = client.queue_view("q", codecs.BYTES, lease=3)
     token = await view.try_next()
     assert token is not None
     if is_open:
         async with view.refs.lease(token):
             await view.refs.extend(token, 600)
-            await asyncio.sleep(0.7)
+            await asyncio.sleep(1.5)
     else:
         await view.refs.extend(token, 600)
     await asyncio.sleep(0.4)
@@ -56,10 +56,10 @@ async def test_an_extended_token_is_good_for_as_long_whatever_the_clocks_say(
 async def test_an_extension_that_was_answered_is_not_taken_back_by_the_keeping(
     rig: Rig, client: slatemq.Client
 ) -> None:
-    async with client.consume("q", prefetch=1, lease=1) as messages:
+    async with client.consume("q", prefetch=1, lease=3) as messages:
         message = await anext(messages)
         told_ms = await message.extend(600)
-        await asyncio.sleep(0.7)
+        await asyncio.sleep(1.5)
         assert told_ms - rig.clock.now_ms() == 600_000
         assert 600_000 in deadlines(rig)
         await message.ack()
