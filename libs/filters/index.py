@@ -105,6 +105,7 @@ class RuleSet:
         self.fallbacks: list[str] = []
         self._index = FilterIndex()
         self._rules: dict[str, tuple[_Rule, bool, bool]] = {}
+        self._seen: tuple[Mapping[str, str] | None, list[tuple[str, int]]] = (None, [])
 
     def replace(
         self,
@@ -116,18 +117,25 @@ class RuleSet:
         """Set a queue's rule; FilterError leaves the one before. No priority source means 128."""
         priority = compile_priority(priority_source) if priority_source else None
         rule = _Rule(compile_filter(filter_source), priority, fallback_priority)
+        self._seen = (None, [])
         self._rules[queue_id] = (rule, rule.decided_by_index, rule.needs_times)
         self._index.add(queue_id, rule.filter.checked.equalities)
 
     def remove(self, queue_id: str) -> None:
         """Forget the queue, if it is here."""
+        self._seen = (None, [])
         self._rules.pop(queue_id, None)
         self._index.remove(queue_id)
 
     def route(
         self, headers: dict[str, str], created_at_ms: int, received_at_ms: int, size: int
     ) -> list[tuple[str, int]]:
-        """The queues that match and their priorities, in ascending order of queue ID."""
+        """The queues that match and their priorities, in ascending order of queue ID.
+
+        Not to be changed: messages of the same headers, the very same object, may get the same.
+        """
+        if headers is self._seen[0]:
+            return self._seen[1]
         routed: list[tuple[str, int]] = []
         message = None
         timed = False
@@ -141,6 +149,8 @@ class RuleSet:
                 message = context(headers, created_at_ms, received_at_ms, size, times=timed)
             if decided or rule.filter.matches(message):
                 routed.append((queue_id, self._priority(queue_id, rule, message)))
+        if message is None:  # Only the index was asked, which knows nothing but the headers.
+            self._seen = (headers, routed)
         return routed
 
     def priority(

@@ -13,7 +13,7 @@ are missing.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -177,14 +177,30 @@ def _spread(values: Mapping[int, _T], count: int, default: _T) -> Sequence[_T]:
     return column
 
 
-def decode_log_entry(data: bytes) -> list[MessageMetadata]:
-    """The messages of a log entry, in order; CorruptRecord when it is not one."""
+LogRow = tuple[tuple[int, int, int, int, int], dict[str, str], int, int, str]
+"""The five numbers of a MessageMetadata, its headers, delay (-1: none), payload bytes, queue."""
+
+
+def read_log_rows(data: bytes) -> Iterator[LogRow]:
+    """The messages of a log entry as bare rows; CorruptRecord when it is not one.
+
+    Messages in a row that have equal headers share one dict: to be read, not changed.
+    """
     reader = Reader("log entry", data)
     count = reader.number("count of records", "H")
     records, at = [], 2
+    headers: dict[str, str] = {}
+    known = b"\x00"  # the bytes of these headers, from their count on
     for _ in range(count):
-        record, at = _read_record("log entry", data, at)
-        records.append(record)
+        start = at + _BEFORE_HEADERS.size
+        if data.startswith(known, start):
+            # Headers say themselves where they end: what begins with these bytes are these.
+            records.append((_BEFORE_HEADERS.unpack_from(data, at), headers))
+            at = start + len(known)
+        else:
+            record, at = _read_record("log entry", data, at)
+            records.append(record)
+            headers, known = record[1], data[start:at]
     reader.take("records", at - 2)
     delays = reader.parallel_numbers("delay_ms", "q", count, default=_NO_DELAY)
     sizes = reader.parallel_numbers("payload_bytes", "I", count)
@@ -192,11 +208,15 @@ def decode_log_entry(data: bytes) -> list[MessageMetadata]:
     reader.finish()
     if count and min(delays) < _NO_DELAY:
         raise reader.corrupt(f"delay_ms = {min(delays)}")
+    fields = (record[0] for record in records)
+    return zip(fields, (record[1] for record in records), delays, sizes, queues, strict=True)
+
+
+def decode_log_entry(data: bytes) -> list[MessageMetadata]:
+    """The messages of a log entry, in order; CorruptRecord when it is not one."""
     return [
         MessageMetadata(*fields, headers, None if delay == _NO_DELAY else delay, size, queue)
-        for (fields, headers), delay, size, queue in zip(
-            records, delays, sizes, queues, strict=True
-        )
+        for fields, headers, delay, size, queue in read_log_rows(data)
     ]
 
 

@@ -11,7 +11,13 @@ from typing import Any, Final
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
 from libs.storage.states import FINGERPRINT_BYTES
 
-__all__ = ["ENTRY_HEADERS_BYTES_MAX", "ENTRY_MESSAGES_MAX", "NOT_SET", "Accepted", "Columns", "Stamped"]
+__all__ = [
+    "ENTRY_HEADERS_BYTES_MAX",
+    "ENTRY_MESSAGES_MAX",
+    "NOT_SET",
+    "Accepted",
+    "Columns",
+]
 
 NOT_SET: Final = -1
 """Stands for "created when received" in the column of creation times."""
@@ -103,15 +109,6 @@ class Columns:
 
     def _few(self) -> Sequence[dict[int, Any]]:
         return self.visible_at_ms, self.delay_ms, self.direct_queue_id, self.deadline_ms
-
-
-@dataclass(frozen=True, slots=True)
-class Stamped:
-    """The messages of one log entry with their IDs, `first_id` and up, and time of receipt."""
-
-    first_id: int
-    received_at_ms: int
-    columns: Columns
 
 
 @dataclass(slots=True)

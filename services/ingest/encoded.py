@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from libs.serving.protobytes import field, number_field, varint
 from services.ingest.batches import NOT_SET
@@ -61,7 +61,7 @@ def _joined(message_id: int, about: bytes, payload: bytes) -> bytes:
 class EncodedReader:
     """Reads like `Reader`, but fresh messages straight from the cache."""
 
-    def __init__(self, reader: Reader[Any], cache: PayloadCache) -> None:
+    def __init__(self, reader: Reader, cache: PayloadCache) -> None:
         """Read from these."""
         self._reader = reader
         self._cache = cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from libs.storage.blobs import Blobs
 from libs.storage.clocks import Clock
@@ -26,7 +26,7 @@ from libs.storage.own_keys import (
 )
 from libs.storage.payloads import encode_inline, encode_uri
 from libs.storage.slate import Batch, Database
-from services.ingest.batches import NOT_SET, Accepted, Columns, Stamped
+from services.ingest.batches import NOT_SET, Accepted, Columns
 from services.ingest.dedupe_keys import DedupeKeys
 from services.ingest.duplicates import Duplicates
 from services.ingest.payload_cache import PayloadCache, Run
@@ -43,8 +43,6 @@ from slatemq.errors import (
 )
 
 __all__ = ["Publisher", "PublisherLimits"]
-
-E = TypeVar("E")
 
 UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
 """A blob that nobody refers to may be collected after a while; one that is older than this when it
@@ -66,19 +64,19 @@ class PublisherLimits:
 
 
 @dataclass(slots=True)
-class _Commit(Generic[E]):
+class _Commit:
     """What becomes true once a commit is durable."""
 
     minute: int = 0
     received_at_ms: int = 0
-    entries: list[Recent[E]] = field(default_factory=list)
+    entries: list[Recent] = field(default_factory=list)
     payloads: list[tuple[int, Accepted]] = field(default_factory=list)
     then: list[Callable[[], None]] = field(default_factory=list)
     answers: list[tuple[str, Answered]] = field(default_factory=list)
     dedupe_keys: list[tuple[str, int]] = field(default_factory=list)
 
 
-class Publisher(Generic[E]):
+class Publisher:
     """Stores publishes. The source of the shard's commit loop, which is `commits`."""
 
     def __init__(
@@ -91,12 +89,11 @@ class Publisher(Generic[E]):
         requests: RequestIds,
         dedupe_keys: DedupeKeys,
         outboxes: Outboxes,
-        log: MetadataLog[E],
+        log: MetadataLog,
         cache: PayloadCache,
-        entry: Callable[[Stamped], E],
         limits: PublisherLimits,
     ) -> None:
-        """Publish to this database; `entry` makes the form of a log entry that tailers are sent."""
+        """Publish to this database."""
         self.commits = GroupCommit(database, clock, self, limits.commit_interval_ms)
         self.commits.on_durable(self._durable)
         self._blobs = blobs
@@ -108,13 +105,12 @@ class Publisher(Generic[E]):
         self._outboxes = outboxes
         self._log = log
         self._cache = cache
-        self._entry = entry
         self._bytes_max = limits.uncommitted_bytes
         self._uploads = Uploads(blobs, clock, limits.blob_uploads)
         self._waiting: list[Waiting] = []
         self._records: list[tuple[bytes, bytes]] = []
         self._then: list[Callable[[], None]] = []
-        self._in_flight: dict[int, _Commit[E]] = {}
+        self._in_flight: dict[int, _Commit] = {}
 
     async def publish(
         self, accepted: Accepted, complete: Callable[[Columns], None] | None = None
@@ -240,7 +236,7 @@ class Publisher(Generic[E]):
         """Put everything that waits (see libs.storage.commits.Source)."""
         waiting, self._waiting = self._waiting, []
         now_ms = self._clock.now_ms()
-        commit: _Commit[E] = _Commit(received_at_ms=now_ms)
+        commit: _Commit = _Commit(received_at_ms=now_ms)
         columns = Columns()
         repeats: list[Waiting] = []
         for publish in waiting:
@@ -275,7 +271,7 @@ class Publisher(Generic[E]):
         if len(batch):
             self._in_flight[batch.commit] = commit
 
-    def _answer(self, commit: _Commit[E], publish: Waiting, now_ms: int) -> None:
+    def _answer(self, commit: _Commit, publish: Waiting, now_ms: int) -> None:
         """Settle the answer of a publish whose ID is taken, and what is known by it."""
         if publish.duplicates is not None:
             commit.dedupe_keys += publish.duplicates.take(publish.first_id, now_ms)
@@ -284,7 +280,7 @@ class Publisher(Generic[E]):
         if publish.accepted.request_id:
             commit.answers.append((publish.accepted.request_id, answered))
 
-    def _put_repeat(self, batch: Batch, commit: _Commit[E], publish: Waiting, now_ms: int) -> None:
+    def _put_repeat(self, batch: Batch, commit: _Commit, publish: Waiting, now_ms: int) -> None:
         """Answer a publish of which nothing is to be stored."""
         if publish.accepted.request_id:
             # An ID without a message: it names the row of the request ID.
@@ -330,7 +326,7 @@ class Publisher(Generic[E]):
         publish.refusal = error
         self._requests.forget(publish.accepted.request_id)
 
-    def _put_entry(self, batch: Batch, first_id: int, part: Columns, now_ms: int) -> Recent[E]:
+    def _put_entry(self, batch: Batch, first_id: int, part: Columns, now_ms: int) -> Recent:
         created = part.created_at_ms
         if NOT_SET in created:
             part.created_at_ms = [now_ms if at == NOT_SET else at for at in created]
@@ -346,8 +342,7 @@ class Publisher(Generic[E]):
             part.direct_queue_id,
         )
         batch.put(log_key(first_id), encoded)
-        entry = self._entry(Stamped(first_id, now_ms, part))
-        return Recent(first_id, first_id + len(part) - 1, entry, len(encoded))
+        return Recent(first_id, first_id + len(part) - 1, encoded)
 
     def _durable(self, number: int) -> None:
         commit = self._in_flight.pop(number)

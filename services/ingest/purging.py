@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from libs.storage.own_keys import PURGE_EPOCH_KEY
 from libs.storage.slate import Database
@@ -20,14 +19,14 @@ class PurgeEpoch:
         durable: The last one that is durable; 0 at the beginning.
     """
 
-    def __init__(self, number: int, publisher: Publisher[Any]) -> None:
+    def __init__(self, number: int, publisher: Publisher) -> None:
         """Go on from this number, with the commits of the publisher."""
         self.durable = number
         self._number = number
         self._publisher = publisher
 
     @classmethod
-    async def load(cls, database: Database, publisher: Publisher[Any]) -> PurgeEpoch:
+    async def load(cls, database: Database, publisher: Publisher) -> PurgeEpoch:
         """As the last commit left it."""
         told = await database.get(PURGE_EPOCH_KEY)
         return cls(0 if told is None else decode_purge_epoch(told), publisher)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol
 
 from libs.storage.blobs import Blobs
 from libs.storage.errors import ObjectNotFound, StorageError
@@ -25,8 +25,6 @@ from services.ingest.payload_cache import PayloadCache
 from services.ingest.tailing import MetadataLog
 
 __all__ = ["Metadata", "Read", "Reader", "Room"]
-
-E = TypeVar("E")
 
 WINDOW: Final = 256
 """IDs looked up at once; between windows it shows whether the answer is full."""
@@ -89,23 +87,21 @@ class _Entry(NamedTuple):
     messages: dict[int, MessageMetadata]
 
 
-class Reader(Generic[E]):
-    """Reads durable messages. `within` finds a message in an entry of the recent log."""
+class Reader:
+    """Reads durable messages."""
 
     def __init__(
         self,
         database: Database,
         blobs: Blobs,
-        log: MetadataLog[E],
+        log: MetadataLog,
         cache: PayloadCache,
-        within: Callable[[E, int], Metadata | None],
     ) -> None:
         """Read from these."""
         self._database = database
         self._blobs = blobs
         self._log = log
         self._cache = cache
-        self._within = within
         self._entries: dict[int, _Entry] = {}
         self._sequences: list[int] = []
         self._replacements = 0
@@ -187,20 +183,15 @@ class Reader(Generic[E]):
     async def _metadata(self, message_ids: Iterable[int]) -> dict[int, Metadata]:
         """What is known of those of the messages that are stored and durable."""
         found: dict[int, Metadata] = {}
-        older: list[int] = []
         durable_id = self._log.end.last_message_id
-        for message_id in message_ids:
-            recent = self._log.recent(message_id)
-            if recent is not None:
-                metadata = self._within(recent.entry, message_id)
-                if metadata is not None:
-                    found[message_id] = metadata
-            elif message_id <= durable_id:
-                older.append(message_id)
         before = -1
-        for message_id in sorted(set(older)):
+        for message_id in sorted({one for one in message_ids if one <= durable_id}):
             entry = self._kept(message_id)
-            if entry is None:
+            recent = self._log.recent(message_id) if entry is None else None
+            if recent is not None:
+                self._keep(recent.sequence, decode_log_entry(recent.value))
+                entry = self._kept(message_id)
+            elif entry is None:
                 before = await self._keep_entry(message_id, before)
                 entry = self._kept(message_id)
             if entry is not None and message_id in entry.messages:

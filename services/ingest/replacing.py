@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from libs.storage.clocks import Clock
@@ -35,8 +35,6 @@ from slatemq.errors import Aborted, InvalidArgument, NotFound, Unavailable
 
 __all__ = ["Replacement", "Replacer"]
 
-E = TypeVar("E")
-
 ENTRY_BYTES_MAX: Final = 16 << 20
 """A log entry of several messages may grow to this: it must fit into an answer of TailLog."""
 
@@ -51,16 +49,16 @@ class Replacement:
     headers: dict[str, str] | None
 
 
-class Replacer(Generic[E]):
+class Replacer:
     """Replaces messages of one shard."""
 
     def __init__(
         self,
         database: Database,
         clock: Clock,
-        publisher: Publisher[E],
-        log: MetadataLog[E],
-        reader: Reader[E],
+        publisher: Publisher,
+        log: MetadataLog,
+        reader: Reader,
     ) -> None:
         """Write with the publisher's commits; log and reader learn what has changed."""
         self._database = database
@@ -143,7 +141,7 @@ class Replacer(Generic[E]):
                 f"the log entry that the message shares with others would have {len(encoded)} "
                 f"bytes, at most {ENTRY_BYTES_MAX} are allowed",
             )
-        await self._commit(sequence, messages, encoded, message_id, record)
+        await self._commit(sequence, encoded, message_id, record)
         return str(etag_of(record or stored, messages[at].headers))
 
     async def _is_repeat(
@@ -168,13 +166,12 @@ class Replacer(Generic[E]):
     async def _commit(
         self,
         sequence: int,
-        messages: list[MessageMetadata],
         encoded: bytes,
         message_id: int,
         record: bytes | None,
     ) -> None:
         def then() -> None:
-            self._log.replace(sequence, messages, len(encoded))
+            self._log.replace(sequence, encoded)
             self._reader.replaced(message_id, sequence)
 
         records = [(log_key(sequence), encoded)]

@@ -16,7 +16,7 @@ from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.topology_servicer import TopologyServicer
 from libs.storage.probe import probe_store
 from services.ingest.config import IngestConfig
-from services.ingest.servicer import FORMS, SERVICE_NAME, IngestServicer
+from services.ingest.servicer import SERVICE_NAME, IngestServicer
 from services.ingest.shard import open_shard
 from slatemq.v1 import ingest_pb2_grpc, snapshot_pb2_grpc, topology_pb2_grpc
 
@@ -55,7 +55,7 @@ class IngestProcess:
     async def start(self, address: str) -> None:
         """Probe the store, open the shard, tell everybody where it is."""
         await probe_store(self._root.objects)
-        shard = self._servicer.shard = await open_shard(self._root, self._config, FORMS)
+        shard = self._servicer.shard = await open_shard(self._root, self._config)
         self._snapshots.begin(
             self._root.snapshots(shard.database),
             shard.clock.now_ms,

@@ -13,19 +13,17 @@ from libs.serving import limits
 from libs.serving import telemetry as told
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
+from libs.storage.metadata import decode_log_entry
 from services.ingest import wire, wire_for_brokers
 from services.ingest.config import IngestConfig
 from services.ingest.reading import Room
 from services.ingest.request_ids import Answered
-from services.ingest.shard import Forms, Shard
+from services.ingest.shard import Shard
 from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 
 SERVICE_NAME: Final = ingest_pb2.DESCRIPTOR.services_by_name["IngestService"].full_name
 """For `Service.grpc_services`."""
-
-FORMS: Final = Forms(wire.log_entry, wire.stored_log_entry, wire.within)
-"""How the shard makes and reads the entries that it keeps for tailers."""
 
 READ_BYTES: Final = 32 << 20
 """Payload bytes in one answer when the caller sets no bound."""
@@ -47,7 +45,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self, config: IngestConfig, directory: TopologyDirectory, telemetry: Telemetry
     ) -> None:
         """Answer with these settings; `shard` is set by the process when it has started."""
-        self.shard: Shard[ingest_pb2.LogEntry] | None = None
+        self.shard: Shard | None = None
         self._config = config
         self._directory = directory
         self._rules = wire.Rules(
@@ -119,9 +117,13 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         """See the proto."""
         async with aclosing(self._open().log.tail(request.after_sequence)) as updates:
             async for update in updates:
-                yield ingest_pb2.TailLogResponse(
-                    entries=update.entries, durable_sequence=update.durable_sequence
-                )
+                told = ingest_pb2.TailLogResponse(durable_sequence=update.durable_sequence)
+                for sequence, value in update.entries:
+                    if request.stored:
+                        told.stored_entries.add(sequence=sequence, value=value)
+                    else:
+                        told.entries.append(wire.log_entry(sequence, decode_log_entry(value)))
+                yield told
 
     async def Push(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.PushRequest, context: Any
@@ -181,7 +183,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         else:
             wire.check_dedupe_shards(dedupe_keys, shards, self._config.shard)
 
-    def _open(self) -> Shard[ingest_pb2.LogEntry]:
+    def _open(self) -> Shard:
         if self.shard is None:
             raise Unavailable("the service is starting", reason="STARTING")
         return self.shard

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from libs.serving.exits import ExitCause
 from libs.serving.shards import wait_for_clock, wait_lost
@@ -13,7 +13,6 @@ from libs.storage.blobs import Blobs
 from libs.storage.clocks import Clock, HybridClock
 from libs.storage.errors import StoreUnavailable
 from libs.storage.ids import IdAllocator, decode_seq_block
-from libs.storage.metadata import MessageMetadata
 from libs.storage.own_keys import (
     CLOCK_KEY,
     ID_BLOCK_KEY,
@@ -22,7 +21,6 @@ from libs.storage.roots import Root
 from libs.storage.settings import Kind
 from libs.storage.slate import Database
 from libs.storage.states import decode_clock
-from services.ingest.batches import Stamped
 from services.ingest.config import IngestConfig
 from services.ingest.dedupe_keys import DedupeKeys
 from services.ingest.encoded import EncodedReader
@@ -30,37 +28,20 @@ from services.ingest.payload_cache import PayloadCache
 from services.ingest.publishing import Publisher, PublisherLimits
 from services.ingest.purging import PurgeEpoch
 from services.ingest.pushing import Outboxes
-from services.ingest.reading import Metadata, Reader
+from services.ingest.reading import Reader
 from services.ingest.replacing import Replacer
 from services.ingest.request_ids import RequestIds
 from services.ingest.tailing import MetadataLog, read_log_end
 
-__all__ = ["Forms", "Shard", "open_shard"]
+__all__ = ["Shard", "open_shard"]
 
 log = logging.getLogger(__name__)
-
-E = TypeVar("E")
 
 TIDY_S: Final = 0.25
 """64 tables of request IDs are to be sealed in a minute: this does 240."""
 
 
-class Forms(Generic[E]):
-    """How log entries look to those who tail the log, and back."""
-
-    def __init__(
-        self,
-        fresh: Callable[[Stamped], E],
-        stored: Callable[[int, list[MessageMetadata]], E],
-        within: Callable[[E, int], Metadata | None],
-    ) -> None:
-        """Made from what was committed or read back; `within` finds a message in one."""
-        self.fresh = fresh
-        self.stored = stored
-        self.within = within
-
-
-class Shard(Generic[E]):
+class Shard:
     """One opened shard; `open_shard` makes it.
 
     Attributes:
@@ -78,11 +59,11 @@ class Shard(Generic[E]):
         self,
         database: Database,
         clock: Clock,
-        publisher: Publisher[E],
-        reader: Reader[E],
+        publisher: Publisher,
+        reader: Reader,
         encoded: EncodedReader,
-        replacer: Replacer[E],
-        log: MetadataLog[E],
+        replacer: Replacer,
+        log: MetadataLog,
         purge_epoch: PurgeEpoch,
     ) -> None:
         """Begin to commit."""
@@ -127,9 +108,8 @@ class Shard(Generic[E]):
 async def open_shard(
     root: Root,
     config: IngestConfig,
-    forms: Forms[E],
     clock: Callable[[int], Clock] = HybridClock,
-) -> Shard[E]:
+) -> Shard:
     """Open the shard's database, which fences an older process, and go on where it ended.
 
     `clock` makes a clock that goes on from the time of the last commit, in ms. Raises the errors of
@@ -139,7 +119,7 @@ async def open_shard(
     try:
         # A process killed between writing and syncing left commits that are served from now on.
         await _sync(root)
-        return await _recover(database, Blobs(root), config, forms, clock)
+        return await _recover(database, Blobs(root), config, clock)
     except BaseException:
         await database.close()
         raise
@@ -156,9 +136,8 @@ async def _recover(
     database: Database,
     blobs: Blobs,
     config: IngestConfig,
-    forms: Forms[E],
     make_clock: Callable[[int], Clock],
-) -> Shard[E]:
+) -> Shard:
     told = await database.get(CLOCK_KEY)
     last_ms = decode_clock(told) if told is not None else 0
     await wait_for_clock(database)
@@ -168,10 +147,9 @@ async def _recover(
     outboxes = await Outboxes.load(database)
     requests = RequestIds(database, config.request_id_window_s * 1000)
     await requests.load(last_ms, clock.now_ms())
-    metadata_log: MetadataLog[E] = MetadataLog(
+    metadata_log: MetadataLog = MetadataLog(
         database,
         await read_log_end(database, config.shard),
-        forms.stored,
         bytes_max=config.log_cache_bytes,
         streams_max=config.tail_streams_max,
         heartbeat_ms=config.heartbeat_ms,
@@ -188,14 +166,13 @@ async def _recover(
         outboxes,
         metadata_log,
         cache,
-        forms.fresh,
         PublisherLimits(
             uncommitted_bytes=config.uncommitted_bytes_max,
             blob_uploads=config.blob_uploads_max,
             commit_interval_ms=config.commit_interval_ms,
         ),
     )
-    reader = Reader(database, blobs, metadata_log, cache, forms.within)
+    reader = Reader(database, blobs, metadata_log, cache)
     replacer = Replacer(database, clock, publisher, metadata_log, reader)
     purge_epoch = await PurgeEpoch.load(database, publisher)
     encoded = EncodedReader(reader, cache)

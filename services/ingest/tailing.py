@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Callable
-from typing import Final, Generic, NamedTuple, TypeVar
+from collections.abc import AsyncGenerator
+from typing import Final, NamedTuple
 
 from libs.storage.ids import MAX_SEQUENCE, message_id
 from libs.storage.keys import log_key, log_range, parse_log_key
@@ -27,14 +27,16 @@ from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
 
 __all__ = ["LogEnd", "MetadataLog", "Recent", "Update", "read_log_end"]
 
-E = TypeVar("E")
-
 UPDATE_BYTES_MAX: Final = 4 << 20
 """Encoded entries in one answer, unless one entry alone has more."""
 
 READ_ROWS_MIN: Final = 8
 READ_ROWS_MAX: Final = 64
 """Entries read from the database at once: a scan begins in 0.3 ms, and an entry may have 4 MiB."""
+
+
+Entry = tuple[int, bytes]
+"""A sequence, and the value stored there."""
 
 
 class LogEnd(NamedTuple):
@@ -44,19 +46,21 @@ class LogEnd(NamedTuple):
     last_message_id: int
 
 
-class Recent(NamedTuple, Generic[E]):
-    """One durable entry in memory."""
+class Recent(NamedTuple):
+    """One durable entry in memory, as it is stored."""
 
     sequence: int
     last_message_id: int
-    entry: E
-    size_bytes: int
+    value: bytes
 
 
-class Update(NamedTuple, Generic[E]):
-    """What a tailer gets: entries in ascending order (none: a heartbeat), and the log's end."""
+class Update(NamedTuple):
+    """What a tailer gets: entries in ascending order (none: a heartbeat), and the log's end.
 
-    entries: list[E]
+    An entry is its sequence and its value as it is stored (libs.storage.metadata).
+    """
+
+    entries: list[Entry]
     durable_sequence: int
 
 
@@ -69,17 +73,13 @@ async def read_log_end(database: Database, shard: int) -> LogEnd:
     return LogEnd(0, 0)
 
 
-class MetadataLog(Generic[E]):
-    """The durable log of one shard, in the form `E` that tailers are sent.
-
-    `decode` makes that form from a sequence and the messages of an entry that was read back.
-    """
+class MetadataLog:
+    """The durable log of one shard."""
 
     def __init__(
         self,
         database: Database,
         end: LogEnd,
-        decode: Callable[[int, list[MessageMetadata]], E],
         *,
         bytes_max: int,
         streams_max: int,
@@ -89,35 +89,33 @@ class MetadataLog(Generic[E]):
         self.end = end
         self.streams_count = 0
         self._database = database
-        self._decode = decode
         self._bytes_max = bytes_max
         self._streams_max = streams_max
         self._heartbeat_s = heartbeat_ms / 1000
         self._floor = end.sequence
         self._sequences: list[int] = []
-        self._recent: list[Recent[E]] = []
+        self._recent: list[Recent] = []
         self._size_bytes = 0
         self._closed = False
         self._waiting: set[asyncio.Future[None]] = set()
 
-    def append(self, entries: list[Recent[E]]) -> None:
+    def append(self, entries: list[Recent]) -> None:
         """Add entries that have just become durable; wakes the tailers."""
         for recent in entries:
             self._sequences.append(recent.sequence)
             self._recent.append(recent)
-            self._size_bytes += recent.size_bytes
+            self._size_bytes += len(recent.value)
         self.end = LogEnd(entries[-1].sequence, entries[-1].last_message_id)
         self._evict()
         self._wake()
 
-    def replace(self, sequence: int, messages: list[MessageMetadata], size_bytes: int) -> None:
+    def replace(self, sequence: int, value: bytes) -> None:
         """Take the place of a durable entry that has been rewritten, if it is in memory."""
         at = bisect_right(self._sequences, sequence) - 1
         if at >= 0 and self._sequences[at] == sequence:
             before = self._recent[at]
-            entry = self._decode(sequence, messages)
-            self._recent[at] = before._replace(entry=entry, size_bytes=size_bytes)
-            self._size_bytes += size_bytes - before.size_bytes
+            self._recent[at] = before._replace(value=value)
+            self._size_bytes += len(value) - len(before.value)
             self._evict()
 
     def close(self) -> None:
@@ -125,7 +123,7 @@ class MetadataLog(Generic[E]):
         self._closed = True
         self._wake()
 
-    def recent(self, message_id: int) -> Recent[E] | None:
+    def recent(self, message_id: int) -> Recent | None:
         """The entry in memory whose range of IDs has this one."""
         at = bisect_right(self._sequences, message_id) - 1
         if at < 0 or message_id > self._recent[at].last_message_id:
@@ -153,7 +151,7 @@ class MetadataLog(Generic[E]):
         """The last sequence whose messages were all received before this time; 0: there is none."""
         return await position_before(self._database, self.end.sequence, received_at_ms)
 
-    async def tail(self, after_sequence: int) -> AsyncGenerator[Update[E], None]:
+    async def tail(self, after_sequence: int) -> AsyncGenerator[Update, None]:
         """Every entry after this sequence, in order, each once, without end.
 
         Begins with an update at once, if only a heartbeat. Raises InvalidArgument,
@@ -174,7 +172,7 @@ class MetadataLog(Generic[E]):
         finally:
             self.streams_count -= 1
 
-    async def _follow(self, position: int) -> AsyncGenerator[Update[E], None]:
+    async def _follow(self, position: int) -> AsyncGenerator[Update, None]:
         fresh, rows = True, READ_ROWS_MIN
         while True:
             if self._closed:
@@ -191,22 +189,23 @@ class MetadataLog(Generic[E]):
             fresh = False
             yield Update(entries, self.end.sequence)
 
-    def _take(self, position: int) -> tuple[int, list[E]]:
+    def _take(self, position: int) -> tuple[int, list[Entry]]:
         """The next entries from memory, and the position after them."""
         first = at = bisect_right(self._sequences, position)
         size_bytes = 0
         while at < len(self._recent):
-            size_bytes += self._recent[at].size_bytes
+            size_bytes += len(self._recent[at].value)
             if at > first and size_bytes > UPDATE_BYTES_MAX:
                 break
             at += 1
-        return self._sequences[at - 1], [recent.entry for recent in self._recent[first:at]]
+        entries = [(recent.sequence, recent.value) for recent in self._recent[first:at]]
+        return entries[-1][0], entries
 
-    async def _read(self, position: int, rows_max: int) -> tuple[int, list[E], int]:
+    async def _read(self, position: int, rows_max: int) -> tuple[int, list[Entry], int]:
         """The next entries from the database, the position after them, and their size."""
         durable = self.end.sequence
         span = log_range(position + 1, durable)
-        entries: list[E] = []
+        entries: list[Entry] = []
         size_bytes = 0
         async for rows in self._database.scan(*span, limit=rows_max, durable=True):
             for key, value in rows:
@@ -214,7 +213,7 @@ class MetadataLog(Generic[E]):
                 if entries and size_bytes > UPDATE_BYTES_MAX:
                     return position, entries, size_bytes
                 position = parse_log_key(key)
-                entries.append(self._decode(position, decode_log_entry(value)))
+                entries.append((position, value))
         # With none left, what stood between here and the end has been removed.
         return position if entries else durable, entries, size_bytes
 
@@ -243,7 +242,7 @@ class MetadataLog(Generic[E]):
         count = 0
         # An eighth more than needed, so that the lists are not cut at every commit.
         while self._size_bytes > self._bytes_max - self._bytes_max // 8:
-            self._size_bytes -= self._recent[count].size_bytes
+            self._size_bytes -= len(self._recent[count].value)
             self._floor = self._recent[count].sequence
             count += 1
         del self._recent[:count], self._sequences[:count]

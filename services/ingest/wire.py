@@ -13,7 +13,7 @@ from libs.serving.limits import RETENTION_S_MAX
 from libs.storage.ids import shard_of
 from libs.storage.metadata import MessageMetadata, encode_headers
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
-from services.ingest.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, Columns, Stamped
+from services.ingest.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, Columns
 from services.ingest.reading import Metadata
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument
@@ -60,6 +60,9 @@ def accept_messages(
     payloads: list[bytes] = []
     large: list[int] = []
     size_bytes = 0
+    # Neighbours tend to have equal headers, and share them.
+    headers: dict[str, str] = {}
+    encoded = encode_headers(headers)
     for at, message in enumerate(messages):
         payload = message.payload
         payload_bytes = len(payload)
@@ -88,8 +91,10 @@ def accept_messages(
         if message.dedupe_key:
             dedupe_keys[at] = _dedupe_key(at, message.dedupe_key)
         given = message.headers
-        headers = {key: given[key] for key in given}  # dict(given) takes half as long again
-        encoded = encoded_headers("messages[{}].headers", at, headers)
+        own = {key: given[key] for key in given}  # dict(given) takes half as long again
+        if own != headers:
+            headers = own
+            encoded = encoded_headers("messages[{}].headers", at, headers)
         payloads.append(payload)
         columns.headers.append(headers)
         columns.header_bytes.append(encoded)
@@ -131,40 +136,8 @@ def carry_trace(columns: Columns) -> None:
         columns.header_bytes[at] = encode_headers(headers)
 
 
-def log_entry(stamped: Stamped) -> LogEntry:
-    """The entry as tailers get it, from what has just been committed."""
-    entry = LogEntry(sequence=stamped.first_id)
-    add = entry.messages.add
-    columns = stamped.columns
-    received = stamped.received_at_ms
-    rows = zip(
-        columns.headers,
-        columns.created_at_ms,
-        columns.retention_s,
-        columns.payload_bytes,
-        strict=True,
-    )
-    for message_id, (headers, created, retention, size) in enumerate(rows, stamped.first_id):
-        add(
-            message_id=message_id,
-            headers=headers,
-            created_at_ms=created,
-            received_at_ms=received,
-            retention_s=retention,
-            payload_bytes=size,
-        )
-    logged = entry.messages
-    for at, visible_at_ms in columns.visible_at_ms.items():
-        logged[at].visible_at_ms = visible_at_ms
-    for at, delay_ms in columns.delay_ms.items():
-        logged[at].delay_ms = delay_ms
-    for at, queue_id in columns.direct_queue_id.items():
-        logged[at].direct_queue_id = queue_id
-    return entry
-
-
-def stored_log_entry(sequence: int, messages: Sequence[MessageMetadata]) -> LogEntry:
-    """The same from an entry that was read back."""
+def log_entry(sequence: int, messages: Sequence[MessageMetadata]) -> LogEntry:
+    """A log entry for those who do not know how it is stored."""
     return LogEntry(
         sequence=sequence,
         messages=[
@@ -182,11 +155,6 @@ def stored_log_entry(sequence: int, messages: Sequence[MessageMetadata]) -> LogE
             for message in messages
         ],
     )
-
-
-def within(entry: LogEntry, message_id: int) -> LogMessage | None:
-    """The message with this ID in an entry of our own making, whose IDs have no gaps."""
-    return entry.messages[message_id - entry.sequence]
 
 
 def to_message(metadata: Metadata, payload: bytes) -> Message:

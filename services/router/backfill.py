@@ -139,7 +139,7 @@ class LogReader:
         self._stub = stub
         self._call: Any = None
         self._position = 0
-        self._entries: deque[ingest_pb2.LogEntry] = deque()
+        self._entries: deque[LogEntry] = deque()
 
     @classmethod
     @asynccontextmanager
@@ -162,7 +162,8 @@ class LogReader:
             self.close()
             self._entries.clear()
             self._position = after
-            self._call = self._stub.TailLog(ingest_pb2.TailLogRequest(after_sequence=after))
+            request = ingest_pb2.TailLogRequest(after_sequence=after, stored=True)
+            self._call = self._stub.TailLog(request)
 
     async def next(self, until: int) -> LogEntry | None:
         """The next entry; None when there is none up to this sequence, what stood there is gone."""
@@ -174,10 +175,11 @@ class LogReader:
                 raise PeerFailed("the log's stream is silent") from None
             if not isinstance(response, ingest_pb2.TailLogResponse):
                 raise PeerFailed("the log's stream ended")
-            if not response.entries and response.durable_sequence >= until:
+            entries = log_entries(response)
+            if not entries and response.durable_sequence >= until:
                 return None
-            self._entries.extend(response.entries)
-        [entry] = log_entries([self._entries.popleft()])
+            self._entries.extend(entries)
+        entry = self._entries.popleft()
         if entry.sequence <= self._position:
             raise PeerFailed("the log's entries are out of order")
         self._position = entry.sequence

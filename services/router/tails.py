@@ -216,7 +216,7 @@ class Tail:
     async def _read(self, backoff: Backoff) -> None:
         stub = await self._log.open()
         self.is_open = True
-        call = stub.TailLog(ingest_pb2.TailLogRequest(after_sequence=self.position))
+        call = stub.TailLog(ingest_pb2.TailLogRequest(after_sequence=self.position, stored=True))
         try:
             while await self._has_room():
                 async with asyncio.timeout(self._log.buffer.silence_ms / 1000):
@@ -235,9 +235,9 @@ class Tail:
     def _take(self, response: ingest_pb2.TailLogResponse) -> None:
         log, before = self._log, self.position
         log.told(response.durable_sequence)
-        if not response.entries:
+        entries = log_entries(response)
+        if not entries:
             return
-        entries = log_entries(response.entries)
         if any(later.sequence <= entry.sequence for entry, later in pairwise(entries)):
             raise PeerFailed("the log's entries are out of order")
         for subscriber in self.subscribers:

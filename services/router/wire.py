@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import starmap
 
 from libs.filters import DEFAULT_PRIORITY
+from libs.serving.peers import PeerFailed
+from libs.storage.errors import CorruptRecord
+from libs.storage.metadata import read_log_rows
 from services.router.route import Piece
 from services.router.routing import (
     NO_DELAY,
@@ -17,12 +21,48 @@ from services.router.routing import (
 from slatemq.v1 import assignment_pb2, ingest_pb2, queue_pb2
 
 
-def log_entries(entries: Iterable[ingest_pb2.LogEntry]) -> list[LogEntry]:
-    """The entries of one answer of TailLog; each message's headers become a dict once."""
-    return [
+def log_entries(response: ingest_pb2.TailLogResponse) -> list[LogEntry]:
+    """The entries of one answer of TailLog. Raises PeerFailed.
+
+    An ingest of an older version does not know that they are wanted as they are stored.
+    """
+    entries = [
         LogEntry(entry.sequence, list(map(_message, entry.messages)), entry.ByteSize())
-        for entry in entries
+        for entry in response.entries
     ]
+    try:
+        entries += [
+            LogEntry(one.sequence, list(starmap(_row, read_log_rows(one.value))), len(one.value))
+            for one in response.stored_entries
+        ]
+    except CorruptRecord as error:
+        raise PeerFailed(f"a log entry cannot be read: {error}") from error
+    return entries
+
+
+def _row(
+    numbers: tuple[int, int, int, int, int],
+    headers: dict[str, str],
+    delay_ms: int,
+    payload_bytes: int,
+    direct_queue_id: str,
+) -> LogMessage:
+    message_id, created_at_ms, received_at_ms, visible_at_ms, retention_s = numbers
+    # See _message.
+    return tuple.__new__(
+        LogMessage,
+        (
+            message_id,
+            headers,
+            created_at_ms,
+            received_at_ms,
+            visible_at_ms,
+            received_at_ms + retention_s * 1000 if retention_s else 0,
+            payload_bytes,
+            delay_ms,
+            direct_queue_id,
+        ),
+    )
 
 
 def _message(told: ingest_pb2.LogMessage) -> LogMessage:

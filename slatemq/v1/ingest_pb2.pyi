@@ -285,16 +285,20 @@ class TailLogRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
     after_sequence: _builtins.int
     """Entries with a sequence above this one are sent; 0 = from the beginning."""
+    stored: _builtins.bool
+    """Whether to send the entries in `stored_entries`: for routers, which know how they are stored."""
     def __init__(
         self,
         *,
         after_sequence: _builtins.int = ...,
+        stored: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -308,6 +312,7 @@ class TailLogResponse(_message.Message):
 
     ENTRIES_FIELD_NUMBER: _builtins.int
     DURABLE_SEQUENCE_FIELD_NUMBER: _builtins.int
+    STORED_ENTRIES_FIELD_NUMBER: _builtins.int
     durable_sequence: _builtins.int
     """The sequence of the last durable entry, whether sent yet or not; 0 when the log is empty."""
     @_builtins.property
@@ -316,19 +321,50 @@ class TailLogResponse(_message.Message):
         once, and then at least every 10 seconds.
         """
 
+    @_builtins.property
+    def stored_entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredLogEntry]:
+        """Instead of `entries`, when the request asks for it."""
+
     def __init__(
         self,
         *,
         entries: _abc.Iterable[Global___LogEntry] | None = ...,
         durable_sequence: _builtins.int = ...,
+        stored_entries: _abc.Iterable[Global___StoredLogEntry] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_sequence", b"durable_sequence", "entries", b"entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_sequence", b"durable_sequence", "entries", b"entries", "stored_entries", b"stored_entries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TailLogResponse: _TypeAlias = TailLogResponse  # noqa: Y015
+
+@_typing.final
+class StoredLogEntry(_message.Message):
+    """A log entry as it is stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """The entry's place in the log, as in LogEntry."""
+    value: _builtins.bytes
+    """The value of its record (docs/reference/encodings.md, log entry value)."""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        value: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredLogEntry: _TypeAlias = StoredLogEntry  # noqa: Y015
 
 @_typing.final
 class LogEntry(_message.Message):

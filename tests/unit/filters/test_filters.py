@@ -332,3 +332,18 @@ def test_a_single_equals_sign_is_told_how_to_compare() -> None:
     with pytest.raises(FilterError) as refused:
         parse('headers.region === "eu"')
     assert "to compare" not in str(refused.value)
+
+
+def test_messages_that_share_their_headers_are_routed_by_the_rules_of_the_moment() -> None:
+    rules, headers = RuleSet(), {"kind": "a"}
+    rules.replace("a", 'headers["kind"] == "a"')
+    assert rules.route(headers, 0, 0, 1) == rules.route(headers, 0, 0, 1) == [("a", 128)]
+
+    rules.replace("big", 'headers["kind"] == "a" && size > 5')
+    assert rules.route(headers, 0, 0, 1) == [("a", 128)]
+    assert rules.route(headers, 0, 0, 9) == [("a", 128), ("big", 128)]
+
+    rules.remove("big")
+    assert rules.route(headers, 0, 0, 9) == [("a", 128)]
+    rules.remove("a")
+    assert rules.route(headers, 0, 0, 9) == []

@@ -12,9 +12,8 @@ from libs.storage.roots import Root, open_root
 from services.ingest import wire
 from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
-from services.ingest.servicer import FORMS
 from services.ingest.shard import Shard, open_shard
-from slatemq.v1.ingest_pb2 import LogEntry, PublishMessage, PublishRequest
+from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest
 from tests.manual_clock import ManualClock
 
 
@@ -35,14 +34,14 @@ class GatedObjects(Objects):
 @asynccontextmanager
 async def opened(
     root: Root | None = None, clock: ManualClock | None = None, **settings: Any
-) -> AsyncIterator[Shard[LogEntry]]:
+) -> AsyncIterator[Shard]:
     chosen = root or open_root("memory:///")
     config = IngestConfig(root=chosen.url, **settings)
     if clock is None:
-        shard = await open_shard(chosen, config, FORMS)
+        shard = await open_shard(chosen, config)
     else:
         manual = clock
-        shard = await open_shard(chosen, config, FORMS, lambda last_ms: manual)
+        shard = await open_shard(chosen, config, lambda last_ms: manual)
     try:
         yield shard
     finally:
@@ -59,13 +58,13 @@ def accepted(*messages: PublishMessage, request_id: str = "") -> Accepted:
     return wire.accept(request, wire.Rules(64 << 20, 3600, 900_000))
 
 
-async def sequences(shard: Shard[LogEntry], after: int = 0) -> list[int]:
+async def sequences(shard: Shard, after: int = 0) -> list[int]:
     """The sequences of the log, as a tailer gets them, up to where it ends now."""
     end = shard.log.end.sequence
     found: list[int] = []
     async with aclosing(shard.log.tail(after)) as updates:
         async for update in updates:
-            found += [entry.sequence for entry in update.entries]
+            found += [sequence for sequence, _ in update.entries]
             if not found or found[-1] >= end:
                 return found
     raise AssertionError("a tail has no end")

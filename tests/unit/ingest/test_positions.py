@@ -19,7 +19,7 @@ SHARD = 3
 entries = st.lists(st.tuples(st.integers(1, 1 << 40), st.integers(0, 3)), max_size=12)
 
 
-async def stored_log(database: Database, entries: list[tuple[int, int]]) -> MetadataLog[None]:
+async def stored_log(database: Database, entries: list[tuple[int, int]]) -> MetadataLog:
     """A log with these entries: sequence and time of receipt."""
     rows = Batch()
     for sequence, received_at_ms in entries:
@@ -30,7 +30,6 @@ async def stored_log(database: Database, entries: list[tuple[int, int]]) -> Meta
     return MetadataLog(
         database,
         await read_log_end(database, SHARD),
-        lambda *_: None,
         bytes_max=0,
         streams_max=1,
         heartbeat_ms=1000,

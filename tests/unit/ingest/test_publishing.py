@@ -9,7 +9,7 @@ from services.ingest.batches import Accepted
 from services.ingest.reading import Room
 from services.ingest.shard import Shard
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
-from slatemq.v1.ingest_pb2 import LogEntry, PublishMessage
+from slatemq.v1.ingest_pb2 import PublishMessage
 from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import GatedObjects, accepted, batch, opened, sequences
 
@@ -186,7 +186,7 @@ async def test_keys_that_have_ended_are_removed_in_the_background(root: Root) ->
                 await asyncio.sleep(0.05)
 
 
-async def dedupe_rows(shard: Shard[LogEntry]) -> int:
+async def dedupe_rows(shard: Shard) -> int:
     types = [dedupe_key("k")[:2], dedupe_ends_key(0, 0)[:2]]
     database = shard.publisher.commits._database
     spans = [database.scan(head, head + b"\xff") for head in types]

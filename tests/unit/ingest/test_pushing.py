@@ -11,7 +11,6 @@ from services.ingest.pushing import Push
 from services.ingest.reading import Room
 from services.ingest.shard import Shard
 from slatemq.errors import FailedPrecondition, ResourceExhausted, Unavailable
-from slatemq.v1.ingest_pb2 import LogEntry
 from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import GatedObjects, batch, opened
 
@@ -31,11 +30,11 @@ def store(root: Root) -> GatedObjects:
     return gated
 
 
-async def push(shard: Shard[LogEntry], first: int, *payloads: bytes) -> int:
+async def push(shard: Shard, first: int, *payloads: bytes) -> int:
     return await shard.publisher.push(Push(0, first), batch(*payloads), {})
 
 
-async def payloads(shard: Shard[LogEntry]) -> list[bytes]:
+async def payloads(shard: Shard) -> list[bytes]:
     last = shard.log.end.last_message_id
     ids = list(range(last & ~0xFFFF | 1, last + 1))
     read = await shard.reader.read(ids, Room(1 << 30, 1 << 30))

@@ -9,21 +9,20 @@ from hypothesis import strategies as st
 from services.ingest.reading import Room
 from services.ingest.tailing import Update
 from slatemq.errors import Unavailable
-from slatemq.v1.ingest_pb2 import LogEntry
 from tests.unit.ingest.shards import batch, opened, sequences
 
 
 class Tailer:
     """One that takes an update when told to, and keeps what it saw."""
 
-    def __init__(self, after: int, updates: AsyncGenerator[Update[LogEntry], None]) -> None:
+    def __init__(self, after: int, updates: AsyncGenerator[Update, None]) -> None:
         self.after = after
         self.updates = updates
         self.seen: list[int] = []
 
     async def step(self) -> None:
         update = await anext(self.updates)
-        self.seen += [entry.sequence for entry in update.entries]
+        self.seen += [sequence for sequence, _ in update.entries]
         assert all(sequence <= update.durable_sequence for sequence in self.seen)
 
 
@@ -77,7 +76,7 @@ async def test_tailers_that_run_beside_publishes_miss_nothing(cache_bytes: int) 
             seen: list[int] = []
             async with aclosing(shard.log.tail(0)) as updates:
                 async for update in updates:
-                    seen += [entry.sequence for entry in update.entries]
+                    seen += [sequence for sequence, _ in update.entries]
                     if done.is_set() and seen[-1] == shard.log.end.sequence:
                         break
             return seen
@@ -105,7 +104,7 @@ async def test_a_tailer_that_is_up_to_date_gets_the_very_objects_of_the_commit()
         await anext(two)
         await shard.publisher.publish(batch(b"x"))
         entries = [(await anext(tailer)).entries[0] for tailer in (one, two)]
-        assert entries[0] is entries[1]
+        assert entries[0][1] is entries[1][1]
         await one.aclose()
         await two.aclose()
 

@@ -12,7 +12,9 @@ from slatemq.v1 import ingest_pb2, queue_pb2
 
 
 def entry(*messages: ingest_pb2.LogMessage) -> LogEntry:
-    return log_entries([ingest_pb2.LogEntry(sequence=1, messages=messages)])[0]
+    return log_entries(
+        ingest_pb2.TailLogResponse(entries=[ingest_pb2.LogEntry(sequence=1, messages=messages)])
+    )[0]
 
 
 def test_a_message_of_the_log_keeps_every_field_in_its_place() -> None:

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from libs.storage.metadata import (
@@ -8,6 +8,7 @@ from libs.storage.metadata import (
     encode_headers,
     encode_log_columns,
     encode_log_entry,
+    read_log_rows,
 )
 
 rows = st.lists(
@@ -61,6 +62,27 @@ def test_columns_encode_to_the_bytes_of_the_messages_they_stand_for(
 
     assert encoded == encode_log_entry(messages)
     assert decode_log_entry(encoded) == messages
+
+
+HEADERS = st.dictionaries(st.sampled_from(["", "a", "b"]), st.sampled_from(["", "x", "xy"]))
+
+
+@settings(deadline=None)
+@given(st.lists(HEADERS, min_size=1, max_size=12))
+def test_headers_are_read_right_where_neighbours_begin_alike(headers: list[dict[str, str]]) -> None:
+    messages = [MessageMetadata(at, 1, 2, 0, 3, one) for at, one in enumerate(headers, 1)]
+
+    read = decode_log_entry(encode_log_entry(messages))
+
+    assert [list(one.headers.items()) for one in read] == [list(one.items()) for one in headers]
+
+
+def test_neighbours_of_equal_headers_share_them() -> None:
+    messages = [MessageMetadata(at, 1, 2, 0, 3, {"a": "b"}) for at in (1, 2)]
+
+    (_, one, *_), (_, two, *_) = read_log_rows(encode_log_entry(messages))
+
+    assert one is two
 
 
 def test_an_entry_without_a_pushed_message_has_no_column_for_it() -> None:
