@@ -7,6 +7,7 @@ from libs.storage.delayed_records import DelayedMessage, decode_delayed
 from libs.storage.keys import RecordType, config_key
 from libs.storage.own_keys import parse_delayed_key
 from services.broker.delayed_journal import ROW_MAX
+from services.broker.executions import Execution, Transfer, execute
 from services.broker.loading import Loader
 from services.broker.queue_machine import Choice
 from services.broker.shard_machine import Assignment, Nack, Range, Shard
@@ -133,3 +134,18 @@ async def test_a_purge_leaves_nothing_to_be_written_and_begins_another_epoch() -
     assert ids(rows) == [[1], [3]]
     assert [split_order(order).epoch == queue.lane_epoch for order in rows] == [False, True]
     assert queue.delayed.last_in(queue.lane_epoch) == max(rows)
+
+
+async def test_a_transfer_that_waits_is_told_in_the_queue_that_it_comes_into() -> None:
+    rig = Rig()
+    for queue_id in ("orders", "next"):
+        rig.create(queue_id)
+    await rig.route([1, 2])
+    waits, comes = await rig.claim(2)
+
+    commands = [Transfer(waits.token, "next", 7, 500), Transfer(comes.token, "next")]
+    await rig.run(lambda: execute(rig.shard, Execution(commands), rig.now_ms))
+    rig.commit()
+
+    assert ids(journal(rig, "next")) == [[1]]
+    assert journal(rig) == {}

@@ -226,3 +226,34 @@ def test_100_000_finished_leases_are_remembered_with_one_commit_each() -> None:
         assert all(one.outcome(token) for token in range(100_001, 200_001))
         assert one.outcome(1) is None
         assert one.outcome(999_999) is None
+
+
+async def test_a_lease_that_ended_before_a_standstill_gets_no_more_time() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2])
+    (over,) = await rig.claim(1, lease_ms=1000)
+    (alive,) = await rig.claim(1, lease_ms=2000)
+    rig.now_ms += 1500
+
+    rig.shard.resumed(rig.now_ms, rig.now_ms + 40_000)
+
+    assert over.deadline_ms == START_MS + 1000
+    assert alive.deadline_ms == rig.now_ms + 42_000
+
+
+async def test_what_is_visible_before_the_last_look_waits_for_nothing_but_a_claim() -> None:
+    # Given a lease that ends, while what fell due later is looked at already
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    (lease,) = await rig.claim(1)
+    await rig.route([2], visible_at_ms=rig.now_ms + 500)
+    came_ms = rig.now_ms
+    rig.now_ms += 1000
+    rig.queue().drop_expired(rig.now_ms, 100)
+
+    # When its command says that it is visible from before then on
+    await rig.run(lambda: rig.shard.nack([Nack(lease.token, "no", 100)], came_ms))
+
+    assert (rig.queue().ready_count, rig.queue().timed_count) == (1, 1)

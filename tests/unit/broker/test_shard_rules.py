@@ -255,3 +255,15 @@ async def test_an_ingest_that_is_away_holds_up_its_own_messages_only() -> None:
 
     assert [lease.message_id for lease in given] == [3, 4]
     assert [lease.attempts for lease in await rig.claim(10)] == [1, 1]
+
+
+async def test_a_bucket_that_is_stored_is_not_written_again_for_what_comes_next() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route(range(1, 501))
+    first_bytes = rig.commit()
+
+    await rig.route([501])
+
+    assert rig.commit() < first_bytes / 10
+    assert await rig.all_ids(501) == list(range(1, 502))
