@@ -20,17 +20,17 @@ _SHORT: Final = [
 ]
 """The varints of most lengths."""
 
+_MORE: Final = [bytes((n & 0x7F | 0x80, n >> 7 | 0x80)) for n in range(1 << 14)]
+"""The first two bytes of longer ones."""
+
 
 def varint(number: int) -> bytes:
     """A number from 0 to 2^64 - 1."""
-    if number < 1 << 14:
-        return _SHORT[number]
-    parts = bytearray()
-    while number >= 0x80:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
+    encoded = b""
+    while number >= 1 << 14:
+        encoded += _MORE[number & 0x3FFF]
+        number >>= 14
+    return encoded + _SHORT[number]
 
 
 def number_field(tag: int, number: int) -> bytes:

@@ -14,8 +14,7 @@ are missing.
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from libs.storage.errors import CorruptRecord
 from libs.storage.primitives import (
@@ -47,8 +46,7 @@ _NO_QUEUE: Mapping[int, str] = {}
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class MessageMetadata:
+class MessageMetadata(NamedTuple):
     """What is known of a message without its payload.
 
     Header keys and values are at most 65,535 bytes of UTF-8 each; their order is kept.

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from libs.serving.protobytes import field, number_field, varint
 from services.ingest.batches import NOT_SET
 from services.ingest.payload_cache import PayloadCache, Run
-from services.ingest.reading import Metadata, Reader, Room
+from services.ingest.reading import Reader, Room
 
-__all__ = ["Encoded", "EncodedReader", "encode_message"]
+__all__ = ["Encoded", "EncodedReader"]
 
 _MESSAGE_ID: Final = b"\x08"
 _PAYLOAD: Final = b"\x12"
@@ -42,14 +42,6 @@ def _about(
     parts.append(number_field(_RECEIVED_AT, received_at_ms))
     parts.append(number_field(_RETENTION, retention_s))
     return b"".join(parts)
-
-
-def encode_message(metadata: Metadata, payload: bytes) -> bytes:
-    """One message."""
-    about = _about(
-        metadata.headers, metadata.created_at_ms, metadata.received_at_ms, metadata.retention_s
-    )
-    return _joined(metadata.message_id, about, payload)
 
 
 def _joined(message_id: int, about: bytes, payload: bytes) -> bytes:
@@ -127,8 +119,16 @@ class EncodedReader:
         get = self._cache.get
         stored = list(takewhile(lambda message_id: get(message_id) is None, message_ids[at:]))
         read = await self._reader.read(stored, room)
+        known: tuple[Mapping[str, str] | None, int, int, int] = (None, 0, 0, 0)
+        about = b""
         for metadata, payload in read.messages:
-            encoded.messages.append(encode_message(metadata, payload))
+            headers, created_at_ms = metadata.headers, metadata.created_at_ms
+            received_at_ms, retention_s = metadata.received_at_ms, metadata.retention_s
+            # Neighbours of one log entry share their headers, and are alike in the rest.
+            if headers is not known[0] or (created_at_ms, received_at_ms, retention_s) != known[1:]:
+                known = (headers, created_at_ms, received_at_ms, retention_s)
+                about = _about(*known)
+            encoded.messages.append(_joined(metadata.message_id, about, payload))
             encoded.message_ids.append(metadata.message_id)
             encoded.payload_bytes.append(len(payload))
         encoded.missing_ids.extend(read.missing_ids)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -189,9 +189,9 @@ class Replacer:
 
 def _changed(message: MessageMetadata, wanted: Replacement) -> MessageMetadata:
     if wanted.payload is not None:
-        message = replace(message, payload_bytes=len(wanted.payload))
+        message = message._replace(payload_bytes=len(wanted.payload))
     if wanted.headers is not None:
-        message = replace(message, headers=dict(sorted(wanted.headers.items())))
+        message = message._replace(headers=dict(sorted(wanted.headers.items())))
     return message
 
 

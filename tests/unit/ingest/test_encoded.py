@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from libs.storage.metadata import MessageMetadata, encode_headers
 from services.ingest.batches import NOT_SET, Columns
-from services.ingest.encoded import Encoded, EncodedReader, encode_message
+from services.ingest.encoded import Encoded, EncodedReader
 from services.ingest.payload_cache import PayloadCache, Run
 from services.ingest.reading import Read, Room
 from slatemq.v1.message_pb2 import Message
@@ -133,15 +133,22 @@ def test_a_message_without_a_time_of_its_own_was_made_when_it_was_received() -> 
     assert Message.FromString(encoded).created_at_ms == 5000
 
 
-def test_a_message_is_encoded_as_protobuf_does() -> None:
-    message = MessageMetadata(1 << 48, 1, 2, 0, 3, {"key": "value"})
+def test_a_large_message_of_a_late_shard_is_encoded_as_protobuf_does() -> None:
+    message = MessageMetadata(0x3FFF << 48 | 7, 1, 2, 0, 3, {"key": "value"})
+    disk = Disk({message.message_id: (message, b"p" * 20_000)})
 
-    expected = Message(
-        message_id=1 << 48,
-        payload=b"p" * 20_000,
-        headers={"key": "value"},
-        created_at_ms=1,
-        received_at_ms=2,
-        retention_s=3,
-    )
-    assert Message.FromString(encode_message(message, b"p" * 20_000)) == expected
+    (encoded,) = read(disk, PayloadCache(0), [message.message_id], big_room()).messages
+
+    assert encoded == encoded_by_protobuf(message, b"p" * 20_000)
+
+
+def encoded_by_protobuf(message: MessageMetadata, payload: bytes) -> bytes:
+    fields = {
+        1: Message(message_id=message.message_id),
+        3: Message(headers=message.headers),
+        4: Message(created_at_ms=message.created_at_ms),
+        5: Message(received_at_ms=message.received_at_ms),
+        6: Message(retention_s=message.retention_s),
+        2: Message(payload=payload),
+    }
+    return b"".join(one.SerializeToString() for one in fields.values())

@@ -175,22 +175,22 @@ def test_a_payload_of_65535_bytes_is_inline_and_a_longer_one_is_refused() -> Non
 
 
 def test_255_headers_fit_and_256_are_refused() -> None:
-    most = replace(LOGGED, headers={str(n): "" for n in range(255)})
+    most = LOGGED._replace(headers={str(n): "" for n in range(255)})
     assert metadata.decode_log_entry(metadata.encode_log_entry([most])) == [most]
     with pytest.raises(ValueError, match="headers: 256, at most 255 fit"):
-        metadata.encode_log_entry([replace(most, headers={**most.headers, "255": ""})])
+        metadata.encode_log_entry([most._replace(headers={**most.headers, "255": ""})])
 
 
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (replace(LOGGED, headers={"type": "x" * 65_536}), "header 'type' has 65536 bytes"),
-        (replace(LOGGED, headers={"x" * 65_536: ""}), "header key has 65536 bytes"),
-        (replace(LOGGED, headers={"type": "\udc80"}), "header 'type' is not valid Unicode"),
-        (replace(LOGGED, message_id=2**64), "message_id = "),
-        (replace(LOGGED, retention_s=-1), "retention_s = "),
-        (replace(LOGGED, delay_ms=-1), "delay_ms = -1"),
-        (replace(LOGGED, payload_bytes=2**32), "payload_bytes holds a number"),
+        (LOGGED._replace(headers={"type": "x" * 65_536}), "header 'type' has 65536 bytes"),
+        (LOGGED._replace(headers={"x" * 65_536: ""}), "header key has 65536 bytes"),
+        (LOGGED._replace(headers={"type": "\udc80"}), "header 'type' is not valid Unicode"),
+        (LOGGED._replace(message_id=2**64), "message_id = "),
+        (LOGGED._replace(retention_s=-1), "retention_s = "),
+        (LOGGED._replace(delay_ms=-1), "delay_ms = -1"),
+        (LOGGED._replace(payload_bytes=2**32), "payload_bytes holds a number"),
     ],
 )
 def test_metadata_that_does_not_fit_is_refused_naming_the_field(
@@ -289,4 +289,4 @@ def test_arrays_of_ours_that_are_missing_read_as_zero_or_empty() -> None:
     _, [without_consumer] = queues.decode_active(data[:74])
     assert without_consumer == IN_FLIGHT._replace(lease=0, consumer="")
     [undelayed] = metadata.decode_log_entry(metadata.encode_log_entry([LOGGED])[:64])
-    assert undelayed == replace(LOGGED, delay_ms=None, payload_bytes=0)
+    assert undelayed == LOGGED._replace(delay_ms=None, payload_bytes=0)
