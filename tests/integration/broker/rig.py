@@ -104,9 +104,7 @@ class Ingest:
 
     async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], Sequence[int]]:
         messages, gone = await self.read(shard, ids)
-        held = {
-            one.message_id: Held(one.SerializeToString(), len(one.payload)) for one in messages
-        }
+        held = {one.message_id: Held(one.SerializeToString(), len(one.payload)) for one in messages}
         return held, gone
 
     async def read_with_etags(self, shard: int, ids: Sequence[int]) -> Tagged:
