@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from libs.storage.arrow_log import log_batches
 from libs.storage.buckets import BucketKind, bucket_number, order_of
 from libs.storage.configs import QueueConfigRecord, encode_config
 from libs.storage.keys import (
@@ -23,7 +24,7 @@ from libs.storage.keys import (
     payload_key,
     queue_state_key,
 )
-from libs.storage.metadata import encode_headers, encode_log_columns
+from libs.storage.metadata import decode_log_entry, encode_headers, encode_log_columns
 from libs.storage.payloads import encode_inline
 from libs.storage.queues import AvailableMessage, DoneMessage, encode_active, encode_done
 from libs.storage.roots import Root, open_root
@@ -98,6 +99,31 @@ async def filled(root: Root, count: int, entry: int, payload_bytes: int) -> list
     return names
 
 
+def log_rows(count: int, entry: int) -> list[tuple[bytes, bytes]]:
+    rows = []
+    for first in range(1, count + 1, entry):
+        headers = [
+            encode_headers({"type": "order", "region": f"eu-{n}", "tier": "gold"})
+            for n in range(first, first + entry)
+        ]
+        columns = ([NOW_MS] * entry, [604_800] * entry, headers, [100] * entry)
+        rows.append((log_key(first), encode_log_columns(first, NOW_MS, *columns)))
+    return rows
+
+
+def compare_decoders() -> None:
+    for entry in (1, 10, 1000, 50_000):
+        rows = log_rows(50_000, entry)
+        log_batches(rows[:10])
+        began = time.perf_counter()
+        log_batches(rows)
+        told(f"log entries of {entry} as columns", 50_000, time.perf_counter() - began)
+        began = time.perf_counter()
+        for _, value in rows:
+            decode_log_entry(value)
+        told(f"log entries of {entry}, message by message", 50_000, time.perf_counter() - began)
+
+
 def told(what: str, rows: int, seconds: float) -> None:
     print(f"{what:<42} {rows:>10,} rows {seconds:>7.2f} s {seconds / rows * 1e6:>7.2f} µs a row")
 
@@ -145,6 +171,7 @@ def main() -> None:
     parser.add_argument("--payload-bytes", type=int, default=100)
     parser.add_argument("--entry", type=int, default=500, help="messages per log entry")
     given = parser.parse_args()
+    compare_decoders()
     with tempfile.TemporaryDirectory() as folder:
         root = open_root(Path(folder).as_uri(), sync=False)
         began = time.perf_counter()
