@@ -225,6 +225,9 @@ class Loader:
         await asyncio.shield(task)
 
     async def _read_lane(self, available: Available, lane: Lane) -> None:
+        if lane.complete:
+            lane.loading = False  # the last of it was taken before this began
+            return
         first_unknown = lane.first_unknown
         first = max(first_unknown, order_of(lane.epoch, 0, 0))
         last = last_order(lane.epoch)

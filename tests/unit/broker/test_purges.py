@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from services.broker.commands import Purge
+from libs.storage.buckets import BucketKind
+from services.broker.commands import Needs, Purge
 from services.broker.queue_machine import NeedsLane
 from services.broker.shard_machine import Finish, Nack
+from services.broker.waiting_buckets import Place
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import garbage_lists, garbage_rows, stored_queue
 
@@ -143,3 +147,30 @@ async def test_a_purge_after_a_restart_is_never_undone_by_a_read_that_began_befo
 
     assert lane not in rig.queue().available.lanes()
     assert await rig.ids(10) == []
+
+
+async def test_a_lane_that_is_emptied_before_it_is_read_is_not_read() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    rig.commit()
+    await rig.restart()
+    lane = rig.queue().available.lanes()[0]
+    with pytest.raises(NeedsLane) as needs:
+        rig.queue().peek(1, lambda _: True, rig.now_ms)
+    place = Place(0, BucketKind.READY, lane.first_unknown)
+
+    # Given a command that takes the message out between the wish to read and the reading.
+    with pytest.raises(Needs) as bucket:
+        rig.queue().available.find(place)
+    await rig.loader.answer(bucket.value)
+    answering = asyncio.create_task(rig.loader.answer(needs.value))
+    await asyncio.sleep(0)
+    found = rig.queue().available.find(place)
+    assert found is not None
+    lane.remove(found[1], {0})
+
+    await answering
+
+    assert lane.complete
+    assert not lane.loading
