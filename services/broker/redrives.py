@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeGuard
 
 from libs.storage.keys import failed_key
 from libs.storage.own_keys import redrive_key
-from libs.storage.queues import AvailableMessage, FailedMessage, encode_failed
+from libs.storage.queues import AvailableMessage, DoneMessage, FailedMessage, encode_failed
 from libs.storage.redrive_records import RedriveRecord, RedriveState, encode_redrive
 from services.broker.leases import Row
 from services.broker.queue_machine import Queue
@@ -158,7 +158,8 @@ def moved(
 ) -> tuple[RedriveRecord, set[int], list[Row]]:
     """Applies a step: the redrive as it is then, the places taken out, and the row's new value.
 
-    A message past its retention stays where it is.
+    A message past its retention stays where it is. One that goes into another queue is done here,
+    marked as transferred.
     """
     taken: set[int] = set()
     for place in step.chosen:
@@ -174,6 +175,9 @@ def moved(
         key = failed_key(queue.queue_id, step.order)
         rows.append((key, encode_failed(left) if left else None))
         queue.take_failed(step.order, len(taken), emptied=not left)
+        if record.target_queue_id != queue.queue_id:
+            gone = [step.messages[place] for place in sorted(taken)]
+            queue.done.add(_transferred(letter, now_ms, record.target_queue_id) for letter in gone)
     whole = step.through >= len(step.messages)
     record = record._replace(
         next_order=step.order + 1 if whole else step.order,
@@ -182,3 +186,7 @@ def moved(
         redriven_count=record.redriven_count + len(taken),
     )
     return record, taken, rows
+
+
+def _transferred(letter: FailedMessage, now_ms: int, into: str) -> DoneMessage:
+    return DoneMessage(letter.message_id, now_ms, letter.attempts, transferred_to=into)

@@ -93,9 +93,9 @@ class Entry(_message.Message):
     retention_deadline_ms: _builtins.int
     """Until when it may be delivered; 0 = for ever, or not kept (done)."""
     consumer_id: _builtins.str
-    """In flight: who has it. Done: who acked it."""
+    """In flight: who has it. Done: who acked it; empty where a redrive moved it."""
     claimed_at_ms: _builtins.int
-    """In flight and done: when it was last claimed."""
+    """In flight and done: when it was last claimed; 0 where a redrive moved it."""
     lease_deadline_ms: _builtins.int
     """In flight: when the lease ends."""
     finished_at_ms: _builtins.int
@@ -103,7 +103,7 @@ class Entry(_message.Message):
     reason: _builtins.str
     """Failed: why."""
     transferred_to: _builtins.str
-    """Done: the queue to which it was transferred; empty = it was acked."""
+    """Done: the queue to which a transfer or a redrive moved it; empty = it was acked."""
     etag: _builtins.str
     """The message's etag, with `message`; EditMessage takes it."""
     @_builtins.property

@@ -209,7 +209,8 @@ class EntryServiceServicer:
 
     def StartRedrive(self, request, context):
         """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
-        comes along into a queue of the same shard. It goes on in the background until all dead letters that were there at the call are
+        comes along into a queue of the same shard. Where they go into another queue, this one lists them as done, marked as
+        transferred. It goes on in the background until all dead letters that were there at the call are
         looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
         a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
 

@@ -97,7 +97,8 @@ class EntryServiceStub:
     """
     StartRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.StartRedriveRequest, _entry_pb2.StartRedriveResponse]
     """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
-    comes along into a queue of the same shard. It goes on in the background until all dead letters that were there at the call are
+    comes along into a queue of the same shard. Where they go into another queue, this one lists them as done, marked as
+    transferred. It goes on in the background until all dead letters that were there at the call are
     looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
     a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
 
@@ -196,7 +197,8 @@ class EntryServiceAsyncStub(EntryServiceStub):
     """
     StartRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.StartRedriveRequest, _entry_pb2.StartRedriveResponse]  # type: ignore[assignment]
     """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
-    comes along into a queue of the same shard. It goes on in the background until all dead letters that were there at the call are
+    comes along into a queue of the same shard. Where they go into another queue, this one lists them as done, marked as
+    transferred. It goes on in the background until all dead letters that were there at the call are
     looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
     a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
 
@@ -346,7 +348,8 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.StartRedriveResponse, _abc.Awaitable[_entry_pb2.StartRedriveResponse]]:
         """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
-        comes along into a queue of the same shard. It goes on in the background until all dead letters that were there at the call are
+        comes along into a queue of the same shard. Where they go into another queue, this one lists them as done, marked as
+        transferred. It goes on in the background until all dead letters that were there at the call are
         looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
         a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
 

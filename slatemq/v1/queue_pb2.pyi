@@ -35,7 +35,7 @@ class _EntryStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntryState
     ENTRY_STATE_IN_FLIGHT: _EntryState.ValueType  # 3
     """Claimed, the lease running."""
     ENTRY_STATE_DONE: _EntryState.ValueType  # 4
-    """Acked, or transferred."""
+    """Acked, or moved to another queue by a transfer or a redrive."""
     ENTRY_STATE_FAILED: _EntryState.ValueType  # 5
     """A dead letter."""
 
@@ -51,7 +51,7 @@ ENTRY_STATE_DELAYED: EntryState.ValueType  # 2
 ENTRY_STATE_IN_FLIGHT: EntryState.ValueType  # 3
 """Claimed, the lease running."""
 ENTRY_STATE_DONE: EntryState.ValueType  # 4
-"""Acked, or transferred."""
+"""Acked, or moved to another queue by a transfer or a redrive."""
 ENTRY_STATE_FAILED: EntryState.ValueType  # 5
 """A dead letter."""
 Global___EntryState: _TypeAlias = EntryState  # noqa: Y015
@@ -375,7 +375,7 @@ class QueueCounts(_message.Message):
     in_flight_count: _builtins.int
     """Claimed, the lease running."""
     done_count: _builtins.int
-    """Acked, and still listed."""
+    """Done, and still listed."""
     failed_count: _builtins.int
     """Out of attempts, or the payload is gone: dead letters."""
     oldest_claimable_age_ms: _builtins.int

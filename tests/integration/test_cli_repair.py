@@ -151,10 +151,11 @@ def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
     assert (back["message_id"], back["attempts_count"]) == (letters[1]["message_id"], 0)
     assert there["message_id"] == letters[2]["message_id"]
     which = str(there["message_id"])
-    (told,) = objects(cli, "message", "show", which)
-    assert [(one["outcome"], one["queue_id"]) for one in told["attempts"]] == [
+    told = {one["queue_id"]: one for one in objects(cli, "message", "show", which)}
+    assert [(one["outcome"], one["queue_id"]) for one in told[other]["attempts"]] == [
         ("nack: no c", queue)
     ]
+    assert (told[queue]["state"], told[queue]["transferred_to"]) == ("done", other)
     assert f" in {queue}: nack: no c" in cli.ok("message", "show", which).out.decode()
     redrives = objects(cli, "failed", "redrives", queue)
     assert [one["redrive_id"] for one in redrives] == [redrive_id, done["redrive_id"]]

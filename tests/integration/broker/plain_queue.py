@@ -179,8 +179,11 @@ class PlainQueue:
         """The leases whose time has come."""
         return [token for token, lease in self.held.items() if lease.ends_ms <= now_ms]
 
-    def redrive(self, wanted: Iterable[int], target: PlainQueue, now_ms: int) -> None:
-        """Dead letters become available again, with no attempts counted, but for expired ones."""
+    def redrive(self, wanted: Iterable[int], into: str, target: PlainQueue, now_ms: int) -> None:
+        """Dead letters become available again, with no attempts counted, but for expired ones.
+
+        Those that go into another queue are done here.
+        """
         moved = set()
         for message_id in wanted:
             priority, deadline_ms = self.kept[message_id]
@@ -190,4 +193,7 @@ class PlainQueue:
                 target.add(entry, now_ms)
                 self.carry_history(message_id, target)
                 moved.add(message_id)
+        if target is not self:
+            gone = [one for one in self.failed if one[0] in moved]
+            self.done += [(message_id, attempts, "", into) for message_id, attempts, _ in gone]
         self.failed = [one for one in self.failed if one[0] not in moved]

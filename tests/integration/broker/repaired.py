@@ -107,7 +107,7 @@ class Repaired(Executed):
             asked = entry_pb2.GetRedriveRequest(redrive_id=redrive.redrive_id)
             redrive = (await self.entries.GetRedrive(asked)).redrive
         assert redrive.state == entry_pb2.Redrive.STATE_DONE, redrive
-        queue.redrive(ids, plain, self.now_ms)
+        queue.redrive(ids, target, plain, self.now_ms)
 
     async def purge(self) -> None:
         name, queue = self.a_queue()

@@ -219,6 +219,9 @@ async def test_they_can_go_into_another_queue() -> None:
         assert (entry.message_id, entry.priority, entry.attempts_count) == (2, 200, 0)
         assert await ids(rig, FAILED) == [1]
         assert [one.message.message_id for one in await rig.claim("mended")] == [2]
+        [left] = await listed(rig, queue_pb2.ENTRY_STATE_DONE)
+        assert (left.message_id, left.attempts_count, left.transferred_to) == (2, 1, "mended")
+        assert await rig.counts() == {"done": 1, "failed": 1}
 
 
 async def test_redrives_beside_one_another_in_the_same_rows_skip_nothing() -> None:

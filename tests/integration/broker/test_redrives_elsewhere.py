@@ -15,7 +15,7 @@ from libs.storage.slate import Database
 from services.broker import redrive_runner, redrives
 from slatemq.errors import InvalidArgument
 from slatemq.rpc_status import from_rpc_error
-from slatemq.v1 import entry_pb2, message_pb2
+from slatemq.v1 import entry_pb2, message_pb2, queue_pb2
 from tests.integration.broker.entry_calls import (
     AVAILABLE,
     FAILED,
@@ -24,6 +24,7 @@ from tests.integration.broker.entry_calls import (
     entries,
     fail,
     ids,
+    listed,
     redrive,
     redriven,
     start,
@@ -73,6 +74,8 @@ async def test_into_a_queue_of_another_shard_they_go_as_new_messages() -> None:
         assert told.state == DONE
         assert (told.examined_count, told.redriven_count) == (4, 2)
         assert await ids(rig, FAILED) == [3, 4], "past its retention, and not stored any more"
+        left = await listed(rig, queue_pb2.ENTRY_STATE_DONE)
+        assert [(one.message_id, one.transferred_to) for one in left] == [(1, "far"), (2, "far")]
         await eventually(lambda: len(pushes.stored.get(0, ())) == 2)
         first, second = pushes.stored[0]
         assert (first.queue_id, first.message.payload) == ("far", payload(1))

@@ -12,7 +12,7 @@ from services.broker.queue_machine import Queue
 from services.broker.redrives import Step, moved
 from tests.unit.broker.entry_histories import EntryHistory
 from tests.unit.broker.histories import queue_ids
-from tests.unit.broker.model import ModelQueue
+from tests.unit.broker.model import Done, ModelQueue
 
 
 class RedriveHistory(EntryHistory):
@@ -88,7 +88,7 @@ class RedriveHistory(EntryHistory):
         assert after.redriven_count == len(taken)
         assert (after.examined_count, after.next_order) == (len(letters), order + 1)
         for letter in taken:
-            del source_model.entries[letter.message_id]
+            source_model.entries[letter.message_id] = Done(0, letter.attempts, into)
             self.model.carry(letter.message_id, source_model, into)
             target_model.entries[letter.message_id] = self.waiting(
                 target_model, letter.priority, 0, letter.retention_deadline_ms, 0, now_ms
