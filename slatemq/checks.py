@@ -108,7 +108,8 @@ def _field(kind: Callable[..., Message], name: str) -> FieldDescriptor:
 def _rule(kind: Callable[..., Message], name: str, value: object) -> str:
     field = _field(kind, name)
     if field.type == FieldDescriptor.TYPE_BYTES:
-        expected = "bytes or text"
+        # Where text is taken, too, it is bytes by now.
+        expected = "bytes" if isinstance(value, str) else "bytes or text"
     elif field.message_type is None:
         expected = _EXPECTED[field.cpp_type]
     elif _is_mapping(kind, name):
