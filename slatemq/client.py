@@ -29,6 +29,7 @@ from slatemq.models import (
     outgoing,
     seconds,
 )
+from slatemq.outbox import OutboxCalls
 from slatemq.peers import CALL_S, Peers
 from slatemq.processing import process_all
 from slatemq.published import Published
@@ -57,7 +58,7 @@ def connect(
     return Client(endpoint, batches=batches, call_timeout=call_timeout, tracing=tracing)
 
 
-class Client(QueueCalls, EntryCalls, RedriveCalls, CommandCalls):
+class Client(QueueCalls, EntryCalls, RedriveCalls, CommandCalls, OutboxCalls):
     """Publishes, consumes and administers. One event loop; any number of tasks."""
 
     def __init__(
