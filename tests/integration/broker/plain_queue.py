@@ -184,7 +184,7 @@ class PlainQueue:
 
         Those that go into another queue are done here.
         """
-        moved = set()
+        moved = []
         for message_id in wanted:
             priority, deadline_ms = self.kept[message_id]
             entry = Waiting(message_id, priority, now_ms, deadline_ms)
@@ -192,8 +192,8 @@ class PlainQueue:
                 del self.kept[message_id]
                 target.add(entry, now_ms)
                 self.carry_history(message_id, target)
-                moved.add(message_id)
+                moved.append(message_id)
         if target is not self:
-            gone = [one for one in self.failed if one[0] in moved]
-            self.done += [(message_id, attempts, "", into) for message_id, attempts, _ in gone]
+            attempts = {message_id: count for message_id, count, _ in self.failed}
+            self.done += [(message_id, attempts[message_id], "", into) for message_id in moved]
         self.failed = [one for one in self.failed if one[0] not in moved]
