@@ -29,6 +29,15 @@ class Encoded(NamedTuple):
     payload_bytes: list[int]
     missing_ids: list[int]
 
+    def add(self, message_id: int, about: bytes, payload: bytes) -> None:
+        """Append a message, of which `about` is all but its ID and payload."""
+        size = len(payload)
+        self.messages.append(
+            b"".join((_MESSAGE_ID, varint(message_id), about, _PAYLOAD, varint(size), payload))
+        )
+        self.message_ids.append(message_id)
+        self.payload_bytes.append(size)
+
 
 def _about(
     headers: Mapping[str, str], created_at_ms: int, received_at_ms: int, retention_s: int
@@ -42,12 +51,6 @@ def _about(
     parts.append(number_field(_RECEIVED_AT, received_at_ms))
     parts.append(number_field(_RETENTION, retention_s))
     return b"".join(parts)
-
-
-def _joined(message_id: int, about: bytes, payload: bytes) -> bytes:
-    return b"".join(
-        (_MESSAGE_ID, varint(message_id), about, _PAYLOAD, varint(len(payload)), payload)
-    )
 
 
 class EncodedReader:
@@ -87,13 +90,13 @@ class EncodedReader:
         known: dict[tuple[bytes, int, int], bytes] = {}
         end = first_id + len(payloads)
         start = at
-        for message_id in message_ids[start:]:
-            if not first_id <= message_id < end:
-                break
+        # By index: a slice for each of many short runs would copy the rest each time.
+        for at in range(start, len(message_ids)):
+            message_id = message_ids[at]
             offset = message_id - first_id
-            payload = payloads[offset]
+            payload = payloads[offset] if first_id <= message_id < end else None
             if payload is None:
-                break
+                return at - start
             key = (headers[offset], created[offset], retention[offset])
             about = known.get(key)
             if about is None:
@@ -101,23 +104,18 @@ class EncodedReader:
                 about = known[key] = _about(
                     columns.headers[offset], created_at_ms, run.received_at_ms, key[2]
                 )
-            size = len(payload)
-            if not room.take(size, len(about)):
+            if not room.take(len(payload), len(about)):
                 return -1
-            encoded.messages.append(
-                b"".join((_MESSAGE_ID, varint(message_id), about, _PAYLOAD, varint(size), payload))
-            )
-            encoded.message_ids.append(message_id)
-            encoded.payload_bytes.append(size)
-            at += 1
-        return at - start
+            encoded.add(message_id, about, payload)
+        return len(message_ids) - start
 
     async def _read_stored(
         self, message_ids: Sequence[int], at: int, room: Room, encoded: Encoded
     ) -> int:
         """The same for what comes next and is not in the cache."""
         get = self._cache.get
-        stored = list(takewhile(lambda message_id: get(message_id) is None, message_ids[at:]))
+        rest = (message_ids[index] for index in range(at, len(message_ids)))
+        stored = list(takewhile(lambda message_id: get(message_id) is None, rest))
         read = await self._reader.read(stored, room)
         known: tuple[Mapping[str, str] | None, int, int, int] = (None, 0, 0, 0)
         about = b""
@@ -128,9 +126,7 @@ class EncodedReader:
             if headers is not known[0] or (created_at_ms, received_at_ms, retention_s) != known[1:]:
                 known = (headers, created_at_ms, received_at_ms, retention_s)
                 about = _about(*known)
-            encoded.messages.append(_joined(metadata.message_id, about, payload))
-            encoded.message_ids.append(metadata.message_id)
-            encoded.payload_bytes.append(len(payload))
+            encoded.add(metadata.message_id, about, payload)
         encoded.missing_ids.extend(read.missing_ids)
         told = len(read.messages) + len(read.missing_ids)
         return told if told == len(stored) else -1

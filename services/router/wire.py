@@ -47,8 +47,9 @@ def _row(
     payload_bytes: int,
     direct_queue_id: str,
 ) -> LogMessage:
+    # Every message comes through here, so for speed: a tuple made without the detour through
+    # LogMessage's own constructor, which costs a tenth of it all.
     message_id, created_at_ms, received_at_ms, visible_at_ms, retention_s = numbers
-    # See _message.
     return tuple.__new__(
         LogMessage,
         (
@@ -66,23 +67,18 @@ def _row(
 
 
 def _message(told: ingest_pb2.LogMessage) -> LogMessage:
-    # Every message comes through here, so for speed: headers by a comprehension, since `dict` of a
-    # protobuf map goes through Python's Mapping at twice the time, and a tuple made without the
-    # detour through LogMessage's own constructor, which costs a tenth of it all.
-    headers, received_at_ms, retention_s = told.headers, told.received_at_ms, told.retention_s
-    return tuple.__new__(
-        LogMessage,
+    return _row(
         (
             told.message_id,
-            {key: headers[key] for key in headers},
             told.created_at_ms,
-            received_at_ms,
+            told.received_at_ms,
             told.visible_at_ms,
-            received_at_ms + retention_s * 1000 if retention_s else 0,
-            told.payload_bytes,
-            told.delay_ms if told.HasField("delay_ms") else NO_DELAY,
-            told.direct_queue_id,
+            told.retention_s,
         ),
+        dict(told.headers),
+        told.delay_ms if told.HasField("delay_ms") else NO_DELAY,
+        told.payload_bytes,
+        told.direct_queue_id,
     )
 
 
