@@ -128,20 +128,14 @@ class OutboxCalls:
             request = request_type(push_id=push.push_id)
             return await self._ask_outbox(push.broker_shard, method, request), push.broker_shard
         check_text("push_id", push)
-        for shard in await self._peers.broker_shards():
-            try:
-                return await self._ask_outbox(shard, method, request_type(push_id=push)), shard
-            except NotFound as error:
-                if error.resource_type != RESOURCE:
-                    raise
-        raise NotFound(RESOURCE, push)
+        request = request_type(push_id=push)
+        return await self._peers.ask_whoever_has(
+            RESOURCE, push, lambda shard: self._ask_outbox(shard, method, request)
+        )
 
     async def _ask_outbox(self, shard: int, method: str, request: Any) -> Any:
-        async def attempt(timeout: float) -> Any:
-            stub = outbox_pb2_grpc.OutboxServiceStub(await self._peers.broker(shard))
-            return await getattr(stub, method)(request, timeout=timeout)
-
-        return await self._peers.call(attempt)
+        stub_of = outbox_pb2_grpc.OutboxServiceStub
+        return await self._peers.ask_broker(shard, stub_of, method, request)
 
 
 def _push_of(

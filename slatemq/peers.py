@@ -271,6 +271,32 @@ class Peers:
 
     # --- Calls --------------------------------------------------------------
 
+    async def ask_broker(
+        self, shard: int, stub_of: Callable[[grpc.aio.Channel], Any], method: str, request: Any
+    ) -> Any:
+        """One call to this broker. Raises as `call`."""
+
+        async def attempt(timeout: float) -> Any:
+            stub = stub_of(await self.broker(shard))
+            return await getattr(stub, method)(request, timeout=timeout)
+
+        return await self.call(attempt)
+
+    async def ask_whoever_has(
+        self, resource: str, name: str, ask: Callable[[int], Awaitable[T]]
+    ) -> tuple[T, int]:
+        """The answer of the one broker that knows what is so named, and its shard.
+
+        Raises as `ask`, and NotFound when none knows it.
+        """
+        for shard in await self.broker_shards():
+            try:
+                return await ask(shard), shard
+            except NotFound as error:
+                if error.resource_type != resource:
+                    raise
+        raise NotFound(resource, name)
+
     async def call(
         self,
         attempt: Callable[[float], Awaitable[T]],

@@ -10,7 +10,6 @@ from typing import Any
 from uuid import uuid4
 
 from slatemq.checks import check_text, message_of
-from slatemq.errors import NotFound
 from slatemq.models import Span, seconds
 from slatemq.peers import Peers
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
@@ -119,7 +118,7 @@ class RedriveCalls:
                     page_size=1000,
                     page_token=token,
                 )
-                page = await self._ask_broker(shard, "ListRedrives", request)
+                page = await self._ask_redrives(shard, "ListRedrives", request)
                 for told in page.redrives:
                     yield _redrive_of(told, shard)
                 token = page.next_page_token
@@ -151,25 +150,18 @@ class RedriveCalls:
     ) -> Redrive:
         if isinstance(redrive, Redrive):
             request = request_type(redrive_id=redrive.redrive_id)
-            told = await self._ask_broker(redrive.broker_shard, method, request)
+            told = await self._ask_redrives(redrive.broker_shard, method, request)
             return _redrive_of(told.redrive, redrive.broker_shard)
         check_text("redrive_id", redrive)
-        for shard in await self._peers.broker_shards():
-            try:
-                told = await self._ask_broker(shard, method, request_type(redrive_id=redrive))
-            except NotFound as error:
-                if error.resource_type != "redrive":
-                    raise
-            else:
-                return _redrive_of(told.redrive, shard)
-        raise NotFound("redrive", redrive)
+        request = request_type(redrive_id=redrive)
+        told, shard = await self._peers.ask_whoever_has(
+            "redrive", redrive, lambda shard: self._ask_redrives(shard, method, request)
+        )
+        return _redrive_of(told.redrive, shard)
 
-    async def _ask_broker(self, shard: int, method: str, request: Any) -> Any:
-        async def attempt(timeout: float) -> Any:
-            stub = entry_pb2_grpc.EntryServiceStub(await self._peers.broker(shard))
-            return await getattr(stub, method)(request, timeout=timeout)
-
-        return await self._peers.call(attempt)
+    async def _ask_redrives(self, shard: int, method: str, request: Any) -> Any:
+        stub_of = entry_pb2_grpc.EntryServiceStub
+        return await self._peers.ask_broker(shard, stub_of, method, request)
 
 
 _STATES = {
