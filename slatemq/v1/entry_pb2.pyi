@@ -76,6 +76,7 @@ class Entry(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
+    ARCHIVED_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
     """Where to look for it: see EntryService."""
     queue_id: _builtins.str
@@ -99,7 +100,7 @@ class Entry(_message.Message):
     lease_deadline_ms: _builtins.int
     """In flight: when the lease ends."""
     finished_at_ms: _builtins.int
-    """Done: when. Failed: when."""
+    """Done: when. Failed, and archived: when it failed."""
     reason: _builtins.str
     """Failed: why."""
     transferred_to: _builtins.str
@@ -115,6 +116,10 @@ class Entry(_message.Message):
     @_builtins.property
     def message(self) -> _message_pb2.Message:
         """The message; where the request wants it and it is still stored."""
+
+    @_builtins.property
+    def archived(self) -> Global___Archived:
+        """Archived: where its content is. Why it failed, its attempts and its message are there, and not told here."""
 
     def __init__(
         self,
@@ -136,14 +141,45 @@ class Entry(_message.Message):
         attempts: _abc.Iterable[Global___Attempt] | None = ...,
         message: _message_pb2.Message | None = ...,
         etag: _builtins.str = ...,
+        archived: Global___Archived | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["archived", b"archived", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "attempts_count", b"attempts_count", "claimed_at_ms", b"claimed_at_ms", "consumer_id", b"consumer_id", "etag", b"etag", "finished_at_ms", b"finished_at_ms", "handle", b"handle", "lease_deadline_ms", b"lease_deadline_ms", "message", b"message", "message_id", b"message_id", "priority", b"priority", "queue_id", b"queue_id", "reason", b"reason", "retention_deadline_ms", b"retention_deadline_ms", "state", b"state", "transferred_to", b"transferred_to", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archived", b"archived", "attempts", b"attempts", "attempts_count", b"attempts_count", "claimed_at_ms", b"claimed_at_ms", "consumer_id", b"consumer_id", "etag", b"etag", "finished_at_ms", b"finished_at_ms", "handle", b"handle", "lease_deadline_ms", b"lease_deadline_ms", "message", b"message", "message_id", b"message_id", "priority", b"priority", "queue_id", b"queue_id", "reason", b"reason", "retention_deadline_ms", b"retention_deadline_ms", "state", b"state", "transferred_to", b"transferred_to", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Entry: _TypeAlias = Entry  # noqa: Y015
+
+@_typing.final
+class Archived(_message.Message):
+    """Where the content of an archived dead letter is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    ARCHIVED_AT_MS_FIELD_NUMBER: _builtins.int
+    BUCKET_ORDER_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """The run that archived it: names the part of the archive."""
+    archived_at_ms: _builtins.int
+    """When that was."""
+    bucket_order: _builtins.int
+    """Where the broker keeps it: RedriveArchived takes it."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        archived_at_ms: _builtins.int = ...,
+        bucket_order: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archived_at_ms", b"archived_at_ms", "bucket_order", b"bucket_order", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Archived: _TypeAlias = Archived  # noqa: Y015
 
 @_typing.final
 class Attempt(_message.Message):

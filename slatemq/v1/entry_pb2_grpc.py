@@ -124,7 +124,7 @@ class EntryServiceServicer:
 
     def ListEntries(self, request, context):
         """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the order of delivery, in-flight ones in
-        the order of their claims, done and failed ones by time. Entries that change state meanwhile may be missed or come twice.
+        the order of their claims, done and failed ones by time, archived ones as they were archived. Entries that change state meanwhile may be missed or come twice.
 
         Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE.
         """

@@ -44,7 +44,7 @@ class EntryServiceStub:
     def __new__(cls, channel: _aio.Channel) -> EntryServiceAsyncStub: ...
     ListEntries: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ListEntriesRequest, _entry_pb2.ListEntriesResponse]
     """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the order of delivery, in-flight ones in
-    the order of their claims, done and failed ones by time. Entries that change state meanwhile may be missed or come twice.
+    the order of their claims, done and failed ones by time, archived ones as they were archived. Entries that change state meanwhile may be missed or come twice.
 
     Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE.
     """
@@ -144,7 +144,7 @@ class EntryServiceAsyncStub(EntryServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListEntries: _aio.UnaryUnaryMultiCallable[_entry_pb2.ListEntriesRequest, _entry_pb2.ListEntriesResponse]  # type: ignore[assignment]
     """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the order of delivery, in-flight ones in
-    the order of their claims, done and failed ones by time. Entries that change state meanwhile may be missed or come twice.
+    the order of their claims, done and failed ones by time, archived ones as they were archived. Entries that change state meanwhile may be missed or come twice.
 
     Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE.
     """
@@ -247,7 +247,7 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.ListEntriesResponse, _abc.Awaitable[_entry_pb2.ListEntriesResponse]]:
         """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the order of delivery, in-flight ones in
-        the order of their claims, done and failed ones by time. Entries that change state meanwhile may be missed or come twice.
+        the order of their claims, done and failed ones by time, archived ones as they were archived. Entries that change state meanwhile may be missed or come twice.
 
         Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE.
         """

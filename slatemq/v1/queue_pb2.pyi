@@ -38,6 +38,8 @@ class _EntryStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntryState
     """Acked, or moved to another queue by a transfer or a redrive."""
     ENTRY_STATE_FAILED: _EntryState.ValueType  # 5
     """A dead letter."""
+    ENTRY_STATE_ARCHIVED: _EntryState.ValueType  # 6
+    """A dead letter whose content was moved into the archive."""
 
 class EntryState(_EntryState, metaclass=_EntryStateEnumTypeWrapper):
     """The states of a message in a queue."""
@@ -54,6 +56,8 @@ ENTRY_STATE_DONE: EntryState.ValueType  # 4
 """Acked, or moved to another queue by a transfer or a redrive."""
 ENTRY_STATE_FAILED: EntryState.ValueType  # 5
 """A dead letter."""
+ENTRY_STATE_ARCHIVED: EntryState.ValueType  # 6
+"""A dead letter whose content was moved into the archive."""
 Global___EntryState: _TypeAlias = EntryState  # noqa: Y015
 
 @_typing.final
@@ -133,7 +137,7 @@ class Queue(_message.Message):
     (12 h). Only what a lease gets after a restart of the broker comes on top.
     """
     failed_retention_s: _builtins.int
-    """How long dead letters are to stay listed, in seconds, at most 4,294,967,295; 0 = for ever; absent at creation: 0."""
+    """How long dead letters are to stay listed, in seconds, at most 4,294,967,295; 0 = for ever; absent at creation: 0. Archived ones stay."""
     paused: _builtins.bool
     """Output only. Whether the queue is paused; see PauseQueue."""
     @_builtins.property
@@ -364,6 +368,7 @@ class QueueCounts(_message.Message):
     IN_FLIGHT_COUNT_FIELD_NUMBER: _builtins.int
     DONE_COUNT_FIELD_NUMBER: _builtins.int
     FAILED_COUNT_FIELD_NUMBER: _builtins.int
+    ARCHIVED_COUNT_FIELD_NUMBER: _builtins.int
     BY_PRIORITY_FIELD_NUMBER: _builtins.int
     OLDEST_CLAIMABLE_AGE_MS_FIELD_NUMBER: _builtins.int
     available_count: _builtins.int
@@ -378,6 +383,8 @@ class QueueCounts(_message.Message):
     """Done, and still listed."""
     failed_count: _builtins.int
     """Out of attempts, or the payload is gone: dead letters."""
+    archived_count: _builtins.int
+    """Dead letters whose content was moved into the archive."""
     oldest_claimable_age_ms: _builtins.int
     """How long the message that waits longest has been claimable, delayed ones excluded; absent when none is claimable. Of the
     messages that came together the time of the first counts, so it may be some milliseconds off.
@@ -394,12 +401,13 @@ class QueueCounts(_message.Message):
         in_flight_count: _builtins.int = ...,
         done_count: _builtins.int = ...,
         failed_count: _builtins.int = ...,
+        archived_count: _builtins.int = ...,
         by_priority: _abc.Iterable[Global___PriorityCounts] | None = ...,
         oldest_claimable_age_ms: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_claimable_age_ms", b"_oldest_claimable_age_ms", "oldest_claimable_age_ms", b"oldest_claimable_age_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_claimable_age_ms", b"_oldest_claimable_age_ms", "available_count", b"available_count", "by_priority", b"by_priority", "delayed_count", b"delayed_count", "done_count", b"done_count", "failed_count", b"failed_count", "in_flight_count", b"in_flight_count", "oldest_claimable_age_ms", b"oldest_claimable_age_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_claimable_age_ms", b"_oldest_claimable_age_ms", "archived_count", b"archived_count", "available_count", b"available_count", "by_priority", b"by_priority", "delayed_count", b"delayed_count", "done_count", b"done_count", "failed_count", b"failed_count", "in_flight_count", b"in_flight_count", "oldest_claimable_age_ms", b"oldest_claimable_age_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__oldest_claimable_age_ms: _TypeAlias = _typing.Literal["oldest_claimable_age_ms"]  # noqa: Y015
     _WhichOneofArgType__oldest_claimable_age_ms: _TypeAlias = _typing.Literal["_oldest_claimable_age_ms", b"_oldest_claimable_age_ms"]  # noqa: Y015
