@@ -42,6 +42,7 @@ class RecordType(IntEnum):
     EXECUTED = 0x4F
     OUTBOX_PROGRESS = 0x50
     REFUSED_PUSH = 0x51
+    LOG_BOUNDS = 0x53
 
 
 NUMBER = Fixed(order=">", number="Q")

@@ -13,7 +13,8 @@ are missing.
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from libs.storage.errors import CorruptRecord
@@ -223,6 +224,80 @@ def read_log_entry_head(data: bytes) -> tuple[int, int]:
     count = Reader("log entry", data).number("count of records", "H")
     ((_, _, received_at_ms, *_), _), _ = _read_record("log entry", data, 2)
     return count, received_at_ms
+
+
+class Removal(NamedTuple):
+    """What a log entry is without some of its messages.
+
+    Attributes:
+        kept: The entry with the others, byte for byte as they were; None: there are none.
+        removed: IDs and payload sizes of those that went.
+        last_message_id: Of the entry as it was.
+    """
+
+    kept: bytes | None
+    removed: list[tuple[int, int]]
+    last_message_id: int
+
+
+def remove_messages(data: bytes, goes: Callable[[int, int, int], bool]) -> Removal:
+    """A log entry without the messages of which `goes` holds; CorruptRecord when it is not one.
+
+    `goes` is asked with the ID, the time of receipt in ms and the retention in seconds of each.
+    """
+    reader = Reader("log entry", data)
+    count = reader.number("count of records", "H")
+    kept: list[int] = []
+    going: list[tuple[int, int]] = []
+    records: list[bytes] = []
+    message_id, end = 0, 2
+    for place, (start, end) in enumerate(_spans(data, count)):
+        message_id, _, received_at_ms, _, retention_s = _BEFORE_HEADERS.unpack_from(data, start)
+        if goes(message_id, received_at_ms, retention_s):
+            going.append((place, message_id))
+        else:
+            kept.append(place)
+            records.append(data[start:end])
+    reader.take("records", end - 2)
+    delays = reader.parallel_numbers("delay_ms", "q", count, default=_NO_DELAY)
+    sizes = reader.parallel_numbers("payload_bytes", "I", count)
+    queues = reader.parallel_texts("direct_queue_id", count)
+    reader.finish()
+    removed = [(gone, sizes[place]) for place, gone in going]
+    if not kept:
+        return Removal(None, removed, message_id)
+    parts = [count_prefix("log entry", kept), *records]
+    parts.append(number_array("delay_ms", "q", [delays[place] for place in kept]))
+    parts.append(number_array("payload_bytes", "I", [sizes[place] for place in kept]))
+    if any(queues[place] for place in kept):
+        parts.append(utf8_array("direct_queue_id", [queues[place] for place in kept]))
+    return Removal(b"".join(parts), removed, message_id)
+
+
+def last_message_id(data: bytes) -> int:
+    """The ID of a log entry's last message; CorruptRecord when it is not one, or empty."""
+    reader = Reader("log entry", data)
+    count = reader.number("count of records", "H")
+    if not count:
+        raise reader.corrupt("no messages")
+    ((start, _),) = deque(_spans(data, count), maxlen=1)
+    return int(_BEFORE_HEADERS.unpack_from(data, start)[0])
+
+
+def _spans(data: bytes, count: int) -> Iterator[tuple[int, int]]:
+    """Where the records of a log entry begin and end."""
+    end = 2
+    known = b"\x00"  # the bytes of the last headers, from their count on
+    for _ in range(count):
+        start = end
+        headers = start + _BEFORE_HEADERS.size
+        if data.startswith(known, headers):
+            # Headers say themselves where they end: what begins with these bytes are these.
+            end = headers + len(known)
+        else:
+            _, end = _read_record("log entry", data, start)
+            known = data[headers:end]
+        yield start, end
 
 
 def _delay_number(delay_ms: int | None) -> int:

@@ -41,11 +41,13 @@ _OUTBOX = Fixed(order=">", ingest_shard="Q", number="Q")
 #   replay           | 01 | 4D | <queue> |                                                broker
 #   redrive          | 01 | 4E | number u64 |                                             broker
 #   executed         | 01 | 4F | minute u32 | number u64 |                                broker
+#   log bounds       | 01 | 53 |                                                          ingest
 
 ID_BLOCK_KEY = key_head(RecordType.ID_BLOCK)
 PURGE_EPOCH_KEY = key_head(RecordType.PURGE_EPOCH)
 CLOCK_KEY = key_head(RecordType.CLOCK)
 CONFIG_REVISION_KEY = key_head(RecordType.CONFIG_REVISION)
+LOG_BOUNDS_KEY = key_head(RecordType.LOG_BOUNDS)
 
 
 class RequestIdsKey(NamedTuple):

@@ -1,6 +1,6 @@
-"""Golden bytes of delayed records and of outbox progress: the rule of golden.py holds here, too."""
+"""Golden bytes of delayed records, outbox progress, log bounds: golden.py's rule holds here, too."""
 
-from libs.storage import delayed_records, keys, outbox_progress, own_keys
+from libs.storage import delayed_records, keys, log_bounds, outbox_progress, own_keys
 from tests.unit.storage.golden import Row
 from tests.unit.storage.golden_own import ORDER
 
@@ -8,6 +8,8 @@ DELAYED = [
     delayed_records.DelayedMessage(42, 3, 1767225601000, 1767229200005, ORDER),
     delayed_records.DelayedMessage(43, 128, 4922899200000, 0, 0),
 ]
+
+BOUNDS = log_bounds.LogBoundsRecord(42, 0x1000000000007, 0x1000000000009)
 
 KEYS = [
     Row(
@@ -46,5 +48,13 @@ VALUES = [
         258,
         "0201000000000000",
         lambda: outbox_progress.encode_outbox_progress(258),
+    ),
+    Row(
+        "log bounds value",
+        "log bounds",
+        log_bounds.decode_log_bounds,
+        BOUNDS,
+        "2a0000000000000007000000000001000900000000000100",
+        lambda: log_bounds.encode_log_bounds(BOUNDS),
     ),
 ]
