@@ -17,6 +17,7 @@ from libs.storage.commits import GroupCommit
 from libs.storage.errors import StoreUnavailable
 from libs.storage.slate import Batch, Database
 from services.broker.due_queues import DueQueues
+from services.broker.letter_turns import LetterTurns
 from services.broker.loading import Loader
 from services.broker.queue_machine import NeedsLane, Queue
 from services.broker.replays import Ranges
@@ -55,6 +56,7 @@ class ShardOwner:
         """Own this state; more than `bytes_max` not yet committed is refused (see `admit`)."""
         self.shard = shard
         self.clock = clock
+        self.letters = LetterTurns()
         self.commits = GroupCommit(database, clock, self, interval_ms)
         self.commits.on_durable(self._durable)
         self.on_change: Callable[[Queue], None] = lambda queue: None

@@ -2,9 +2,8 @@
 
     rows ──► which are wanted ──► contents, where they are needed ──► one command moves ──► durable
 
-The redrives of one queue take turns, and nothing else takes dead letters out of its rows: so a row
-that was read, once all is durable, is as the next step finds it. Those of other queues go on
-meanwhile, so an ingest that hangs holds up only what asks it.
+The redrives of one queue take turns, also with others who take dead letters out: see LetterTurns.
+Those of other queues go on meanwhile, so an ingest that hangs holds up only what asks it.
 """
 
 from __future__ import annotations
@@ -157,6 +156,12 @@ class RedriveRunner:
                 await self._end(number, str(error))
 
     async def _step(self, number: int) -> None:
+        record = self._owner.shard.redrives.get(number)
+        if record is not None:
+            async with self._owner.letters.of(record.queue_id):
+                await self._step_alone(number)
+
+    async def _step_alone(self, number: int) -> None:
         await self._owner.durable()
         shard = self._owner.shard
         record = shard.redrives.get(number)
@@ -275,7 +280,7 @@ class RedriveRunner:
                 else:
                     shard.put(key, value)
         shard.redrives.put(number, record)
-        shard.redrives.taken_out(number, taken)
+        shard.redrives.taken_out(queue.queue_id, taken, by=number)
         return record.redriven_count - before
 
     async def _end(self, number: int, error: str) -> None:

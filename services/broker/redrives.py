@@ -104,15 +104,14 @@ class Redrives:
                 del self._records[number]
                 self._changed.add(number)
 
-    def taken_out(self, number: int, places: Mapping[int, Set[int]]) -> None:
-        """Notes which places of which rows a redrive has emptied.
+    def taken_out(self, queue_id: str, places: Mapping[int, Set[int]], by: int = 0) -> None:
+        """Notes which places of which rows of a queue were emptied, by a redrive or otherwise (0).
 
-        Others that are within these rows stay before the message before which they are.
+        Other redrives that are within these rows stay before the message before which they are.
         """
-        queue_id = self._records[number].queue_id
         for other, record in self:
             taken = places.get(record.next_order)
-            if other == number or not taken or record.queue_id != queue_id:
+            if other == by or not taken or record.queue_id != queue_id:
                 continue
             before = sum(place < record.next_place for place in taken)
             if before and record.state != RedriveState.DONE:
