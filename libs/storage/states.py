@@ -31,8 +31,7 @@ Encoding raises ValueError naming the field that does not fit, decoding CorruptR
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from libs.storage.buckets import BucketKind
 from libs.storage.primitives import Fixed, Reader, count_prefix, number_array, utf8
@@ -40,17 +39,19 @@ from libs.storage.primitives import Fixed, Reader, count_prefix, number_array, u
 QUEUE_STATE_VERSION = 1
 FINGERPRINT_BYTES = 16
 
-_STATE_HEAD = Fixed(version="B", epoch="B", deleted="B", last_order="Q")
-_STATE_BODY = Fixed(
-    created_revision="Q",
-    in_flight_count="I",
-    done_count="Q",
-    failed_count="Q",
-    first_in_flight_order="Q",
-    oldest_done_order="Q",
-    oldest_failed_order="Q",
-)
-_body_of = attrgetter(*_STATE_BODY.names)
+_HEAD: Final = {"version": "B", "epoch": "B", "deleted": "B", "last_order": "Q"}
+_BODY: Final = {
+    "created_revision": "Q",
+    "in_flight_count": "I",
+    "done_count": "Q",
+    "failed_count": "Q",
+    "first_in_flight_order": "Q",
+    "oldest_done_order": "Q",
+    "oldest_failed_order": "Q",
+}
+_STATE_HEAD = Fixed(**_HEAD)
+_STATE_BODY = Fixed(**_BODY)
+_STATE_PLAIN = Fixed(**_HEAD, garbage_epochs_count="H", **_BODY)
 _LANE = Fixed(
     priority="B",
     kind="B",
@@ -59,7 +60,6 @@ _LANE = Fixed(
     tail_order="Q",
     waiting_count="Q",
 )
-_row_of = attrgetter(*_LANE.names)
 _LANE_EPOCH = Fixed(lane_epoch="B")
 _GARBAGE = Fixed(done_first="Q", done_last="Q", failed_first="Q", failed_last="Q")
 _U64 = Fixed(number="Q")
@@ -68,8 +68,7 @@ _REQUEST = Fixed(first_message_id="Q", message_count="I")
 _DUPLICATE = Fixed(request="H", place="I", message_id="Q")
 
 
-@dataclass(frozen=True, slots=True)
-class LaneRecord:
+class LaneRecord(NamedTuple):
     """One run of buckets of a queue: all of one priority and kind.
 
     The head is the bucket with the first message still there, `head_offset` how many of its
@@ -94,8 +93,7 @@ class OrderRange(NamedTuple):
 NO_ORDERS = OrderRange()
 
 
-@dataclass(frozen=True, slots=True)
-class PurgesRecord:
+class PurgesRecord(NamedTuple):
     """What purges have made of a queue.
 
     `lane_epoch` is in the orders of its available messages, in place of the queue's epoch;
@@ -109,8 +107,7 @@ class PurgesRecord:
     garbage_failed: OrderRange = NO_ORDERS
 
 
-@dataclass(frozen=True, slots=True)
-class QueueStateRecord:
+class QueueStateRecord(NamedTuple):
     """Where a queue's lists begin and end, and how long they are.
 
     `epoch` is the queue's incarnation, as in the orders of its buckets; `last_order` the highest
@@ -167,15 +164,14 @@ class FinishedLeasesRecord:
 
 def encode_queue_state(state: QueueStateRecord) -> bytes:
     """Queue state value."""
-    return b"".join(
-        (
-            _STATE_HEAD.pack(QUEUE_STATE_VERSION, state.epoch, state.deleted, state.last_order),
-            number_array("garbage_epochs", "B", state.garbage_epochs),
-            _STATE_BODY.pack(*_body_of(state)),
-            _LANE.pack_array("lanes", list(map(_row_of, state.lanes))),
-            _encode_purges(state.purges) if state.purges else b"",
-        )
-    )
+    epoch, deleted, last_order, garbage_epochs, *body, lanes, purges = state
+    if not garbage_epochs:  # Most have none, and each commit writes a state per queue.
+        head = _STATE_PLAIN.pack(QUEUE_STATE_VERSION, epoch, deleted, last_order, 0, *body)
+    else:
+        head = _STATE_HEAD.pack(QUEUE_STATE_VERSION, epoch, deleted, last_order)
+        head += number_array("garbage_epochs", "B", garbage_epochs) + _STATE_BODY.pack(*body)
+    rest = _LANE.pack_array("lanes", lanes)
+    return head + rest + _encode_purges(purges) if purges else head + rest
 
 
 def _encode_purges(purges: PurgesRecord) -> bytes:

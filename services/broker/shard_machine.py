@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from libs.storage.configs import encode_config
 from libs.storage.keys import (
@@ -140,7 +140,7 @@ class Shard(ShardLeases):
             return
         state = self.deleted[queue_id]
         left = tuple(e for e in state.garbage_epochs if e != epoch)
-        state = replace(state, garbage_epochs=left)
+        state = state._replace(garbage_epochs=left)
         self.deleted[queue_id] = state
         self._rows.append((queue_state_key(queue_id), encode_queue_state(state)))
 

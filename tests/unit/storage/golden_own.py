@@ -1,7 +1,5 @@
 """Golden bytes of our own records and key forms, under the same rule as those in golden.py."""
 
-from dataclasses import replace
-
 from libs.storage import buckets, keys, metadata, own_keys, queues, states
 from tests.unit.storage.golden import LEASE, Row
 
@@ -37,8 +35,7 @@ STATE = states.QueueStateRecord(
         ),
     ),
 )
-PURGED = replace(
-    STATE,
+PURGED = STATE._replace(
     purges=states.PurgesRecord(
         lane_epoch=4,
         garbage_lane_epochs=(2, 3),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from libs.storage.buckets import BucketKind, bucket_number, last_order, order_of
 from libs.storage.keys import (
     active_key,
@@ -81,7 +79,7 @@ def test_a_lane_begins_at_its_head_and_ends_with_its_epoch() -> None:
 def test_after_a_purge_the_lanes_lie_in_their_own_epoch_and_leases_do_not() -> None:
     head = order_of(5, NOW_MS, 1)
     lane = LaneRecord(0, BucketKind.READY, head, 0, head, 1)
-    purged = replace(STATE, lanes=(lane,), purges=PurgesRecord(5))
+    purged = STATE._replace(lanes=(lane,), purges=PurgesRecord(5))
 
     waiting, in_flight = active_runs("q", purged)
 
@@ -110,7 +108,7 @@ def test_lists_begin_at_their_oldest_row_or_at_the_time_asked_for() -> None:
 
 
 def test_an_empty_queue_has_no_runs() -> None:
-    empty = replace(STATE, lanes=(), in_flight_count=0, done_count=0, failed_count=0)
+    empty = STATE._replace(lanes=(), in_flight_count=0, done_count=0, failed_count=0)
 
     assert list(active_runs("q", empty)) == []
     assert done_run("q", empty) is None

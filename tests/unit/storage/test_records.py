@@ -34,10 +34,13 @@ headers = st.dictionaries(texts, texts, max_size=5)
 delays = st.none() | st.integers(0, 2**63 - 1)
 messages = some(u64s, i64s, i64s, i64s, u32s, headers, delays, u32s, of=metadata.MessageMetadata)
 lanes = st.builds(states.LaneRecord, u8s, st.sampled_from(BucketKind), u64s, u16s, u64s, u64s)
+epochs = st.lists(u8s, max_size=4).map(tuple)
+garbage = st.builds(states.OrderRange, u64s, u64s)
+purges = st.none() | st.builds(states.PurgesRecord, u8s, epochs, garbage, garbage)
 queue_states = st.builds(
     states.QueueStateRecord,
-    u8s, st.booleans(), u64s, st.lists(u8s, max_size=4).map(tuple),
-    u64s, u32s, u64s, u64s, u64s, u64s, u64s, st.lists(lanes, max_size=5).map(tuple),
+    u8s, st.booleans(), u64s, epochs,
+    u64s, u32s, u64s, u64s, u64s, u64s, u64s, st.lists(lanes, max_size=5).map(tuple), purges,
 )  # fmt: skip
 
 
@@ -208,9 +211,9 @@ def test_metadata_that_does_not_fit_is_refused_naming_the_field(
         (lambda: queues.encode_active([], [IN_FLIGHT._replace(lease=2**64)]), "lease holds"),
         (lambda: queues.encode_done([DONE._replace(consumer="\udc80")]), "consumer is not"),
         (lambda: queues.encode_failed([FAILED._replace(reason="x" * 65_536)]), "reason has"),
-        (lambda: states.encode_queue_state(replace(STATE, epoch=256)), "epoch = 256"),
-        (lambda: states.encode_queue_state(replace(STATE, garbage_epochs=(256,))), "garbage"),
-        (lambda: states.encode_queue_state(replace(STATE, done_count=-1)), "done_count = -1"),
+        (lambda: states.encode_queue_state(STATE._replace(epoch=256)), "epoch = 256"),
+        (lambda: states.encode_queue_state(STATE._replace(garbage_epochs=(256,))), "garbage"),
+        (lambda: states.encode_queue_state(STATE._replace(done_count=-1)), "done_count = -1"),
         (lambda: states.encode_request_ids([REQUESTS[0]._replace(fingerprint=b"")]), "finger"),
         (lambda: states.encode_finished_leases(replace(FINISHED, outcomes=())), "outcomes: 0"),
         (lambda: states.encode_clock(2**63), "milliseconds = "),
