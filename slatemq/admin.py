@@ -228,6 +228,7 @@ class Admin:
                 ("ingest", topology.ingests),
                 ("router", topology.routers),
                 ("broker", topology.brokers),
+                ("janitor", topology.janitors),
             )
             for shard, address in sorted(addresses.items())
         ]

@@ -112,6 +112,7 @@ class Topology:
     ingests: Mapping[int, str]
     brokers: Mapping[int, str]
     routers: Mapping[int, str]
+    janitors: Mapping[int, str]
 
 
 def seconds(span: Span, field: str = "") -> float:

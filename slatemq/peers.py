@@ -184,7 +184,7 @@ class Peers:
         known = [self._endpoint]
         if self._topology is not None:
             told = self._topology
-            for addresses in (told.ingests, told.brokers, told.routers):
+            for addresses in (told.ingests, told.brokers, told.routers, told.janitors):
                 known += addresses.values()
         problem: SlateMQError | None = None
         for address in dict.fromkeys(known):
@@ -211,6 +211,7 @@ class Peers:
             {peer.shard: peer.address for peer in told.ingests},
             {peer.shard: peer.address for peer in told.brokers},
             {peer.shard: peer.address for peer in told.routers},
+            {peer.shard: peer.address for peer in told.janitors},
         )
 
     async def ingest_shards(self) -> list[int]:
@@ -233,6 +234,11 @@ class Peers:
         """The channel to any router; raises Unavailable when nobody knows one."""
         routers = (await self.topology()).routers
         return self._of("router", routers, random.choice(sorted(routers)) if routers else 0)
+
+    async def janitor(self) -> grpc.aio.Channel:
+        """The channel to a janitor; raises Unavailable when nobody knows one."""
+        janitors = (await self.topology()).janitors
+        return self._of("janitor", janitors, random.choice(sorted(janitors)) if janitors else 0)
 
     def _of(self, service: str, addresses: Any, shard: int) -> grpc.aio.Channel:
         if shard not in addresses:

@@ -31,5 +31,8 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
             ]
 
         return topology_pb2.GetTopologyResponse(
-            ingests=endpoints("ingest"), brokers=endpoints("broker"), routers=endpoints("router")
+            ingests=endpoints("ingest"),
+            brokers=endpoints("broker"),
+            routers=endpoints("router"),
+            janitors=endpoints("janitor"),
         )

@@ -44,6 +44,7 @@ class GetTopologyResponse(_message.Message):
     INGESTS_FIELD_NUMBER: _builtins.int
     BROKERS_FIELD_NUMBER: _builtins.int
     ROUTERS_FIELD_NUMBER: _builtins.int
+    JANITORS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ingests(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endpoint]:
         """The ingest shards, in ascending order."""
@@ -56,16 +57,21 @@ class GetTopologyResponse(_message.Message):
     def routers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endpoint]:
         """The routers."""
 
+    @_builtins.property
+    def janitors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endpoint]:
+        """The janitors."""
+
     def __init__(
         self,
         *,
         ingests: _abc.Iterable[Global___Endpoint] | None = ...,
         brokers: _abc.Iterable[Global___Endpoint] | None = ...,
         routers: _abc.Iterable[Global___Endpoint] | None = ...,
+        janitors: _abc.Iterable[Global___Endpoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "ingests", b"ingests", "routers", b"routers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "ingests", b"ingests", "janitors", b"janitors", "routers", b"routers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -80,7 +86,7 @@ class Endpoint(_message.Message):
     SHARD_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
-    """Its shard; of routers, a number to tell them apart."""
+    """Its shard; of routers and janitors, a number to tell them apart."""
     address: _builtins.str
     """`host:port`: the advertised address, a setting of each process, which is the address it listens on unless set."""
     def __init__(
