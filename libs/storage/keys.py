@@ -42,12 +42,13 @@ class RecordType(IntEnum):
     EXECUTED = 0x4F
     OUTBOX_PROGRESS = 0x50
     REFUSED_PUSH = 0x51
+    ARCHIVED = 0x52
     LOG_BOUNDS = 0x53
 
 
 NUMBER = Fixed(order=">", number="Q")
 _MESSAGE_ID = Fixed(order=">", message_id="Q")
-_BUCKET = Fixed(order=">", bucket="Q")
+BUCKET = Fixed(order=">", bucket="Q")
 LAST_NUMBER = (1 << 64) - 1
 
 
@@ -164,7 +165,7 @@ def queue_head(record_type: RecordType, queue: str) -> bytes:
 
 def queue_bucket_key(record_type: RecordType, queue: str, bucket: int) -> bytes:
     """The key of a queue's bucket."""
-    return queue_head(record_type, queue) + _BUCKET.pack(bucket)
+    return queue_head(record_type, queue) + BUCKET.pack(bucket)
 
 
 def read_queue(reader: Reader) -> str:
@@ -190,7 +191,7 @@ def parse_queue_bucket_key(record: str, record_type: RecordType, key: bytes) -> 
     """The queue and bucket of such a key; a bucket of None is the RFC's form."""
     reader = open_key(record, record_type, key)
     queue = read_queue(reader)
-    bucket = None if reader.at_end else reader.fixed("bucket", _BUCKET)[0]
+    bucket = None if reader.at_end else reader.fixed("bucket", BUCKET)[0]
     reader.finish()
     return BucketKey(queue, bucket)
 

@@ -37,6 +37,7 @@ _OUTBOX = Fixed(order=">", ingest_shard="Q", number="Q")
 #   outbox counter   | 01 | 47 | ingest shard u64 |                                       broker
 #   outbox progress  | 01 | 50 | broker shard u64 |                                       ingest
 #   refused push     | 01 | 51 | ingest shard u64 | number u64 |                          broker
+#   archived         | 01 | 52 | <queue> | bucket u64 |                                   broker
 #   delayed          | 01 | 4C | <queue> | bucket u64 |                                   broker
 #   replay           | 01 | 4D | <queue> |                                                broker
 #   redrive          | 01 | 4E | number u64 |                                             broker
@@ -226,6 +227,21 @@ def parse_delayed_key(key: bytes) -> BucketKey:
 def delayed_range(queue: str, first_order: int, last_order: int = LAST_NUMBER) -> KeyRange:
     """A queue's delayed rows from `first_order` to `last_order`, both included."""
     return through(delayed_key(queue, first_order), delayed_key(queue, last_order))
+
+
+def archived_key(queue: str, bucket: int) -> bytes:
+    """Key of one bucket of a queue's archived messages."""
+    return queue_bucket_key(RecordType.ARCHIVED, queue, bucket)
+
+
+def parse_archived_key(key: bytes) -> BucketKey:
+    """The queue and bucket of an archived key."""
+    return parse_queue_bucket_key("archived key", RecordType.ARCHIVED, key)
+
+
+def archived_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
+    """The archived buckets from `first_bucket` to `last_bucket`, both included."""
+    return through(archived_key(queue, first_bucket), archived_key(queue, last_bucket))
 
 
 def replay_key(queue: str) -> bytes:

@@ -28,13 +28,14 @@ from libs.storage.keys import (
     through,
 )
 from libs.storage.primitives import KeyRange
-from libs.storage.states import QueueStateRecord
+from libs.storage.states import ArchivedRecord, QueueStateRecord
 
 __all__ = [
     "LATE_MS",
     "Run",
     "Waiting",
     "active_runs",
+    "archived_run",
     "attempts_run",
     "done_run",
     "failed_run",
@@ -126,6 +127,15 @@ def failed_run(
     """The failed rows that may have messages that failed at from_ms ≤ time < until_ms."""
     oldest = state.oldest_failed_order if state.failed_count else 0
     return _finished(RecordType.FAILED, queue, state.epoch, oldest, from_ms, until_ms)
+
+
+def archived_run(
+    queue: str, state: QueueStateRecord, from_ms: int = 0, until_ms: int | None = None
+) -> Run | None:
+    """The rows that may have messages archived at from_ms ≤ time < until_ms."""
+    archived = state.archived or ArchivedRecord()
+    oldest = archived.oldest_order if archived.count else 0
+    return _finished(RecordType.ARCHIVED, queue, state.epoch, oldest, from_ms, until_ms)
 
 
 def _finished(

@@ -4,12 +4,15 @@
                            | garbage epochs: Array<u8> | created revision u64 | in-flight count u32
                            | done count u64 | failed count u64 | first in-flight order u64
                            | oldest done order u64 | oldest failed order u64 | lanes: Array<Lane>
-                           | purges: Purges, left out where there is nothing to tell |
+                           | purges: Purges, left out where there is nothing to tell, here or next
+                           | archived: Archived, left out where there is nothing to tell |
     Lane (28 bytes)        | priority u8 | kind u8 | head order u64 | head offset u16
                            | tail order u64 | waiting count u64 |
     Purges                 | lane epoch u8 | garbage lane epochs: Array<u8>
                            | done garbage: first order u64 | last order u64
                            | failed garbage: first order u64 | last order u64 |
+    Archived               | count u64 | oldest order u64 | garbage: first order u64
+                           | last order u64 |
     routing cursor 0x41    | log sequence u64 |
     request IDs 0x43       | Array<(request ID Utf8 | first message ID u64 | message count u32
                            | fingerprint 16 bytes)>
@@ -62,6 +65,7 @@ _LANE = Fixed(
 )
 _LANE_EPOCH = Fixed(lane_epoch="B")
 _GARBAGE = Fixed(done_first="Q", done_last="Q", failed_first="Q", failed_last="Q")
+_ARCHIVED = Fixed(archived_count="Q", oldest_archived="Q", archived_first="Q", archived_last="Q")
 _U64 = Fixed(number="Q")
 _I64 = Fixed(milliseconds="q")
 _REQUEST = Fixed(first_message_id="Q", message_count="I")
@@ -107,13 +111,21 @@ class PurgesRecord(NamedTuple):
     garbage_failed: OrderRange = NO_ORDERS
 
 
+class ArchivedRecord(NamedTuple):
+    """Where a queue's list of archived messages begins, how long it is, and what is garbage."""
+
+    count: int = 0
+    oldest_order: int = 0
+    garbage: OrderRange = NO_ORDERS
+
+
 class QueueStateRecord(NamedTuple):
     """Where a queue's lists begin and end, and how long they are.
 
     `epoch` is the queue's incarnation, as in the orders of its buckets; `last_order` the highest
     order ever taken; `garbage_epochs` those whose buckets are still to be removed;
     `created_revision` the config revision at which this incarnation was made; no `purges`: the
-    queue's epoch is that of its lanes, too.
+    queue's epoch is that of its lanes, too; no `archived`: nothing is.
     """
 
     epoch: int
@@ -129,6 +141,7 @@ class QueueStateRecord(NamedTuple):
     oldest_failed_order: int
     lanes: tuple[LaneRecord, ...]
     purges: PurgesRecord | None = None
+    archived: ArchivedRecord | None = None
 
 
 class RequestIdRecord(NamedTuple):
@@ -164,13 +177,17 @@ class FinishedLeasesRecord:
 
 def encode_queue_state(state: QueueStateRecord) -> bytes:
     """Queue state value."""
-    epoch, deleted, last_order, garbage_epochs, *body, lanes, purges = state
+    epoch, deleted, last_order, garbage_epochs, *body, lanes, purges, archived = state
     if not garbage_epochs:  # Most have none, and each commit writes a state per queue.
         head = _STATE_PLAIN.pack(QUEUE_STATE_VERSION, epoch, deleted, last_order, 0, *body)
     else:
         head = _STATE_HEAD.pack(QUEUE_STATE_VERSION, epoch, deleted, last_order)
         head += number_array("garbage_epochs", "B", garbage_epochs) + _STATE_BODY.pack(*body)
     rest = _LANE.pack_array("lanes", lanes)
+    if archived is not None:
+        purges = purges or PurgesRecord(epoch)  # must be told where something follows
+        tail = _ARCHIVED.pack(archived.count, archived.oldest_order, *archived.garbage)
+        return head + rest + _encode_purges(purges) + tail
     return head + rest + _encode_purges(purges) if purges else head + rest
 
 
@@ -199,6 +216,7 @@ def decode_queue_state(data: bytes) -> QueueStateRecord:
     body = reader.fixed("counts and orders", _STATE_BODY)
     lanes = tuple(_lane(reader, row) for row in reader.array("lanes", _LANE))
     purges = None if reader.at_end else _purges(reader)
+    archived = None if reader.at_end else _archived(reader)
     reader.finish()
     return QueueStateRecord(
         epoch=epoch,
@@ -207,6 +225,7 @@ def decode_queue_state(data: bytes) -> QueueStateRecord:
         garbage_epochs=garbage_epochs,
         lanes=lanes,
         purges=purges,
+        archived=archived,
         **dict(zip(_STATE_BODY.names, body, strict=True)),
     )
 
@@ -218,6 +237,11 @@ def _purges(reader: Reader) -> PurgesRecord:
     return PurgesRecord(
         lane_epoch, epochs, OrderRange(done_first, done_last), OrderRange(failed_first, failed_last)
     )
+
+
+def _archived(reader: Reader) -> ArchivedRecord:
+    count, oldest_order, first, last = reader.fixed("archived", _ARCHIVED)
+    return ArchivedRecord(count, oldest_order, OrderRange(first, last))
 
 
 def _lane(reader: Reader, row: tuple[Any, ...]) -> LaneRecord:

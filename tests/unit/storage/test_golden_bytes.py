@@ -10,6 +10,7 @@ from libs.storage.ids import message_id
 from libs.storage.primitives import Reader, terminated
 from tests.unit.storage import (
     golden,
+    golden_archived,
     golden_dedupe,
     golden_delayed,
     golden_execution,
@@ -23,6 +24,7 @@ REFERENCE = Path(__file__).parents[3] / "docs/reference/encodings.md"
 
 OWN = (
     golden_own,
+    golden_archived,
     golden_dedupe,
     golden_delayed,
     golden_execution,

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.storage import configs, metadata, payloads, queues, replay_records, states
+from libs.storage import (
+    archived_records,
+    configs,
+    metadata,
+    payloads,
+    queues,
+    replay_records,
+    states,
+)
 from libs.storage.buckets import BucketKind
 from libs.storage.errors import CorruptRecord
 from tests.unit.storage.golden import ATTEMPTS, AVAILABLE, DONE, FAILED, IN_FLIGHT, LOGGED
@@ -37,10 +45,13 @@ lanes = st.builds(states.LaneRecord, u8s, st.sampled_from(BucketKind), u64s, u16
 epochs = st.lists(u8s, max_size=4).map(tuple)
 garbage = st.builds(states.OrderRange, u64s, u64s)
 purges = st.none() | st.builds(states.PurgesRecord, u8s, epochs, garbage, garbage)
+archives = st.none() | st.builds(states.ArchivedRecord, u64s, u64s, garbage)
+archived = some(u64s, i64s, i64s, u16s, u8s, i64s, texts, of=archived_records.ArchivedMessage)
 queue_states = st.builds(
     states.QueueStateRecord,
     u8s, st.booleans(), u64s, epochs,
-    u64s, u32s, u64s, u64s, u64s, u64s, u64s, st.lists(lanes, max_size=5).map(tuple), purges,
+    u64s, u32s, u64s, u64s, u64s, u64s, u64s,
+    st.lists(lanes, max_size=5).map(tuple), purges, archives,
 )  # fmt: skip
 
 
@@ -59,6 +70,12 @@ def test_done_values_read_back(messages: list[queues.DoneMessage]) -> None:
 @given(failed)
 def test_failed_values_read_back(messages: list[queues.FailedMessage]) -> None:
     assert queues.decode_failed(queues.encode_failed(messages)) == messages
+
+
+@given(archived)
+def test_archived_values_read_back(messages: list[archived_records.ArchivedMessage]) -> None:
+    data = archived_records.encode_archived(messages)
+    assert archived_records.decode_archived(data) == messages
 
 
 @given(attempts)
@@ -98,6 +115,8 @@ def test_settings_are_written_in_the_order_of_their_keys() -> None:
 @given(queue_states)
 def test_queue_states_read_back(state: states.QueueStateRecord) -> None:
     decoded = states.decode_queue_state(states.encode_queue_state(state))
+    if state.archived is not None and state.purges is None:
+        state = state._replace(purges=states.PurgesRecord(state.epoch))  # the same, said
     assert decoded == state
     assert all(isinstance(lane.kind, BucketKind) for lane in decoded.lanes)
 
@@ -260,6 +279,12 @@ def test_a_field_that_does_not_fit_is_refused_by_name(
             "0100" "0100" + "05" + "00" * 7 + "04" + "00" * 7 + "09" + "00" * 7,
             "replay",
             "log 1: 4 is not within 5..9",
+        ),
+        (
+            archived_records.decode_archived,
+            "0100" + "00" * 35 + "0100" + "01000100" + "61",
+            "archived value",
+            "run 1 of 1",
         ),
         (configs.decode_config, "0000" "050000000000" "0200" "01006101003101006101003" "2",
          "config value", "'a' stands twice"),
