@@ -51,8 +51,11 @@ def _within(name: str, number: int, maximum: int) -> int:
 
 def order_of(epoch: int, ms: int, n: int) -> int:
     """The order made of these parts."""
-    high = _within("epoch", epoch, MAX_EPOCH) << 43 | _within("ms", ms, MAX_ORDER_MS)
-    return high << 6 | _within("n", n, MAX_ORDER_N)
+    if not (0 <= epoch <= MAX_EPOCH and 0 <= ms <= MAX_ORDER_MS and 0 <= n <= MAX_ORDER_N):
+        _within("epoch", epoch, MAX_EPOCH)
+        _within("ms", ms, MAX_ORDER_MS)
+        _within("n", n, MAX_ORDER_N)
+    return (epoch << 43 | ms) << 6 | n
 
 
 def last_order(epoch: int) -> int:
@@ -68,8 +71,11 @@ def split_order(order: int) -> Order:
 
 def bucket_number(priority: int, kind: BucketKind, order: int) -> int:
     """The bucket number made of these parts."""
-    high = _within("priority", priority, MAX_PRIORITY) << 2 | _within("kind", kind, 2)
-    return high << ORDER_BITS | _within("order", order, MAX_ORDER)
+    if not (0 <= priority <= MAX_PRIORITY and 0 <= kind <= 2 and 0 <= order <= MAX_ORDER):
+        _within("priority", priority, MAX_PRIORITY)
+        _within("kind", kind, 2)
+        _within("order", order, MAX_ORDER)
+    return (priority << 2 | kind) << ORDER_BITS | order
 
 
 def split_bucket(number: int) -> Bucket:

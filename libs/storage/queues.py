@@ -31,13 +31,21 @@ Encoding raises ValueError naming the field that does not fit, decoding CorruptR
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from libs.storage.primitives import Fixed, Reader, number_array, utf8_array
 
-_AVAILABLE = Fixed(
-    message_id="Q", priority="B", visible_at_ms="q", retention_deadline_ms="q", attempts="H"
-)
+# Six empty arrays less the available one: most buckets hold no message in flight.
+_NO_IN_FLIGHT: Final = bytes(5 * 2)
+_OF_AVAILABLE: Final = {
+    "message_id": "Q",
+    "priority": "B",
+    "visible_at_ms": "q",
+    "retention_deadline_ms": "q",
+    "attempts": "H",
+}
+_AVAILABLE = Fixed(**_OF_AVAILABLE)
+_SINGLE = Fixed(count="H", **_OF_AVAILABLE)
 _IN_FLIGHT = Fixed(
     message_id="Q", priority="B", claimed_at_ms="q", lease_deadline_ms="q", attempts="H"
 )
@@ -111,13 +119,14 @@ def encode_active(
     available: Sequence[AvailableMessage], in_flight: Sequence[tuple[Any, ...]]
 ) -> bytes:
     """Active value of one bucket; `in_flight` are InFlightMessages, or tuples of their fields."""
-    waiting = _AVAILABLE.pack_array("available", available)
     if not in_flight:
-        return waiting + _NO_IN_FLIGHT
+        if len(available) == 1:  # Where ten thousand queues share the messages, each bucket is.
+            return _SINGLE.pack(1, *available[0]) + _NO_IN_FLIGHT
+        return _AVAILABLE.pack_array("available", available) + _NO_IN_FLIGHT
     columns = list(zip(*in_flight, strict=True))
     return b"".join(
         (
-            waiting,
+            _AVAILABLE.pack_array("available", available),
             _IN_FLIGHT.pack_array("in_flight", list(zip(*columns[:5], strict=True))),
             number_array("retention_deadline_ms", "q", columns[5]),
             number_array("lease_length_ms", "I", columns[6]),
@@ -125,10 +134,6 @@ def encode_active(
             number_array("lease", "Q", columns[8]),
         )
     )
-
-
-# Six empty arrays less the available one: most buckets hold no message in flight.
-_NO_IN_FLIGHT = bytes(5 * 2)
 
 
 def decode_active(data: bytes) -> tuple[list[AvailableMessage], list[InFlightMessage]]:

@@ -54,15 +54,16 @@ _BODY: Final = {
 }
 _STATE_HEAD = Fixed(**_HEAD)
 _STATE_BODY = Fixed(**_BODY)
-_STATE_PLAIN = Fixed(**_HEAD, garbage_epochs_count="H", **_BODY)
-_LANE = Fixed(
-    priority="B",
-    kind="B",
-    head_order="Q",
-    head_offset="H",
-    tail_order="Q",
-    waiting_count="Q",
-)
+_OF_LANE: Final = {
+    "priority": "B",
+    "kind": "B",
+    "head_order": "Q",
+    "head_offset": "H",
+    "tail_order": "Q",
+    "waiting_count": "Q",
+}
+_LANE = Fixed(**_OF_LANE)
+_STATE_USUAL = Fixed(**_HEAD, garbage_epochs_count="H", **_BODY, lanes_count="H", **_OF_LANE)
 _LANE_EPOCH = Fixed(lane_epoch="B")
 _GARBAGE = Fixed(done_first="Q", done_last="Q", failed_first="Q", failed_last="Q")
 _ARCHIVED = Fixed(archived_count="Q", oldest_archived="Q", archived_first="Q", archived_last="Q")
@@ -178,17 +179,21 @@ class FinishedLeasesRecord:
 def encode_queue_state(state: QueueStateRecord) -> bytes:
     """Queue state value."""
     epoch, deleted, last_order, garbage_epochs, *body, lanes, purges, archived = state
-    if not garbage_epochs:  # Most have none, and each commit writes a state per queue.
-        head = _STATE_PLAIN.pack(QUEUE_STATE_VERSION, epoch, deleted, last_order, 0, *body)
-    else:
-        head = _STATE_HEAD.pack(QUEUE_STATE_VERSION, epoch, deleted, last_order)
-        head += number_array("garbage_epochs", "B", garbage_epochs) + _STATE_BODY.pack(*body)
-    rest = _LANE.pack_array("lanes", lanes)
-    if archived is not None:
-        purges = purges or PurgesRecord(epoch)  # must be told where something follows
-        tail = _ARCHIVED.pack(archived.count, archived.oldest_order, *archived.garbage)
-        return head + rest + _encode_purges(purges) + tail
-    return head + rest + _encode_purges(purges) if purges else head + rest
+    head = (QUEUE_STATE_VERSION, epoch, deleted, last_order)
+    if len(lanes) == 1 and not (garbage_epochs or purges or archived):
+        # Most are like this, and a commit may write ten thousand.
+        return _STATE_USUAL.pack(*head, 0, *body, 1, *lanes[0])
+    parts = [
+        _STATE_HEAD.pack(*head),
+        number_array("garbage_epochs", "B", garbage_epochs),
+        _STATE_BODY.pack(*body),
+        _LANE.pack_array("lanes", lanes),
+    ]
+    if purges or archived:  # must be told where something follows
+        parts.append(_encode_purges(purges or PurgesRecord(epoch)))
+    if archived:
+        parts.append(_ARCHIVED.pack(archived.count, archived.oldest_order, *archived.garbage))
+    return b"".join(parts)
 
 
 def _encode_purges(purges: PurgesRecord) -> bytes:

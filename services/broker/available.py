@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 
 from libs.storage.buckets import (
@@ -11,7 +11,7 @@ from libs.storage.buckets import (
     order_of,
     split_order,
 )
-from libs.storage.keys import active_key
+from libs.storage.keys import BUCKET, RecordType, queue_head
 from libs.storage.queues import AvailableMessage, encode_active
 from libs.storage.states import LaneRecord
 from services.broker.counts import Counts, counts_of
@@ -50,6 +50,7 @@ class Available:
         """Whether a walk has removed anything since this was last set to False."""
         self.dropped_count = 0
         """How many messages `look_at_due` has dropped since this was last set to 0."""
+        self._key_head = queue_head(RecordType.ACTIVE, queue_id)
         self._orders = orders
         self._lanes = {(one.priority, one.kind): Lane.restore(one, epoch) for one in records}
         self._open_ready: dict[int, Bucket] = {}  # by priority: filled until the next commit
@@ -65,6 +66,10 @@ class Available:
         """Available messages with a time from which on they may be claimed, due ones included."""
         return sum(lane.count for lane in self._lanes.values() if lane.kind == BucketKind.TIMED)
 
+    def timed_lanes(self) -> list[Lane]:
+        """The lanes of messages that have, or had, to wait for a time; in no order."""
+        return [lane for (_, kind), lane in self._lanes.items() if kind is BucketKind.TIMED]
+
     def next_due_ms(self) -> int | None:
         """When the first timed message falls due, or a lower bound; None when there is none."""
         earliest = [
@@ -76,7 +81,7 @@ class Available:
 
     def records(self) -> tuple[LaneRecord, ...]:
         """Where each lane stands."""
-        return tuple(lane.record() for lane in self._lanes.values())
+        return tuple([lane.record() for lane in self._lanes.values()])
 
     def lanes(self) -> list[Lane]:
         """All lanes, in the order of delivery but for what falls due."""
@@ -313,7 +318,7 @@ class Available:
         beyond = []
         for lane in list(self._lanes.values()):
             if lane.to_write:
-                rows.extend(self._lane_rows(lane))
+                self._put_rows(lane, rows)
                 orders = lane.written(generation)
                 if orders or lane.crowded:
                     beyond.append((lane, orders))
@@ -323,15 +328,16 @@ class Available:
         self._open_ready.clear()
         return rows, beyond
 
-    def _lane_rows(self, lane: Lane) -> Iterator[Row]:
+    def _put_rows(self, lane: Lane, rows: list[Row]) -> None:
+        head, priority, kind = self._key_head, lane.priority, lane.kind
         for order, bucket in lane.changed.items():
-            key = active_key(self.queue_id, bucket_number(lane.priority, lane.kind, order))
+            key = head + BUCKET.pack(bucket_number(priority, kind, order))
             if bucket is None:
-                yield key, None
+                rows.append((key, None))
                 continue
             if bucket.start and not bucket.stored:
                 bucket.trim()
-            yield key, encode_active(bucket.items, ())
+            rows.append((key, encode_active(bucket.items, ())))
 
 
 def _has_due(lane: Lane, until_order: int) -> bool:

@@ -56,6 +56,11 @@ class DelayedJournal:
         """Notes a message for the next commit."""
         self._coming.append(message)
 
+    @property
+    def has_new(self) -> bool:
+        """Whether the next commit writes rows."""
+        return bool(self._coming)
+
     def drain(self, queue_id: str, next_order: Callable[[], int]) -> Iterator[Row]:
         """The rows of the next commit."""
         coming, self._coming = self._coming, []

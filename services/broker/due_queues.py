@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Final
 
-from libs.storage.buckets import BucketKind, split_order
+from libs.storage.buckets import split_order
 from services.broker.queue_machine import Queue
 
 SPARE: Final = 100
@@ -58,7 +58,7 @@ class DueQueues:
 def _next_ms(queue: Queue) -> int | None:
     orders = [
         max(lane.earliest, lane.due_until + 1)
-        for lane in queue.available.lanes()
-        if lane.kind == BucketKind.TIMED and lane.count and lane.earliest is not None
+        for lane in queue.available.timed_lanes()
+        if lane.count and lane.earliest is not None
     ]
     return split_order(min(orders)).ms if orders else None

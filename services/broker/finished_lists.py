@@ -36,6 +36,11 @@ class FinishedList(Generic[M]):
         self._new: list[M] = []
 
     @property
+    def has_new(self) -> bool:
+        """Whether the next commit writes rows."""
+        return bool(self._new)
+
+    @property
     def stored_count(self) -> int:
         """How many messages are in rows, durable or on their way."""
         return self.count - len(self._new)

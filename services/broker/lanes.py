@@ -66,14 +66,7 @@ class Lane(LaneMemory):
         order, offset = (head.order, head.start) if head else (self._head_order, self._head_offset)
         if head is None and not self.complete and order < self.first_unknown:
             order, offset = self.first_unknown, 0
-        return LaneRecord(
-            priority=self.priority,
-            kind=self.kind,
-            head_order=order,
-            head_offset=offset,
-            tail_order=self.tail,
-            waiting_count=self.count,
-        )
+        return LaneRecord(self.priority, self.kind, order, offset, self.tail, self.count)
 
     def _new_map(self) -> Occupied | None:
         # Ready buckets go behind all others: nobody asks what lies there.

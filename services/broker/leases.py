@@ -224,6 +224,11 @@ class InFlight:
         self._by_message, self._others = {}, {}
         return tokens
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether the next drain gives rows, or closes a bucket."""
+        return bool(self._changed)
+
     def drain(self) -> Iterator[Row]:
         """The rows of the buckets that changed since the last drain."""
         for order, bucket in self._changed.items():

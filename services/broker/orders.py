@@ -28,8 +28,9 @@ class Orders:
         return self.last
 
     def next_of(self, epoch: int, now_ms: int) -> int:
-        """As `next`, in another epoch."""
-        return in_epoch(epoch, self.next(now_ms))
+        """As `next`, in an epoch that may be another one."""
+        order = self.next(now_ms)
+        return order if epoch == self.epoch else in_epoch(epoch, order)
 
 
 def free_epoch(last: int, taken: Collection[int]) -> int | None:

@@ -10,16 +10,18 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from libs.storage.archived_records import ArchivedMessage, encode_archived
 from libs.storage.buckets import BucketKind
 from libs.storage.delayed_records import DelayedMessage
 from libs.storage.keys import done_key, failed_key, queue_state_key
+from libs.storage.own_keys import archived_key
 from libs.storage.queues import (
     AvailableMessage,
     FailedMessage,
     encode_done,
     encode_failed,
 )
-from libs.storage.states import PurgesRecord, QueueStateRecord, encode_queue_state
+from libs.storage.states import ArchivedRecord, PurgesRecord, QueueStateRecord, encode_queue_state
 from services.broker.available import Available, Beyond
 from services.broker.counts import Counts
 from services.broker.delayed_journal import DelayedJournal
@@ -66,7 +68,16 @@ class QueueEntries(ABC):
             state.oldest_failed_order,
             purges.garbage_failed,
         )
+        archived = state.archived or ArchivedRecord()
+        self.archived: FinishedList[ArchivedMessage] = FinishedList(
+            partial(archived_key, queue_id),
+            encode_archived,
+            archived.count,
+            archived.oldest_order,
+            archived.garbage,
+        )
         self.delayed = DelayedJournal(in_epoch(purges.lane_epoch, state.last_order))
+        self._state_key = queue_state_key(queue_id)
         self._orders = Orders(state.epoch, state.last_order)
         self._available = Available(queue_id, self._orders, purges.lane_epoch, state.lanes)
 
@@ -96,6 +107,11 @@ class QueueEntries(ABC):
     def failed_count(self) -> int:
         """Dead letters."""
         return self.failed.count
+
+    @property
+    def archived_count(self) -> int:
+        """Dead letters whose content was moved into the archive."""
+        return self.archived.count
 
     def counts(self, now_ms: int) -> Counts:
         """How many messages wait, by priority; in O(lanes), as far as memory tells."""
@@ -267,7 +283,13 @@ class QueueEntries(ABC):
 
     def take_failed(self, order: int, count: int, *, emptied: bool) -> None:
         """Notes that dead letters are taken out of a row of the failed list."""
-        self.failed.take(order, count, emptied=emptied)
+        self.take_finished(self.failed, order, count, emptied=emptied)
+
+    def take_finished(
+        self, finished: FinishedList[Any], order: int, count: int, *, emptied: bool
+    ) -> None:
+        """Notes that messages are taken out of a row of the done, failed or archived list."""
+        finished.take(order, count, emptied=emptied)
         self.touch()
 
     def lanes_swept(self, epoch: int) -> None:
@@ -309,13 +331,19 @@ class QueueEntries(ABC):
     def drain(self, now_ms: int, generation: int) -> tuple[list[Row], list[Beyond]]:
         """What changed since the last drain, and what lanes may let go of when that is durable."""
         rows, beyond = self._available.drain(generation)
-        rows.extend(self.in_flight.drain())
-        rows.extend(self.done.rows(lambda: self._orders.next(now_ms)))
-        rows.extend(self.failed.rows(lambda: self._orders.next(now_ms)))
-        rows.extend(
-            self.delayed.drain(self.queue_id, lambda: self._orders.next_of(self.lane_epoch, now_ms))
-        )
-        rows.append((queue_state_key(self.queue_id), encode_queue_state(self.record())))
+        # A commit may touch ten thousand queues, most of them in one of these at most.
+        if self.in_flight.has_changes:
+            rows.extend(self.in_flight.drain())
+        if self.done.has_new:
+            rows.extend(self.done.rows(lambda: self._orders.next(now_ms)))
+        if self.failed.has_new:
+            rows.extend(self.failed.rows(lambda: self._orders.next(now_ms)))
+        if self.archived.has_new:
+            rows.extend(self.archived.rows(lambda: self._orders.next(now_ms)))
+        if self.delayed.has_new:
+            next_order = partial(self._orders.next_of, self.lane_epoch, now_ms)
+            rows.extend(self.delayed.drain(self.queue_id, next_order))
+        rows.append((self._state_key, encode_queue_state(self.record())))
         return rows, beyond
 
     def record(self) -> QueueStateRecord:
@@ -327,23 +355,28 @@ class QueueEntries(ABC):
             garbage_epochs=self.garbage_epochs,
             created_revision=self.created_revision,
             in_flight_count=self.in_flight.count,
-            done_count=self.done_count,
-            failed_count=self.failed_count,
+            done_count=self.done.count,
+            failed_count=self.failed.count,
             first_in_flight_order=self.in_flight.first_order,
             oldest_done_order=self.done.oldest_order,
             oldest_failed_order=self.failed.oldest_order,
             lanes=self._available.records(),
             purges=self._purges(),
+            archived=self._archived(),
         )
 
     def _purges(self) -> PurgesRecord | None:
-        purges = PurgesRecord(
-            self._available.epoch,
-            self.garbage_lane_epochs,
-            self.done.garbage,
-            self.failed.garbage,
-        )
-        return None if purges == PurgesRecord(self.epoch) else purges
+        lane_epoch, lane_epochs = self._available.epoch, self.garbage_lane_epochs
+        done, failed = self.done.garbage, self.failed.garbage
+        if lane_epoch == self.epoch and not (lane_epochs or any(done) or any(failed)):
+            return None
+        return PurgesRecord(lane_epoch, lane_epochs, done, failed)
+
+    def _archived(self) -> ArchivedRecord | None:
+        archived = self.archived
+        if not (archived.count or any(archived.garbage)):
+            return None
+        return ArchivedRecord(archived.count, archived.oldest_order, archived.garbage)
 
     def leases(self) -> Iterator[Lease]:
         """Every lease of the queue."""
