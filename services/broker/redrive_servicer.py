@@ -1,4 +1,4 @@
-"""The part of EntryService for redrives."""
+"""The part of EntryService for dead letters: redrives, and settling single ones."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from services.broker.other_shards import OtherBrokers
 from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import checked_id
 from services.broker.redrive_runner import RedriveRunner, dead_letter_filter
+from services.broker.settler import LetterSettler
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.v1 import entry_pb2
 
@@ -27,23 +28,29 @@ _ID = re.compile(r"([0-9a-f]{1,4})-([0-9a-f]{1,16})", re.ASCII)
 
 
 class RedriveServicer(DelayedServicer):
-    """Starts, tells and steers redrives."""
+    """Starts, tells and steers redrives; settles dead letters."""
 
     _owner: ShardOwner
     _runner: RedriveRunner
     _others: OtherBrokers
+    _settler: LetterSettler
 
     def __init__(self, shard: int) -> None:
         """Serve this broker shard, from `begin_redrives` on."""
         self._shard = shard
 
     def begin_redrives(
-        self, owner: ShardOwner, runner: RedriveRunner, others: OtherBrokers
+        self,
+        owner: ShardOwner,
+        runner: RedriveRunner,
+        others: OtherBrokers,
+        settler: LetterSettler,
     ) -> None:
         """Take over what the start has opened; no call comes earlier."""
         self._owner = owner
         self._runner = runner
         self._others = others
+        self._settler = settler
 
     async def StartRedrive(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.StartRedriveRequest, context: Any
@@ -178,6 +185,13 @@ class RedriveServicer(DelayedServicer):
         await self._owner.durable()
         self._runner.wake()
         return entry_pb2.ResumeRedriveResponse(redrive=told)
+
+    async def SettleDeadLetters(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.SettleDeadLettersRequest, context: Any
+    ) -> entry_pb2.SettleDeadLettersResponse:
+        """See the proto."""
+        await self._settler.settle(request)
+        return entry_pb2.SettleDeadLettersResponse()
 
     async def _set(self, redrive_id: str, state: RedriveState) -> int:
         number = self._number(redrive_id)

@@ -53,6 +53,7 @@ from services.broker.payloads import IngestClient, Ingests, Payloads
 from services.broker.queue_servicer import QueueServicer
 from services.broker.redrive_runner import RedriveRunner
 from services.broker.replay_starts import ReplayStarts
+from services.broker.settler import LetterSettler
 from services.broker.streaming import Streams
 from services.broker.sweeper import Sweeper
 from services.broker.waiting_pages import WaitingReader
@@ -189,10 +190,10 @@ class BrokerService:
             MessageEditor(owner, delivery, payloads, ingests, self._forgetting), self._watches
         )
         failed = self._look_into(owner, database, ingests)
-        runner = RedriveRunner(
-            owner, failed, ingests, others, target, Blobs(self._root), self._limits
-        )
-        self._entries.begin_redrives(owner, runner, others)
+        blobs = Blobs(self._root)
+        runner = RedriveRunner(owner, failed, ingests, others, target, blobs, self._limits)
+        settler = LetterSettler(owner, failed, target, blobs, self._limits, config.shard)
+        self._entries.begin_redrives(owner, runner, others, settler)
         self._owner, self._delivery = owner, delivery
         measure(self._telemetry, shard)
         measure_outbox(self._telemetry, shard.outbox)

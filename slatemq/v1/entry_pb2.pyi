@@ -94,9 +94,9 @@ class Entry(_message.Message):
     retention_deadline_ms: _builtins.int
     """Until when it may be delivered; 0 = for ever, or not kept (done)."""
     consumer_id: _builtins.str
-    """In flight: who has it. Done: who acked it; empty where a redrive moved it."""
+    """In flight: who has it. Done: who acked, dropped or replaced it; empty where a redrive moved it."""
     claimed_at_ms: _builtins.int
-    """In flight and done: when it was last claimed; 0 where a redrive moved it."""
+    """In flight and done: when it was last claimed; 0 where it was done as a dead letter."""
     lease_deadline_ms: _builtins.int
     """In flight: when the lease ends."""
     finished_at_ms: _builtins.int
@@ -104,7 +104,7 @@ class Entry(_message.Message):
     reason: _builtins.str
     """Failed: why."""
     transferred_to: _builtins.str
-    """Done: the queue to which a transfer or a redrive moved it; empty = it was acked."""
+    """Done: the queue to which a transfer or a redrive moved it, or which has the message that replaced it; empty = it was acked or dropped."""
     etag: _builtins.str
     """The message's etag, with `message`; EditMessage takes it."""
     @_builtins.property
@@ -196,7 +196,7 @@ class Attempt(_message.Message):
     claimed_at_ms: _builtins.int
     """When."""
     outcome: _builtins.str
-    """How it ended: "nack: <reason>", "lease expired"."""
+    """How it ended: "nack: <reason>", "lease expired"; or what somebody noted: "note: <text>"."""
     queue_id: _builtins.str
     """In which queue: not the entry's where the message came from there by a transfer or a redrive."""
     def __init__(
@@ -1039,3 +1039,180 @@ class ResumeRedriveResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResumeRedriveResponse: _TypeAlias = ResumeRedriveResponse  # noqa: Y015
+
+@_typing.final
+class RedriveLetter(_message.Message):
+    """The letter becomes available again in its queue, with no attempts counted and its history kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveLetter: _TypeAlias = RedriveLetter  # noqa: Y015
+
+@_typing.final
+class DropLetter(_message.Message):
+    """The letter is done: nobody gets it any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropLetter: _TypeAlias = DropLetter  # noqa: Y015
+
+@_typing.final
+class ReplaceLetter(_message.Message):
+    """The letter is done, and a new message takes its place, with an ID of its own, no history, and the end of the letter's retention."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class HeadersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    payload: _builtins.bytes
+    """The bytes to carry, as in PublishMessage."""
+    @_builtins.property
+    def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Its headers, as in PublishMessage: all of them."""
+
+    def __init__(
+        self,
+        *,
+        payload: _builtins.bytes = ...,
+        headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "payload", b"payload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplaceLetter: _TypeAlias = ReplaceLetter  # noqa: Y015
+
+@_typing.final
+class DeadLetterSettlement(_message.Message):
+    """What to do with a dead letter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    REDRIVE_FIELD_NUMBER: _builtins.int
+    DROP_FIELD_NUMBER: _builtins.int
+    REPLACE_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    handle: _builtins.str
+    """The letter's handle, as a listing of dead letters gave it."""
+    note: _builtins.str
+    """Kept in the history of the message in this queue: at most 1,024 bytes of UTF-8; empty = none."""
+    @_builtins.property
+    def redrive(self) -> Global___RedriveLetter:
+        """It comes back."""
+
+    @_builtins.property
+    def drop(self) -> Global___DropLetter:
+        """It goes."""
+
+    @_builtins.property
+    def replace(self) -> Global___ReplaceLetter:
+        """Another comes in its place."""
+
+    def __init__(
+        self,
+        *,
+        handle: _builtins.str = ...,
+        redrive: Global___RedriveLetter | None = ...,
+        drop: Global___DropLetter | None = ...,
+        replace: Global___ReplaceLetter | None = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "drop", b"drop", "redrive", b"redrive", "replace", b"replace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "drop", b"drop", "handle", b"handle", "note", b"note", "redrive", b"redrive", "replace", b"replace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["redrive", "drop", "replace"]  # noqa: Y015
+    _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
+
+Global___DeadLetterSettlement: _TypeAlias = DeadLetterSettlement  # noqa: Y015
+
+@_typing.final
+class SettleDeadLettersRequest(_message.Message):
+    """What to settle."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SETTLEMENTS_FIELD_NUMBER: _builtins.int
+    CONSUMER_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Makes repeating safe: 1–128 bytes, a UUID for example; empty = none."""
+    consumer_id: _builtins.str
+    """Who settles them, for the records: at most 255 bytes of UTF-8; empty = the broker makes one up."""
+    @_builtins.property
+    def settlements(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetterSettlement]:
+        """1 to 1,000, of letters of one queue; what replaces them has at most 64 MiB together."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        settlements: _abc.Iterable[Global___DeadLetterSettlement] | None = ...,
+        consumer_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "request_id", b"request_id", "settlements", b"settlements"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleDeadLettersRequest: _TypeAlias = SettleDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class SettleDeadLettersResponse(_message.Message):
+    """All of it is done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleDeadLettersResponse: _TypeAlias = SettleDeadLettersResponse  # noqa: Y015

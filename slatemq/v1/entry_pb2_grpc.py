@@ -108,6 +108,11 @@ class EntryServiceStub:
                 request_serializer=slatemq_dot_v1_dot_entry__pb2.ResumeRedriveRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_entry__pb2.ResumeRedriveResponse.FromString,
                 _registered_method=True)
+        self.SettleDeadLetters = channel.unary_unary(
+                '/slatemq.v1.EntryService/SettleDeadLetters',
+                request_serializer=slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersResponse.FromString,
+                _registered_method=True)
 
 
 class EntryServiceServicer:
@@ -259,6 +264,23 @@ class EntryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SettleDeadLetters(self, request, context):
+        """Settles single dead letters of a queue, as somebody decided who looked at them: makes them available again, drops them, puts new messages
+        in their places, and adds notes to their histories. All of it happens in one commit, or nothing: so a letter is never there twice, nor
+        lost. What is dropped or replaced stays listed as done, as long as the queue's done retention says. A message that replaces one is
+        pushed: no filter is judged, and it reaches the queue soon after, exactly once.
+
+        A letter is known by its handle as ListEntries gave it: one that has failed again since is another one. Repeating a call with the same
+        `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
+
+        Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
+        is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
+        has its place, from 0, as `settlement`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EntryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -326,6 +348,11 @@ def add_EntryServiceServicer_to_server(servicer, server):
                     servicer.ResumeRedrive,
                     request_deserializer=slatemq_dot_v1_dot_entry__pb2.ResumeRedriveRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_entry__pb2.ResumeRedriveResponse.SerializeToString,
+            ),
+            'SettleDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.SettleDeadLetters,
+                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -688,6 +715,33 @@ class EntryService:
             '/slatemq.v1.EntryService/ResumeRedrive',
             slatemq_dot_v1_dot_entry__pb2.ResumeRedriveRequest.SerializeToString,
             slatemq_dot_v1_dot_entry__pb2.ResumeRedriveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SettleDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.EntryService/SettleDeadLetters',
+            slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersRequest.SerializeToString,
+            slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -127,6 +127,19 @@ class EntryServiceStub:
 
     Errors: as of CancelRedrive; NOT_FOUND also when its queue is gone.
     """
+    SettleDeadLetters: _grpc.UnaryUnaryMultiCallable[_entry_pb2.SettleDeadLettersRequest, _entry_pb2.SettleDeadLettersResponse]
+    """Settles single dead letters of a queue, as somebody decided who looked at them: makes them available again, drops them, puts new messages
+    in their places, and adds notes to their histories. All of it happens in one commit, or nothing: so a letter is never there twice, nor
+    lost. What is dropped or replaced stays listed as done, as long as the queue's done retention says. A message that replaces one is
+    pushed: no filter is judged, and it reaches the queue soon after, exactly once.
+
+    A letter is known by its handle as ListEntries gave it: one that has failed again since is another one. Repeating a call with the same
+    `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
+
+    Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
+    is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
+    has its place, from 0, as `settlement`.
+    """
 
 @_typing.type_check_only
 class EntryServiceAsyncStub(EntryServiceStub):
@@ -226,6 +239,19 @@ class EntryServiceAsyncStub(EntryServiceStub):
     """Goes on with a cancelled redrive. Resuming one that runs is OK.
 
     Errors: as of CancelRedrive; NOT_FOUND also when its queue is gone.
+    """
+    SettleDeadLetters: _aio.UnaryUnaryMultiCallable[_entry_pb2.SettleDeadLettersRequest, _entry_pb2.SettleDeadLettersResponse]  # type: ignore[assignment]
+    """Settles single dead letters of a queue, as somebody decided who looked at them: makes them available again, drops them, puts new messages
+    in their places, and adds notes to their histories. All of it happens in one commit, or nothing: so a letter is never there twice, nor
+    lost. What is dropped or replaced stays listed as done, as long as the queue's done retention says. A message that replaces one is
+    pushed: no filter is judged, and it reaches the queue soon after, exactly once.
+
+    A letter is known by its handle as ListEntries gave it: one that has failed again since is another one. Repeating a call with the same
+    `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
+
+    Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
+    is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
+    has its place, from 0, as `settlement`.
     """
 
 class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -401,6 +427,25 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         """Goes on with a cancelled redrive. Resuming one that runs is OK.
 
         Errors: as of CancelRedrive; NOT_FOUND also when its queue is gone.
+        """
+
+    @_abc_1.abstractmethod
+    def SettleDeadLetters(
+        self,
+        request: _entry_pb2.SettleDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_entry_pb2.SettleDeadLettersResponse, _abc.Awaitable[_entry_pb2.SettleDeadLettersResponse]]:
+        """Settles single dead letters of a queue, as somebody decided who looked at them: makes them available again, drops them, puts new messages
+        in their places, and adds notes to their histories. All of it happens in one commit, or nothing: so a letter is never there twice, nor
+        lost. What is dropped or replaced stays listed as done, as long as the queue's done retention says. A message that replaces one is
+        pushed: no filter is judged, and it reaches the queue soon after, exactly once.
+
+        A letter is known by its handle as ListEntries gave it: one that has failed again since is another one. Repeating a call with the same
+        `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
+
+        Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
+        is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
+        has its place, from 0, as `settlement`.
         """
 
 def add_EntryServiceServicer_to_server(servicer: EntryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
