@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         TransferToken,
     )
     from slatemq.redrives import Redrive, RedriveState
+    from slatemq.settling import DropLetter, NoteLetter, RedriveLetter, ReplaceLetter
     from slatemq.watching import DelayedWatch
 
 __all__ = [
@@ -85,6 +86,7 @@ __all__ = [
     "Counts",
     "DelayedWatch",
     "DeletedQueue",
+    "DropLetter",
     "Entry",
     "EntryPage",
     "EntryState",
@@ -93,6 +95,7 @@ __all__ = [
     "Extend",
     "Fail",
     "ItemLease",
+    "NoteLetter",
     "OutgoingMessage",
     "PriorityCounts",
     "Published",
@@ -103,10 +106,12 @@ __all__ = [
     "QueueView",
     "Received",
     "Redrive",
+    "RedriveLetter",
     "RedriveState",
     "RefSet",
     "RefToken",
     "Release",
+    "ReplaceLetter",
     "Replay",
     "ReplayRange",
     "RouteStatus",
@@ -165,6 +170,7 @@ _HOMES = {
         "TransferToken",
     ],
     "slatemq.redrives": ["Redrive", "RedriveState"],
+    "slatemq.settling": ["DropLetter", "NoteLetter", "RedriveLetter", "ReplaceLetter"],
     "slatemq.watching": ["DelayedWatch"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

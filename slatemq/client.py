@@ -36,6 +36,7 @@ from slatemq.published import Published
 from slatemq.publisher import Publisher
 from slatemq.queue_calls import QueueCalls
 from slatemq.redrives import RedriveCalls
+from slatemq.settling import SettlingCalls
 
 if TYPE_CHECKING:
     from slatemq.otel import Telemetry
@@ -58,7 +59,7 @@ def connect(
     return Client(endpoint, batches=batches, call_timeout=call_timeout, tracing=tracing)
 
 
-class Client(QueueCalls, EntryCalls, RedriveCalls, CommandCalls, OutboxCalls):
+class Client(QueueCalls, EntryCalls, RedriveCalls, SettlingCalls, CommandCalls, OutboxCalls):
     """Publishes, consumes and administers. One event loop; any number of tasks."""
 
     def __init__(

@@ -237,6 +237,7 @@ class SyncClient(ViewCalls):
     cancel_redrive = method_of(asynchronous.Client.cancel_redrive)
     resume_redrive = method_of(asynchronous.Client.resume_redrive)
     wait_redrive = method_of(asynchronous.Client.wait_redrive)
+    settle_dead_letters = method_of(asynchronous.Client.settle_dead_letters)
     execute = method_of(asynchronous.Client.execute)
     outbox_lines = method_of(asynchronous.Client.outbox_lines)
     refused_pushes = method_of(asynchronous.Client.refused_pushes)
