@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from libs.storage.buckets import MAX_PRIORITY
-from libs.storage.ids import MAX_MESSAGE_ID, MAX_SHARD, shard_of
+from libs.storage.ids import MAX_MESSAGE_ID, MAX_SEQUENCE, MAX_SHARD, message_id
 from services.broker.delivery import Delivery
 from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import changes_between, checked_id
@@ -133,15 +133,16 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         applied = shard.assign(ranges, now_ms)
         # In the same turn, so in the same commit: one durable point from log to consumer.
         for piece, done in zip(ranges, applied, strict=True):
-            if done:
+            if done and self._delivery.is_waited_on:
                 for assignment in piece.assignments:
                     self._delivery.hand_over(shard.queues[assignment.queue_id], now_ms)
         return applied
 
     async def _check_queues(self, ranges: list[Range]) -> None:
+        queues = self._owner.shard.queues
         for index, piece in enumerate(ranges):
             for place, assignment in enumerate(piece.assignments):
-                if assignment.queue_id not in self._owner.shard.queues:
+                if assignment.queue_id not in queues:
                     await self._owner.durable()
                     raise InvalidArgument(
                         f"ranges[{index}].assignments[{place}].queue_id",
@@ -149,6 +150,8 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
                     )
 
     async def _fetch(self, ranges: list[Range]) -> None:
+        if not self._delivery.is_waited_on:
+            return
         fetches = [
             self._delivery.fetch_for_waiters(
                 self._owner.shard.queues[assignment.queue_id], assignment.message_ids
@@ -195,21 +198,32 @@ def _range(field: str, piece: assignment_pb2.LogRange) -> Range:
         raise InvalidArgument(
             f"{field}.last_sequence", "must be a message ID above previous_sequence"
         )
-    assignments = [
-        _assignment(f"{field}.assignments[{place}]", told, piece.ingest_shard)
-        for place, told in enumerate(piece.assignments)
-    ]
+    assignments: list[Assignment] = []
+    first, last = message_id(piece.ingest_shard, 1), message_id(piece.ingest_shard, MAX_SEQUENCE)
+    # There may be one for each of ten thousand queues: what is wrong with one is found out later.
+    for told in piece.assignments:
+        ids = list(told.message_ids)
+        if not ids or min(ids) < first or max(ids) > last:
+            raise _wrong_ids(f"{field}.assignments[{len(assignments)}].message_ids", ids)
+        if told.priorities or told.retention_deadlines_ms or told.visible_at_ms:
+            where = f"{field}.assignments[{len(assignments)}]"
+            assignments.append(_with_columns(where, told, ids))
+        else:
+            assignments.append(Assignment(told.queue_id, ids))
     return Range(piece.ingest_shard, piece.previous_sequence, piece.last_sequence, assignments)
 
 
-def _assignment(field: str, told: assignment_pb2.QueueAssignment, ingest_shard: int) -> Assignment:
-    ids = list(told.message_ids)
+def _wrong_ids(field: str, ids: Sequence[int]) -> InvalidArgument:
     if not ids:
-        raise InvalidArgument(f"{field}.message_ids", "must not be empty")
+        return InvalidArgument(field, "must not be empty")
     if min(ids) < 1 or max(ids) > MAX_MESSAGE_ID:
-        raise InvalidArgument(f"{field}.message_ids", "holds a number that is no message ID")
-    if shard_of(min(ids)) != ingest_shard or shard_of(max(ids)) != ingest_shard:
-        raise InvalidArgument(f"{field}.message_ids", "holds a message of another log")
+        return InvalidArgument(field, "holds a number that is no message ID")
+    return InvalidArgument(field, "holds a message of another log")
+
+
+def _with_columns(
+    field: str, told: assignment_pb2.QueueAssignment, ids: Sequence[int]
+) -> Assignment:
     columns: dict[str, list[int]] = {}
     for name in ("priorities", "retention_deadlines_ms", "visible_at_ms"):
         column = list(getattr(told, name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from services.broker.walks import Needs
 
@@ -19,8 +20,7 @@ class Finish(Enum):
     UNKNOWN = 3  # never given out, or forgotten
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(NamedTuple):
     """The messages of one range that belong to one queue, in log order, as columns."""
 
     queue_id: str
@@ -59,3 +59,4 @@ class Purge(Enum):
     IN_FLIGHT = 2
     DONE = 3
     FAILED = 4
+    ARCHIVED = 5

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from itertools import islice
 
@@ -172,10 +172,11 @@ class Delivery:
 
     # --- Serving ------------------------------------------------------------
 
-    def _changed(self, queue: Queue) -> None:
-        desk = self._desks.get(queue)
-        if desk is not None and desk.line:
-            self._kick(desk)
+    def _changed(self, queues: Set[Queue]) -> None:
+        for queue in self._desks.keys() & queues:
+            desk = self._desks[queue]
+            if desk.line:
+                self._kick(desk)
 
     def _kick(self, desk: Desk) -> None:
         desk.again = True
@@ -250,8 +251,7 @@ class Delivery:
 
     def look_again(self) -> None:
         """Somebody may have been given less than there is."""
-        for desk in list(self._desks.values()):
-            self._changed(desk.queue)
+        self._changed(self._desks.keys())
 
     def _note_away(self, desk: Desk, found: set[int], passed: set[int]) -> None:
         if found or passed:
@@ -312,6 +312,11 @@ class Delivery:
             except NeedsLane:
                 self._kick(desk)
             self._tidy(desk)
+
+    @property
+    def is_waited_on(self) -> bool:
+        """Whether somebody waits for messages of any queue."""
+        return bool(self._desks)
 
     def has_waiters(self, queue_id: str) -> bool:
         """Whether somebody waits for messages of this queue."""

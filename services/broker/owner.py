@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from typing import TypeVar
 
@@ -59,8 +59,8 @@ class ShardOwner:
         self.letters = LetterTurns()
         self.commits = GroupCommit(database, clock, self, interval_ms)
         self.commits.on_durable(self._durable)
-        self.on_change: Callable[[Queue], None] = lambda queue: None
-        """Called for every queue that may now have something for a waiting claim."""
+        self.on_change: Callable[[Set[Queue]], None] = lambda queues: None
+        """Called with the queues that may now have something for a waiting claim."""
         self.durable_revision = shard.revision
         self.durable_cursors = dict(shard.cursors)
         self.durable_replays = shard.replays.by_queue
@@ -103,8 +103,7 @@ class ShardOwner:
         if not self.shard.notes.to_serve:
             return
         served, self.shard.notes.to_serve = self.shard.notes.to_serve, set()
-        for queue in served:
-            self.on_change(queue)
+        self.on_change(served)
 
     async def durable(self) -> None:
         """Waits for the newest commit that could hold anything seen so far."""

@@ -165,6 +165,8 @@ class Shard(ShardLeases):
             count += queue.purge_finished(queue.done)
         if Purge.FAILED in kinds:
             count += queue.purge_finished(queue.failed)
+        if Purge.ARCHIVED in kinds:
+            count += queue.purge_finished(queue.archived)
         return count
 
     # --- Routing ------------------------------------------------------------
@@ -208,6 +210,8 @@ class Shard(ShardLeases):
         needs: dict[tuple[str, int, int], NeedsSlot] = {}
         for piece in pieces:
             for assignment in piece.assignments:
+                if not assignment.visible_at_ms:
+                    continue
                 queue = self.queues[assignment.queue_id]
                 seen_until_ms = queue.seen_until(now_ms)
                 priorities = assignment.priorities
@@ -223,12 +227,17 @@ class Shard(ShardLeases):
             raise Needs(list(needs.values()), ())
 
     def _add(self, assignment: Assignment, now_ms: int) -> None:
-        queue = self.queues[assignment.queue_id]
-        count = len(assignment.message_ids)
+        queue_id, message_ids, *columns = assignment
+        queue = self.queues[queue_id]
+        if not any(columns):
+            plain = [AvailableMessage(one, DEFAULT_PRIORITY, 0, 0, 0) for one in message_ids]
+            queue.add_ready(DEFAULT_PRIORITY, plain, now_ms)
+            return
+        count = len(message_ids)
         seen_until_ms = queue.seen_until(now_ms)
         ready: dict[int, list[AvailableMessage]] = {}
         rows = zip(
-            assignment.message_ids,
+            message_ids,
             assignment.priorities or (DEFAULT_PRIORITY,) * count,
             assignment.retention_deadlines_ms or (0,) * count,
             assignment.visible_at_ms or (0,) * count,

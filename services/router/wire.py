@@ -15,7 +15,6 @@ from services.router.routing import (
     Columns,
     LogEntry,
     LogMessage,
-    QueueColumns,
     QueueRule,
 )
 from slatemq.v1 import assignment_pb2, ingest_pb2, queue_pb2
@@ -139,23 +138,19 @@ def backfill_request(
 def _range(
     ingest_shard: int, previous: int, last: int, columns: Columns
 ) -> assignment_pb2.LogRange:
-    return assignment_pb2.LogRange(
-        ingest_shard=ingest_shard,
-        previous_sequence=previous,
-        last_sequence=last,
-        assignments=[_assignment(queue_id, column) for queue_id, column in columns.items()],
+    told = assignment_pb2.LogRange(
+        ingest_shard=ingest_shard, previous_sequence=previous, last_sequence=last
     )
-
-
-def _assignment(queue_id: str, columns: QueueColumns) -> assignment_pb2.QueueAssignment:
-    priorities = columns.priorities
-    usual = priorities.count(DEFAULT_PRIORITY) == len(priorities)
-    return assignment_pb2.QueueAssignment(
-        queue_id=queue_id,
-        message_ids=columns.message_ids,
-        priorities=() if usual else priorities,
-        retention_deadlines_ms=columns.retention_deadlines_ms
-        if any(columns.retention_deadlines_ms)
-        else (),
-        visible_at_ms=columns.visible_at_ms if any(columns.visible_at_ms) else (),
-    )
+    # Filled in place, there may be one for each of ten thousand queues: a quarter of the time that
+    # a list of messages of its own takes.
+    add = told.assignments.add
+    for queue_id, column in columns.items():
+        priorities = column.priorities
+        assignment = add(queue_id=queue_id, message_ids=column.message_ids)
+        if priorities.count(DEFAULT_PRIORITY) != len(priorities):
+            assignment.priorities.extend(priorities)
+        if any(column.retention_deadlines_ms):
+            assignment.retention_deadlines_ms.extend(column.retention_deadlines_ms)
+        if any(column.visible_at_ms):
+            assignment.visible_at_ms.extend(column.visible_at_ms)
+    return told
