@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         help="a system that is running already",
     )
     made.add_argument("--backlog", type=_numbers, help="g: 1e3,1e5,1e6,1e7 waiting messages")
-    made.add_argument("--delayed", type=_number, help="g: delayed messages beside them: 1e6")
+    made.add_argument("--delayed", type=_numbers, help="g: delayed messages beside them: 0,1e6")
     made.add_argument("--rounds", type=_number, help="g: rounds of 1,000 claims: 50")
     made.add_argument("--queues", type=_numbers, help="h: 10,100,1000,10000")
     made.add_argument("--routed", type=_number, help="h: messages in each of its rounds: 50000")

@@ -1,27 +1,29 @@
 """(g) and (j): claims from a queue in which very much waits; starting again with all of it.
 
-The backlog is published, as users would. For each size, rounds in which 1,000 more are published
-and 1,000 claimed from the front and acked; only the claims and acks are timed, the same way for
-every size. From 10^5 on, a drain of 50,000 without a pause as well.
+The backlog is written straight into the store (benchmarks.volume): ten million messages take
+minutes, not an hour. Then rounds in which 1,000 more are published and 1,000 claimed from the front
+and acked; only the claims and acks are timed, the same way for every size. From 10^5 on, a drain of
+50,000 without a pause as well.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import slatemq
 from benchmarks.suite import payloads, servers
-from benchmarks.suite.crew import Crew, Failed
+from benchmarks.suite.crew import Failed
 from benchmarks.suite.memory import peak_mb, resident_mb
 from benchmarks.suite.servers import Server
 from benchmarks.suite.workloads import Measured
+from benchmarks.volume import Volume, write
 from slatemq.client import Client
 from slatemq.delivered import Received
 from slatemq.publisher import OutgoingMessage
@@ -36,19 +38,19 @@ LOOPS = 4
 """Claims under way at once."""
 DRAIN = 50_000
 DRAIN_FROM = 100_000
-HOUR_MS = 3_600_000
-DELAYED_HOURS = 10
 ROUTED_S_MAX = 600.0
 
 
 class Backlog:
     """One queue of one stack, and what is in it; may be taken up again by a later stack."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, volume: Volume, rounds: int) -> None:
         self._rounds = rounds
-        self._waiting = 0
-        self._published = 0
+        self._waiting = volume.waiting
+        self._published = volume.messages + 1  # those that are there are numbered from 1 on
         self._seen: set[int] = set()
+        beside = f" beside {volume.delayed} delayed" if volume.delayed else ""
+        self._of = f"{beside} @{volume.waiting}"
         self.numbers: dict[str, float] = {}
 
     @property
@@ -56,56 +58,20 @@ class Backlog:
         """How many messages came back whole, each once, and were acked."""
         return len(self._seen)
 
-    # --- Filling ------------------------------------------------------------
-
-    def begin(self, server: Server, delayed: int) -> None:
-        """Makes the queue, with so many delayed messages."""
-        crew = Crew(server)
-        crew.add("prepare", QUEUE, 0, queues=[QUEUE])
-        crew.run()
-        asyncio.run(self._delay(server, delayed))
-
-    def fill(self, server: Server, size: int) -> None:
-        """Publishes until so many wait."""
-        crew = Crew(server)
-        missing = size - self._waiting
-        crew.add_publishers(2, QUEUE, missing, self._published, size=BYTES, depth=4)
-        crew.run()
-        self._published += missing
-        self._waiting = size
-
-    async def _delay(self, server: Server, messages: int) -> None:
-        """Delayed messages in the same queue, their times scattered over ten hours."""
-        begin_ms = int(time.time() * 1000) + HOUR_MS
-        chance = random.Random(0)
-        async with slatemq.connect(server.url) as client:
-            await client.publish_many(
-                (
-                    OutgoingMessage(
-                        payloads.make(number, BYTES),
-                        HEADERS,
-                        visible_at_ms=begin_ms + chance.randrange(DELAYED_HOURS * HOUR_MS),
-                    )
-                    for number in range(messages)
-                ),
-                in_flight=4,
-            )
-            await _until(client, "delayed_count", messages)
-
     # --- Claiming -----------------------------------------------------------
 
-    async def measure(self, server: Server, size: int) -> None:
+    async def measure(self, server: Server) -> None:
         """Rounds at this size, then a drain."""
         async with slatemq.connect(server.url) as client:
             await _until(client, "available_count", self._waiting)
             took = [await self._round(client) for _ in range(self._rounds)]
-            self.numbers[f"claim+ack/s @{size}"] = ROUND / statistics.median(took)
-            if size >= DRAIN_FROM:
+            self.numbers[f"claim+ack/s{self._of}"] = ROUND / statistics.median(took)
+            if self._waiting >= DRAIN_FROM:
                 began = time.perf_counter()
                 await self._take(client, DRAIN, 1000)
-                self.numbers[f"drain/s @{size}"] = DRAIN / (time.perf_counter() - began)
+                self.numbers[f"drain/s{self._of}"] = DRAIN / (time.perf_counter() - began)
         memory = peak_mb(server.named())
-        self.numbers |= {f"{name} peak MB @{size}": mb for name, mb in memory.items()}
+        self.numbers |= {f"{name} peak MB{self._of}": mb for name, mb in memory.items()}
 
     async def _round(self, client: Client) -> float:
         numbers = range(self._published, self._published + ROUND)
@@ -147,15 +113,15 @@ class Backlog:
 
     # --- Starting again -----------------------------------------------------
 
-    async def first_claims(self, server: Server, how: str, size: int, began: float) -> None:
+    async def first_claims(self, server: Server, how: str, began: float) -> None:
         """After a start at `began`: the time until claims are answered, and what memory it took."""
-        self.numbers[f"serving s, {how} @{size}"] = time.monotonic() - began
+        self.numbers[f"serving s, {how}{self._of}"] = time.monotonic() - began
         async with slatemq.connect(server.url) as client:
             await self._take(client, CLAIM, CLAIM)
-            self.numbers[f"first claims s, {how} @{size}"] = time.monotonic() - began
+            self.numbers[f"first claims s, {how}{self._of}"] = time.monotonic() - began
             await _until(client, "available_count", self._waiting)
         now = resident_mb(server.named())
-        self.numbers |= {f"{name} MB, {how} @{size}": mb for name, mb in now.items()}
+        self.numbers |= {f"{name} MB, {how}{self._of}": mb for name, mb in now.items()}
 
 
 async def _until(client: Client, state: str, wanted: int) -> None:
@@ -167,23 +133,34 @@ async def _until(client: Client, state: str, wanted: int) -> None:
         await asyncio.sleep(0.005 if wanted - found <= ROUND else 0.2)
 
 
-def backlog(folder: Path, sizes: Sequence[int], delayed: int, rounds: int) -> Measured:
-    """Every size in turn, in one queue that grows; then the starts with the largest."""
-    queue = Backlog(rounds)
-    with servers.slatemq(folder) as server:
-        queue.begin(server, delayed)
+def backlog(folder: Path, sizes: Sequence[int], delayed: Sequence[int], rounds: int) -> Measured:
+    """Every size with every number of delayed messages, each on an instance of its own.
+
+    The starts come with the largest size.
+    """
+    numbers: dict[str, float] = {}
+    counted = 0
+    for beside in delayed:
         for size in sorted(sizes):
-            queue.fill(server, size)
-            asyncio.run(queue.measure(server, size))
-            told = {what: value for what, value in queue.numbers.items() if f"@{size}" in what}
-            print("  " + "  ".join(f"{w} {v:,.0f}" for w, v in told.items()), flush=True)
-    size = max(sizes)
-    for how in ("after a stop", "after kill -9"):
+            with tempfile.TemporaryDirectory(dir=folder) as own:
+                volume = Volume(waiting=size, delayed=beside, queue=QUEUE, payload_bytes=BYTES)
+                queue = Backlog(volume, rounds)
+                _of_one(Path(own), volume, queue, starts=size == max(sizes))
+            told = "  ".join(f"{what} {value:,.1f}" for what, value in queue.numbers.items())
+            print(f"  {told}", flush=True)
+            numbers |= queue.numbers
+            counted += queue.claimed
+    return Measured(numbers, {"payload bytes": BYTES}, counted)
+
+
+def _of_one(folder: Path, volume: Volume, queue: Backlog, *, starts: bool) -> None:
+    asyncio.run(write((folder / "data").as_uri(), volume))
+    with servers.slatemq(folder) as server:
+        asyncio.run(queue.measure(server))
+    for how in ("after a stop", "after kill -9") if starts else ():
         began = time.monotonic()
         with servers.slatemq(folder) as server:
-            asyncio.run(queue.first_claims(server, how, size, began))
+            asyncio.run(queue.first_claims(server, how, began))
             if how == "after a stop":
                 for pid in server.named().values():
                     os.kill(pid, signal.SIGKILL)
-    settings = {"delayed": delayed, "payload bytes": BYTES}
-    return Measured(queue.numbers, settings, queue.claimed)

@@ -25,7 +25,7 @@ class Sizes:
     """How much of each is run; each field is a flag of the command line."""
 
     backlog: tuple[int, ...] = (1_000, 100_000, 1_000_000, 10_000_000)
-    delayed: int = 1_000_000
+    delayed: tuple[int, ...] = (0, 1_000_000)
     rounds: int = 50
     queues: tuple[int, ...] = (10, 100, 1_000, 10_000)
     routed: int = 50_000
@@ -44,7 +44,7 @@ class Sizes:
 FULL = Sizes()
 SHORT = Sizes(
     backlog=(1_000, 3_000),
-    delayed=1_000,
+    delayed=(0, 1_000),
     rounds=2,
     queues=(20,),
     routed=1_000,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
+
+from slatedb.uniffi import AdminBuilder
 
 from benchmarks.volume.log import write_ingest
 from benchmarks.volume.packs import Packs
@@ -13,6 +16,12 @@ from benchmarks.volume.plan import Layout, Volume
 from benchmarks.volume.queues import write_broker
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
+
+COMPACTED_FROM = 100_000
+"""Rows that make more than a table."""
+
+QUIET_S = 3
+"""What compacts looks once a second or more often: after so long there is nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,20 @@ async def _write(
             raise ValueError(f"{root.url} has messages already")
         packs = Packs(database)
         await fill(layout, states, packs)
+        if packs.rows >= COMPACTED_FROM:
+            await _compacted(root, database.name)
     finally:
         await database.close()
     return Wrote(packs.rows, time.monotonic() - began)
+
+
+async def _compacted(root: Root, name: str) -> None:
+    """Returns when the tables have been compacted, as those of a backlog of hours have been."""
+    admin = AdminBuilder(root._path(name), root._store).build()
+    before, quiet = (-1, -1), 0
+    while quiet < QUIET_S:
+        manifest = await admin.read_manifest(None)
+        tables = (len(manifest.l0), len(manifest.compacted))
+        quiet = quiet + 1 if tables == before else 0
+        before = tables
+        await asyncio.sleep(1)
