@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 from libs.storage.clocks import Clock
@@ -85,15 +86,22 @@ class GroupCommit:
         self.failed: StorageError | None = None
         """Why there will be no further commit; None while all is well."""
 
-    def mark_dirty(self, size_bytes: int = 0) -> None:
+    def mark_dirty(
+        self, size_bytes: int = 0, failed: Callable[[StorageError], None] | None = None
+    ) -> None:
         """Something changed in memory: the next commit will drain it.
 
         `size_bytes` counts towards `uncommitted_bytes` until the drain, which then knows better.
+        With `failed`, which is called if that commit fails, raises the error of one before.
         """
+        if failed is not None and self.failed is not None:
+            raise self.failed
         if self._gathering is None:
             self._gathering = _Commit(self._number)
             self._wake.set()
         self._gathered_bytes += size_bytes
+        if failed is not None:
+            self._gathering.done.add_done_callback(partial(_tell_failure, failed))
 
     async def durable(self) -> None:
         """Wait for the newest commit that could hold anything applied so far; none: return at once.
@@ -240,3 +248,9 @@ class GroupCommit:
                 one.done.exception()  # nobody may be waiting: that is no error of its own
         self._wake.set()
         self._slots.release()
+
+
+def _tell_failure(failed: Callable[[StorageError], None], done: asyncio.Future[None]) -> None:
+    error = done.exception()
+    if isinstance(error, StorageError):  # as it always is: see `_fail`
+        failed(error)

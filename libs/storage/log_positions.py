@@ -20,17 +20,20 @@ class LogStore(Protocol):
         """Rows with start ≤ key < end in key order, at most `limit`, in lists."""
 
 
-async def position_before(store: LogStore, end_sequence: int, received_at_ms: int) -> int:
+async def position_before(
+    store: LogStore, end_sequence: int, received_at_ms: int, first_sequence: int = 1
+) -> int:
     """The last sequence up to the end whose messages were all received before this time.
 
     0: there is none. All messages of an entry are received at the same time. Costs some fifty reads
-    of one row, however long the log is.
+    of one row, however long the log is. No entry stands before `first_sequence`: what was removed
+    there is not passed again and again.
     """
     if received_at_ms <= 0:
         return 0
     # Entries up to `before` were, those above `after` were not.
     position, after = 0, end_sequence
-    before = after - sequence_of(after)
+    before = min(max(after - sequence_of(after), first_sequence - 1), after)
     while before < after:
         middle = (before + after) // 2
         sequence, received_ms = await _first_after(store, middle, after)

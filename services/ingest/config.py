@@ -60,6 +60,22 @@ class IngestConfig(ServingConfig):
         minimum=600,
         maximum=24 * 3600,
     )
+    replay_window_s: int = setting(
+        "For how long after its receipt a message is kept for queues that will start in the past, "
+        "though no queue needs it, in seconds; 0 = for ever.",
+        default=7 * 24 * 3600,
+        scope=Scope.INSTANCE,
+        minimum=0,
+        maximum=RETENTION_S_MAX,
+    )
+    purge_grace_s: int = setting(
+        "How long something must have been over, by this process's clock, before it is removed for "
+        "good, in seconds: more than clocks of the instance's machines differ.",
+        default=60,
+        scope=Scope.INSTANCE,
+        minimum=0,
+        maximum=24 * 3600,
+    )
     id_block_size: int = setting(
         "Message IDs reserved by one block record; a restart skips the rest of a block.",
         default=DEFAULT_BLOCK_SIZE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from services.ingest.batches import Columns
@@ -62,13 +62,18 @@ class PayloadCache:
         run = self.run(message_id)
         return None if run is None else run.payloads[message_id - run.first_id]
 
-    def forget(self, message_id: int) -> None:
-        """Keep this payload no longer; its room stays taken until its run goes."""
-        if self.get(message_id) is not None:
-            at = bisect_right(self._first_ids, message_id) - 1
+    def forget(self, message_ids: Iterable[int]) -> None:
+        """Keep these payloads no longer; their room stays taken until their runs go."""
+        by_run: dict[int, list[int]] = {}
+        for message_id in message_ids:
+            if self.get(message_id) is not None:
+                at = bisect_right(self._first_ids, message_id) - 1
+                by_run.setdefault(at, []).append(message_id)
+        for at, forgotten in by_run.items():
             run = self._runs[at]
             payloads = list(run.payloads)
-            payloads[message_id - run.first_id] = None
+            for message_id in forgotten:
+                payloads[message_id - run.first_id] = None
             self._runs[at] = run._replace(payloads=payloads)
 
     def _evict(self) -> None:

@@ -16,14 +16,9 @@ from libs.storage.clocks import Clock
 from libs.storage.commits import GroupCommit
 from libs.storage.errors import SequenceExhausted, StorageError
 from libs.storage.ids import IdAllocator, encode_seq_block, message_id
-from libs.storage.keys import (
-    log_key,
-    payload_key,
-)
+from libs.storage.keys import log_key, payload_key
 from libs.storage.metadata import encode_log_columns
-from libs.storage.own_keys import (
-    ID_BLOCK_KEY,
-)
+from libs.storage.own_keys import ID_BLOCK_KEY
 from libs.storage.payloads import encode_inline, encode_uri
 from libs.storage.slate import Batch, Database
 from services.ingest.batches import NOT_SET, Accepted, Columns
@@ -108,7 +103,7 @@ class Publisher:
         self._bytes_max = limits.uncommitted_bytes
         self._uploads = Uploads(blobs, clock, limits.blob_uploads)
         self._waiting: list[Waiting] = []
-        self._records: list[tuple[bytes, bytes]] = []
+        self._records: list[tuple[bytes, bytes | None]] = []
         self._then: list[Callable[[], None]] = []
         self._in_flight: dict[int, _Commit] = {}
 
@@ -219,11 +214,21 @@ class Publisher:
                 "too much waits to be stored", reason="UNCOMMITTED_BYTES", retry_after_ms=_RETRY_MS
             )
 
-    def put(self, records: Sequence[tuple[bytes, bytes]], then: Callable[[], None]) -> None:
-        """Write records of others with the next commit; `then` is called when it is durable."""
+    def put(
+        self,
+        records: Sequence[tuple[bytes, bytes | None]],
+        then: Callable[[], None],
+        failed: Callable[[StorageError], None] | None = None,
+    ) -> None:
+        """Write records of others with the next commit; None deletes.
+
+        Calls `then` when it is durable, or `failed`, whoever waits. Raises the error of a commit
+        that has failed before.
+        """
+        size_bytes = sum(len(value) for _, value in records if value is not None)
+        self.commits.mark_dirty(size_bytes, failed)
         self._records += records
         self._then.append(then)
-        self.commits.mark_dirty(sum(len(value) for _, value in records))
 
     async def upload(self, payload: bytes) -> str:
         """Store a payload as an object of its own; gives its URI. Raises ResourceExhausted."""
@@ -263,7 +268,10 @@ class Publisher:
             for offset, part in columns.entries():
                 commit.entries.append(self._put_entry(batch, first_id + offset, part, now_ms))
         for key, value in self._records:
-            batch.put(key, value)
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
         self._records.clear()
         commit.then, self._then = self._then, []
         commit.minute = self._requests.put(batch, commit.answers, now_ms)
@@ -349,8 +357,7 @@ class Publisher:
         for first_id, accepted in commit.payloads:
             run = Run(first_id, commit.received_at_ms, accepted.payloads, accepted.columns)
             self._cache.add(run, accepted.size_bytes)
-            for at in accepted.elsewhere:
-                self._cache.forget(first_id + at)
+            self._cache.forget(first_id + at for at in accepted.elsewhere)
         if commit.entries:
             self._log.append(commit.entries)
         self._requests.settle(commit.minute, commit.answers)

@@ -1,43 +1,259 @@
-"""The shard's purge epoch: whoever decides to purge carries the one he saw, an older is refused."""
+"""Removing messages for good, on behalf of the janitor.
+
+::
+
+    IDs ─► entries, a piece at a time ─► their turn ─► what may go? ─► epoch ─► commit ─► blobs
+                                          (edits wait)  clock, stored   │       log entries and
+                                                        metadata        │       payloads, in one
+                                                                        └ no wait in between
+
+Ingest does not know what queues need. It checks what it can know: that the decision is as young as
+its purge epoch, that its reason holds by the shard's own clock, with a grace period for clocks that
+differ, and that the message is there. Between two pieces everybody else has a turn.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+import asyncio
+import logging
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+from typing import Final, NamedTuple
 
-from libs.storage.own_keys import PURGE_EPOCH_KEY
+from libs.storage.blobs import Blobs
+from libs.storage.clocks import Clock
+from libs.storage.errors import CorruptRecord, ForeignUri, StorageError
+from libs.storage.keys import log_key, payload_key
+from libs.storage.log_bounds import encode_log_bounds
+from libs.storage.metadata import remove_messages
+from libs.storage.own_keys import LOG_BOUNDS_KEY
+from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri, decode_payload
 from libs.storage.slate import Database
-from libs.storage.states import decode_purge_epoch, encode_purge_epoch
-from services.ingest.publishing import Publisher
+from services.ingest.changes import Change, Changes
+from services.ingest.entries import Found, entries_of
+from services.ingest.purge_epoch import PurgeEpoch
+from services.ingest.tailing import MetadataLog
+from services.ingest.turns import Turns
 
-__all__ = ["PurgeEpoch"]
+__all__ = ["Purge", "Purged", "Purger", "Reason", "Rules"]
+
+log = logging.getLogger(__name__)
+
+PIECE_ENTRIES: Final = 512
+PIECE_BYTES: Final = 4 << 20
+"""Log entries in one commit, and their bytes unless one alone has more: publishes wait for it."""
+
+AT_ONCE: Final = 2
+"""Calls that work at the same time: one reads while the commit of the other is synced."""
+
+BLOBS_AT_ONCE: Final = 8
 
 
-class PurgeEpoch:
-    """A number that only rises.
+class Reason(Enum):
+    """Why a message may go."""
+
+    EXPIRED = "expired"
+    UNREFERENCED = "unreferenced"
+
+
+class Purge(NamedTuple):
+    """What is to go, and what was believed when this was decided."""
+
+    epoch: int
+    reason: Reason
+    message_ids: Sequence[int]
+
+
+@dataclass
+class Purged:
+    """What has become of it.
 
     Attributes:
-        durable: The last one that is durable; 0 at the beginning.
+        count: Messages removed.
+        size_bytes: Their payloads.
+        refused_ids: Stay where they are; ascending.
     """
 
-    def __init__(self, number: int, publisher: Publisher) -> None:
-        """Go on from this number, with the commits of the publisher."""
-        self.durable = number
-        self._number = number
-        self._publisher = publisher
+    count: int = 0
+    size_bytes: int = 0
+    refused_ids: list[int] = field(default_factory=list)
 
-    @classmethod
-    async def load(cls, database: Database, publisher: Publisher) -> PurgeEpoch:
-        """As the last commit left it."""
-        told = await database.get(PURGE_EPOCH_KEY)
-        return cls(0 if told is None else decode_purge_epoch(told), publisher)
 
-    async def raise_by_one(self) -> int:
-        """Raise it; durable on return. Raises the errors of the store."""
-        self._number = number = self._number + 1
-        records = [(PURGE_EPOCH_KEY, encode_purge_epoch(number))]
-        self._publisher.put(records, partial(self._settle, number))
-        await self._publisher.commits.durable()
-        return number
+@dataclass(frozen=True)
+class Rules:
+    """How old is old enough: both in ms; a window of 0 never ends."""
 
-    def _settle(self, number: int) -> None:
-        self.durable = number
+    grace_ms: int
+    replay_window_ms: int
+
+    def holds(self, reason: Reason, now_ms: int) -> Callable[[int, int], bool]:
+        """Tells, by receipt in ms and retention in seconds, whether a reason holds now."""
+        if reason is Reason.EXPIRED:
+            limit_ms = now_ms - self.grace_ms
+            return lambda received_ms, kept_s: 0 < kept_s * 1000 <= limit_ms - received_ms
+        oldest_ms = now_ms - self.grace_ms - self.replay_window_ms
+        return lambda received_ms, kept_s: self.replay_window_ms > 0 and received_ms <= oldest_ms
+
+
+class _Sorted(NamedTuple):
+    """What a piece becomes."""
+
+    entries: dict[int, bytes | None]
+    removed: list[tuple[int, int]]
+    refused_ids: list[int]
+
+
+class Purger:
+    """Removes messages of one shard."""
+
+    def __init__(
+        self,
+        database: Database,
+        blobs: Blobs,
+        clock: Clock,
+        log: MetadataLog,
+        changes: Changes,
+        turns: Turns,
+        epoch: PurgeEpoch,
+        rules: Rules,
+    ) -> None:
+        """Write these changes, in turns with all who rewrite entries."""
+        self._database = database
+        self._blobs = blobs
+        self._clock = clock
+        self._log = log
+        self._changes = changes
+        self._turns = turns
+        self._epoch = epoch
+        self._rules = rules
+        self._places = asyncio.Semaphore(AT_ONCE)
+
+    async def purge(self, wanted: Purge) -> Purged:
+        """Remove messages; durable on return. IDs that ascend cost least; none stands twice.
+
+        Raises FailedPrecondition, ResourceExhausted and the errors of the store; some of the
+        messages may be gone then.
+        """
+        self._epoch.check(wanted.epoch)
+        ids = sorted(wanted.message_ids)
+        stored = bisect_right(ids, self._log.end.last_message_id)
+        purged = Purged(refused_ids=ids[stored:])
+        entries = entries_of(self._database, ids[:stored], lambda: self._log.rewrites_count)
+        async with self._places, aclosing(entries):
+            while piece := await _next_piece(entries):
+                await self._turns.to_the_end(self._purge_piece(wanted, ids, piece, purged))
+        purged.refused_ids.sort()
+        return purged
+
+    async def _purge_piece(
+        self, wanted: Purge, ids: list[int], piece: list[Found], purged: Purged
+    ) -> None:
+        async with self._turns.of(found.sequence for found in piece):
+            piece = await self._as_now(piece)
+            holds = self._rules.holds(wanted.reason, self._clock.now_ms())
+            told = await asyncio.to_thread(_sort_out, piece, ids, holds)
+            purged.refused_ids += told.refused_ids
+            if not told.removed:
+                return
+            uris = await self._uris(told.removed)
+            self._epoch.check(wanted.epoch)
+            gone = [message_id for message_id, _ in told.removed]
+            change = Change(told.entries, dict.fromkeys(gone), gone)
+            bounds = (LOG_BOUNDS_KEY, encode_log_bounds(self._log.bounds))
+            await self._changes.make(change, [bounds])
+        purged.count += len(gone)
+        purged.size_bytes += sum(size_bytes for _, size_bytes in told.removed)
+        if None in told.entries.values():
+            await self._log.look_for_first()
+        await self._delete(uris)
+
+    async def _as_now(self, piece: list[Found]) -> list[Found]:
+        """The entries as they are now that it is our turn; without those that are gone."""
+        number = self._log.rewrites_count
+        old = [found.sequence for found in piece if found.number != number]
+        if not old:
+            return piece
+        values = await self._database.get_many(map(log_key, old), durable=True)
+        now = dict(zip(old, values, strict=True))
+        return [
+            found._replace(value=value)
+            for found in piece
+            if (value := now.get(found.sequence, found.value)) is not None
+        ]
+
+    async def _uris(self, removed: Iterable[tuple[int, int]]) -> list[str]:
+        """Where the payloads are that have objects of their own."""
+        uris: list[str] = []
+        large = [one for one, size_bytes in removed if size_bytes > INLINE_PAYLOAD_MAX_BYTES]
+        records = await self._database.get_many(map(payload_key, large), durable=True)
+        for message_id, record in zip(large, records, strict=True):
+            try:
+                payload = b"" if record is None else decode_payload(record)
+            except CorruptRecord as error:
+                log.error("the payload record of message %d goes as it is: %s", message_id, error)
+                continue
+            if isinstance(payload, PayloadUri):
+                uris.append(payload.uri)
+        return uris
+
+    async def _delete(self, uris: list[str]) -> None:
+        """Delete objects that no record names any more; what stays belongs to nobody."""
+        remaining = iter(uris)
+        while some := list(islice(remaining, BLOBS_AT_ONCE)):
+            await asyncio.gather(*map(self._delete_one, some))
+
+    async def _delete_one(self, uri: str) -> None:
+        try:
+            await self._blobs.delete(uri)
+        except (StorageError, ForeignUri) as error:
+            log.warning("a purged payload is left to the janitor: %s", error)
+
+
+async def _next_piece(entries: AsyncIterator[Found]) -> list[Found]:
+    """The entries that go in one commit."""
+    piece: list[Found] = []
+    size_bytes = 0
+    async for found in entries:
+        piece.append(found)
+        size_bytes += len(found.value)
+        if len(piece) >= PIECE_ENTRIES or size_bytes >= PIECE_BYTES:
+            break
+    return piece
+
+
+def _sort_out(piece: list[Found], ids: list[int], holds: Callable[[int, int], bool]) -> _Sorted:
+    """Take out of each entry those of its messages that are to go, and may."""
+    told = _Sorted({}, [], [])
+    for sequence, value, last_id, _ in piece:
+        wanted = set(ids[bisect_left(ids, sequence) : bisect_right(ids, last_id)])
+        refused: list[int] = []
+
+        def goes(
+            message_id: int,
+            received_at_ms: int,
+            retention_s: int,
+            wanted: set[int] = wanted,
+            refused: list[int] = refused,
+        ) -> bool:
+            if message_id not in wanted:
+                return False
+            if holds(received_at_ms, retention_s):
+                return True
+            refused.append(message_id)
+            return False
+
+        try:
+            removal = remove_messages(value, goes)
+        except CorruptRecord as error:
+            log.error("the log entry %d stays as it is: %s", sequence, error)
+            told.refused_ids.extend(wanted)
+            continue
+        told.refused_ids.extend(refused)
+        if removal.removed:
+            told.entries[sequence] = removal.kept
+            told.removed.extend(removal.removed)
+    return told

@@ -104,9 +104,9 @@ class Reader:
         self._cache = cache
         self._entries: dict[int, _Entry] = {}
         self._sequences: list[int] = []
-        self._replacements = 0
-        self._replacing: dict[int, asyncio.Future[None]] = {}
-        self._reading: dict[int, set[int]] = {}  # by read, what was replaced since it began
+        self._changes = 0
+        self._changing: dict[int, asyncio.Future[None]] = {}
+        self._reading: dict[int, set[int]] = {}  # by read, what has changed since it began
         self._reads = 0
 
     async def read(
@@ -121,17 +121,17 @@ class Reader:
         number = self._reads
         try:
             while True:
-                replaced = self._reading[number] = set()
+                changed = self._reading[number] = set()
                 left = room.copy()
                 read = await self._read(message_ids, left, with_etags)
                 # Headers from before and a payload from after belong to no message.
-                being = self._replacing and [i for i in message_ids if i in self._replacing]
+                being = self._changing and [i for i in message_ids if i in self._changing]
                 if being:
-                    settled = [self._replacing[i] for i in being]
+                    settled = {self._changing[i] for i in being}
                     await asyncio.wait(settled)
                     for one in settled:
                         one.result()
-                elif replaced.isdisjoint(message_ids):
+                elif changed.isdisjoint(message_ids):
                     room.become(left)
                     return read
         finally:
@@ -158,25 +158,30 @@ class Reader:
                 break
         return read
 
-    def replacing(self, message_id: int) -> None:
-        """The message gets other content with the next commit: see `replaced`."""
-        self._replacing[message_id] = asyncio.get_running_loop().create_future()
+    def changing(self, message_ids: Sequence[int]) -> None:
+        """These get other content with the next commit, or go: see `changed`."""
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changing.update(dict.fromkeys(message_ids, settled))
 
-    def replaced(self, message_id: int, sequence: int) -> None:
-        """The message in the entry of this sequence has other content now, durably."""
-        self._replacing.pop(message_id).set_result(None)
-        self._replacements += 1
-        self._cache.forget(message_id)
-        if self._entries.pop(sequence, None) is not None:
+    def changed(self, message_ids: Sequence[int], sequences: Iterable[int]) -> None:
+        """The messages, in the entries of these sequences, have changed or are gone, durably."""
+        self._changes += 1
+        self._cache.forget(message_ids)
+        forgotten = [one for one in sequences if self._entries.pop(one, None) is not None]
+        if forgotten:
             self._sequences = sorted(self._entries)
-        for replaced in self._reading.values():
-            replaced.add(message_id)
+        for changed in self._reading.values():
+            changed.update(message_ids)
+        for settled in {self._changing.pop(one) for one in message_ids if one in self._changing}:
+            if not settled.done():
+                settled.set_result(None)
 
-    def not_replaced(self, message_id: int, error: StorageError) -> None:
-        """Its commit failed: nobody knows what the message is until a process starts anew."""
-        failed = self._replacing[message_id]
-        failed.set_exception(error)
-        failed.exception()  # perhaps nobody waits
+    def not_changed(self, message_ids: Sequence[int], error: StorageError) -> None:
+        """Their commit failed: nobody knows what they are until a process starts anew."""
+        for failed in {self._changing[one] for one in message_ids if one in self._changing}:
+            if not failed.done():
+                failed.set_exception(error)
+                failed.exception()  # perhaps nobody waits
 
     # --- Metadata -------------------------------------------------------------
 
@@ -212,9 +217,9 @@ class Reader:
         if 0 <= message_id - before <= NEAR_ENTRIES and before >= 0:
             last = before
             span = log_range(before + 1, message_id)
-            count = self._replacements
+            count = self._changes
             async for rows in self._database.scan(*span, limit=ENTRIES_AHEAD, durable=True):
-                if count != self._replacements:
+                if count != self._changes:
                     break
                 for key, value in rows:
                     last = parse_log_key(key)
@@ -222,11 +227,11 @@ class Reader:
             if self._kept(message_id) is not None:
                 return last
         while True:
-            count = self._replacements
+            count = self._changes
             stored = await self._log.stored(message_id)
             if stored is None:
                 return before
-            if count == self._replacements:
+            if count == self._changes:
                 # Else it may be the entry as it was, and nothing would ever remove it from here.
                 self._keep(*stored)
                 return stored[0]

@@ -1,8 +1,5 @@
 """Replacing the payload and the headers of a stored message.
 
-The messages of a commit share a log entry. So those who replace one of them take turns: each reads
-the entry, and the next one begins when its new form is durable.
-
 A replace whose answer was lost is repeated with the etag from before: it is answered like the first
 one, as long as the message is still what that made of it.
 """
@@ -10,14 +7,11 @@ one, as long as the message is still what that made of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, Final
-from weakref import WeakValueDictionary
+from typing import Final
 
 from libs.storage.clocks import Clock
-from libs.storage.errors import StorageError
-from libs.storage.keys import log_key, log_range, parse_log_key, payload_key
+from libs.storage.keys import log_key, payload_key
 from libs.storage.metadata import MessageMetadata, decode_log_entry, encode_log_entry
 from libs.storage.payloads import (
     INLINE_PAYLOAD_MAX_BYTES,
@@ -27,10 +21,13 @@ from libs.storage.payloads import (
     encode_uri,
 )
 from libs.storage.slate import Database
+from services.ingest.changes import Change, Changes
+from services.ingest.entries import entry_before
 from services.ingest.etags import Etag, etag_of
 from services.ingest.publishing import UPLOAD_AGE_MS_MAX, Publisher
 from services.ingest.reading import Reader
 from services.ingest.tailing import MetadataLog
+from services.ingest.turns import Turns
 from slatemq.errors import Aborted, InvalidArgument, NotFound, Unavailable
 
 __all__ = ["Replacement", "Replacer"]
@@ -59,15 +56,17 @@ class Replacer:
         publisher: Publisher,
         log: MetadataLog,
         reader: Reader,
+        turns: Turns,
+        changes: Changes,
     ) -> None:
-        """Write with the publisher's commits; log and reader learn what has changed."""
+        """Write these changes, in turns with all who rewrite entries."""
         self._database = database
         self._clock = clock
         self._publisher = publisher
         self._log = log
         self._reader = reader
-        self._turns: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
-        self._running: set[asyncio.Task[str]] = set()
+        self._turns = turns
+        self._changes = changes
 
     async def replace(self, wanted: Replacement) -> str:
         """Replace a message; durable on return. Gives its new etag.
@@ -84,27 +83,14 @@ class Replacer:
             record = encode_uri(await self._publisher.upload(wanted.payload))
         elif wanted.payload is not None:
             record = encode_inline(wanted.payload)
-        turn = self._turns.setdefault(sequence, asyncio.Lock())
 
         async def in_turn() -> str:
-            async with turn:
+            async with self._turns.of([sequence]):
                 if self._clock.now_ms() - began_ms > UPLOAD_AGE_MS_MAX:
                     raise Unavailable("the upload took over an hour, retry")
                 return await self._replace(sequence, wanted, record)
 
-        return await self._to_the_end(in_turn())
-
-    async def _to_the_end(self, work: Coroutine[Any, Any, str]) -> str:
-        """Does it to its end, whoever gives up waiting: the next one must find it durable."""
-        task = asyncio.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
-
-    def _ended(self, task: asyncio.Task[str]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # its caller may have gone
+        return await self._turns.to_the_end(in_turn())
 
     async def _sequence_of(self, message_id: int) -> int | None:
         """The sequence of the durable entry that would have this message."""
@@ -113,10 +99,8 @@ class Replacer:
         recent = self._log.recent(message_id)
         if recent is not None:
             return recent.sequence
-        start, end = log_key(0), log_range(message_id, message_id).end
-        async for rows in self._database.scan(start, end, limit=1, durable=True, descending=True):
-            return parse_log_key(rows[0][0])
-        return None
+        row = await entry_before(self._database, message_id)
+        return None if row is None else row[0]
 
     async def _replace(self, sequence: int, wanted: Replacement, record: bytes | None) -> str:
         message_id = wanted.message_id
@@ -141,7 +125,8 @@ class Replacer:
                 f"the log entry that the message shares with others would have {len(encoded)} "
                 f"bytes, at most {ENTRY_BYTES_MAX} are allowed",
             )
-        await self._commit(sequence, encoded, message_id, record)
+        payloads = {} if record is None else {message_id: record}
+        await self._changes.make(Change({sequence: encoded}, payloads, [message_id]))
         return str(etag_of(record or stored, messages[at].headers))
 
     async def _is_repeat(
@@ -162,29 +147,6 @@ class Replacer:
             return False
         told = decode_payload(stored)  # each upload has a name of its own
         return isinstance(told, PayloadUri) and await self._reader.read_blob(told) == wanted.payload
-
-    async def _commit(
-        self,
-        sequence: int,
-        encoded: bytes,
-        message_id: int,
-        record: bytes | None,
-    ) -> None:
-        def then() -> None:
-            self._log.replace(sequence, encoded)
-            self._reader.replaced(message_id, sequence)
-
-        records = [(log_key(sequence), encoded)]
-        if record is not None:
-            records.append((payload_key(message_id), record))
-        self._publisher.admit(sum(len(value) for _, value in records))
-        self._reader.replacing(message_id)
-        self._publisher.put(records, then)
-        try:
-            await self._publisher.commits.durable()
-        except StorageError as error:
-            self._reader.not_replaced(message_id, error)
-            raise
 
 
 def _changed(message: MessageMetadata, wanted: Replacement) -> MessageMetadata:

@@ -16,9 +16,11 @@ from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.topology_servicer import TopologyServicer
 from libs.storage.probe import probe_store
 from services.ingest.config import IngestConfig
+from services.ingest.purge_servicer import SERVICE_NAME as PURGE_SERVICE
+from services.ingest.purge_servicer import PurgeServicer
 from services.ingest.servicer import SERVICE_NAME, IngestServicer
 from services.ingest.shard import open_shard
-from slatemq.v1 import ingest_pb2_grpc, snapshot_pb2_grpc, topology_pb2_grpc
+from slatemq.v1 import ingest_pb2_grpc, purge_pb2_grpc, snapshot_pb2_grpc, topology_pb2_grpc
 
 __all__ = ["IngestProcess"]
 
@@ -32,6 +34,7 @@ class IngestProcess:
         self._config = config
         self._directory = TopologyDirectory(self._root.objects)
         self._servicer = IngestServicer(config, self._directory, telemetry)
+        self._purges = PurgeServicer(config.shard)
         self._snapshots = SnapshotServicer()
 
     @property
@@ -42,11 +45,12 @@ class IngestProcess:
     @property
     def grpc_services(self) -> Sequence[str]:
         """What it serves."""
-        return (SERVICE_NAME, SNAPSHOT_SERVICE, TOPOLOGY_SERVICE)
+        return (SERVICE_NAME, PURGE_SERVICE, SNAPSHOT_SERVICE, TOPOLOGY_SERVICE)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""
         ingest_pb2_grpc.add_IngestServiceServicer_to_server(self._servicer, server)
+        purge_pb2_grpc.add_PurgeServiceServicer_to_server(self._purges, server)
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(self._snapshots, server)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(
             TopologyServicer(self._directory), server
@@ -56,6 +60,7 @@ class IngestProcess:
         """Probe the store, open the shard, tell everybody where it is."""
         await probe_store(self._root.objects)
         shard = self._servicer.shard = await open_shard(self._root, self._config)
+        self._purges.purger = shard.purger
         self._snapshots.begin(
             self._root.snapshots(shard.database),
             shard.clock.now_ms,

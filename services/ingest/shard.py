@@ -21,17 +21,20 @@ from libs.storage.roots import Root
 from libs.storage.settings import Kind
 from libs.storage.slate import Database
 from libs.storage.states import decode_clock
+from services.ingest.changes import Changes
 from services.ingest.config import IngestConfig
 from services.ingest.dedupe_keys import DedupeKeys
 from services.ingest.encoded import EncodedReader
 from services.ingest.payload_cache import PayloadCache
 from services.ingest.publishing import Publisher, PublisherLimits
-from services.ingest.purging import PurgeEpoch
+from services.ingest.purge_epoch import PurgeEpoch
+from services.ingest.purging import Purger, Rules
 from services.ingest.pushing import Outboxes
 from services.ingest.reading import Reader
 from services.ingest.replacing import Replacer
 from services.ingest.request_ids import RequestIds
-from services.ingest.tailing import MetadataLog, read_log_end
+from services.ingest.tailing import MetadataLog, read_log_bounds
+from services.ingest.turns import Turns
 
 __all__ = ["Shard", "open_shard"]
 
@@ -49,6 +52,7 @@ class Shard:
         reader: Gives messages by ID.
         encoded: Gives them as bytes.
         replacer: Replaces messages.
+        purger: Removes messages.
         log: Is tailed.
         purge_epoch: Rises before each replay.
         database: What they all work on.
@@ -63,6 +67,7 @@ class Shard:
         reader: Reader,
         encoded: EncodedReader,
         replacer: Replacer,
+        purger: Purger,
         log: MetadataLog,
         purge_epoch: PurgeEpoch,
     ) -> None:
@@ -71,6 +76,7 @@ class Shard:
         self.reader = reader
         self.encoded = encoded
         self.replacer = replacer
+        self.purger = purger
         self.log = log
         self.purge_epoch = purge_epoch
         self.database = database
@@ -149,7 +155,7 @@ async def _recover(
     await requests.load(last_ms, clock.now_ms())
     metadata_log: MetadataLog = MetadataLog(
         database,
-        await read_log_end(database, config.shard),
+        await read_log_bounds(database, config.shard),
         bytes_max=config.log_cache_bytes,
         streams_max=config.tail_streams_max,
         heartbeat_ms=config.heartbeat_ms,
@@ -173,7 +179,19 @@ async def _recover(
         ),
     )
     reader = Reader(database, blobs, metadata_log, cache)
-    replacer = Replacer(database, clock, publisher, metadata_log, reader)
+    turns, changes = Turns(), Changes(publisher, metadata_log, reader)
+    replacer = Replacer(database, clock, publisher, metadata_log, reader, turns, changes)
     purge_epoch = await PurgeEpoch.load(database, publisher)
-    encoded = EncodedReader(reader, cache)
-    return Shard(database, clock, publisher, reader, encoded, replacer, metadata_log, purge_epoch)
+    rules = Rules(config.purge_grace_s * 1000, config.replay_window_s * 1000)
+    purger = Purger(database, blobs, clock, metadata_log, changes, turns, purge_epoch, rules)
+    return Shard(
+        database,
+        clock,
+        publisher,
+        reader,
+        EncodedReader(reader, cache),
+        replacer,
+        purger,
+        metadata_log,
+        purge_epoch,
+    )

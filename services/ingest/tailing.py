@@ -9,23 +9,36 @@
 
 Everything above the floor is in memory, and the floor only rises to positions that are durable, so
 a tailer that changes from one to the other neither misses an entry nor sees one twice.
+
+Entries are rewritten, and removed, when messages in them are changed or purged. What the database
+shows of one before that is synced goes to nobody: whoever reads there waits until it is. The log's
+end stays where it was when the last entry goes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Final, NamedTuple
 
+from libs.storage.errors import StorageError
 from libs.storage.ids import MAX_SEQUENCE, message_id
-from libs.storage.keys import log_key, log_range, parse_log_key
+from libs.storage.keys import log_range, parse_log_key
+from libs.storage.log_bounds import LogBoundsRecord, decode_log_bounds
 from libs.storage.log_positions import position_before
-from libs.storage.metadata import MessageMetadata, decode_log_entry, read_log_entry_head
+from libs.storage.metadata import (
+    MessageMetadata,
+    decode_log_entry,
+    last_message_id,
+    read_log_entry_head,
+)
+from libs.storage.own_keys import LOG_BOUNDS_KEY
 from libs.storage.slate import Database
+from services.ingest.entries import entry_before
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
 
-__all__ = ["LogEnd", "MetadataLog", "Recent", "Update", "read_log_end"]
+__all__ = ["LogEnd", "MetadataLog", "Recent", "Update", "read_log_bounds"]
 
 UPDATE_BYTES_MAX: Final = 4 << 20
 """Encoded entries in one answer, unless one entry alone has more."""
@@ -40,7 +53,7 @@ Entry = tuple[int, bytes]
 
 
 class LogEnd(NamedTuple):
-    """Where the log ends: its last entry, and that entry's last message; 0 when it is empty."""
+    """Where the log ends: the last entry that it got, with its last message; 0: none so far."""
 
     sequence: int
     last_message_id: int
@@ -64,40 +77,60 @@ class Update(NamedTuple):
     durable_sequence: int
 
 
-async def read_log_end(database: Database, shard: int) -> LogEnd:
-    """The end of a shard's log, read backwards from the highest key."""
+async def read_log_bounds(database: Database, shard: int) -> LogBoundsRecord:
+    """Where a shard's log begins and ends: at its rows, or where it did before some were purged."""
+    told = await database.get(LOG_BOUNDS_KEY)
+    bounds = LogBoundsRecord() if told is None else decode_log_bounds(told)
     first, last = message_id(shard, 1), message_id(shard, MAX_SEQUENCE)
-    async for rows in database.scan(*log_range(first, last), limit=1, descending=True):
+    span = log_range(max(first, bounds.first_sequence), last)
+    async for rows in database.scan(*span, limit=1, descending=True):
         key, value = rows[0]
-        return LogEnd(parse_log_key(key), decode_log_entry(value)[-1].message_id)
-    return LogEnd(0, 0)
+        sequence = parse_log_key(key)
+        if sequence >= bounds.last_sequence:
+            last_id = max(last_message_id(value), bounds.last_message_id)
+            bounds = bounds._replace(last_sequence=sequence, last_message_id=last_id)
+    return bounds
 
 
 class MetadataLog:
-    """The durable log of one shard."""
+    """The durable log of one shard.
+
+    Attributes:
+        end: Where it ends.
+        streams_count: Tailers.
+        rewrites_count: How often `rewritten` was called: as before, no entry has changed since.
+    """
 
     def __init__(
         self,
         database: Database,
-        end: LogEnd,
+        bounds: LogBoundsRecord,
         *,
         bytes_max: int,
         streams_max: int,
         heartbeat_ms: int,
     ) -> None:
-        """Begin at this end; keep `bytes_max` of entries, let `streams_max` tailers in."""
-        self.end = end
+        """Go on from these bounds; keep `bytes_max` of entries, let `streams_max` tailers in."""
+        self.end = LogEnd(bounds.last_sequence, bounds.last_message_id)
         self.streams_count = 0
+        self.rewrites_count = 0
+        self._first = bounds.first_sequence
         self._database = database
         self._bytes_max = bytes_max
         self._streams_max = streams_max
         self._heartbeat_s = heartbeat_ms / 1000
-        self._floor = end.sequence
+        self._floor = self.end.sequence
         self._sequences: list[int] = []
         self._recent: list[Recent] = []
         self._size_bytes = 0
         self._closed = False
         self._waiting: set[asyncio.Future[None]] = set()
+        self._rewriting: dict[int, asyncio.Future[None]] = {}
+
+    @property
+    def bounds(self) -> LogBoundsRecord:
+        """To be stored with every removal."""
+        return LogBoundsRecord(self._first, *self.end)
 
     def append(self, entries: list[Recent]) -> None:
         """Add entries that have just become durable; wakes the tailers."""
@@ -109,14 +142,64 @@ class MetadataLog:
         self._evict()
         self._wake()
 
-    def replace(self, sequence: int, value: bytes) -> None:
-        """Take the place of a durable entry that has been rewritten, if it is in memory."""
-        at = bisect_right(self._sequences, sequence) - 1
-        if at >= 0 and self._sequences[at] == sequence:
-            before = self._recent[at]
-            self._recent[at] = before._replace(value=value)
-            self._size_bytes += len(value) - len(before.value)
-            self._evict()
+    # --- Entries that change --------------------------------------------------
+
+    def rewriting(self, sequences: Iterable[int]) -> None:
+        """These entries are rewritten or removed with the next commit: see `rewritten`."""
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._rewriting.update(dict.fromkeys(sequences, settled))
+
+    def rewritten(self, entries: Mapping[int, bytes | None]) -> None:
+        """These entries have changed, durably; None: it was removed."""
+        self.rewrites_count += 1
+        removed: list[int] = []
+        for sequence, value in sorted(entries.items()):
+            at = bisect_right(self._sequences, sequence) - 1
+            if at >= 0 and self._sequences[at] == sequence:
+                before = self._recent[at]
+                self._size_bytes -= len(before.value)
+                if value is None:
+                    removed.append(at)
+                else:
+                    self._size_bytes += len(value)
+                    self._recent[at] = before._replace(value=value)
+        self._drop(removed)
+        self._evict()
+        for settled in {self._rewriting.pop(one) for one in entries if one in self._rewriting}:
+            if not settled.done():
+                settled.set_result(None)
+
+    def _drop(self, places: list[int]) -> None:
+        """Let go of these places, which ascend; neighbours at once, as each cut moves the rest."""
+        while places:
+            end = places.pop() + 1
+            start = end - 1
+            while places and places[-1] == start - 1:
+                start = places.pop()
+            del self._sequences[start:end], self._recent[start:end]
+
+    def not_rewritten(self, sequences: Iterable[int], error: StorageError) -> None:
+        """Their commit failed: nobody knows what they are until a process starts anew."""
+        for failed in {self._rewriting[one] for one in sequences if one in self._rewriting}:
+            if not failed.done():
+                failed.set_exception(error)
+                failed.exception()  # perhaps nobody waits
+
+    async def _settled(self, first: int, last: int) -> None:
+        """Wait until what the database has shown of these entries is durable."""
+        if self._rewriting:
+            for settled in {v for k, v in self._rewriting.items() if first <= k <= last}:
+                await asyncio.shield(settled)
+
+    async def look_for_first(self) -> None:
+        """Entries were removed: those before the first that is left are passed over from now on."""
+        end = self.end.sequence
+        first = end + 1
+        async for rows in self._database.scan(*log_range(self._first, end), limit=1, durable=True):
+            first = parse_log_key(rows[0][0])
+        self._first = max(self._first, first)
+
+    # --- Reading --------------------------------------------------------------
 
     def close(self) -> None:
         """End all tailers with Unavailable."""
@@ -132,24 +215,20 @@ class MetadataLog:
 
     async def stored(self, message_id: int) -> tuple[int, list[MessageMetadata]] | None:
         """The entry in the database that would have this message, with its sequence."""
-        start, end = log_key(0), log_range(message_id, message_id).end
-        async for rows in self._database.scan(start, end, limit=1, durable=True, descending=True):
-            key, value = rows[0]
-            return parse_log_key(key), decode_log_entry(value)
-        return None
+        row = await entry_before(self._database, message_id)
+        return None if row is None else (row[0], decode_log_entry(row[1]))
 
     async def received_at_ms(self, message_id: int) -> int:
         """When this message was received; 0: it is not in the log."""
-        start, end = log_key(0), log_range(message_id, message_id).end
-        async for rows in self._database.scan(start, end, limit=1, durable=True, descending=True):
-            key, value = rows[0]
-            count, received_at_ms = read_log_entry_head(value)
-            return received_at_ms if message_id < parse_log_key(key) + count else 0
-        return 0
+        row = await entry_before(self._database, message_id)
+        if row is None or message_id > last_message_id(row[1]):
+            return 0
+        return read_log_entry_head(row[1])[1]
 
     async def position_before(self, received_at_ms: int) -> int:
         """The last sequence whose messages were all received before this time; 0: there is none."""
-        return await position_before(self._database, self.end.sequence, received_at_ms)
+        end = self.end.sequence
+        return await position_before(self._database, end, received_at_ms, self._first)
 
     async def tail(self, after_sequence: int) -> AsyncGenerator[Update, None]:
         """Every entry after this sequence, in order, each once, without end.
@@ -199,23 +278,27 @@ class MetadataLog:
                 break
             at += 1
         entries = [(recent.sequence, recent.value) for recent in self._recent[first:at]]
-        return entries[-1][0], entries
+        # With none left, what stood between here and the end has been removed.
+        return entries[-1][0] if entries else self.end.sequence, entries
 
     async def _read(self, position: int, rows_max: int) -> tuple[int, list[Entry], int]:
         """The next entries from the database, the position after them, and their size."""
         durable = self.end.sequence
-        span = log_range(position + 1, durable)
+        first = max(position + 1, self._first)
+        span = log_range(first, durable)
         entries: list[Entry] = []
         size_bytes = 0
         async for rows in self._database.scan(*span, limit=rows_max, durable=True):
             for key, value in rows:
                 size_bytes += len(value)
                 if entries and size_bytes > UPDATE_BYTES_MAX:
-                    return position, entries, size_bytes
+                    break
                 position = parse_log_key(key)
                 entries.append((position, value))
-        # With none left, what stood between here and the end has been removed.
-        return position if entries else durable, entries, size_bytes
+        if not entries:
+            position = durable  # what stood between here and the end has been removed
+        await self._settled(first, position)
+        return position, entries, size_bytes
 
     async def _news(self) -> bool:
         """Wait for the next commit; False: it is time for a heartbeat."""

@@ -10,7 +10,7 @@ from libs.storage.metadata import MessageMetadata, encode_log_entry
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch, Database, Row
-from services.ingest.tailing import MetadataLog, read_log_end
+from services.ingest.tailing import MetadataLog, read_log_bounds
 from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import batch, opened
 
@@ -29,7 +29,7 @@ async def stored_log(database: Database, entries: list[tuple[int, int]]) -> Meta
         await database.commit(rows)
     return MetadataLog(
         database,
-        await read_log_end(database, SHARD),
+        await read_log_bounds(database, SHARD),
         bytes_max=0,
         streams_max=1,
         heartbeat_ms=1000,

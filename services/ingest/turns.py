@@ -1,0 +1,48 @@
+"""Whose turn it is to rewrite a log entry.
+
+The messages of a commit share a log entry. So those who change some of them take turns: each reads
+the entry, and the next one begins when its new form is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+__all__ = ["Turns"]
+
+T = TypeVar("T")
+
+
+class Turns:
+    """The turns at the entries of one log."""
+
+    def __init__(self) -> None:
+        """Nobody rewrites anything."""
+        self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @asynccontextmanager
+    async def of(self, sequences: Iterable[int]) -> AsyncIterator[None]:
+        """It is the caller's turn at the entries of these sequences, until this ends."""
+        async with AsyncExitStack() as held:
+            # In one order for all: no two wait for each other.
+            for sequence in sorted(sequences):
+                lock = self._locks.setdefault(sequence, asyncio.Lock())
+                await held.enter_async_context(lock)
+            yield
+
+    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does it to its end, whoever gives up waiting: the next one must find it durable."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller may have gone
