@@ -32,7 +32,7 @@ class Blobs:
         # 256 folders: a local one with millions of entries gets slow.
         path = f"{_FOLDER}/{name[:2]}/{name[2:]}"
         await self._objects.put(path, payload)
-        return self._base + path
+        return self.uri_of(path)
 
     async def get(self, uri: str) -> bytes:
         """The payload at `uri`. Raises ObjectNotFound, and ForeignUri for one outside this root."""
@@ -41,6 +41,10 @@ class Blobs:
     async def delete(self, uri: str) -> None:
         """Remove the payload; no error if it is gone. Raises ForeignUri."""
         await self._objects.delete(self._path(uri))
+
+    def uri_of(self, path: str) -> str:
+        """The URI of the object at a path below the root."""
+        return self._base + path
 
     def owns(self, uri: str) -> bool:
         """Whether the URI is one that `put` of this root may have given."""

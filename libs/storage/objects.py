@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from datetime import timedelta
+import io
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+from obstore import open_reader
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectStore, S3Store
 
 from libs.storage.durability import Durability
 from libs.storage.errors import ObjectNotFound, StoreUnavailable, readable
 
-__all__ = ["Objects", "open_objects"]
+__all__ = ["ObjectInfo", "Objects", "open_objects"]
 
 _ATTEMPT_S: Final = 5
 _RETRY_S: Final = 10
 _RETRIES: Final = 2
+
+
+class ObjectInfo(NamedTuple):
+    """What the store says of an object: when it was last written, by its own clock."""
+
+    path: str
+    size_bytes: int
+    modified_ms: int
 
 
 class Objects:
@@ -58,15 +68,74 @@ class Objects:
             raise _unavailable("creating", path, error) from error
         return True
 
+    async def get_version(self, path: str) -> tuple[bytes, str]:
+        """The object's bytes, and the tag of this version of it. Raises ObjectNotFound."""
+        try:
+            found = await self._store.get_async(path)
+            return bytes(await found.bytes_async()), str(found.meta["e_tag"])
+        except (NotFoundError, FileNotFoundError):
+            raise ObjectNotFound(path) from None
+        except BaseError as error:
+            raise _unavailable("reading", path, error) from error
+
+    async def replace(self, path: str, data: bytes, tag: str) -> str | None:
+        """Write the object if it is still the version of this tag; durable on return.
+
+        Gives the tag of the new version; None: somebody else has changed or removed it. A folder
+        cannot compare and write in one step: of two who write at the same instant both may believe
+        that they did.
+        """
+        try:
+            if self._folder is not None:
+                if (await self._store.head_async(path))["e_tag"] != tag:
+                    return None
+                written = await self._store.put_async(path, data)
+            else:
+                written = await self._store.put_async(path, data, mode={"e_tag": tag})
+            await self._sync(path)
+        except (PreconditionError, NotFoundError, FileNotFoundError):
+            return None
+        except (BaseError, OSError) as error:
+            raise _unavailable("replacing", path, error) from error
+        return str(written["e_tag"])
+
     async def list(self, prefix: str) -> list[str]:
         """The paths of all objects below the folder `prefix`, sorted."""
+        return [info.path for info in await self.describe(prefix)]
+
+    async def describe(self, prefix: str) -> Sequence[ObjectInfo]:
+        """All objects below the folder `prefix`, sorted by path."""
         try:
-            paths: list[str] = []
-            async for page in self._store.list(prefix):
-                paths.extend(meta["path"] for meta in page)
+            pages = [page async for page in self._store.list(prefix)]
         except (BaseError, OSError) as error:
             raise _unavailable("listing", prefix, error) from error
-        return sorted(paths)
+        return sorted(
+            ObjectInfo(meta["path"], meta["size"], _ms(meta["last_modified"]))
+            for page in pages
+            for meta in page
+        )
+
+    async def folders(self, prefix: str) -> Sequence[str]:
+        """The paths of the folders right below the folder `prefix`, sorted."""
+        try:
+            found = await self._store.list_with_delimiter_async(prefix)
+        except (NotFoundError, FileNotFoundError):
+            return []
+        except (BaseError, OSError) as error:
+            raise _unavailable("listing", prefix, error) from error
+        return sorted(found["common_prefixes"])
+
+    def open(self, path: str) -> BinaryIO:
+        """The object as a file, of which only what is read is fetched; for code that may wait.
+
+        Raises ObjectNotFound; reading raises OSError when the store is away.
+        """
+        try:
+            return io.BufferedReader(_ObjectFile(open_reader(self._store, path)))
+        except (NotFoundError, FileNotFoundError):
+            raise ObjectNotFound(path) from None
+        except (BaseError, OSError) as error:
+            raise _unavailable("opening", path, error) from error
 
     async def delete(self, path: str) -> None:
         """Remove the object; no error if it is absent."""
@@ -85,7 +154,7 @@ class Objects:
             raise ObjectNotFound(path) from None
         except (BaseError, OSError) as error:
             raise _unavailable("looking at", path, error) from error
-        return int(meta["last_modified"].timestamp() * 1000)
+        return _ms(meta["last_modified"])
 
     async def check(self, timeout_s: float) -> None:
         """Raises StoreUnavailable, within `timeout_s`, if the store cannot be read."""
@@ -101,6 +170,38 @@ class Objects:
     async def _sync(self, path: str) -> None:
         if self._folder is not None:
             await self._durability.sync_file(self._folder / path)
+
+
+class _ObjectFile(io.RawIOBase):
+    """obstore's reader as Python's files are: seekable, and with a way to say that it is closed."""
+
+    def __init__(self, reader: Any) -> None:
+        super().__init__()
+        self._reader = reader
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._reader.read(len(buffer))
+        except BaseError as error:
+            raise OSError(readable(str(error))) from error
+        buffer[: len(data)] = memoryview(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._reader.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._reader.tell())
+
+
+def _ms(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)
 
 
 def _unavailable(doing: str, path: str, error: Exception) -> StoreUnavailable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 from pyspark.sql import DataFrame, SparkSession
@@ -17,10 +17,12 @@ from libs.serving.channels import Channels
 from libs.serving.topology import TopologyDirectory
 from libs.storage.roots import open_root
 from services.janitor.planning import SnapshotName
-from services.janitor.snapshots import taken_snapshots
+from services.janitor.snapshots import TakenSnapshots, taken_snapshots
 from services.janitor.source import FORMAT, options_of
 
-__all__ = ["open_tables"]
+__all__ = ["held_snapshots", "open_tables", "table_of"]
+
+SERVICES = ("ingest", "broker")
 
 
 @contextmanager
@@ -30,28 +32,29 @@ def open_tables(spark: SparkSession, root: str) -> Iterator[Callable[[str], Data
     They are renewed for as long as it takes, and released at the end. Raises ValueError for a bad
     root, Unavailable when a shard is away, StoreUnavailable.
     """
-    with _held(root) as names:
-        options = options_of(root, names)
+    with held_snapshots(root) as taken:
+        yield lambda name: table_of(spark, root, taken.names, name)
 
-        def table(name: str) -> DataFrame:
-            frame: DataFrame = spark.read.format(FORMAT).options(**options).load(name)
-            return frame
 
-        yield table
+def table_of(
+    spark: SparkSession, root: str, names: Sequence[SnapshotName], table: str
+) -> DataFrame:
+    """A table, from these snapshots."""
+    frame: DataFrame = spark.read.format(FORMAT).options(**options_of(root, names)).load(table)
+    return frame
 
 
 @contextmanager
-def _held(root: str) -> Iterator[list[SnapshotName]]:
-    """The snapshots, renewed by a thread of its own."""
+def held_snapshots(root: str, services: Sequence[str] = SERVICES) -> Iterator[TakenSnapshots]:
+    """Snapshots of all shards, renewed by a thread of its own until the block ends."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="snapshots", daemon=True)
     thread.start()
-    holding = _hold(root)
+    holding = _hold(root, services)
     try:
-        taking = asyncio.run_coroutine_threadsafe(holding.__aenter__(), loop)
-        names = taking.result()
+        taken = asyncio.run_coroutine_threadsafe(holding.__aenter__(), loop).result()
         try:
-            yield names
+            yield taken
         finally:
             asyncio.run_coroutine_threadsafe(holding.__aexit__(None, None, None), loop).result()
     finally:
@@ -61,12 +64,12 @@ def _held(root: str) -> Iterator[list[SnapshotName]]:
 
 
 @asynccontextmanager
-async def _hold(root: str) -> AsyncIterator[list[SnapshotName]]:
+async def _hold(root: str, services: Sequence[str]) -> AsyncIterator[TakenSnapshots]:
     directory = TopologyDirectory(open_root(root).objects)
     channels = Channels(directory)
     try:
-        async with taken_snapshots(directory, channels) as taken:
-            yield taken.names
+        async with taken_snapshots(directory, channels, services=services) as taken:
+            yield taken
     finally:
         await channels.close()
         await directory.close()

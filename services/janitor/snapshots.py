@@ -68,12 +68,13 @@ async def taken_snapshots(
     channels: Channels,
     lifetime_ms: int = LIFETIME_MS,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    services: Sequence[str] = ("ingest", "broker"),
 ) -> AsyncIterator[TakenSnapshots]:
     """Take a snapshot of every ingest, then of every broker; renew them, release them at the end.
 
     In this order what a broker has of a message is never older than the message. Raises
     Unavailable when a shard is away: without it nobody knows what it still needs. `sleep` waits
-    between renewals, in seconds.
+    between renewals, in seconds. `services` are those to take, in this order.
     """
     owners = _Owners(channels, lifetime_ms, sleep)
     renewing: asyncio.Task[None] | None = None
@@ -84,7 +85,8 @@ async def taken_snapshots(
             raise Unavailable(f"the topology cannot be read: {error}") from error
         if not topology.ingests and not topology.brokers:
             raise Unavailable("no ingest or broker has ever announced itself below this root")
-        for service, shards in (("ingest", topology.ingests), ("broker", topology.brokers)):
+        for service in services:
+            shards = topology.shards(service)
             await asyncio.gather(*(owners.take(service, shard) for shard in shards))
         taken = TakenSnapshots(
             sorted(owners.taken, key=lambda one: (one.name.service != "ingest", one.name.shard)),

@@ -1,0 +1,217 @@
+"""The archive of dead letters: Parquet below the root, by queue and day, in parts.
+
+    archive/dead-letters/queue=orders/day=2026-01-31/part-000003.parquet
+
+A folder is a log of parts: one is only ever added under the number behind the highest there is, and
+only if it is absent. Whoever adds has read which letters the others hold; whoever comes second
+reads again. So no letter is there twice, whoever is killed when, and however many janitors run.
+
+A part that is small is put together with what is new: the new part says which ones it absorbs, and
+those are emptied. Until they are, their letters can be seen twice; a crash just then is made good
+by the next run. An empty part keeps its number taken for a day, lest a janitor that looked before
+takes it for free.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+from collections.abc import Awaitable, Iterable, Sequence
+from datetime import date
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from libs.storage.objects import ObjectInfo, Objects
+
+__all__ = ["FOLDER", "LETTERS", "PART_BYTES", "DayFolder", "keys_of"]
+
+FOLDER: Final = "archive/dead-letters"
+
+PART_BYTES: Final = 64 << 20
+"""A part is added when it has so much; then readers open few files, and a task holds one."""
+
+SMALL_BYTES: Final = PART_BYTES // 4
+"""A part below this is absorbed by the next: so each day has at most one."""
+
+GROUP_BYTES: Final = 8 << 20
+"""Of a row group: what a reader holds at once."""
+
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+
+LETTERS: Final = pa.schema(
+    [
+        pa.field("message_id", pa.int64(), nullable=False),
+        pa.field("failed_at", _TIMESTAMP, nullable=False),
+        pa.field("broker_shard", pa.int32(), nullable=False),
+        pa.field("created_revision", pa.int64(), nullable=False),
+        pa.field("attempts", pa.int32(), nullable=False),
+        pa.field("priority", pa.int32(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("retention_deadline", _TIMESTAMP),
+        pa.field("created_at", _TIMESTAMP),
+        pa.field("received_at", _TIMESTAMP),
+        pa.field("retention_s", pa.int64()),
+        pa.field("direct_queue", pa.string()),
+        pa.field("headers", pa.map_(pa.string(), pa.string())),
+        pa.field(
+            "history",
+            pa.list_(
+                pa.struct(
+                    [
+                        ("attempt", pa.int32()),
+                        ("consumer", pa.string()),
+                        ("claimed_at", _TIMESTAMP),
+                        ("outcome", pa.string()),
+                        ("failed_in", pa.string()),
+                    ]
+                )
+            ),
+        ),
+        pa.field("payload_bytes", pa.int64()),
+        pa.field("payload", pa.binary()),
+        pa.field("run", pa.string(), nullable=False),
+    ]
+)
+"""A dead letter as it is archived; queue and day are in the path. No payload: it was gone."""
+
+EMPTY_MS: Final = 24 * 3600 * 1000
+LOOK_S: Final = 3600.0
+"""Much less than that: whoever looked longer ago looks again before it adds."""
+
+_KEYS: Final = ["message_id", "failed_at"]
+_ABSORBS: Final = b"slatemq.absorbs"
+_PART: Final = re.compile(r"part-(\d{6,})\.parquet")
+
+T = TypeVar("T")
+
+
+class Waits(Protocol):
+    """What waits for the store."""
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Wait for it."""
+
+
+class DayFolder:
+    """The parts of one queue and day.
+
+    Attributes:
+        path: The folder below the root.
+        added: The parts that were added, by their paths.
+    """
+
+    def __init__(self, waits: Waits, objects: Objects, queue: str, day: date) -> None:
+        """Read what is there; raises StorageError."""
+        self.path = f"{FOLDER}/queue={queue}/day={day.isoformat()}"
+        self.added: list[str] = []
+        self._waits = waits
+        self._objects = objects
+        self._parts: list[ObjectInfo] = []
+        self._known: dict[str, pa.Table] = {}
+        self._last_number = 0
+        self._look()
+
+    def missing(self, letters: pa.Table) -> pa.Table:
+        """Those of the letters that no part has."""
+        known = np.concatenate([keys_of(part) for part in self._known.values()] or [_NO_KEYS])
+        return letters.filter(pa.array(~np.isin(keys_of(letters), known)))
+
+    def add(self, letters: pa.Table) -> None:
+        """Add those of the letters that no part has; durable on return. Raises StorageError."""
+        while True:
+            if time.monotonic() - self._looked_at > LOOK_S:
+                self._look()
+            letters = self.missing(letters)
+            if not letters.num_rows:
+                return
+            small = [part for part in self._parts if part.size_bytes < SMALL_BYTES]
+            # In the order of their failures, so that readers of a time pass over row groups.
+            whole = pa.concat_tables([*(self._read(part.path) for part in small), letters])
+            data = _encode(whole.sort_by("failed_at"), [_name(part) for part in small])
+            path = f"{self.path}/part-{self._last_number + 1:06}.parquet"
+            added = self._waits.run(self._objects.put_if_absent(path, data))
+            if added:
+                self.added.append(path)
+                self._empty(small)
+            self._look()
+            if added:
+                return
+
+    def _look(self) -> None:
+        self._looked_at = time.monotonic()
+        listed = self._waits.run(self._objects.describe(self.path))
+        parts = [info for info in listed if _PART.fullmatch(_name(info))]
+        absorbed: set[str] = set()
+        self._known = {info.path: self._keys_of(info.path, absorbed) for info in parts}
+        there = [info for info in parts if self._known[info.path].num_rows]
+        # Left by whoever was killed before it emptied them.
+        self._empty([info for info in there if _name(info) in absorbed])
+        self._parts = [info for info in there if _name(info) not in absorbed]
+        self._last_number = max((_number(info) for info in parts), default=0)
+        newest_ms = max((info.modified_ms for info in parts), default=0)
+        for info in parts:
+            if not self._known[info.path].num_rows and info.modified_ms < newest_ms - EMPTY_MS:
+                self._waits.run(self._objects.delete(info.path))
+
+    def _keys_of(self, path: str, absorbed: set[str]) -> pa.Table:
+        with self._objects.open(path) as file:
+            part = pq.ParquetFile(file)
+            told = (part.schema_arrow.metadata or {}).get(_ABSORBS)
+            absorbed.update(json.loads(told) if told else ())
+            return part.read(columns=_KEYS)
+
+    def _read(self, path: str) -> pa.Table:
+        with self._objects.open(path) as file:
+            return pq.ParquetFile(file).read().cast(LETTERS)
+
+    def _empty(self, parts: Iterable[ObjectInfo]) -> None:
+        for part in parts:
+            self._waits.run(self._objects.put(part.path, _encode(LETTERS.empty_table(), ())))
+
+    def rows_of(self, wanted: pa.Table, columns: Sequence[str]) -> Iterable[pa.Table]:
+        """The letters wanted, by their keys, with these columns, a row group at a time."""
+        keys = keys_of(wanted)
+        for path, known in self._known.items():
+            if not np.isin(keys_of(known), keys).any():
+                continue
+            with self._objects.open(path) as file:
+                part = pq.ParquetFile(file)
+                for group in range(part.num_row_groups):
+                    found = part.read_row_group(group, columns=[*_KEYS, *columns])
+                    chosen = found.filter(pa.array(np.isin(keys_of(found), keys)))
+                    if chosen.num_rows:
+                        yield chosen
+
+
+_KEY: Final = np.dtype([("message_id", "<i8"), ("failed_at", "<i8")])
+_NO_KEYS: Final = np.empty(0, _KEY)
+
+
+def keys_of(letters: pa.Table) -> npt.NDArray[Any]:
+    """What tells letters of one queue apart: which message, and when it failed."""
+    keys = np.empty(letters.num_rows, _KEY)
+    keys["message_id"] = letters["message_id"].to_numpy()
+    keys["failed_at"] = letters["failed_at"].cast(pa.int64()).to_numpy()
+    return keys
+
+
+def _encode(letters: pa.Table, absorbs: Sequence[str]) -> bytes:
+    told = letters.replace_schema_metadata({_ABSORBS: json.dumps(absorbs)})
+    rows = max(1, letters.num_rows * GROUP_BYTES // max(letters.nbytes, 1))
+    out = io.BytesIO()
+    pq.write_table(told, out, row_group_size=rows, compression="zstd")
+    return out.getvalue()
+
+
+def _name(part: ObjectInfo) -> str:
+    return part.path.rpartition("/")[2]
+
+
+def _number(part: ObjectInfo) -> int:
+    return int(_name(part).removeprefix("part-").removesuffix(".parquet"))

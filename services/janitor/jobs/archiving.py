@@ -1,0 +1,197 @@
+"""Tasks that put dead letters into the archive, and that push archived ones back into queues.
+
+A letter is in the archive, durable, before its broker is asked to let go of it; what the broker
+keeps of it then says where it is. Bringing it back is the broker's one commit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from services.janitor.jobs.archive import LETTERS, PART_BYTES, DayFolder
+from services.janitor.jobs.batches import BATCH_ROWS, counts_batch, grouped
+from services.janitor.jobs.contents import Contents
+from services.janitor.jobs.owners import CALL_S, Owners, owners_of
+from services.janitor.jobs.removing import ENTRY_KEYS, failed_rows, remove_entries
+from services.janitor.planning import SnapshotName
+from slatemq.errors import FailedPrecondition
+from slatemq.v1 import removal_pb2, removal_pb2_grpc
+
+__all__ = ["LetterArchive", "LetterRestore"]
+
+RESTORE_ROWS: Final = 1000
+RESTORE_BYTES: Final = 32 << 20
+"""Of a request: half of what a broker takes, so that one payload may go on top."""
+
+SOUGHT: Final = 50_000
+"""Letters that are looked for in the parts of a day at once."""
+
+
+@dataclass(frozen=True)
+class LetterArchive:
+    """Letters go into the archive: the columns of LETTERS but the payload, and those of their rows.
+
+    In the order of `day` within each queue.
+
+    Attributes:
+        root: URL of the instance's root.
+        names: The snapshots of the ingests, for the payloads.
+        run: What the archived entries say of who archived them.
+    """
+
+    root: str
+    names: tuple[SnapshotName, ...]
+    run: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Archive them, day after day."""
+        counts: Counter[str] = Counter()
+        with owners_of(self.root) as owners:
+            contents = Contents(owners, self.names)
+            folder: DayFolder | None = None
+            of: tuple[object, ...] = ()
+            for table in grouped(batches, (*ENTRY_KEYS, "day"), SOUGHT):
+                queue, day = table["queue"][0].as_py(), table["day"][0].as_py()
+                if folder is None or of != (queue, day):
+                    counts += _parts(folder)
+                    folder, of = DayFolder(owners, owners.root.objects, queue, day), (queue, day)
+                counts += self._archive(owners, contents, folder, table)
+            counts += _parts(folder)
+            contents.close()
+        yield counts_batch(counts)
+
+    def _archive(
+        self, owners: Owners, contents: Contents, folder: DayFolder, table: pa.Table
+    ) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for some in self._with_payloads(contents, folder.missing(table)):
+            folder.add(some)
+            counts["letters_written"] += some.num_rows
+            counts["payload_bytes"] += some["payload"].nbytes
+        for start in range(0, table.num_rows, BATCH_ROWS):
+            rows = failed_rows(table.slice(start, BATCH_ROWS))
+            archive = removal_pb2.ArchiveRemoval(rows=rows, run=self.run)
+            told = remove_entries(owners, table.slice(start, BATCH_ROWS), archive=archive)
+            counts["letters_archived"] += told.removed_count
+            counts["letters_gone"] += told.gone_count
+            counts["letters_refused"] += len(told.refused)
+        return counts
+
+    def _with_payloads(self, contents: Contents, letters: pa.Table) -> Iterator[pa.Table]:
+        """The letters as they are archived, about a part at a time."""
+        ids = letters["message_id"].to_pylist()
+        sizes = [size or 0 for size in letters["payload_bytes"].to_pylist()]
+        letters = letters.append_column("run", pa.repeat(self.run, letters.num_rows))
+        waiting: list[pa.Table] = []
+        start = 0
+        for payloads in contents.payloads(list(zip(ids, sizes, strict=True))):
+            piece = letters.slice(start, len(payloads))
+            start += len(payloads)
+            piece = piece.append_column("payload", pa.array(payloads, pa.binary()))
+            waiting.append(piece.select(LETTERS.names).cast(LETTERS))
+            if sum(table.nbytes for table in waiting) >= PART_BYTES:
+                yield pa.concat_tables(waiting)
+                waiting = []
+        if waiting:
+            yield pa.concat_tables(waiting)
+
+
+def _parts(folder: DayFolder | None) -> Counter[str]:
+    return Counter(parts_written=len(folder.added) if folder else 0)
+
+
+@dataclass(frozen=True)
+class LetterRestore:
+    """Archived letters go back into queues: ENTRY_KEYS, `day` and the columns of `archived`.
+
+    In the order of `day` within each queue.
+
+    Attributes:
+        root: URL of the instance's root.
+        target: The queue that gets them; empty: the one that they failed in.
+    """
+
+    root: str
+    target: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Push them, day after day."""
+        counts: Counter[str] = Counter()
+        with owners_of(self.root) as owners:
+            for table in grouped(batches, (*ENTRY_KEYS, "day"), SOUGHT):
+                queue, day = table["queue"][0].as_py(), table["day"][0].as_py()
+                folder = DayFolder(owners, owners.root.objects, queue, day)
+                found = 0
+                for rows in _in_requests(folder, table):
+                    found += len(rows)
+                    pushable = [row for row in rows if row is not None]
+                    counts["letters_without_payload"] += len(rows) - len(pushable)
+                    if pushable:
+                        counts += self._push(owners, table, pushable)
+                counts["letters_missing"] += table.num_rows - found
+        yield counts_batch(counts)
+
+    def _push(
+        self, owners: Owners, table: pa.Table, rows: list[removal_pb2.ArchivedRow]
+    ) -> Counter[str]:
+        queue, shard, revision = (table[name][0].as_py() for name in ENTRY_KEYS)
+        request = removal_pb2.RedriveArchivedRequest(
+            queue_id=queue, created_revision=revision, target_queue_id=self.target, rows=rows
+        )
+        try:
+            told = owners.call(
+                "broker",
+                shard,
+                lambda channel: removal_pb2_grpc.RemovalServiceStub(channel).RedriveArchived(
+                    request, timeout=CALL_S
+                ),
+            )
+        except FailedPrecondition as error:
+            if error.reason != "QUEUE_CHANGED":
+                raise
+            return Counter(letters_gone=len(rows))
+        return Counter(
+            letters_restored=told.redriven_count,
+            letters_gone=told.gone_count,
+            letters_refused=len(told.refused),
+        )
+
+
+def _in_requests(
+    folder: DayFolder, table: pa.Table
+) -> Iterator[list[removal_pb2.ArchivedRow | None]]:
+    """The rows that the parts of a day have, a request at a time; None: it has no payload."""
+    columns = ("message_id", "failed_at", "bucket_order", "run")
+    wanted = {
+        (row["message_id"], row["failed_at"]): row for row in table.select(columns).to_pylist()
+    }
+    some: list[removal_pb2.ArchivedRow | None] = []
+    size = 0
+    for found in folder.rows_of(table, ("payload", "headers")):
+        for letter in found.to_pylist():
+            row = wanted[letter["message_id"], letter["failed_at"]]
+            some.append(_row(row, letter))
+            size += len(letter["payload"] or b"")
+            if len(some) == RESTORE_ROWS or size >= RESTORE_BYTES:
+                yield some
+                some, size = [], 0
+    if some:
+        yield some
+
+
+def _row(row: dict[str, Any], letter: dict[str, Any]) -> removal_pb2.ArchivedRow | None:
+    if letter["payload"] is None or letter["headers"] is None:
+        return None
+    return removal_pb2.ArchivedRow(
+        message_id=row["message_id"],
+        failed_at_ms=round(row["failed_at"].timestamp() * 1000),
+        bucket_order=row["bucket_order"],
+        run=row["run"],
+        payload=letter["payload"],
+        headers=dict(letter["headers"]),
+    )

@@ -1,0 +1,162 @@
+"""The jobs that remove: `retention`, `unreferenced` and `done`, over an instance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+
+from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
+from services.janitor.instance import held_snapshots, table_of
+from services.janitor.jobs.batches import Task, counted, in_list_order, in_log_order, totals
+from services.janitor.jobs.done import done_ends, overdue_done
+from services.janitor.jobs.leftovers import (
+    ORPHAN_AGE_MS,
+    ObjectRemoval,
+    named_by_messages,
+    named_by_pushes,
+    store_time_ms,
+    stored_objects,
+)
+from services.janitor.jobs.moments import at_ms
+from services.janitor.jobs.removing import DonePruning, EntryRemoval, MessagePurge
+from services.janitor.jobs.retention import expired_entries, expired_failed, expired_messages
+from services.janitor.jobs.standing import read_judged
+from services.janitor.jobs.unreferenced import orphaned_objects, unreferenced_messages
+from services.janitor.jobs.work import Work
+from slatemq.v1 import purge_pb2
+
+__all__ = ["done", "note_store_time", "retention", "unreferenced"]
+
+_ONE: Final = sf.lit(1)
+
+
+def retention(work: Work) -> Counter[str]:
+    """Remove what is past its retention: entries first, so that no queue holds what is gone."""
+    active, failed, queues = (work.of_queues(name) for name in ("active", "failed", "queues"))
+    now_ms, grace_ms = work.now_ms, work.grace_ms
+    counts = Counter(entries_removed=0, failed_removed=0, messages_purged=0, payload_bytes=0)
+    with work.phase("entries"):
+        entries = expired_entries(active, queues, now_ms, grace_ms)
+        task = EntryRemoval(work.url, failed=False)
+        ordered = in_list_order(entries, "priority", "timed")
+        counts.update(_removed(work, entries, ordered, task, entries_removed=_ONE))
+    with work.phase("dead letters"):
+        letters = expired_failed(failed, queues, now_ms, grace_ms)
+        task = EntryRemoval(work.url, failed=True)
+        ordered = in_list_order(letters)
+        counts.update(_removed(work, letters, ordered, task, failed_removed=_ONE))
+    with work.phase("messages"):
+        if work.options.queues is None:  # a message is in others, too
+            messages = expired_messages(
+                work.table("messages"), active, failed, now_ms, grace_ms, few=work.has_few_entries()
+            )
+            counts.update(_purged(work, messages, purge_pb2.PURGE_REASON_EXPIRED))
+    return counts
+
+
+def unreferenced(work: Work) -> Counter[str]:
+    """Remove the messages and the objects that nothing needs any more."""
+    counts = Counter(messages_purged=0, payload_bytes=0, objects_removed=0, object_bytes=0)
+    with work.phase("messages"):
+        # A window of 0 has no end: a new queue may start with the first message.
+        if work.options.replay_window_s:
+            messages = _unreferenced_messages(work)
+            counts.update(_purged(work, messages, purge_pb2.PURGE_REASON_UNREFERENCED))
+    with work.phase("objects"):
+        counts.update(_remove_orphans(work))
+    return counts
+
+
+def done(work: Work) -> Counter[str]:
+    """Prune the done lists."""
+    counts = Counter(done_removed=0, queues_pruned=0)
+    with work.phase("done lists"):
+        ends = done_ends(work.of_queues("queues"), work.now_ms, work.grace_ms)
+        if work.options.dry_run:
+            counts.update(totals(overdue_done(work.table("done"), ends), done_removed=_ONE))
+            counts.update(totals(ends, queues_pruned=_ONE))
+        else:
+            counts.update(counted(ends.repartition("queue"), DonePruning(work.url)))
+    return counts
+
+
+def note_store_time(work: Work) -> None:
+    """Look what time it is by the store's clock, before any snapshot is taken."""
+    work.store_time_ms = asyncio.run(store_time_ms(work.root.objects))
+
+
+def _unreferenced_messages(work: Work) -> DataFrame:
+    judged = asyncio.run(read_judged(work.root, work.names))
+    frame = work.spark.createDataFrame(
+        sorted(judged.items()), "ingest_shard int, judged_sequence bigint"
+    )
+    before_ms = work.now_ms - work.options.replay_window_s * 1000 - work.grace_ms
+    return unreferenced_messages(
+        work.table("messages"),
+        work.table("active"),
+        work.table("failed"),
+        frame,
+        before_ms,
+        few=work.has_few_entries(),
+    )
+
+
+def _remove_orphans(work: Work) -> dict[str, int]:
+    before_ms = work.store_time_ms - ORPHAN_AGE_MS
+    stored = stored_objects(work.spark, work.url)
+    left = stored.where(sf.col("modified_at") < at_ms(before_ms)).persist()
+    kept = [left]
+    # A push may have moved from an outbox to an ingest since the ingest's snapshot was taken.
+    with ExitStack() as stack:
+        stack.callback(lambda: [frame.unpersist() for frame in kept])
+        for named in _named(work, stack):
+            if left.isEmpty():
+                return {}
+            left = orphaned_objects(left, named, before_ms).persist()
+            kept.append(left)
+        sums = {"objects_removed": _ONE, "object_bytes": sf.col("size_bytes")}
+        return _removed(work, left, left, ObjectRemoval(work.url), **sums)
+
+
+def _named(work: Work, stack: ExitStack) -> Iterator[DataFrame]:
+    """What names objects, those that cost least to look at first."""
+    yield named_by_pushes(work.spark, work.url, work.names)
+    later = stack.enter_context(held_snapshots(work.url, ("ingest",)))
+    since_ms = min(one.taken_at_ms for one in work.taken.all) - work.grace_ms
+    moved = table_of(work.spark, work.url, later.names, "messages").where(
+        sf.col("received_at") >= at_ms(since_ms)
+    )
+    for some in (_large, _sizeless):
+        yield named_by_messages(some(moved), work.url, later.names)
+        yield named_by_messages(some(work.table("messages")), work.url, work.names)
+
+
+def _large(messages: DataFrame) -> DataFrame:
+    """Messages whose payload is an object."""
+    return messages.where(sf.col("payload_bytes") > INLINE_PAYLOAD_MAX_BYTES).select("message_id")
+
+
+def _sizeless(messages: DataFrame) -> DataFrame:
+    """Messages whose size the log may not tell: they are looked at only where an object is left."""
+    return messages.where("payload_bytes = 0").select("message_id")
+
+
+def _purged(
+    work: Work, messages: DataFrame, reason: purge_pb2.PurgeReason.ValueType
+) -> dict[str, int]:
+    sums = {"messages_purged": _ONE, "payload_bytes": sf.col("payload_bytes")}
+    task = MessagePurge(work.url, work.epochs, reason)
+    return _removed(work, messages, in_log_order(messages), task, **sums)
+
+
+def _removed(
+    work: Work, frame: DataFrame, ordered: DataFrame, task: Task, **sums: Column
+) -> dict[str, int]:
+    """What the owners have answered; in a dry run the sums of what they would be asked."""
+    return totals(frame, **sums) if work.options.dry_run else dict(counted(ordered, task))

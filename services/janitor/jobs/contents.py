@@ -1,0 +1,110 @@
+"""The payloads of messages, read by ID from snapshots of the ingests, where the rows are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from libs.storage.blobs import Blobs
+from libs.storage.errors import ObjectNotFound
+from libs.storage.ids import shard_of
+from libs.storage.keys import payload_key
+from libs.storage.payloads import PayloadUri, decode_payload
+from libs.storage.snapshots import SnapshotReader
+from services.janitor.jobs.owners import Owners
+from services.janitor.planning import SnapshotName
+
+__all__ = ["Contents"]
+
+READS_AT_ONCE: Final = 64
+READ_BYTES: Final = 16 << 20
+"""Payloads that are read together, unless one alone is larger."""
+
+
+class Contents:
+    """Reads payloads; close it at the end.
+
+    A message whose ingest is not among the snapshots counts as gone, as one that is not stored.
+    """
+
+    def __init__(self, owners: Owners, names: Sequence[SnapshotName]) -> None:
+        """Read from those of these snapshots that are of ingests."""
+        self._owners = owners
+        self._blobs = Blobs(owners.root)
+        self._names: Mapping[int, SnapshotName] = {
+            name.shard: name for name in names if name.service == "ingest"
+        }
+        self._readers: dict[int, SnapshotReader] = {}
+
+    def payloads(self, sizes: Sequence[tuple[int, int]]) -> Iterator[list[bytes | None]]:
+        """Payloads in the order of the messages, some at a time; None of one that is gone.
+
+        `sizes` are the messages, with how many bytes each is said to have.
+        """
+        for some in _together(sizes):
+            found = self._owners.run(self._read(some))
+            yield [found.get(message_id) for message_id in some]
+
+    def uris(self, message_ids: Sequence[int]) -> list[str]:
+        """The URIs of those payloads that are objects of their own."""
+        found: list[str] = []
+        for start in range(0, len(message_ids), READS_AT_ONCE):
+            some = message_ids[start : start + READS_AT_ONCE]
+            records = self._owners.run(self._records(some))
+            found += [record.uri for record in records.values() if isinstance(record, PayloadUri)]
+        return found
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        for reader in self._readers.values():
+            self._owners.run(reader.close())
+
+    async def _read(self, message_ids: Sequence[int]) -> dict[int, bytes | None]:
+        async def payload(record: bytes | PayloadUri) -> bytes | None:
+            if not isinstance(record, PayloadUri):
+                return record
+            try:
+                return await self._blobs.get(record.uri)
+            except ObjectNotFound:
+                return None
+
+        records = await self._records(message_ids)
+        found = await asyncio.gather(*(payload(record) for record in records.values()))
+        return dict(zip(records, found, strict=True))
+
+    async def _records(self, message_ids: Sequence[int]) -> dict[int, bytes | PayloadUri]:
+        async def record(message_id: int) -> bytes | None:
+            reader = await self._reader(shard_of(message_id))
+            return None if reader is None else await reader.get(payload_key(message_id))
+
+        for shard in {shard_of(one) for one in message_ids}:
+            await self._reader(shard)  # once, not once for each that waits for it
+        values = await asyncio.gather(*(record(one) for one in message_ids))
+        return {
+            one: decode_payload(value)
+            for one, value in zip(message_ids, values, strict=True)
+            if value is not None
+        }
+
+    async def _reader(self, shard: int) -> SnapshotReader | None:
+        name = self._names.get(shard)
+        if name is None:
+            return None
+        if shard not in self._readers:
+            opened = await self._owners.root.open_snapshot(name.database, name.snapshot_id)
+            self._readers[shard] = opened
+        return self._readers[shard]
+
+
+def _together(sizes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
+    some: list[int] = []
+    together = 0
+    for message_id, size in sizes:
+        if some and (len(some) == READS_AT_ONCE or together + size > READ_BYTES):
+            yield some
+            some, together = [], 0
+        some.append(message_id)
+        together += size
+    if some:
+        yield some

@@ -1,0 +1,181 @@
+"""Objects of payloads, and who names them: tasks that find those that nobody does.
+
+An upload that was never committed, a crash between a commit and the deletion that follows it: both
+leave an object. Payload records name objects, and so do rows of outboxes and refused pushes. A push
+moves from an outbox to an ingest, so the ingests are looked at before and after the brokers; what
+is stored is never committed to when it is older than an hour, so what is older than a day and was
+nowhere then belongs to nobody, for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from libs.storage.blobs import Blobs
+from libs.storage.keys import LAST_NUMBER, through
+from libs.storage.objects import Objects
+from libs.storage.own_keys import outbox_key, refused_push_range
+from libs.storage.roots import open_root
+from libs.storage.snapshots import SnapshotReader
+from services.janitor.jobs.batches import counts_batch
+from services.janitor.jobs.contents import Contents
+from services.janitor.jobs.owners import owners_of
+from services.janitor.planning import SnapshotName
+
+__all__ = [
+    "ORPHAN_AGE_MS",
+    "ObjectRemoval",
+    "named_by_messages",
+    "named_by_pushes",
+    "store_time_ms",
+    "stored_objects",
+]
+
+ORPHAN_AGE_MS: Final = 24 * 3600 * 1000
+
+FOLDERS: Final = 256
+"""Of blobs: two hexadecimal digits."""
+
+_OBJECTS: Final = pa.schema(
+    [
+        ("uri", pa.string()),
+        ("modified_at", pa.timestamp("us", tz="UTC")),
+        ("size_bytes", pa.int64()),
+    ]
+)
+_URIS: Final = pa.schema([("uri", pa.string())])
+
+_OUTBOXES: Final = through(outbox_key(0, 0), outbox_key(LAST_NUMBER, LAST_NUMBER))
+_PATH: Final = re.compile(rb"blobs/[0-9a-f]{2}/[0-9a-f]{30}")
+
+
+async def store_time_ms(objects: Objects) -> int:
+    """The time by the store's own clock, which dates the objects."""
+    path = f"janitor/probe/{secrets.token_hex(16)}"
+    await objects.put(path, b"")
+    try:
+        return await objects.modified_ms(path)
+    finally:
+        await objects.delete(path)
+
+
+def stored_objects(spark: SparkSession, root: str) -> DataFrame:
+    """All objects of payloads: uri, modified_at, size_bytes."""
+    folders = spark.range(FOLDERS).selectExpr("lower(lpad(hex(id), 2, '0')) AS folder")
+    return folders.mapInArrow(
+        _Listing(root), "uri string, modified_at timestamp, size_bytes bigint"
+    )
+
+
+def named_by_messages(messages: DataFrame, root: str, names: Sequence[SnapshotName]) -> DataFrame:
+    """What the payload records of these messages name: uri."""
+    return messages.mapInArrow(_MessageUris(root, tuple(names)), "uri string")
+
+
+def named_by_pushes(spark: SparkSession, root: str, names: Sequence[SnapshotName]) -> DataFrame:
+    """What the outboxes and refused pushes of these brokers name: uri."""
+    brokers = [(name.database, name.snapshot_id) for name in names if name.service == "broker"]
+    frame = spark.createDataFrame(brokers, "database string, snapshot_id string")
+    return frame.repartition(max(1, len(brokers))).mapInArrow(_PushUris(root), "uri string")
+
+
+@dataclass(frozen=True)
+class _Listing:
+    root: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        root = open_root(self.root)
+        blobs = Blobs(root)
+        for batch in batches:
+            for folder in batch["folder"].to_pylist():
+                found = [
+                    (blobs.uri_of(info.path), info.modified_ms * 1000, info.size_bytes)
+                    for info in asyncio.run(root.objects.describe(f"blobs/{folder}"))
+                ]
+                ours = [row for row in found if blobs.owns(row[0])]
+                columns = list(zip(*ours, strict=True)) or [(), (), ()]
+                yield pa.RecordBatch.from_arrays(
+                    [
+                        pa.array(column, field.type)
+                        for column, field in zip(columns, _OBJECTS, strict=True)
+                    ],
+                    schema=_OBJECTS,
+                )
+
+
+@dataclass(frozen=True)
+class _MessageUris:
+    root: str
+    names: tuple[SnapshotName, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with owners_of(self.root) as owners:
+            contents = Contents(owners, self.names)
+            for batch in batches:
+                uris = contents.uris(batch["message_id"].to_pylist())
+                yield pa.RecordBatch.from_pydict({"uri": uris}, schema=_URIS)
+            contents.close()
+
+
+@dataclass(frozen=True)
+class _PushUris:
+    root: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for row in batch.to_pylist():
+                uris = asyncio.run(self._read(row["database"], row["snapshot_id"]))
+                yield pa.RecordBatch.from_pydict({"uri": uris}, schema=_URIS)
+
+    async def _read(self, database: str, snapshot_id: str) -> list[str]:
+        root = open_root(self.root)
+        blobs = Blobs(root)
+        reader = await root.open_snapshot(database, snapshot_id)
+        try:
+            return [blobs.uri_of(path) async for path in _pushed_paths(reader)]
+        finally:
+            await reader.close()
+
+
+@dataclass(frozen=True)
+class ObjectRemoval:
+    """Objects go: `uri`, `size_bytes`.
+
+    Attributes:
+        root: URL of the instance's root.
+    """
+
+    root: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Delete them, some at a time."""
+        counts: Counter[str] = Counter()
+        blobs = Blobs(open_root(self.root))
+        for batch in batches:
+            asyncio.run(_delete_all(blobs, batch["uri"].to_pylist()))
+            counts["objects_removed"] += batch.num_rows
+            counts["object_bytes"] += sum(batch["size_bytes"].to_pylist())
+        yield counts_batch(counts)
+
+
+async def _delete_all(blobs: Blobs, uris: Sequence[str]) -> None:
+    for start in range(0, len(uris), 32):
+        await asyncio.gather(*(blobs.delete(uri) for uri in uris[start : start + 32]))
+
+
+async def _pushed_paths(reader: SnapshotReader) -> AsyncIterator[str]:
+    """Whatever looks like the path of an object in the rows: a damaged one may name it, too."""
+    for span in (_OUTBOXES, refused_push_range()):
+        async for rows in reader.scan(*span):
+            for _, value in rows:
+                for path in _PATH.findall(value):
+                    yield path.decode()

@@ -1,0 +1,76 @@
+"""The jobs over dead letters: into the archive, and back from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+from services.janitor.jobs.archive import FOLDER
+from services.janitor.jobs.archiving import LetterArchive, LetterRestore
+from services.janitor.jobs.batches import counted, totals
+from services.janitor.jobs.dead_letters import due_letters, with_content
+from services.janitor.jobs.moments import at_ms
+from services.janitor.jobs.work import FEW_ENTRIES, Work
+
+__all__ = ["dead_letters", "restore"]
+
+_IN_DAYS: Final = ("queue", "broker_shard", "created_revision", "day", "failed_at", "message_id")
+"""The order in which a task takes letters: all of a day, behind each other."""
+
+
+def dead_letters(work: Work) -> Counter[str]:
+    """Archive the dead letters that are old enough."""
+    counts = Counter(letters_written=0, letters_archived=0, payload_bytes=0)
+    with work.phase("dead letters"):
+        before_ms = work.now_ms - work.options.older_than_s * 1000
+        due = due_letters(work.of_queues("failed"), work.of_queues("queues"), before_ms)
+        bounds = due.selectExpr("min(message_id)", "max(message_id)", "count(*)").first()
+        assert bounds is not None, "an aggregate always has a row"
+        first_id, last_id, count = bounds
+        if not count:
+            return counts
+        messages, attempts = (
+            work.table(name).where(sf.col("message_id").between(first_id, last_id))
+            for name in ("messages", "attempts")
+        )
+        if count <= FEW_ENTRIES:
+            wanted = sf.broadcast(due.select("message_id").distinct())
+            messages = messages.join(wanted, "message_id", "left_semi")
+        letters = with_content(due, messages, attempts)
+        if work.options.dry_run:
+            bytes_ = sf.col("payload_bytes")
+            found = totals(letters, letters_archived=sf.lit(1), payload_bytes=bytes_)
+            return counts + Counter(letters_written=found["letters_archived"], **found)
+        names = tuple(name for name in work.names if name.service == "ingest")
+        task = LetterArchive(work.url, names, work.run)
+        counts.update(counted(_in_days(letters), task))
+        work.artifacts.append(FOLDER)
+    return counts
+
+
+def restore(work: Work) -> Counter[str]:
+    """Push archived letters back into queues."""
+    options = work.options
+    counts = Counter(letters_restored=0)
+    with work.phase("archived letters"):
+        archived = work.of_queues("archived")
+        if options.message_ids is not None:
+            archived = archived.where(sf.col("message_id").isin(*options.message_ids))
+        if options.failed_from_ms is not None:
+            archived = archived.where(sf.col("failed_at") >= at_ms(options.failed_from_ms))
+        if options.failed_until_ms is not None:
+            archived = archived.where(sf.col("failed_at") < at_ms(options.failed_until_ms))
+        made = work.table("queues").select("queue", "created_revision")
+        rows = archived.withColumn("day", sf.to_date("failed_at")).join(sf.broadcast(made), "queue")
+        if options.dry_run:
+            counts.update(totals(rows, letters_restored=sf.lit(1)))
+        else:
+            counts.update(counted(_in_days(rows), LetterRestore(work.url, options.target)))
+    return counts
+
+
+def _in_days(letters: DataFrame) -> DataFrame:
+    return letters.repartition("queue", "day").sortWithinPartitions(*_IN_DAYS)

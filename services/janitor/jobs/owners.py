@@ -1,0 +1,100 @@
+"""The owners of the databases, for a task of Spark that sends them what it has found.
+
+Who they are and where is in the topology, which the task reads itself. Every call may be repeated,
+so one that fails for now is, for a while; then the task fails, and the job with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+import grpc.aio
+
+from libs.serving.channels import Channels
+from libs.serving.peers import Backoff
+from libs.serving.topology import TopologyDirectory
+from libs.storage.errors import StoreUnavailable
+from libs.storage.roots import Root, open_root
+from slatemq.errors import Aborted, DeadlineExceeded, ResourceExhausted, Unavailable
+from slatemq.rpc_status import raising_slatemq_errors
+
+__all__ = ["CALL_S", "Owners", "owners_of"]
+
+log = logging.getLogger(__name__)
+
+CALL_S: Final = 60.0
+PATIENCE_S: Final = 120.0
+"""A process that is killed is back in seconds, one that moves in a minute."""
+
+_PASSING: Final = (
+    Unavailable,
+    ResourceExhausted,
+    DeadlineExceeded,
+    Aborted,
+    StoreUnavailable,
+)
+
+T = TypeVar("T")
+
+
+class Owners:
+    """Calls the owners, for code without an event loop; `owners_of` makes it.
+
+    Attributes:
+        root: The instance's root.
+    """
+
+    def __init__(self, root: Root, runner: asyncio.Runner, patience_s: float) -> None:
+        self.root = root
+        self._runner = runner
+        self._patience_s = patience_s
+        self._directory = TopologyDirectory(root.objects)
+        self._channels = Channels(self._directory)
+
+    def call(self, service: str, shard: int, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:
+        """Call an owner, again and again while it is away. Raises SlateMQError, StorageError."""
+        return self._runner.run(self._patiently(service, shard, call))
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Wait for something else: an object, a snapshot."""
+
+        async def waited() -> T:
+            return await work
+
+        return self._runner.run(waited())
+
+    async def _patiently(
+        self, service: str, shard: int, call: Callable[[grpc.aio.Channel], Awaitable[T]]
+    ) -> T:
+        until = time.monotonic() + self._patience_s
+        backoff = Backoff()
+        while True:
+            try:
+                with raising_slatemq_errors():
+                    return await call(await self._channels.to(service, shard))
+            except _PASSING as error:
+                if time.monotonic() > until:
+                    raise
+                log.info("%s %d: trying again: %s", service, shard, error)
+            await asyncio.sleep(backoff.next_seconds())
+
+    async def close(self) -> None:
+        """Close the channels."""
+        await self._channels.close()
+        await self._directory.close()
+
+
+@contextmanager
+def owners_of(root: str, patience_s: float = PATIENCE_S) -> Iterator[Owners]:
+    """The owners of the instance's databases, until the block ends."""
+    with asyncio.Runner() as runner:
+        owners = Owners(open_root(root), runner, patience_s)
+        try:
+            yield owners
+        finally:
+            runner.run(owners.close())

@@ -1,0 +1,177 @@
+"""Tasks that ask owners to remove what a partition holds; each gives counts.
+
+Owners check everything again, and refuse what is no longer true: that is counted, and no error. So
+is what is gone already: a job that is run again finds much of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from services.janitor.jobs.batches import counts_batch, grouped
+from services.janitor.jobs.owners import CALL_S, Owners, owners_of
+from slatemq.errors import FailedPrecondition, NotFound
+from slatemq.v1 import purge_pb2, purge_pb2_grpc, removal_pb2, removal_pb2_grpc
+
+__all__ = [
+    "ENTRY_KEYS",
+    "DonePruning",
+    "EntryRemoval",
+    "MessagePurge",
+    "failed_rows",
+    "remove_entries",
+]
+
+ENTRY_KEYS: Final = ("queue", "broker_shard", "created_revision")
+
+
+@dataclass(frozen=True)
+class MessagePurge:
+    """Messages go: `ingest_shard` and `message_id`, ascending.
+
+    Attributes:
+        root: URL of the instance's root.
+        epochs: By ingest shard, the purge epoch that came with its snapshot.
+        reason: Why they go.
+    """
+
+    root: str
+    epochs: Mapping[int, int]
+    reason: purge_pb2.PurgeReason.ValueType
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Ask for it, batch after batch."""
+        counts: Counter[str] = Counter()
+        stale: set[int] = set()
+        with owners_of(self.root) as owners:
+            for table in grouped(batches, ["ingest_shard"]):
+                shard = table["ingest_shard"][0].as_py()
+                if shard not in stale:
+                    try:
+                        counts += self._purge(owners, shard, table)
+                        continue
+                    except FailedPrecondition as error:
+                        if error.reason != "STALE_PURGE_EPOCH":
+                            raise
+                        stale.add(shard)
+                # A queue that starts in the past may need them: the next run will know.
+                counts["messages_postponed"] += table.num_rows
+        yield counts_batch(counts)
+
+    def _purge(self, owners: Owners, shard: int, table: pa.Table) -> Counter[str]:
+        request = purge_pb2.PurgeMessagesRequest(
+            purge_epoch=self.epochs[shard],
+            reason=self.reason,
+            message_ids=table["message_id"].to_numpy(),
+        )
+        told = owners.call(
+            "ingest",
+            shard,
+            lambda channel: purge_pb2_grpc.PurgeServiceStub(channel).PurgeMessages(
+                request, timeout=CALL_S
+            ),
+        )
+        return Counter(
+            messages_purged=told.purged_count,
+            messages_gone=told.gone_count,
+            messages_refused=len(told.refused_ids),
+            payload_bytes=told.purged_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class EntryRemoval:
+    """Entries go: ENTRY_KEYS and the columns of their rows, in the order of their lists.
+
+    Attributes:
+        root: URL of the instance's root.
+        failed: Whether they are dead letters past the failed retention of their queue; else they
+            wait, and are past their own.
+    """
+
+    root: str
+    failed: bool
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Ask for it, batch after batch."""
+        counts: Counter[str] = Counter()
+        with owners_of(self.root) as owners:
+            for table in grouped(batches, ENTRY_KEYS):
+                removal: dict[str, Any]
+                if self.failed:
+                    letters = removal_pb2.FailedExpiredRemoval(rows=failed_rows(table))
+                    removal = {"failed_expired": letters}
+                else:
+                    removal = {"expired": removal_pb2.ExpiredRemoval(rows=waiting_rows(table))}
+                told = remove_entries(owners, table, **removal)
+                kind = "failed" if self.failed else "entries"
+                counts[f"{kind}_removed"] += told.removed_count
+                counts[f"{kind}_gone"] += told.gone_count
+                counts[f"{kind}_refused"] += len(told.refused)
+        yield counts_batch(counts)
+
+
+@dataclass(frozen=True)
+class DonePruning:
+    """Done lists are pruned: rows of ENTRY_KEYS and `done_before_ms`.
+
+    Attributes:
+        root: URL of the instance's root.
+    """
+
+    root: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Ask for it, queue after queue."""
+        counts: Counter[str] = Counter()
+        with owners_of(self.root) as owners:
+            for table in grouped(batches, ENTRY_KEYS):
+                before_ms = table["done_before_ms"][0].as_py()
+                done = removal_pb2.DoneRemoval(done_before_ms=before_ms)
+                more = True
+                while more:
+                    told = remove_entries(owners, table, done=done)
+                    counts["done_removed"] += told.removed_count
+                    # A call that removes nothing would do so again.
+                    more = told.more and told.removed_count > 0
+                counts["queues_pruned"] += 1
+        yield counts_batch(counts)
+
+
+def remove_entries(
+    owners: Owners, table: pa.Table, **removal: Any
+) -> removal_pb2.RemoveEntriesResponse:
+    """One call, for the queue of a batch; of a queue that is gone all entries are."""
+    queue, shard, revision = (table[name][0].as_py() for name in ENTRY_KEYS)
+    request = removal_pb2.RemoveEntriesRequest(queue_id=queue, created_revision=revision, **removal)
+    try:
+        return owners.call(
+            "broker",
+            shard,
+            lambda channel: removal_pb2_grpc.RemovalServiceStub(channel).RemoveEntries(
+                request, timeout=CALL_S
+            ),
+        )
+    except NotFound:
+        return removal_pb2.RemoveEntriesResponse(gone_count=table.num_rows)
+    except FailedPrecondition as error:
+        if error.reason != "QUEUE_CHANGED":
+            raise
+        return removal_pb2.RemoveEntriesResponse(gone_count=table.num_rows)
+
+
+def waiting_rows(table: pa.Table) -> list[removal_pb2.WaitingRow]:
+    """What names entries that wait."""
+    columns = ["message_id", "priority", "timed", "bucket_order"]
+    return [removal_pb2.WaitingRow(**row) for row in table.select(columns).to_pylist()]
+
+
+def failed_rows(table: pa.Table) -> list[removal_pb2.FailedRow]:
+    """What names dead letters."""
+    columns = ["message_id", "failed_at_ms", "bucket_order"]
+    return [removal_pb2.FailedRow(**row) for row in table.select(columns).to_pylist()]

@@ -1,0 +1,182 @@
+"""The page of a report: one file without anything from elsewhere, for phones and large screens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from html import escape
+from typing import Any, Final
+
+from services.janitor.jobs.charts import Series, bars, lines, ranks
+from services.janitor.jobs.report import ATTEMPTS
+
+__all__ = ["duration", "page", "size"]
+
+RANKS_SHOWN: Final = 10
+
+Row = Mapping[str, Any]
+
+_STYLE: Final = """\
+:root{color-scheme:light dark;--ink:#1c2024;--soft:#60646c;--line:#d9d9e0;--paper:#fcfcfd;
+--card:#fff;--c1:#3358d4;--c2:#18794e;--c3:#ce2c31;--c4:#8e4ec6}
+@media(prefers-color-scheme:dark){:root{--ink:#edeef0;--soft:#b0b4ba;--line:#363a3f;--paper:#111113;
+--card:#18191b;--c1:#9eb1ff;--c2:#3dd68c;--c3:#ff9592;--c4:#d19dff}}
+*{box-sizing:border-box}body{margin:0 auto;max-width:76rem;padding:1rem;background:var(--paper);
+color:var(--ink);font:1rem/1.5 system-ui,sans-serif}h1{font-size:1.4rem;margin:.2rem 0}
+h2{font-size:1.05rem;margin:0 0 .5rem}p{color:var(--soft);margin:.2rem 0 1rem}
+.cards,.charts{display:grid;gap:.75rem;margin-bottom:.75rem}
+.cards{grid-template-columns:repeat(auto-fit,minmax(9rem,1fr))}
+.charts{grid-template-columns:repeat(auto-fit,minmax(min(20rem,100%),1fr))}
+.card,section{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:.8rem}
+.card b{display:block;font-size:1.3rem}.card span,.key{color:var(--soft);font-size:.85rem}
+svg{display:block;width:100%;height:auto;max-width:36rem}svg text{fill:var(--soft);font-size:11px}
+.grid{stroke:var(--line)}.key i{display:inline-block;width:.7rem;height:.7rem;border-radius:.15rem;
+margin:0 .3rem 0 .7rem}.table{overflow-x:auto}table{border-collapse:collapse;width:100%;
+font-variant-numeric:tabular-nums}th,td{padding:.35rem .6rem;text-align:right;white-space:nowrap;
+border-bottom:1px solid var(--line)}th{color:var(--soft);font-weight:500}
+th:first-child,td:first-child{text-align:left}"""
+
+_CLAIM: Final = (("claim_ms_p50", "half"), ("claim_ms_p95", "95 %"), ("claim_ms_p99", "99 %"))
+_ACK: Final = (("ack_ms_p50", "half"), ("ack_ms_p95", "95 %"), ("ack_ms_p99", "99 %"))
+_FLOW: Final = (
+    ("published_count", "published"),
+    ("acked_count", "acked"),
+    ("failed_count", "failed"),
+)
+
+
+def page(run: str, now_ms: int, rows: Sequence[Row], days_count: int) -> str:
+    """The page, of the rows of `report.queue_days`; those without a queue are of all together."""
+    now = datetime.fromtimestamp(now_ms / 1000, UTC)
+    days = [now.date() - timedelta(days=back) for back in range(days_count - 1, -1, -1)]
+    together = {row["day"]: row for row in rows if row["queue"] is None}
+    queues: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["queue"] is not None:
+            queues.setdefault(row["queue"], []).append(row)
+    title = f"SlateMQ, {days[0].isoformat()} to {days[-1].isoformat()}"
+    return f"""\
+<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>
+{_STYLE}
+</style></head><body>
+<h1>{title}</h1>
+<p>As of {now:%Y-%m-%d %H:%M:%S} UTC. What is no longer kept is not counted. Run {escape(run)}.</p>
+<div class="cards">{_cards(together.values(), now)}</div>
+<div class="charts">{_charts(days, together, queues, now)}</div>
+<section><h2>Queues</h2><div class="table">{_table(queues, now)}</div></section>
+</body></html>
+"""
+
+
+def _cards(rows: Iterable[Row], now: datetime) -> str:
+    rows = list(rows)
+    told = [
+        (f"{_sum(rows, 'published_count'):,}", "published"),
+        (f"{_sum(rows, 'acked_count'):,}", "acked"),
+        (f"{_sum(rows, 'failed_count'):,}", "failed"),
+        (f"{_sum(rows, 'waiting_count'):,}", "waiting"),
+        (_waited(rows, now), "oldest waits for"),
+        (size(_sum(rows, "published_bytes")), "published"),
+    ]
+    return "".join(
+        f'<div class="card"><b>{value}</b><span>{name}</span></div>' for value, name in told
+    )
+
+
+def _charts(
+    days: Sequence[date],
+    together: Mapping[date, Row],
+    queues: Mapping[str, Sequence[Row]],
+    now: datetime,
+) -> str:
+    def series(columns: Iterable[tuple[str, str]]) -> list[Series]:
+        return [
+            Series(name, [together[day][column] if day in together else None for day in days])
+            for column, name in columns
+        ]
+
+    rows = list(together.values())
+    attempts = [
+        (
+            name.replace("_to_", "–").replace("_or_more", " or more"),
+            _sum(rows, f"attempts_{name}_count"),
+        )
+        for name, _, _ in ATTEMPTS
+    ]
+    waits = sorted(
+        ((queue, _waited_ms(some, now)) for queue, some in queues.items()), key=lambda one: -one[1]
+    )
+    told = [
+        ("Messages a day", bars(days, series(_FLOW), _number)),
+        ("From publishing to the first claim", lines(days, series(_CLAIM), duration)),
+        ("From publishing to the ack", lines(days, series(_ACK), duration)),
+        ("Attempts until acked or failed", ranks(attempts, _number)),
+        ("Bytes published a day", bars(days, series((("published_bytes", "bytes"),)), size)),
+        (
+            "Oldest waiting, by queue",
+            ranks([one for one in waits if one[1]][:RANKS_SHOWN], duration),
+        ),
+    ]
+    return "".join(f"<section><h2>{title}</h2>{chart}</section>" for title, chart in told)
+
+
+def _table(queues: Mapping[str, Sequence[Row]], now: datetime) -> str:
+    heads = ("queue", "published", "bytes", "acked", "failed", "waiting", "oldest waits for")
+    lines_ = [
+        (
+            escape(queue),
+            f"{_sum(rows, 'published_count'):,}",
+            size(_sum(rows, "published_bytes")),
+            f"{_sum(rows, 'acked_count'):,}",
+            f"{_sum(rows, 'failed_count'):,}",
+            f"{_sum(rows, 'waiting_count'):,}",
+            _waited(rows, now),
+        )
+        for queue, rows in sorted(queues.items())
+    ]
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines_)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _sum(rows: Iterable[Row], column: str) -> int:
+    return sum(row[column] or 0 for row in rows)
+
+
+def _waited_ms(rows: Iterable[Row], now: datetime) -> int:
+    since = [row["oldest_waiting_at"] for row in rows if row["oldest_waiting_at"] is not None]
+    # Spark gives times of its session's zone, UTC, without saying so.
+    oldest = min((one if one.tzinfo else one.astimezone(UTC) for one in since), default=now)
+    return max(0, int((now - oldest).total_seconds() * 1000))
+
+
+def _waited(rows: Iterable[Row], now: datetime) -> str:
+    waited_ms = _waited_ms(rows, now)
+    return duration(waited_ms) if waited_ms else "–"
+
+
+def _number(value: float) -> str:
+    return _scaled(value, 1000, ("", "k", "M", "G"))
+
+
+def size(value: float) -> str:
+    """Bytes, for people."""
+    return _scaled(value, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
+
+
+def _scaled(value: float, step: int, units: Sequence[str]) -> str:
+    unit = 0
+    while value >= step and unit < len(units) - 1:
+        value, unit = value / step, unit + 1
+    return f"{value:.3g}{units[unit]}" if unit or value % 1 else f"{value:.0f}{units[unit]}"
+
+
+def duration(ms: float) -> str:
+    """Milliseconds, for people."""
+    for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+        if ms >= length:
+            return f"{ms / length:.3g} {unit}"
+    return f"{ms:.0f} ms"

@@ -1,0 +1,71 @@
+"""What is past its retention, and may go.
+
+An entry that waits goes when its deadline is over by more than the clocks may be apart: nobody is
+handed it any more. One in flight stays for as long as its lease, since an ack on a valid lease is
+still taken; its broker drops it when the lease ends otherwise, so no job asks for it. A dead letter
+stays past the deadline, with its payload: people may still want to see why it failed. It goes when
+its queue's failed retention is over, if it has one.
+
+A message goes, payload and metadata, when its deadline is over and no queue has it in flight or
+failed. Done entries do not need it: they have all that they tell.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+from services.janitor.jobs.moments import at_ms, ms_of
+
+__all__ = ["ENTRY", "expired_entries", "expired_failed", "expired_messages"]
+
+ENTRY: Final = ("queue", "broker_shard", "created_revision", "message_id", "bucket_order")
+"""How a broker finds an entry, and tells it from one in a later queue of that name."""
+
+
+def expired_entries(active: DataFrame, queues: DataFrame, now_ms: int, grace_ms: int) -> DataFrame:
+    """Entries that wait past their deadline, as their broker wants them named."""
+    over = active.where(
+        (sf.col("state") == "available")
+        & (sf.col("retention_deadline") <= at_ms(now_ms - grace_ms))
+    )
+    made = queues.select("queue", "created_revision")
+    return over.join(sf.broadcast(made), "queue").select(*ENTRY, "priority", "timed")
+
+
+def expired_failed(failed: DataFrame, queues: DataFrame, now_ms: int, grace_ms: int) -> DataFrame:
+    """Dead letters past the failed retention of their queue, as their broker wants them named.
+
+    A failed retention of 0 keeps them for ever.
+    """
+    kept = queues.where("failed_retention_s > 0").select(
+        "queue", "created_revision", "failed_retention_s"
+    )
+    since_ms = ms_of("failed_at") + sf.col("failed_retention_s") * 1000 + grace_ms
+    over = failed.join(sf.broadcast(kept), "queue").where(since_ms <= now_ms)
+    return over.select(*ENTRY, ms_of("failed_at").alias("failed_at_ms"))
+
+
+def expired_messages(
+    messages: DataFrame,
+    active: DataFrame,
+    failed: DataFrame,
+    now_ms: int,
+    grace_ms: int,
+    *,
+    few: bool = False,
+) -> DataFrame:
+    """Messages past their deadline that no queue needs: ingest_shard, message_id, payload_bytes.
+
+    An entry whose own deadline is later than that of its message needs it as well. `few`: every
+    task may be told of all entries.
+    """
+    until = at_ms(now_ms - grace_ms)
+    over = messages.where(sf.col("retention_deadline") <= until)
+    later = sf.col("retention_deadline").isNull() | (sf.col("retention_deadline") > until)
+    needed = active.where((sf.col("state") == "in-flight") | later).select("message_id")
+    held = needed.unionByName(failed.select("message_id"))
+    gone = over.join(sf.broadcast(held) if few else held, "message_id", "left_anti")
+    return gone.select("ingest_shard", "message_id", "payload_bytes")

@@ -1,0 +1,137 @@
+"""Runs a job: snapshots of every shard, the logic of the job, its owners' answers, counted.
+
+Every ingest is asked for a snapshot first, then every broker; so what a broker has of a message is
+never older than the message. A shard that was ever seen below the root and does not answer ends the
+job before it begins: nobody else knows what it still needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Final, NamedTuple
+
+from pyspark.sql import SparkSession
+
+from services.janitor.instance import held_snapshots
+from services.janitor.jobs import clearing, letters, reporting
+from services.janitor.jobs.contract import (
+    JobCancelled,
+    JobInstance,
+    JobOptions,
+    JobResult,
+    Progress,
+    Tell,
+)
+from services.janitor.jobs.work import Work
+from services.janitor.session import spark_session
+from slatemq.errors import Unavailable
+
+__all__ = ["PHASES", "run_job", "run_on"]
+
+STARTING: Final = "starting Spark"
+SNAPSHOTS: Final = "taking snapshots"
+
+_SETTINGS: Final = {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
+
+
+class _Job(NamedTuple):
+    """A job: what it does with its tables, the names of its phases, and what it does before all."""
+
+    do: Callable[[Work], Mapping[str, int]]
+    phases: tuple[str, ...]
+    prepare: Callable[[Work], None] = lambda _: None
+
+
+_JOBS: Final[Mapping[str, _Job]] = {
+    "retention": _Job(clearing.retention, ("entries", "dead letters", "messages")),
+    "unreferenced": _Job(clearing.unreferenced, ("messages", "objects"), clearing.note_store_time),
+    "done": _Job(clearing.done, ("done lists",)),
+    "dead-letters": _Job(letters.dead_letters, ("dead letters",)),
+    "restore": _Job(letters.restore, ("archived letters",)),
+    "report": _Job(reporting.report, ("report",)),
+}
+
+PHASES: Final = {job: (STARTING, SNAPSHOTS, *one.phases) for job, one in _JOBS.items()}
+"""What each job does, in order."""
+
+
+def run_job(
+    job: str,
+    instance: JobInstance,
+    options: JobOptions | None = None,
+    progress: Tell = lambda _: None,
+) -> JobResult:
+    """Run a job, in a Spark session of its own.
+
+    For a thread without an event loop. `progress` is called from this thread and from others.
+
+    Raises:
+        JobFailed: It could not go on; what was removed by then stays removed, run it again.
+        JobCancelled: `options.cancelled` was set.
+        ValueError: No such job, or a root or an option that is none.
+    """
+    options = options or JobOptions()
+    _check(job, options)
+    progress(Progress(STARTING, 1, len(PHASES[job])))
+    began = time.monotonic()
+    settings = {**_SETTINGS, **options.spark}
+    with spark_session(options.master, options.memory, settings) as spark:
+        if options.cancelled.is_set():
+            raise JobCancelled("cancelled")
+        started = (STARTING, round(time.monotonic() - began, 3))
+        return run_on(spark, job, instance, options, progress, started)
+
+
+def run_on(
+    spark: SparkSession,
+    job: str,
+    instance: JobInstance,
+    options: JobOptions,
+    progress: Tell = lambda _: None,
+    started: tuple[str, float] = (STARTING, 0.0),
+) -> JobResult:
+    """The same in a session that is there already; raises what `run_job` does."""
+    _check(job, options)
+    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    run = f"{moment}-{secrets.token_hex(4)}"
+    work = Work(spark, instance.root, options, run, len(PHASES[job]), progress)
+    work.phases.append(started)
+    with ExitStack() as stack:
+        with work.phase(SNAPSHOTS):
+            _JOBS[job].prepare(work)
+            work.work_on(stack.enter_context(held_snapshots(instance.root)))
+            asyncio.run(_refuse_unknown_shards(work))
+        counts = _JOBS[job].do(work)
+    return JobResult(dict(sorted(counts.items())), work.artifacts, work.phases)
+
+
+async def _refuse_unknown_shards(work: Work) -> None:
+    """Raises Unavailable when a database is there whose owner nobody knows."""
+    known = {name.database for name in work.names}
+    for service in ("ingest", "broker"):
+        for folder in await work.root.objects.folders(service):
+            shard = folder.rpartition("/")[2]
+            if shard.isdigit() and f"{service}/{shard}" not in known:
+                raise Unavailable(
+                    f"{service} {shard} has a database but is not in the topology: what it needs "
+                    "is not known"
+                )
+
+
+def _check(job: str, options: JobOptions) -> None:
+    if job not in _JOBS:
+        raise ValueError(f"job: {job!r} is none of {', '.join(_JOBS)}")
+    for name in ("grace_s", "replay_window_s", "older_than_s"):
+        if getattr(options, name) < 0:
+            raise ValueError(f"{name}: must not be negative")
+    if options.days < 1:
+        raise ValueError("days: must be at least 1")
+    if options.queues is not None:
+        if job == "unreferenced":
+            raise ValueError("queues: what no queue needs is known only of all of them")
+        if not options.queues:
+            raise ValueError("queues: name at least one, or leave them out")

@@ -1,0 +1,54 @@
+"""Where the brokers stand, by their snapshots: how far each is in each log, and what replays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from libs.storage.own_keys import parse_routing_cursor_key, replay_range, routing_cursor_range
+from libs.storage.replay_records import decode_replay
+from libs.storage.roots import Root
+from libs.storage.snapshots import SnapshotReader
+from libs.storage.states import decode_routing_cursor
+from services.janitor.jobs.unreferenced import judged_positions
+from services.janitor.planning import SnapshotName
+
+__all__ = ["read_judged"]
+
+
+async def read_judged(root: Root, names: Sequence[SnapshotName]) -> dict[int, int]:
+    """By ingest shard, up to where its log was judged by all brokers; a few rows are read of each.
+
+    `names` are the snapshots of all shards.
+    """
+    ingests = [name.shard for name in names if name.service == "ingest"]
+    brokers = [name for name in names if name.service == "broker"]
+    stands = await asyncio.gather(*(_read(root, name) for name in brokers))
+    replays = [replay for _, some in stands for replay in some]
+    return judged_positions(ingests, [cursors for cursors, _ in stands], replays)
+
+
+async def _read(
+    root: Root, name: SnapshotName
+) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
+    reader = await root.open_snapshot(name.database, name.snapshot_id)
+    try:
+        return await _cursors(reader), await _replays(reader)
+    finally:
+        await reader.close()
+
+
+async def _cursors(reader: SnapshotReader) -> dict[int, int]:
+    found: dict[int, int] = {}
+    async for rows in reader.scan(*routing_cursor_range()):
+        for key, value in rows:
+            found[parse_routing_cursor_key(key)] = decode_routing_cursor(value)
+    return found
+
+
+async def _replays(reader: SnapshotReader) -> list[tuple[int, int, int]]:
+    found: list[tuple[int, int, int]] = []
+    async for rows in reader.scan(*replay_range()):
+        for _, value in rows:
+            found += [(one.ingest_shard, one.cursor, one.end) for one in decode_replay(value)]
+    return found

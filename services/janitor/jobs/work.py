@@ -1,0 +1,199 @@
+"""A job at work: its tables, its phases, how far it is, and whether it is still wanted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from libs.storage.errors import StorageError
+from libs.storage.roots import Root, open_root
+from services.janitor.instance import table_of
+from services.janitor.jobs.contract import JobCancelled, JobFailed, JobOptions, Progress, Tell
+from services.janitor.planning import SnapshotName
+from services.janitor.snapshots import TakenSnapshots
+from slatemq.errors import SlateMQError
+
+__all__ = ["FEW_ENTRIES", "Work"]
+
+LOOK_S: Final = 0.25
+"""How often it is looked how far a phase is, and whether it is still wanted."""
+
+FEW_ENTRIES: Final = 200_000
+"""So many IDs are sent to every task, rather than all messages past each other."""
+
+
+class Work:
+    """What a job works with.
+
+    Attributes:
+        spark: The session.
+        url: URL of the instance's root.
+        root: The root.
+        options: How the job is to be done.
+        run: A name for this run.
+        phases: What was done, in order, each with its seconds.
+        artifacts: Paths below the root of what was written.
+        store_time_ms: The time by the store's clock before the snapshots; 0: nobody looked.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        url: str,
+        options: JobOptions,
+        run: str,
+        phases_count: int,
+        tell: Tell,
+    ) -> None:
+        self.spark = spark
+        self.url = url
+        self.root: Root = open_root(url)
+        self.options = options
+        self.run = run
+        self.phases: list[tuple[str, float]] = []
+        self.artifacts: list[str] = []
+        self.store_time_ms = 0
+        self._taken: TakenSnapshots | None = None
+        self._phases_count = phases_count
+        self._tell = tell
+
+    def work_on(self, taken: TakenSnapshots) -> None:
+        """These are the snapshots of all shards."""
+        self._taken = taken
+
+    @property
+    def taken(self) -> TakenSnapshots:
+        """The snapshots of all shards."""
+        assert self._taken is not None, "taken before any table is read"
+        return self._taken
+
+    @property
+    def names(self) -> list[SnapshotName]:
+        """What to read."""
+        return self.taken.names
+
+    @property
+    def epochs(self) -> dict[int, int]:
+        """By ingest shard, the purge epoch of its snapshot."""
+        return {
+            one.name.shard: one.purge_epoch for one in self.taken.all if one.purge_epoch is not None
+        }
+
+    @property
+    def now_ms(self) -> int:
+        """The time to judge by: the earliest at which an owner gave its snapshot."""
+        if self.options.now_ms is not None:
+            return self.options.now_ms
+        return min(one.taken_at_ms for one in self.taken.all)
+
+    @property
+    def grace_ms(self) -> int:
+        """How far clocks may be apart."""
+        return self.options.grace_s * 1000
+
+    def table(self, name: str) -> DataFrame:
+        """A table, whole."""
+        return table_of(self.spark, self.url, self.names, name)
+
+    def of_queues(self, name: str) -> DataFrame:
+        """A table of entries or queues, of those queues that the job is for."""
+        frame = self.table(name)
+        queues = self.options.queues
+        return frame if queues is None else frame.where(frame["queue"].isin(*queues))
+
+    def has_few_entries(self) -> bool:
+        """Whether all entries that wait, are in flight or failed can be told to every task."""
+        counts = "sum(waiting_count + in_flight_count + failed_count)"
+        row = self.table("queues").selectExpr(f"coalesce({counts}, 0) AS entries").first()
+        assert row is not None, "an aggregate always has a row"
+        return int(row["entries"]) <= FEW_ENTRIES
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A phase of the job. Raises JobCancelled and JobFailed for all that happens in it."""
+        number = len(self.phases) + 1
+        watch = _Watch(self, number, name, self._phases_count)
+        began = time.monotonic()
+        try:
+            with watch:
+                watch.raise_if_over()
+                yield
+            watch.raise_if_over()
+        except (PySparkException, Py4JError, SlateMQError, StorageError) as error:
+            watch.raise_if_over()
+            raise JobFailed(f"{name}: {first_lines(error)}") from error
+        self.phases.append((name, round(time.monotonic() - began, 3)))
+
+    def why_over(self) -> Exception | None:
+        """Why the job may not go on, if so."""
+        if self.options.cancelled.is_set():
+            return JobCancelled("cancelled")
+        if self._taken is not None and self._taken.lost.done():
+            return JobFailed(self._taken.lost.result())
+        return None
+
+    def tell(self, progress: Progress) -> None:
+        """Tell how far the job is."""
+        self._tell(progress)
+
+
+class _Watch:
+    """Looks after a phase, in a thread of its own; ends its tasks when the job is over."""
+
+    def __init__(self, work: Work, number: int, name: str, phases_count: int) -> None:
+        self._work = work
+        self._context = work.spark.sparkContext
+        self._group = f"{work.run}-{number}"
+        self._progress = Progress(name, number, phases_count)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, name=f"watch {name}", daemon=True)
+
+    def __enter__(self) -> None:
+        self._work.tell(self._progress)
+        self._context.setJobGroup(self._group, self._progress.phase, interruptOnCancel=True)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def raise_if_over(self) -> None:
+        over = self._work.why_over()
+        if over is not None:
+            raise over
+
+    def _look(self) -> None:
+        told = self._progress
+        while not self._ended.wait(LOOK_S):
+            if self._work.why_over() is not None:
+                self._context.cancelJobGroup(self._group)
+            done, count = self._tasks()
+            now = Progress(told.phase, told.phase_number, told.phases_count, done, count)
+            if now != told:
+                self._work.tell(now)
+                told = now
+
+    def _tasks(self) -> tuple[int, int]:
+        """How many tasks are done, of how many that are known of."""
+        tracker = self._context.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group)]
+        stages = {stage for job in jobs if job is not None for stage in job.stageIds}
+        found = [tracker.getStageInfo(stage) for stage in stages]
+        there = [stage for stage in found if stage is not None]
+        return sum(one.numCompletedTasks for one in there), sum(one.numTasks for one in there)
+
+
+def first_lines(error: Exception) -> str:
+    """What is wrong, without Java's stack."""
+    text = str(error).partition("\n\tat ")[0].partition("JVM stacktrace")[0].strip()
+    lines = [line for line in text.splitlines() if line.strip()]
+    # Of a task that failed, Python's own last line says why.
+    told = [line for line in lines if line.partition(":")[0].rpartition(".")[2].isidentifier()]
+    return (told or lines or [type(error).__name__])[-1].strip()
