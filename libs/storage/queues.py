@@ -180,6 +180,11 @@ def decode_done(data: bytes) -> list[DoneMessage]:
     return list(map(DoneMessage, *zip(*rows, strict=True), *columns))
 
 
+def decode_done_heads(data: bytes) -> list[tuple[int, int, int]]:
+    """Message ID, done at and attempts of each message of one bucket, as the RFC has them."""
+    return list(Reader("done value", data).array("done", _DONE))
+
+
 def encode_failed(failed: Sequence[FailedMessage]) -> bytes:
     """Failed value of one bucket."""
     columns = _columns(failed, len(FailedMessage._fields))

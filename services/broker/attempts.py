@@ -88,6 +88,18 @@ class Attempts:
         attempts = dict.fromkeys((*self._records.get(key, ()), *carried))
         self._put(key, sorted(attempts, key=lambda one: one.claimed_at_ms))
 
+    def forget(self, queue: Queue, message_id: int) -> Sequence[bytes]:
+        """Forgets the attempts at a message in a queue, where its entry is gone.
+
+        Gives the row that the caller is to delete; none where the next drain does.
+        """
+        key = attempts_at(queue, message_id)
+        if key not in self._records and key not in self._reading:
+            return (attempts_key(queue.queue_id, message_id),)
+        self._records[key] = []  # newer than what is stored, or being read
+        self._changed.add(key)
+        return ()
+
     def _put(self, key: Key, record: list[FailedAttempt]) -> None:
         self._records[key] = record[-ATTEMPTS_KEPT:]
         self._records.move_to_end(key)
@@ -97,8 +109,9 @@ class Attempts:
         """The rows of the records that changed since the last drain."""
         for key in self._changed:
             queue_id, _, message_id = key
-            row = (attempts_key(queue_id, message_id), encode_attempts(self._records[key]))
-            yield key, row
+            record = self._records[key]
+            value = encode_attempts(record) if record else None
+            yield key, (attempts_key(queue_id, message_id), value)
         self._changed = set()
 
     def shrink(self, undurable: Set[Key]) -> None:

@@ -27,6 +27,7 @@ from services.broker.walks import (
     NeedsBucket,
     NeedsDue,
     NeedsLane,
+    NeedsRows,
     NeedsSlot,
     StoredBucket,
     Taken,
@@ -190,6 +191,19 @@ class Available:
                 raise Needs([NeedsBucket(self, lane, place.order)], ())
             return None
         return lane, bucket
+
+    def find_all(self, places: Iterable[Place]) -> dict[Place, tuple[Lane, Bucket] | None]:
+        """As `find` for several; what must be read is told together."""
+        found = {}
+        slots: list[NeedsRows] = []
+        for place in places:
+            try:
+                found[place] = self.find(place)
+            except Needs as need:
+                slots += need.slots
+        if slots:
+            raise Needs(slots, ())
+        return found
 
     def purge(self, epoch: int) -> int:
         """Drops everything in O(lanes): the lanes begin anew in this epoch. Gives how many."""

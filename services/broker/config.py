@@ -52,6 +52,14 @@ class BrokerConfig(ServingConfig):
         minimum=0,
         maximum=RETENTION_S_MAX,
     )
+    purge_grace_s: int = setting(
+        "How long something must have been over, by this process's clock, before it is removed for "
+        "good, in seconds: more than clocks of the instance's machines differ.",
+        default=60,
+        scope=Scope.INSTANCE,
+        minimum=0,
+        maximum=24 * 3600,
+    )
     outbox_rows_max: int = setting(
         "Pushed messages that may wait for an ingest; over it pushes get RESOURCE_EXHAUSTED.",
         default=outbox.ROWS_MAX,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
+from libs.storage.archived_records import ArchivedMessage
 from libs.storage.ids import shard_of
 from libs.storage.queues import (
     AvailableMessage,
@@ -109,6 +110,24 @@ def failed_entry(queue_id: str, listed: Listed[FailedMessage]) -> entry_pb2.Entr
     )
 
 
+def archived_entry(queue_id: str, listed: Listed[ArchivedMessage]) -> entry_pb2.Entry:
+    """An archived dead letter."""
+    message, order = listed.message, listed.spot.order
+    return entry_pb2.Entry(
+        handle=listed_handle(queue_id, message.message_id, "x", order),
+        queue_id=queue_id,
+        message_id=message.message_id,
+        state=queue_pb2.ENTRY_STATE_ARCHIVED,
+        priority=message.priority,
+        attempts_count=message.attempts,
+        retention_deadline_ms=message.retention_deadline_ms,
+        finished_at_ms=message.failed_at_ms,
+        archived=entry_pb2.Archived(
+            run=message.run, archived_at_ms=message.archived_at_ms, bucket_order=order
+        ),
+    )
+
+
 def found_entry(found: Found, now_ms: int) -> entry_pb2.Entry:
     """An entry that was looked for."""
     queue_id = found.queue.queue_id
@@ -118,6 +137,8 @@ def found_entry(found: Found, now_ms: int) -> entry_pb2.Entry:
         return in_flight_entry(found.lease)
     if found.done is not None:
         return done_entry(queue_id, found.done)
+    if found.archived is not None:
+        return archived_entry(queue_id, found.archived)
     assert found.failed is not None
     return failed_entry(queue_id, found.failed)
 
@@ -136,6 +157,8 @@ class EntryTeller:
 
         Raises Unavailable while messages are wanted and an ingest is away.
         """
+        if all(entry.state == queue_pb2.ENTRY_STATE_ARCHIVED for entry in entries):
+            return len(entries)  # the archive has both
         if view in WITH_ATTEMPTS:
             await self._add_attempts(entries)
         if view not in WITH_MESSAGE:

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
+from libs.storage.archived_records import ArchivedMessage
 from libs.storage.buckets import split_order
 from libs.storage.queues import AvailableMessage, DoneMessage, FailedMessage
 from services.broker.entry_handles import Handle
-from services.broker.finished_pages import FinishedReader, Listed, M, Span, Spot
+from services.broker.finished_pages import FinishedReader, Listed, ListReaders, M, Span, Spot
 from services.broker.leases import Lease
 from services.broker.owner import ShardOwner
 from services.broker.queue_machine import Queue
@@ -32,13 +33,14 @@ NEAR_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An entry where it is now; one of the four is set."""
+    """An entry where it is now; one of the five is set."""
 
     queue: Queue
     waiting: tuple[Place, AvailableMessage] | None = None
     lease: Lease | None = None
     done: Listed[DoneMessage] | None = None
     failed: Listed[FailedMessage] | None = None
+    archived: Listed[ArchivedMessage] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +58,14 @@ class EntryFinder:
         self,
         owner: ShardOwner,
         waiting: WaitingReader,
-        done: FinishedReader[DoneMessage],
-        failed: FinishedReader[FailedMessage],
+        lists: ListReaders,
     ) -> None:
         """Find with these readers."""
         self._owner = owner
         self._waiting = waiting
-        self._done = done
-        self._failed = failed
+        self._done = lists.done
+        self._failed = lists.failed
+        self._archived = lists.archived
 
     async def find(self, queue: Queue, handle: Handle) -> Found:
         """The entry of a handle.
@@ -78,6 +80,7 @@ class EntryFinder:
             return found
         counts = queue.counts(self._now_ms())
         total = counts.available + counts.delayed + queue.done_count + queue.failed_count
+        total += queue.archived_count
         if handle.has_place and total > SMALL_QUEUE:
             raise FailedPrecondition(
                 "HANDLE_STALE",
@@ -114,6 +117,10 @@ class EntryFinder:
             failed = await _in_row(self._failed, queue, handle.failed, message_id)
             if failed is not None:
                 return Found(queue, failed=failed)
+        if handle.archived is not None:
+            archived = await _in_row(self._archived, queue, handle.archived, message_id)
+            if archived is not None:
+                return Found(queue, archived=archived)
         return None
 
     async def _waits(self, queue: Queue, place: Place, message_id: int) -> Found | None:
@@ -169,6 +176,10 @@ class EntryFinder:
             yield Searched(None, 1)
             for letter in _hits(order, failed, message_id):
                 yield Searched(Found(queue, failed=letter), 0)
+        async for order, archived in self._archived.rows(queue, span, None):
+            yield Searched(None, 1)
+            for each in _hits(order, archived, message_id):
+                yield Searched(Found(queue, archived=each), 0)
         async for order, done in self._done.rows(queue, span, None):
             yield Searched(None, 1)
             for one in _hits(order, done, message_id):
@@ -184,7 +195,7 @@ def _told_ms(handle: Handle) -> int | None:
         return max(handle.received_ms - NEAR_MS, 0)
     if handle.waiting is not None:
         return split_order(handle.waiting.order).ms
-    for order in (handle.in_flight, handle.done, handle.failed):
+    for order in (handle.in_flight, handle.done, handle.failed, handle.archived):
         if order is not None:
             return split_order(order).ms
     return None

@@ -8,6 +8,7 @@
             a<priority>.<r|t>.<order>   available: ready or timed, in the bucket of this order
             i<order>                    in flight
             d<order>, f<order>          done or failed, in the row of this order
+            x<order>                    archived, in the row of this order
 
 Orders are in hex. What a place says may be over: it is where to begin.
 """
@@ -31,7 +32,7 @@ _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
 _PLACE = re.compile(
     r"p(?P<received>\d{1,15})|l(?P<lease>[A-Za-z0-9._-]{1,64})"
     r"|a(?P<priority>\d{1,3})\.(?P<kind>[rt])\.(?P<order>[0-9a-f]{1,16})"
-    r"|(?P<list>[idf])(?P<row>[0-9a-f]{1,16})",
+    r"|(?P<list>[idfx])(?P<row>[0-9a-f]{1,16})",
     re.ASCII,
 )
 
@@ -47,11 +48,12 @@ class Handle(NamedTuple):
     in_flight: int | None = None
     done: int | None = None
     failed: int | None = None
+    archived: int | None = None
 
     @property
     def has_place(self) -> bool:
         """Whether it says where to look."""
-        return self[2:] != (None,) * 6
+        return self[2:] != (None,) * 7
 
 
 def parse_handle(text: str, shard: int) -> Handle:
@@ -91,6 +93,8 @@ def _placed(handle: Handle, found: re.Match[str], shard: int) -> Handle:
             return handle._replace(in_flight=order)
         case "d":
             return handle._replace(done=order)
+        case "x":
+            return handle._replace(archived=order)
     return handle._replace(failed=order)
 
 
@@ -101,5 +105,5 @@ def waiting_handle(queue_id: str, message_id: int, place: Place) -> str:
 
 
 def listed_handle(queue_id: str, message_id: int, letter: str, order: int) -> str:
-    """The handle of an entry in flight (`i`), done (`d`) or failed (`f`)."""
+    """The handle of an entry in flight (`i`), done (`d`), failed (`f`), archived (`x`)."""
     return f"{queue_id}/{message_id:x}/{letter}{order:x}"

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from libs.storage.buckets import BucketKind
-from libs.storage.queues import DoneMessage, FailedMessage
 from services.broker.entry_conversion import (
     EntryTeller,
+    archived_entry,
     checked_view,
     done_entry,
     failed_entry,
     in_flight_entry,
     waiting_entry,
 )
-from services.broker.finished_pages import FinishedReader, Span, Spot
+from services.broker.finished_pages import ListReaders, Span, Spot
 from services.broker.leases import Lease
 from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import checked_id
@@ -50,15 +50,13 @@ class EntryLister:
         self,
         owner: ShardOwner,
         waiting: WaitingReader,
-        done: FinishedReader[DoneMessage],
-        failed: FinishedReader[FailedMessage],
+        lists: ListReaders,
         teller: EntryTeller,
     ) -> None:
         """List with these readers."""
         self._owner = owner
         self._waiting = waiting
-        self._done = done
-        self._failed = failed
+        self._lists = lists
         self._teller = teller
 
     async def page(self, request: entry_pb2.ListEntriesRequest) -> entry_pb2.ListEntriesResponse:
@@ -92,6 +90,8 @@ class EntryLister:
                 return await self._done_page(queue, request, after, limit)
             case queue_pb2.ENTRY_STATE_FAILED:
                 return await self._failed_page(queue, request, after, limit)
+            case queue_pb2.ENTRY_STATE_ARCHIVED:
+                return await self._archived_page(queue, request, after, limit)
         return await self._waiting_page(queue, request.state, after, limit)
 
     async def _waiting_page(
@@ -117,7 +117,7 @@ class EntryLister:
         self, queue: Queue, request: entry_pb2.ListEntriesRequest, after: Numbers | None, limit: int
     ) -> Told:
         span = self._span(request, queue.settings.done_retention_s)
-        page = await self._done.page(
+        page = await self._lists.done.page(
             queue, span, _spot(after), limit, newest_first=request.newest_first
         )
         entries = [(done_entry(queue.queue_id, one), tuple(one.spot)) for one in page.messages]
@@ -127,10 +127,19 @@ class EntryLister:
         self, queue: Queue, request: entry_pb2.ListEntriesRequest, after: Numbers | None, limit: int
     ) -> Told:
         span = self._span(request, queue.settings.failed_retention_s)
-        page = await self._failed.page(
+        page = await self._lists.failed.page(
             queue, span, _spot(after), limit, newest_first=request.newest_first
         )
         entries = [(failed_entry(queue.queue_id, one), tuple(one.spot)) for one in page.messages]
+        return Told(entries, None if page.next is None else tuple(page.next))
+
+    async def _archived_page(
+        self, queue: Queue, request: entry_pb2.ListEntriesRequest, after: Numbers | None, limit: int
+    ) -> Told:
+        page = await self._lists.archived.page(
+            queue, self._span(request, 0), _spot(after), limit, newest_first=request.newest_first
+        )
+        entries = [(archived_entry(queue.queue_id, one), tuple(one.spot)) for one in page.messages]
         return Told(entries, None if page.next is None else tuple(page.next))
 
     def _span(self, request: entry_pb2.ListEntriesRequest, retention_s: int) -> Span:
@@ -166,15 +175,21 @@ def _checked(request: entry_pb2.ListEntriesRequest) -> int:
         raise InvalidArgument("state", "must be one of the states of an entry")
     if request.page_size < 0:
         raise InvalidArgument("page_size", "must not be negative", reason="OUT_OF_RANGE")
-    finished = request.state in (queue_pb2.ENTRY_STATE_DONE, queue_pb2.ENTRY_STATE_FAILED)
+    finished = request.state in _FINISHED
     for name in ("finished_from_ms", "finished_until_ms", "newest_first"):
         value = getattr(request, name)
         if value and not finished:
-            raise InvalidArgument(name, "is for done and failed entries only")
+            raise InvalidArgument(name, "is for done, failed and archived entries only")
         if value < 0:
             raise InvalidArgument(name, "must not be negative", reason="OUT_OF_RANGE")
     return min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
 
+
+_FINISHED = (
+    queue_pb2.ENTRY_STATE_DONE,
+    queue_pb2.ENTRY_STATE_FAILED,
+    queue_pb2.ENTRY_STATE_ARCHIVED,
+)
 
 _LENGTHS = {
     queue_pb2.ENTRY_STATE_AVAILABLE: 4,
@@ -182,6 +197,7 @@ _LENGTHS = {
     queue_pb2.ENTRY_STATE_IN_FLIGHT: 2,
     queue_pb2.ENTRY_STATE_DONE: 2,
     queue_pb2.ENTRY_STATE_FAILED: 2,
+    queue_pb2.ENTRY_STATE_ARCHIVED: 2,
 }
 
 

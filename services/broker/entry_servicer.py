@@ -206,7 +206,8 @@ def _moved(handle: Handle) -> FailedPrecondition:
 
 
 def _wrong_state(found: Found, handle: Handle) -> FailedPrecondition:
-    state = "in flight" if found.lease else "done" if found.done else "failed"
+    states = {"in flight": found.lease, "done": found.done, "archived": found.archived}
+    state = next((state for state, there in states.items() if there), "failed")
     return FailedPrecondition(
         WRONG_STATE,
         f"message {handle.message_id} is {state}, not available or delayed",

@@ -1,4 +1,4 @@
-"""Reads the done and the failed lists of queues: durable rows, in order of time or backwards.
+"""Reads the done, failed and archived lists of queues: durable rows, in order of time or backwards.
 
 A list begins at its oldest order: what lies before is garbage, and is never scanned.
 """
@@ -9,11 +9,19 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from libs.storage.archived_records import ArchivedMessage, decode_archived
 from libs.storage.buckets import MAX_ORDER_MS, MAX_ORDER_N, last_order, order_of, split_bucket
 from libs.storage.keys import done_range, failed_range, parse_done_key, parse_failed_key
+from libs.storage.own_keys import archived_range, parse_archived_key
 from libs.storage.primitives import KeyRange
 from libs.storage.queue_ranges import LATE_MS
-from libs.storage.queues import DoneMessage, FailedMessage, decode_done, decode_failed
+from libs.storage.queues import (
+    DoneMessage,
+    FailedMessage,
+    decode_done,
+    decode_done_heads,
+    decode_failed,
+)
 from services.broker.queue_machine import Queue
 
 SCANNED_MAX = 20_000
@@ -175,6 +183,18 @@ def done_reader(database: DurableStore) -> FinishedReader[DoneMessage]:
     )
 
 
+def done_heads_reader(database: DurableStore) -> FinishedReader[tuple[int, int, int]]:
+    """Reads of done lists what the RFC tells, in a tenth of the time: see `decode_done_heads`."""
+    return FinishedReader(
+        database,
+        lambda queue: queue.done.oldest_order,
+        done_range,
+        lambda key: _order(parse_done_key(key).bucket),
+        decode_done_heads,
+        lambda message: message[1],
+    )
+
+
 def failed_reader(database: DurableStore) -> FinishedReader[FailedMessage]:
     """Reads failed lists."""
     return FinishedReader(
@@ -184,6 +204,37 @@ def failed_reader(database: DurableStore) -> FinishedReader[FailedMessage]:
         lambda key: _order(parse_failed_key(key).bucket),
         decode_failed,
         lambda message: message.failed_at_ms,
+    )
+
+
+def archived_reader(database: DurableStore) -> FinishedReader[ArchivedMessage]:
+    """Reads archived lists, which are in the order in which they were archived."""
+    return FinishedReader(
+        database,
+        lambda queue: queue.archived.oldest_order,
+        archived_range,
+        lambda key: _order(parse_archived_key(key).bucket),
+        decode_archived,
+        lambda message: message.archived_at_ms,
+    )
+
+
+class ListReaders(NamedTuple):
+    """What reads the lists of queues."""
+
+    done: FinishedReader[DoneMessage]
+    done_heads: FinishedReader[tuple[int, int, int]]
+    failed: FinishedReader[FailedMessage]
+    archived: FinishedReader[ArchivedMessage]
+
+
+def list_readers(database: DurableStore) -> ListReaders:
+    """Reads all of them."""
+    return ListReaders(
+        done_reader(database),
+        done_heads_reader(database),
+        failed_reader(database),
+        archived_reader(database),
     )
 
 

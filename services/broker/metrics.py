@@ -77,6 +77,7 @@ def _by_state(queue: Queue) -> Iterable[tuple[float, Labels]]:
     yield queue.in_flight_count, {STATE: "in_flight"}
     yield queue.done_count, {STATE: "done"}
     yield queue.failed_count, {STATE: "failed"}
+    yield queue.archived_count, {STATE: "archived"}
 
 
 def _by_priority(queue: Queue) -> Iterable[tuple[float, Labels]]:

@@ -215,6 +215,7 @@ def _counts(queue: Queue, now_ms: int) -> queue_pb2.QueueCounts:
         in_flight_count=queue.in_flight_count,
         done_count=queue.done_count,
         failed_count=queue.failed_count,
+        archived_count=queue.archived_count,
         by_priority=[
             queue_pb2.PriorityCounts(
                 priority=priority, available_count=available, delayed_count=delayed
@@ -265,6 +266,7 @@ _PURGES: dict[EntryState, Purge] = {
     queue_pb2.ENTRY_STATE_IN_FLIGHT: Purge.IN_FLIGHT,
     queue_pb2.ENTRY_STATE_DONE: Purge.DONE,
     queue_pb2.ENTRY_STATE_FAILED: Purge.FAILED,
+    queue_pb2.ENTRY_STATE_ARCHIVED: Purge.ARCHIVED,
 }
 
 

@@ -22,11 +22,11 @@ from libs.serving.topology_servicer import TopologyServicer
 from libs.storage.blobs import Blobs
 from libs.storage.clocks import Clock, HybridClock
 from libs.storage.probe import probe_store
-from libs.storage.queues import FailedMessage
 from libs.storage.roots import Root
 from libs.storage.settings import Kind
 from libs.storage.slate import Database
 from services.broker.answers import stopping
+from services.broker.archive_redriver import ArchiveRedriver
 from services.broker.assignment_servicer import AssignmentServicer
 from services.broker.config import BrokerConfig
 from services.broker.consumer_servicer import ConsumerServicer
@@ -40,7 +40,7 @@ from services.broker.entry_listing import EntryLister
 from services.broker.entry_servicer import EntryServicer
 from services.broker.execute_conversion import PushLimits
 from services.broker.executor import Executor
-from services.broker.finished_pages import FinishedReader, done_reader, failed_reader
+from services.broker.finished_pages import ListReaders, list_readers
 from services.broker.forgetting import Forgetting
 from services.broker.lease_keeping import LeaseKeeper
 from services.broker.loading import last_clock_ms, load_shard
@@ -52,6 +52,8 @@ from services.broker.owner import ShardOwner
 from services.broker.payloads import IngestClient, Ingests, Payloads
 from services.broker.queue_servicer import QueueServicer
 from services.broker.redrive_runner import RedriveRunner
+from services.broker.removal_servicer import RemovalServicer
+from services.broker.remover import Remover
 from services.broker.replay_starts import ReplayStarts
 from services.broker.settler import LetterSettler
 from services.broker.streaming import Streams
@@ -68,6 +70,8 @@ from slatemq.v1 import (
     outbox_pb2_grpc,
     queue_pb2,
     queue_pb2_grpc,
+    removal_pb2,
+    removal_pb2_grpc,
     snapshot_pb2_grpc,
     topology_pb2_grpc,
 )
@@ -83,6 +87,7 @@ GRPC_SERVICES = (
             (assignment_pb2, "AssignmentService"),
             (entry_pb2, "EntryService"),
             (outbox_pb2, "OutboxService"),
+            (removal_pb2, "RemovalService"),
         )
     ),
     SNAPSHOT_SERVICE,
@@ -120,6 +125,7 @@ class BrokerService:
         self._assignments = AssignmentServicer(config.shard)
         self._entries = EntryServicer(config.shard)
         self._outbox = OutboxServicer(config.shard)
+        self._removals = RemovalServicer(self._limits)
         self._snapshots = SnapshotServicer()
         self._forgetting = Forgetting(self._channels, self._directory, config.shard)
         self._tasks: list[asyncio.Task[object]] = []
@@ -147,6 +153,7 @@ class BrokerService:
         assignment_pb2_grpc.add_AssignmentServiceServicer_to_server(self._assignments, server)
         entry_pb2_grpc.add_EntryServiceServicer_to_server(self._entries, server)
         outbox_pb2_grpc.add_OutboxServiceServicer_to_server(self._outbox, server)
+        removal_pb2_grpc.add_RemovalServiceServicer_to_server(self._removals, server)
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(self._snapshots, server)
         topology = TopologyServicer(self._directory)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(topology, server)
@@ -189,10 +196,12 @@ class BrokerService:
         self._entries.begin_delayed(
             MessageEditor(owner, delivery, payloads, ingests, self._forgetting), self._watches
         )
-        failed = self._look_into(owner, database, ingests)
-        blobs = Blobs(self._root)
-        runner = RedriveRunner(owner, failed, ingests, others, target, blobs, self._limits)
-        settler = LetterSettler(owner, failed, target, blobs, self._limits, config.shard)
+        lists = self._look_into(owner, database, ingests)
+        blobs, limits = Blobs(self._root), self._limits
+        runner = RedriveRunner(owner, lists.failed, ingests, others, target, blobs, limits)
+        settler = LetterSettler(owner, lists.failed, target, blobs, limits, config.shard)
+        redriver = ArchiveRedriver(owner, lists.archived, target, others, blobs, limits)
+        self._removals.begin(owner, Remover(owner, lists, config.purge_grace_s), redriver)
         self._entries.begin_redrives(owner, runner, others, settler)
         self._owner, self._delivery = owner, delivery
         measure(self._telemetry, shard)
@@ -213,20 +222,17 @@ class BrokerService:
             "shard %d: %d queues, revision %d", config.shard, len(shard.queues), shard.revision
         )
 
-    def _look_into(
-        self, owner: ShardOwner, database: Database, ingests: Ingests
-    ) -> FinishedReader[FailedMessage]:
-        """Lets entries be listed, found and repaired; gives what reads dead letters."""
-        waiting = WaitingReader(database)
-        done, failed = done_reader(database), failed_reader(database)
+    def _look_into(self, owner: ShardOwner, database: Database, ingests: Ingests) -> ListReaders:
+        """Lets entries be listed, found and repaired; gives what reads lists."""
+        waiting, lists = WaitingReader(database), list_readers(database)
         teller = EntryTeller(owner, database, ingests)
         self._entries.begin_entries(
-            EntryFinder(owner, waiting, done, failed),
-            EntryLister(owner, waiting, done, failed, teller),
+            EntryFinder(owner, waiting, lists),
+            EntryLister(owner, waiting, lists, teller),
             teller,
             ingests,
         )
-        return failed
+        return lists
 
     def _commands(
         self, owner: ShardOwner, database: Database, target: OutboxTarget, others: OtherBrokers

@@ -25,7 +25,7 @@ from libs.storage.keys import (
     failed_key,
     failed_range,
 )
-from libs.storage.own_keys import delayed_range
+from libs.storage.own_keys import archived_range, delayed_range
 from libs.storage.primitives import KeyRange
 from libs.storage.slate import Database
 from libs.storage.states import OrderRange
@@ -126,6 +126,7 @@ class Sweeper:
             log.info("swept %d rows of the purged queue %s", removed, queue.queue_id)
         await self._sweep_finished(queue, queue.done, done_range)
         await self._sweep_finished(queue, queue.failed, failed_range)
+        await self._sweep_finished(queue, queue.archived, archived_range)
 
     def _lanes_swept(self, queue: Queue, epoch: int, _: int) -> None:
         if self._owner.owns(queue):
@@ -200,3 +201,4 @@ def _spans_of(queue_id: str, epoch: int) -> Iterator[KeyRange]:
     yield active_range(queue_id, bucket_number(0, kind, first), bucket_number(0, kind, last))
     yield done_range(queue_id, first, last)
     yield failed_range(queue_id, first, last)
+    yield archived_range(queue_id, first, last)

@@ -52,6 +52,7 @@ async def test_depths_by_state_and_priority_and_failed_attempts_are_measured() -
         ("in_flight",): 0,
         ("done",): 0,
         ("failed",): 2,
+        ("archived",): 0,
     }
     assert found["slatemq.queue.priority.messages"] == {(7, "available"): 1, (9, "delayed"): 1}
     assert found["slatemq.queue.failed.attempts"] == {("nacked",): 1, ("lease_expired",): 1}
