@@ -1,11 +1,17 @@
-"""`python -m services.janitor sql 'SELECT …'`."""
+"""`python -m services.janitor`: one janitor process; `… sql 'SELECT …'`: a question, answered."""
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 
-from services.janitor.sql import main
+from libs.serving.main import main
+from services.janitor.config import JanitorConfig
+from services.janitor.service import JanitorProcess
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], os.environ))
+    if sys.argv[1:2] == ["sql"]:
+        # Loaded when asked for: it brings Spark, which a process that serves never has in memory.
+        sys.exit(import_module("services.janitor.sql").main(sys.argv[1:], os.environ))
+    main("janitor", JanitorConfig, JanitorProcess)

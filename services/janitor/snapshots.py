@@ -17,7 +17,13 @@ from slatemq.errors import NotFound, SlateMQError, Unavailable
 from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import snapshot_pb2, snapshot_pb2_grpc
 
-__all__ = ["LIFETIME_MS", "TakenSnapshot", "TakenSnapshots", "taken_snapshots"]
+__all__ = [
+    "LIFETIME_MS",
+    "TakenSnapshot",
+    "TakenSnapshots",
+    "taken_snapshots",
+    "tell_of_snapshots",
+]
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +66,14 @@ class TakenSnapshots:
     def names(self) -> list[SnapshotName]:
         """What to read."""
         return [taken.name for taken in self.all]
+
+
+_told: list[Callable[[SnapshotName], None]] = []
+
+
+def tell_of_snapshots(tell: Callable[[SnapshotName], None]) -> None:
+    """Tell of every snapshot that this process takes from now on: who may have to release it."""
+    _told.append(tell)
 
 
 @asynccontextmanager
@@ -121,6 +135,8 @@ class _Owners:
         name = SnapshotName(told.database, told.snapshot_id)
         epoch = told.purge_epoch if told.HasField("purge_epoch") else None
         self.taken.append(TakenSnapshot(name, told.taken_at_ms, epoch))
+        for tell in _told:
+            tell(name)
         if (name.service, name.shard) != (service, shard):
             raise Unavailable(f"{name.database} answers in place of {service}/{shard}")
 

@@ -1,0 +1,129 @@
+"""The process in which a run has its Spark: started for it, and gone with it.
+
+::
+
+    janitor ──stdin──► {"job": …}   cancel   (end of file: the janitor is gone)
+            ◄─stdout── {"progress": …}   {"snapshot": …}   {"end": "done", …}
+
+The child leads a process group of its own, with its JVM in it; killing the group ends both. When
+the janitor dies, however it does, the child's stdin ends, and it kills its group itself
+(`working`); a JVM that has lost its child ends by its own stdin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from subprocess import PIPE, Popen
+from typing import Any, Final
+
+__all__ = ["CANCEL_S", "Child"]
+
+log = logging.getLogger(__name__)
+
+CANCEL_S: Final = 5.0
+"""How long a child that was told to end may take, to release its snapshots; then it is killed."""
+
+EXIT_S: Final = 10.0
+"""How long it may take after its last word: to stop Spark."""
+
+EXIT_LOOK_S: Final = 0.05
+
+LINE_BYTES_MAX: Final = 16 << 20
+"""A result names what was written: some hundred bytes for each file."""
+
+
+class Child:
+    """One child, for one run."""
+
+    def __init__(self, command: Sequence[str], tell: Callable[[Mapping[str, Any]], None]) -> None:
+        """Prepare; `tell` gets what it says before its end."""
+        self._command = command
+        self._tell = tell
+        self._process: Popen[bytes] | None = None
+        self._cancelled = False
+
+    async def work(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Have it do a task; returns its last word, when it and its Spark are gone.
+
+        `{"end": "lost", …}` stands in for a last word that never came. Raises OSError where it
+        cannot be started.
+        """
+        self._process = process = self._start()
+        try:
+            # In a thread: a long list of messages does not fit a pipe that nobody reads yet.
+            await asyncio.to_thread(self._send, json.dumps(task))
+            if self._cancelled:  # Told so while there was no process to tell.
+                self.cancel()
+            end = await self._listen(process)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EXIT_S):
+                    await _ended(process)
+        finally:
+            _kill(process)
+            await asyncio.shield(_ended(process))
+            _close(process)
+        return end or {"end": "lost", "error": f"Spark's process ended ({process.returncode})"}
+
+    def cancel(self) -> None:
+        """Tell it to end; it is killed when it does not in time."""
+        self._cancelled = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        self._send("cancel")
+        asyncio.get_running_loop().call_later(CANCEL_S, _kill, process)
+
+    def _start(self) -> Popen[bytes]:
+        # Not the event loop's own way: uvloop forks, and what gRPC and the store's client have
+        # registered for forks then breaks the child. Popen does not, and runs none of it.
+        return Popen(self._command, stdin=PIPE, stdout=PIPE, start_new_session=True)
+
+    def _send(self, line: str) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        # Its end closes the pipe, which its last word, or the lack of one, tells better.
+        with suppress(BrokenPipeError, ValueError):
+            self._process.stdin.write(f"{line}\n".encode())
+            self._process.stdin.flush()
+
+    async def _listen(self, process: Popen[bytes]) -> Mapping[str, Any] | None:
+        loop = asyncio.get_running_loop()
+        lines = asyncio.StreamReader(LINE_BYTES_MAX, loop)
+        await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(lines, loop=loop), process.stdout
+        )
+        async for line in lines:
+            try:
+                told = json.loads(line)
+            except ValueError:
+                log.warning("ignoring what is no message of Spark's process: %r", line[:200])
+                continue
+            if "end" in told:
+                return dict(told)
+            self._tell(told)
+        return None
+
+
+async def _ended(process: Popen[bytes]) -> None:
+    """Wait until it is gone."""
+    while process.poll() is None:  # noqa: ASYNC110 - nothing tells, and it is about to end
+        await asyncio.sleep(EXIT_LOOK_S)
+
+
+def _kill(process: Popen[bytes]) -> None:
+    """End the child with all of its group."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _close(process: Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()

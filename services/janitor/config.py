@@ -1,0 +1,92 @@
+"""Settings of the janitor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from libs.serving.config import Scope, ServingConfig, setting
+
+JANITORS_MAX: Final = 16_384
+
+U32_MAX: Final = (1 << 32) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class JanitorConfig(ServingConfig):
+    """The SlateMQ janitor: runs jobs over all shards, by its schedule and on demand, with Spark."""
+
+    shard: int = setting(
+        "Number that tells this janitor from others; a second process of the same number takes its "
+        "place, and runs of the first are interrupted.",
+        default=0,
+        minimum=0,
+        maximum=JANITORS_MAX - 1,
+    )
+    retention_schedule: str = setting(
+        "When to remove what is past its retention: every 30m, 6h, 1d, or five fields of cron in "
+        "UTC, such as '17 3 * * *'; empty: only when asked to. Without work no Spark is started.",
+        default="1h",
+    )
+    unreferenced_schedule: str = setting(
+        "When to remove messages that no queue needs any more; as above.", default="6h"
+    )
+    done_schedule: str = setting(
+        "When to prune the done lists; as above.",
+        default="1h",
+    )
+    dead_letters_schedule: str = setting(
+        "When to move old dead letters into the archive; as above.", default=""
+    )
+    report_schedule: str = setting("When to write the report; as above.", default="")
+    schedule_jitter_s: int = setting(
+        "A job of the schedule begins up to so many seconds later, by chance, so that janitors and "
+        "instances do not all begin at once; of a job that comes every so often a quarter of that "
+        "time at most.",
+        default=60,
+        minimum=0,
+        maximum=86_400,
+    )
+    dead_letters_older_than_s: int = setting(
+        "How long ago a message must have failed to go into the archive, in seconds.",
+        default=604_800,
+        minimum=0,
+        maximum=U32_MAX,
+    )
+    replay_window_s: int = setting(
+        "How far back a new queue may start, in seconds; 0 = for ever, and then no message is ever "
+        "removed for being unreferenced. As the brokers have it.",
+        default=604_800,
+        scope=Scope.INSTANCE,
+        minimum=0,
+        maximum=U32_MAX,
+    )
+    purge_grace_s: int = setting(
+        "How far the clocks of the instance's machines may be apart, in seconds: so much longer "
+        "everything is kept. The owners have a grace of their own.",
+        default=60,
+        scope=Scope.INSTANCE,
+        minimum=0,
+        maximum=86_400,
+    )
+    spark_master: str = setting(
+        "Where Spark runs the jobs that do not say: local[*] is this machine, all its cores; the "
+        "executors of a cluster need the packages, this code and the store's credentials.",
+        default="local[*]",
+    )
+    spark_memory: str = setting(
+        "Heap of the Spark driver, which on a local master does all the work: 512m, 4g.",
+        default="1g",
+    )
+    runs_kept: int = setting(
+        "Runs kept in the history, those that have not ended aside.",
+        default=1_000,
+        minimum=1,
+        maximum=100_000,
+    )
+    run_retention_s: int = setting(
+        "How long a run stays in the history after its end, in seconds; 0 = for ever.",
+        default=2_592_000,
+        minimum=0,
+        maximum=U32_MAX,
+    )

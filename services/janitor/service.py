@@ -1,0 +1,213 @@
+"""The janitor's process: what it opens, when it serves, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import grpc.aio
+
+from libs.serving.channels import Channels
+from libs.serving.exits import ExitCause, FatalError
+from libs.serving.shards import opened_root
+from libs.serving.telemetry import Telemetry
+from libs.serving.topology import Peer, TopologyDirectory
+from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
+from libs.serving.topology_servicer import TopologyServicer
+from libs.storage.errors import StorageError
+from services.janitor.config import JanitorConfig
+from services.janitor.jobs.contract import JobOptions
+from services.janitor.looking import SCHEDULED, Ages, Looker
+from services.janitor.requests import MASTER
+from services.janitor.runner import Kept, Runner
+from services.janitor.runs import Ask, RunStore
+from services.janitor.schedule import Schedule, parse_schedule
+from services.janitor.servicer import SERVICE_NAME, JanitorServicer
+from services.janitor.timetable import Timetable
+from slatemq.errors import SlateMQError
+from slatemq.rpc_status import raising_slatemq_errors
+from slatemq.v1 import (
+    janitor_pb2_grpc,
+    snapshot_pb2,
+    snapshot_pb2_grpc,
+    topology_pb2_grpc,
+)
+
+__all__ = ["JanitorProcess"]
+
+log = logging.getLogger(__name__)
+
+WORKER: Final = (sys.executable, "-m", "services.janitor.worker")
+
+RELEASE_S: Final = 5.0
+
+_HEAP: Final = re.compile(r"[1-9]\d{0,5}[kmgtKMGT]", re.ASCII)
+
+
+class JanitorProcess:
+    """A janitor as `libs.serving.server` runs it. It never imports Spark: its children do."""
+
+    def __init__(
+        self, config: JanitorConfig, telemetry: Telemetry, worker: Sequence[str] = WORKER
+    ) -> None:
+        """Prepare; raises FatalError for settings that mean nothing. `worker` does the jobs."""
+        self._config = config
+        objects = opened_root(config.root).objects
+        self._directory = TopologyDirectory(objects)
+        self._channels = Channels(self._directory, payload_bytes_max=config.payload_bytes_max)
+        self._store = RunStore(objects)
+        self.runner = Runner(
+            self._store,
+            config.shard,
+            worker,
+            self._task_of,
+            self._release,
+            Kept(config.runs_kept, config.run_retention_s * 1000),
+            _now_ms,
+        )
+        ages = Ages(config.replay_window_s, config.dead_letters_older_than_s, config.purge_grace_s)
+        self._timetable = Timetable(
+            _schedules(config),
+            Looker(self._directory, self._channels, ages),
+            self.runner,
+            self._store,
+            config.schedule_jitter_s * 1000,
+            _now_ms,
+        )
+        self._works: list[asyncio.Task[None]] = []
+        self._peer: Peer | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of this process for logs and telemetry."""
+        return f"janitor-{self._config.shard}"
+
+    @property
+    def grpc_services(self) -> Sequence[str]:
+        """What it serves."""
+        return (SERVICE_NAME, TOPOLOGY_SERVICE)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register the servicers."""
+        servicer = JanitorServicer(self.runner, self._store, self._channels, _now_ms)
+        janitor_pb2_grpc.add_JanitorServiceServicer_to_server(servicer, server)
+        topology_pb2_grpc.add_TopologyServiceServicer_to_server(
+            TopologyServicer(self._directory), server
+        )
+
+    async def start(self, address: str) -> None:
+        """Take the place of an earlier process of this number, and begin."""
+        self._peer = Peer("janitor", self._config.shard, address, self._config.peer_address)
+        try:
+            await self.runner.take_over()
+            await self._directory.announce(self._peer)
+        except StorageError as error:
+            raise FatalError(ExitCause.failed(str(error))) from error
+        works = (self.runner.work(), self._timetable.keep())
+        self._works = [asyncio.create_task(work) for work in works]
+
+    async def wait_fatal(self) -> ExitCause:
+        """Wait until something breaks, which only a fault of ours can do."""
+        await asyncio.wait(self._works, return_when=asyncio.FIRST_COMPLETED)
+        for work in self._works:
+            if work.done():
+                work.result()
+        return ExitCause.failed("a background task ended")
+
+    async def drain(self) -> None:
+        """End what runs, with its Spark."""
+        _, timetable = self._works
+        timetable.cancel()
+        await self.runner.drain()
+
+    async def stop(self) -> None:
+        """End whatever has not ended, leave the topology, close the channels."""
+        for work in self._works:
+            work.cancel()
+        await asyncio.gather(*self._works, return_exceptions=True)
+        await self.runner.stop()
+        await self._channels.close()
+        if self._peer is not None:
+            await self._withdraw(self._peer)
+        await self._directory.close()
+
+    def _task_of(self, ask: Ask) -> Mapping[str, Any]:
+        """What the child is told to do."""
+        config = self._config
+        older_than_s = ask.older_than_s
+        if older_than_s is None:
+            older_than_s = config.dead_letters_older_than_s
+        return {
+            "job": ask.job,
+            "root": config.root,
+            "log_level": config.log_level,
+            "log_format": config.log_format,
+            "options": {
+                "dry_run": ask.dry_run,
+                "grace_s": config.purge_grace_s,
+                "replay_window_s": config.replay_window_s,
+                "older_than_s": older_than_s,
+                "queues": list(ask.queue_ids) or None,
+                "target": ask.target_queue_id,
+                "message_ids": list(ask.message_ids) or None,
+                "failed_from_ms": ask.failed_from_ms or None,
+                "failed_until_ms": ask.failed_until_ms or None,
+                "days": ask.days or JobOptions.days,
+                "master": ask.master or config.spark_master,
+                "memory": config.spark_memory,
+            },
+        }
+
+    async def _release(self, snapshots: Sequence[tuple[str, str]]) -> None:
+        """Release what a child that was killed has left; an owner that is away lets it end."""
+        await asyncio.gather(*(self._release_one(*one) for one in snapshots))
+
+    async def _release_one(self, database: str, snapshot_id: str) -> None:
+        service, _, shard = database.partition("/")
+        request = snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=snapshot_id)
+        try:
+            stub = snapshot_pb2_grpc.SnapshotServiceStub(
+                await self._channels.to(service, int(shard))
+            )
+            with raising_slatemq_errors():
+                await stub.ReleaseSnapshot(request, timeout=RELEASE_S)
+        except (SlateMQError, StorageError) as error:
+            log.warning("the snapshot of %s is left to its lifetime: %s", database, error)
+
+    async def _withdraw(self, peer: Peer) -> None:
+        """Leave the topology, unless another process has taken the number over already."""
+        try:
+            topology = await self._directory.read(max_age_ms=0)
+            if topology.advertised(peer.service).get(peer.shard) == peer.address:
+                await self._directory.withdraw(peer)
+        except StorageError as error:
+            log.warning("still in the topology: %s", error)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _schedules(config: JanitorConfig) -> dict[str, Schedule]:
+    """Those of the settings; raises FatalError for settings that mean nothing."""
+    found: dict[str, Schedule] = {}
+    for job in SCHEDULED:
+        name = f"{job.replace('-', '_')}_schedule"
+        try:
+            schedule = parse_schedule(getattr(config, name))
+        except ValueError as error:
+            raise FatalError(ExitCause.usage(f"{name}: {error}")) from error
+        if schedule is not None:
+            found[job] = schedule
+    if not MASTER.fullmatch(config.spark_master):
+        raise FatalError(ExitCause.usage(f"spark_master: {config.spark_master!r} is no master"))
+    if not _HEAP.fullmatch(config.spark_memory):
+        raise FatalError(
+            ExitCause.usage(f"spark_memory: {config.spark_memory!r} is not like 512m or 4g")
+        )
+    return found

@@ -1,0 +1,102 @@
+"""A worker with jobs of the tests' own, chosen by the first queue that a run names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from services.janitor.instance import open_tables
+from services.janitor.jobs.contract import (
+    JobCancelled,
+    JobFailed,
+    JobInstance,
+    JobOptions,
+    JobResult,
+    Progress,
+    Tell,
+)
+from services.janitor.session import spark_session
+from services.janitor.working import work
+
+SMALL = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+
+
+def quick(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    tell(Progress("looking", 1, 2, 1, 2))
+    tell(Progress("removing", 2, 2, 2, 2))
+    sys.stdout.write("words on stdout that are for the log\n")
+    sys.stdout.flush()
+    return JobResult({"messages_purged": 7}, ["reports/a.html"], [("looking", 0.5)])
+
+
+def slow(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    """Ends when it is told to."""
+    tell(Progress("waiting", 1, 1))
+    while not options.cancelled.wait(60):
+        pass
+    raise JobCancelled
+
+
+def stubborn(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    """Never ends by itself."""
+    tell(Progress("waiting", 1, 1))
+    while True:
+        time.sleep(60)
+
+
+def fails(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    raise JobFailed("broker 0 is away")
+
+
+def breaks(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    raise ValueError("a fault\n\tat org.apache.spark.Something")
+
+
+def dies(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def spark(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    """Real Spark over real snapshots; stays there until it is told to end."""
+    with (
+        spark_session("local[1]", "512m", {**SMALL, **options.spark}) as session,
+        open_tables(session, instance.root) as table,
+    ):
+        count = table("queues").count()
+        tell(Progress(f"{count} queues", 1, 1))
+        slow(instance, options, lambda _: None)
+        return JobResult({})
+
+
+def spark_stubborn(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    """The same, and pays no heed."""
+    with (
+        spark_session("local[1]", "512m", {**SMALL, **options.spark}) as session,
+        open_tables(session, instance.root) as table,
+    ):
+        count = table("queues").count()
+        return stubborn(instance, options, lambda _: tell(Progress(f"{count} queues", 1, 1)))
+
+
+JOBS: dict[str, Callable[[JobInstance, JobOptions, Tell], JobResult]] = {
+    "quick": quick,
+    "slow": slow,
+    "stubborn": stubborn,
+    "fails": fails,
+    "breaks": breaks,
+    "dies": dies,
+    "spark": spark,
+    "spark-stubborn": spark_stubborn,
+}
+
+
+def run_job(job: str, instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    return JOBS[options.queues[0] if options.queues else "quick"](instance, options, tell)
+
+
+if __name__ == "__main__":
+    sys.exit(work(run_job))
