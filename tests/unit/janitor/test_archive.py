@@ -1,0 +1,187 @@
+"""The archive of dead letters: no letter twice, whoever is killed when, and however many write."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from libs.storage.objects import Objects
+from libs.storage.roots import open_root
+from services.janitor.jobs import archive
+from services.janitor.jobs.archive import FOLDER, LETTERS, DayFolder
+
+DAY = date(2026, 1, 2)
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+
+T = TypeVar("T")
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Waits:
+    """Waits, until it is killed: after so many changes of the store."""
+
+    def __init__(self, lives: int = 1_000_000) -> None:
+        self.lives = lives
+
+    def run(self, work: Awaitable[T]) -> T:
+        async def waited() -> T:
+            return await work
+
+        name = getattr(work, "__name__", "")
+        done = asyncio.run(waited())
+        if name in ("put", "put_if_absent", "delete"):
+            self.lives -= 1
+            if self.lives == 0:
+                raise Killed
+        return done
+
+
+def letters(*ids: int, payload: bytes = b"x") -> pa.Table:
+    rows: list[dict[str, Any]] = [
+        {
+            "message_id": one,
+            "failed_at": AT,
+            "broker_shard": 0,
+            "created_revision": 1,
+            "attempts": 1,
+            "priority": 128,
+            "reason": "boom",
+            "headers": [("n", str(one))],
+            "history": [{"attempt": 1, "consumer": "worker", "outcome": "nack: boom"}],
+            "payload_bytes": len(payload),
+            "payload": payload,
+            "run": "run",
+        }
+        for one in ids
+    ]
+    return pa.Table.from_pylist(rows, schema=LETTERS)
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Objects:
+    return open_root(tmp_path.as_uri(), sync=False).objects
+
+
+def folder_of(objects: Objects, waits: Waits | None = None) -> DayFolder:
+    return DayFolder(waits or Waits(), objects, "orders", DAY)
+
+
+def archived(folder: Path) -> list[int]:
+    """What any reader of Parquet finds."""
+    table = pq.read_table(folder / FOLDER, partitioning="hive")
+    return sorted(table["message_id"].to_pylist())
+
+
+def parts(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / FOLDER).rglob("*.parquet"))
+
+
+def test_a_letter_is_read_back_as_it_was_with_queue_and_day_from_its_place(
+    objects: Objects, tmp_path: Path
+) -> None:
+    folder_of(objects).add(letters(7, payload=b"\x00payload"))
+
+    (row,) = pq.read_table(tmp_path / FOLDER, partitioning="hive").to_pylist()
+    (again,) = folder_of(objects).rows_of(letters(7), ("payload", "headers"))
+
+    assert (row["queue"], row["day"]) == ("orders", DAY.isoformat())
+    assert (row["message_id"], row["failed_at"], row["payload"]) == (7, AT, b"\x00payload")
+    assert row["headers"] == [("n", "7")]
+    assert row["history"][0]["outcome"] == "nack: boom"
+    assert again.to_pylist() == [{name: row[name] for name in again.column_names}]
+
+
+def test_what_is_there_is_not_added_again(objects: Objects, tmp_path: Path) -> None:
+    folder_of(objects).add(letters(1, 2, 3))
+    again = folder_of(objects)
+
+    assert again.missing(letters(2, 3, 4))["message_id"].to_pylist() == [4]
+    again.add(letters(2, 3, 4))
+    again.add(letters(1, 2))
+
+    assert archived(tmp_path) == [1, 2, 3, 4]
+
+
+def test_small_parts_are_put_together_and_large_ones_are_left(
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "SMALL_BYTES", 30_000)
+    noise = random.Random(0).randbytes(3000)
+
+    sizes = []
+    for number in range(12):
+        folder_of(objects).add(letters(number, payload=noise[number:]))
+        filled = [
+            path
+            for path in (tmp_path / FOLDER).rglob("*.parquet")
+            if pq.ParquetFile(path).metadata.num_rows
+        ]
+        sizes.append(sorted(path.stat().st_size for path in filled))
+
+    assert archived(tmp_path) == list(range(12))
+    assert all(sum(size < 30_000 for size in some) <= 1 for some in sizes)
+    assert 1 < len(sizes[-1]) < 6
+
+
+def test_who_looked_before_another_added_looks_again(objects: Objects, tmp_path: Path) -> None:
+    first, second, third = (folder_of(objects) for _ in range(3))
+
+    first.add(letters(1, 2))
+    second.add(letters(2, 3))  # absorbs the part of the first
+    third.add(letters(1, 3, 4))  # looked before both: 1 and 2 are taken
+
+    assert archived(tmp_path) == [1, 2, 3, 4]
+
+
+def test_an_emptied_part_keeps_its_number_for_a_day(objects: Objects, tmp_path: Path) -> None:
+    late = folder_of(objects)
+    for number in range(4):
+        folder_of(objects).add(letters(number))
+    numbers = parts(tmp_path)
+
+    late.add(letters(0, 9))
+    longer = time.time() - 2 * 24 * 3600
+    for path in (tmp_path / FOLDER).rglob("*.parquet"):
+        os.utime(path, (longer, longer))
+    folder_of(objects).add(letters(10))
+    folder_of(objects)
+
+    assert len(numbers) == 4
+    assert archived(tmp_path) == [0, 1, 2, 3, 9, 10]
+    assert parts(tmp_path) == ["part-000005.parquet", "part-000006.parquet"]
+
+
+@pytest.mark.parametrize("lives", range(1, 9))
+def test_who_is_killed_leaves_nothing_that_the_next_run_does_not_make_good(
+    objects: Objects, tmp_path: Path, lives: int
+) -> None:
+    def work(waits: Waits) -> None:
+        for ids in ((1, 2), (2, 3), (4, 5), (1, 6)):
+            folder_of(objects, waits).add(letters(*ids))
+
+    killed = _is_killed(lambda: work(Waits(lives)))
+    work(Waits())
+
+    assert archived(tmp_path) == [1, 2, 3, 4, 5, 6]
+    assert killed == (lives <= 7)  # four parts are added, three are emptied
+
+
+def _is_killed(work: Callable[[], None]) -> bool:
+    try:
+        work()
+    except Killed:
+        return True
+    return False

@@ -1,0 +1,103 @@
+"""The page of a report: whole by itself, and true to its numbers."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from services.janitor.jobs.charts import Series, bars, lines, ranks
+from services.janitor.jobs.report import ATTEMPTS
+from services.janitor.jobs.report_page import duration, page, size
+
+NOW_MS = 1_767_312_000_000  # 2026-01-02
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def row(queue: str | None, day: date, **told: Any) -> dict[str, Any]:
+    counts = ("published", "acked", "failed", "waiting")
+    empty: dict[str, Any] = {f"{name}_count": 0 for name in counts}
+    empty |= {f"attempts_{name}_count": 0 for name, _, _ in ATTEMPTS}
+    empty |= {
+        f"{of}_ms_{point}": None for of in ("claim", "ack") for point in ("p50", "p95", "p99")
+    }
+    empty |= {"published_bytes": 0, "oldest_waiting_at": None}
+    return {"queue": queue, "day": day, **empty, **told}
+
+
+ROWS = [
+    row(
+        queue,
+        date(2026, 1, 1),
+        published_count=1200,
+        published_bytes=3 << 20,
+        acked_count=1000,
+        failed_count=3,
+        waiting_count=197,
+        attempts_1_count=990,
+        ack_ms_p50=40,
+        ack_ms_p95=1500,
+        ack_ms_p99=90_000,
+        claim_ms_p50=4,
+        oldest_waiting_at=datetime(2026, 1, 1, 18, tzinfo=UTC),
+    )
+    for queue in (None, "<orders>")
+]
+
+
+def test_the_page_is_whole_and_asks_nobody_for_anything() -> None:
+    told = page("run-1", NOW_MS, ROWS, 3)
+
+    document = ElementTree.fromstring(re.sub(r"<!DOCTYPE html>|<meta[^>]*>", "", told))
+
+    assert document.tag == "html"
+    assert not re.search(r"https?:|<script|<link|@import|url\(|src=", told)
+    assert '<meta name="viewport"' in told
+    assert "prefers-color-scheme:dark" in told
+    assert "&lt;orders&gt;" in told
+    assert "<orders>" not in told
+
+
+def test_the_page_tells_the_numbers() -> None:
+    told = page("run-1", NOW_MS, ROWS, 3)
+
+    for number in ("1,200", "1,000", "6 h", "3 MiB", "2025-12-31", "2026-01-02"):
+        assert number in told, number
+    assert "2026-01-01: 1.5 s (95 %)" in told
+    assert "2026-01-01: 1.2k published" in told
+
+
+def test_a_page_of_nothing_is_a_page() -> None:
+    told = page("run-1", NOW_MS, [], 1)
+
+    assert "None." in told
+    assert "–" in told
+
+
+@pytest.mark.parametrize("value", [0, 1, 999, 10**7])
+def test_charts_stay_within_their_frame(value: int) -> None:
+    days = [date(2026, 1, n) for n in range(1, 31)]
+    series = [Series("a", [value] * 30), Series("b", [None] * 30)]
+
+    for chart in (bars(days, series, str), lines(days, series, str), ranks([("a", value)], str)):
+        for x, width in re.findall(r'<rect x="([-\d.]+)"[^>]* width="([-\d.]+)"', chart):
+            assert 0 <= float(x) <= float(x) + float(width) <= 361
+        for y, height in re.findall(r' y="([-\d.]+)"[^>]* height="([-\d.]+)"', chart):
+            assert 0 <= float(y) <= float(y) + float(height) <= 191
+        for y in re.findall(r'cy="([-\d.]+)"', chart):
+            assert 0 <= float(y) <= 191
+
+
+def test_units_are_those_of_people() -> None:
+    assert [duration(ms) for ms in (0, 999, 1500, 90_000, 7_200_000, 180_000_000)] == [
+        *("0 ms", "999 ms", "1.5 s", "1.5 min", "2 h", "2.08 d"),
+    ]
+    assert [size(count) for count in (0, 1023, 1024, 3 << 20)] == [
+        "0 B",
+        "1023 B",
+        "1 KiB",
+        "3 MiB",
+    ]
