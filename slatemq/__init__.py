@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         SearchProgress,
         StoredMessage,
     )
+    from slatemq.janitor import JobProgress, JobRun, JobRunState
     from slatemq.models import (
         BatchSettings,
         Explanation,
@@ -95,6 +96,9 @@ __all__ = [
     "Extend",
     "Fail",
     "ItemLease",
+    "JobProgress",
+    "JobRun",
+    "JobRunState",
     "NoteLetter",
     "OutgoingMessage",
     "PriorityCounts",
@@ -149,6 +153,7 @@ _HOMES = {
         "SearchProgress",
         "StoredMessage",
     ],
+    "slatemq.janitor": ["JobProgress", "JobRun", "JobRunState"],
     "slatemq.published": ["Published"],
     "slatemq.queue_models": [
         "Backoff",

@@ -18,6 +18,7 @@ from slatemq.delivered import Origin, Received
 from slatemq.entries import EntryCalls
 from slatemq.errors import SlateMQError
 from slatemq.finishing import Finisher, nack_of
+from slatemq.janitor import JanitorCalls
 from slatemq.keeping import LeaseKeeper
 from slatemq.models import (
     BatchSettings,
@@ -59,7 +60,9 @@ def connect(
     return Client(endpoint, batches=batches, call_timeout=call_timeout, tracing=tracing)
 
 
-class Client(QueueCalls, EntryCalls, RedriveCalls, SettlingCalls, CommandCalls, OutboxCalls):
+class Client(
+    QueueCalls, EntryCalls, RedriveCalls, SettlingCalls, CommandCalls, OutboxCalls, JanitorCalls
+):
     """Publishes, consumes and administers. One event loop; any number of tasks."""
 
     def __init__(
