@@ -76,6 +76,10 @@ def advice(error: SlateMQError) -> str:
             )
         case FailedPrecondition(reason="HANDLE_STALE") | NotFound(reason="ENTRY_UNKNOWN"):
             return "`slatemq message ls` has fresh handles, `slatemq message show ID` searches"
+        case NotFound(resource_type="run"):
+            return "`slatemq janitor runs` lists them"
+        case FailedPrecondition(reason="JOB_RUNNING"):
+            return f"`slatemq janitor show {error.subject} --follow` watches it"
         case NotFound(resource_type="redrive"):
             return "`slatemq failed redrives` lists them"
         case NotFound(reason="LEASE_UNKNOWN") | FailedPrecondition(reason="LEASE_ENDED"):

@@ -1,0 +1,324 @@
+"""`slatemq janitor`: runs of the jobs that clean up, archive and report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from slatemq.cli.durations import format_duration
+from slatemq.cli.failures import EXIT_REFUSED, Interrupted
+from slatemq.cli.groups import Group
+from slatemq.cli.output import note, say, write_json, write_table
+from slatemq.cli.parameters import MESSAGE_ID, SECONDS, TIME, WORDS
+from slatemq.cli.queue_options import format_time
+from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.client import Client
+from slatemq.errors import SlateMQError
+from slatemq.janitor import JobRun, JobRunState
+
+JOBS = ("retention", "unreferenced", "done", "dead-letters", "report", "restore")
+
+RUN_EPILOG = """\
+\b
+Examples:
+  slatemq janitor run retention --dry-run
+  slatemq janitor run dead-letters --older-than 30d --queue orders
+  slatemq janitor run unreferenced --master spark://spark:7077 --no-wait
+  slatemq janitor run restore --queue orders --into orders-mended
+
+\b
+The run is the janitor's, and goes on when this command ends: Ctrl-C asks
+whether it shall, `janitor show --follow` takes up the watching, and
+`janitor cancel` ends it. What was removed by then stays removed. A janitor
+runs one job at a time. Exit code 1: the run did not get to its end.
+"""
+
+SHOW_EPILOG = """\
+\b
+Examples:
+  slatemq janitor show RUN
+  slatemq janitor show RUN --follow
+  slatemq janitor show RUN --json | jq .counts
+"""
+
+
+@click.group("janitor", cls=Group)
+def janitor() -> None:
+    """Run the jobs that clean up, archive and report."""
+
+
+@janitor.command("run", epilog=RUN_EPILOG)
+@click.argument("job", type=click.Choice(JOBS))
+@click.option("--dry-run", is_flag=True, help="Count what would go; remove nothing.")
+@click.option("--master", type=WORDS, default="", metavar="URL", help="Spark master.")
+@click.option(
+    "--queue",
+    "queues",
+    type=WORDS,
+    multiple=True,
+    metavar="QUEUE",
+    help="Only this one; repeatable.",
+)
+@click.option("--older-than", type=SECONDS, help="Of dead-letters: how long ago they failed.")
+@click.option(
+    "--days", type=click.IntRange(1, 3_660), metavar="N", help="Of report: how many days back."
+)
+@click.option("--into", type=WORDS, default="", metavar="QUEUE", help="Of restore: another queue.")
+@click.option(
+    "--id",
+    "ids",
+    type=MESSAGE_ID,
+    multiple=True,
+    metavar="ID",
+    help="Of restore: only the message with this ID; repeatable.",
+)
+@click.option("--failed-from", type=TIME, help="Of restore: only what failed then or later.")
+@click.option("--failed-until", type=TIME, help="Of restore: only what failed before.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for its end: print its ID.")
+@session_options
+@pass_session
+def run_job(
+    session: Session,
+    job: str,
+    dry_run: bool,
+    master: str,
+    queues: tuple[str, ...],
+    older_than: timedelta | None,
+    days: int | None,
+    into: str,
+    ids: tuple[int, ...],
+    failed_from: int | None,
+    failed_until: int | None,
+    no_wait: bool,
+) -> None:
+    """Run JOB, and wait for its end.
+
+    JOB is one of retention, unreferenced, done, dead-letters, report, restore.
+    """
+    options: dict[str, Any] = {
+        "dry_run": dry_run,
+        "master": master,
+        "queue_ids": queues,
+        "older_than": older_than,
+        "days": days or 0,
+        "into": into,
+        "message_ids": ids,
+        "failed_from": failed_from,
+        "failed_until": failed_until,
+    }
+
+    begun = _once(session, lambda client: client.run_job(job, **options))
+    if no_wait:
+        if session.json:
+            write_json(_fields(begun))
+        else:
+            say(begun.run_id)
+        return
+    note(f"run {begun.run_id} has begun")
+    _follow(session, begun)
+
+
+@janitor.command("runs", epilog="\b\nExample:\n  slatemq janitor runs retention --limit 5")
+@click.argument("job", type=click.Choice(JOBS), required=False)
+@click.option("--limit", type=click.IntRange(1), default=20, metavar="N", show_default=True)
+@session_options
+@pass_session
+def runs(session: Session, job: str | None, limit: int) -> None:
+    """List the runs of JOB, or of all jobs, the newest first."""
+
+    async def work() -> list[JobRun]:
+        found: list[JobRun] = []
+        async with session.connect() as client:
+            async for one in client.list_job_runs(job or ""):
+                found.append(one)
+                if len(found) == limit:
+                    break
+        return found
+
+    found = run(work())
+    if session.json:
+        for one in found:
+            write_json(_fields(one))
+        return
+    write_table(
+        ("run", "state", "begun by", "asked for", "took", "result"),
+        (
+            (
+                one.run_id,
+                one.state.value + (" (dry run)" if one.dry_run else ""),
+                "schedule" if one.scheduled else "request",
+                format_time(one.created_at_ms),
+                _took(one),
+                one.error or _counts(one) or _standing(one),
+            )
+            for one in found
+        ),
+    )
+
+
+@janitor.command("show", epilog=SHOW_EPILOG)
+@click.argument("run_id", type=WORDS, metavar="RUN")
+@click.option("--follow", is_flag=True, help="Wait for its end.")
+@session_options
+@pass_session
+def show(session: Session, run_id: str, follow: bool) -> None:
+    """Show a run: how far it is, or what it did."""
+    one = _once(session, lambda client: client.get_job_run(run_id))
+    if follow and not one.ended:
+        _follow(session, one)
+    else:
+        _tell(session, one)
+
+
+@janitor.command("cancel", epilog="\b\nExample:\n  slatemq janitor cancel RUN")
+@click.argument("run_id", type=WORDS, metavar="RUN")
+@session_options
+@pass_session
+def cancel(session: Session, run_id: str) -> None:
+    """End a run; what it has removed stays removed."""
+    _tell(session, _cancelled(session, run_id))
+
+
+def _once(session: Session, call: Callable[[Client], Awaitable[JobRun]]) -> JobRun:
+    async def work() -> JobRun:
+        async with session.connect() as client:
+            return await call(client)
+
+    return run(work())
+
+
+def _cancelled(session: Session, run_id: str) -> JobRun:
+    """The run, once it has ended."""
+
+    async def work() -> JobRun:
+        async with session.connect() as client:
+            return await client.wait_job_run(await client.cancel_job_run(run_id))
+
+    return run(work())
+
+
+def _follow(session: Session, begun: JobRun) -> None:
+    """Wait for the end of a run, and tell it; leaves it alone, or ends it, when interrupted."""
+
+    async def work() -> JobRun:
+        async with session.connect() as client:
+            try:
+                with _progress(session) as tell:
+                    return await client.wait_job_run(begun, on_progress=tell)
+            except SlateMQError:
+                note(_how_to_follow(begun))
+                raise
+
+    try:
+        ended = run(work())
+    except Interrupted:
+        if not _wants_end():
+            note(_how_to_follow(begun))
+            raise
+        ended = _cancelled(session, begun.run_id)
+    _tell(session, ended)
+    if ended.state is not JobRunState.DONE:
+        sys.exit(EXIT_REFUSED)
+
+
+def _wants_end() -> bool:
+    """Whether the user wants the run to end with the command; nobody else is asked."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    try:
+        return click.confirm("\nThe run goes on in the janitor. Cancel it?", err=True)
+    except click.Abort:
+        print(file=sys.stderr)
+        return False
+
+
+def _how_to_follow(begun: JobRun) -> str:
+    name = begun.run_id
+    return (
+        f"the run goes on; `slatemq janitor show {name} --follow` watches it, "
+        f"`slatemq janitor cancel {name}` ends it"
+    )
+
+
+def _tell(session: Session, one: JobRun) -> None:
+    if session.json:
+        write_json(_fields(one))
+        return
+    dry = " (dry run: nothing was removed)" if one.dry_run else ""
+    took = f" after {_took(one)}" if one.ended and one.started_at_ms else ""
+    say(f"run {one.run_id} is {one.state.value}{took}{dry}")
+    if not one.ended and one.progress is not None:
+        say(f"  {_standing(one)}")
+    for phase, took_ms in one.phases:
+        say(f"  {phase}: {format_duration(took_ms)}")
+    for name, count in one.counts.items():
+        say(f"  {name.replace('_', ' ')}: {count}")
+    for path in one.artifacts:
+        say(f"  wrote {path}")
+    if one.error:
+        note(one.error)
+
+
+def _fields(one: JobRun) -> dict[str, Any]:
+    fields = asdict(one)
+    fields["phases"] = [{"phase": phase, "took_ms": took_ms} for phase, took_ms in one.phases]
+    return fields
+
+
+def _counts(one: JobRun) -> str:
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in one.counts.items())
+
+
+def _standing(one: JobRun) -> str:
+    told = one.progress
+    if told is None or one.ended:
+        return ""
+    tasks = f", {told.tasks_done} of {told.tasks_count} tasks" if told.tasks_count else ""
+    return f"{told.phase} ({told.phase_number} of {told.phases_count}{tasks})"
+
+
+def _took(one: JobRun) -> str:
+    if not one.started_at_ms or not one.ended:
+        return ""
+    return format_duration(max(0, one.ended_at_ms - one.started_at_ms))
+
+
+@contextmanager
+def _progress(session: Session) -> Iterator[Callable[[JobRun], None]]:
+    """A bar on stderr, where that is a terminal; gives what to tell how far it is."""
+    console = Console(stderr=True)
+    if session.json or not console.is_terminal:
+        yield lambda one: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[tasks]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("waiting", total=None, tasks="")
+
+        def tell(one: JobRun) -> None:
+            told = one.progress
+            if told is None or one.state is not JobRunState.RUNNING:
+                what = "starting Spark" if one.state is JobRunState.RUNNING else one.state.value
+                bar.update(task, description=what, total=None, tasks="")
+                return
+            bar.update(
+                task,
+                description=f"{told.phase} ({told.phase_number} of {told.phases_count})",
+                total=told.tasks_count or None,
+                completed=told.tasks_done,
+                tasks=f"{told.tasks_done}/{told.tasks_count} tasks" if told.tasks_count else "",
+            )
+
+        yield tell
