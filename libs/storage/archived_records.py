@@ -66,4 +66,4 @@ def decode_archived(data: bytes) -> list[ArchivedMessage]:
     for row in rows:
         if row[-1] >= len(runs):
             raise reader.corrupt(f"run {row[-1]} of {len(runs)}")
-    return [ArchivedMessage(*row[:-1], runs[row[-1]]) for row in rows]
+    return [ArchivedMessage._make((*row[:-1], runs[row[-1]])) for row in rows]

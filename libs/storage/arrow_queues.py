@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from libs.storage import arrow_columns as columns
+from libs.storage.archived_records import decode_archived
 from libs.storage.arrow_columns import Ints, Walk
 from libs.storage.buckets import MAX_ORDER, ORDER_BITS, BucketKind
 from libs.storage.errors import CorruptRecord
@@ -22,11 +23,13 @@ from libs.storage.queues import decode_active, decode_attempts, decode_done, dec
 
 __all__ = [
     "ACTIVE_SCHEMA",
+    "ARCHIVED_SCHEMA",
     "ATTEMPTS_SCHEMA",
     "DONE_SCHEMA",
     "FAILED_SCHEMA",
     "Place",
     "active_batches",
+    "archived_batch",
     "attempts_batch",
     "done_batch",
     "failed_batch",
@@ -51,6 +54,17 @@ _CLAIMED: Final = np.dtype(
         ("claimed_at", "<i8"),
         ("lease_deadline", "<i8"),
         ("attempts", "<u2"),
+    ]
+)
+_ARCHIVED: Final = np.dtype(
+    [
+        ("message_id", "<i8"),
+        ("failed_at", "<i8"),
+        ("archived_at", "<i8"),
+        ("attempts", "<u2"),
+        ("priority", "u1"),
+        ("retention_deadline", "<i8"),
+        ("run", "<u2"),
     ]
 )
 _FINISHED: Final = np.dtype([("message_id", "<i8"), ("finished_at", "<i8"), ("attempts", "<u2")])
@@ -111,6 +125,21 @@ FAILED_SCHEMA: Final = pa.schema(
     ]
 )
 """A dead letter; the day on which it failed."""
+
+ARCHIVED_SCHEMA: Final = pa.schema(
+    [
+        *_HEAD,
+        _field("failed_at", columns.TIMESTAMP),
+        _field("archived_at", columns.TIMESTAMP),
+        _field("attempts", pa.int32()),
+        _field("priority", pa.int32()),
+        _field("retention_deadline", columns.TIMESTAMP, nullable=True),
+        _field("run", pa.string()),
+        _field("bucket_order", pa.int64()),
+        _field("day", pa.date32()),
+    ]
+)
+"""A dead letter whose content is in the archive; the day on which it was archived."""
 
 ATTEMPTS_SCHEMA: Final = pa.schema(
     [
@@ -250,6 +279,31 @@ def failed_batch(rows: Sequence[Row], place: Place) -> pa.RecordBatch:
         columns.texts("failed value", walk.data, reasons),
         columns.last_numbers(rows)[columns.owners(counts)] & MAX_ORDER,
         columns.days(failed["finished_at"]),
+    )
+
+
+def archived_batch(rows: Sequence[Row], place: Place) -> pa.RecordBatch:
+    """The messages of archived rows; CorruptRecord when one is damaged."""
+    walk = _walk(rows)
+    counts, archived = walk.fixed(_ARCHIVED)
+    run_counts, runs = walk.texts()
+    owners = columns.owners(counts)
+    walk.odd[owners[archived["run"] >= run_counts[owners]]] = True
+    _finish(walk, rows, "archived value", decode_archived)
+    firsts = np.cumsum(run_counts) - run_counts
+    names = columns.texts("archived value", walk.data, runs)
+    return _batch(
+        ARCHIVED_SCHEMA,
+        place,
+        archived["message_id"],
+        columns.times(archived["failed_at"]),
+        columns.times(archived["archived_at"]),
+        archived["attempts"],
+        archived["priority"],
+        columns.times(archived["retention_deadline"], zero_is_none=True),
+        names.take(pa.array(firsts[owners] + archived["run"])),
+        columns.last_numbers(rows)[owners] & MAX_ORDER,
+        columns.days(archived["archived_at"]),
     )
 
 

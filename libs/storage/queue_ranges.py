@@ -134,7 +134,7 @@ def archived_run(
 ) -> Run | None:
     """The rows that may have messages archived at from_ms ≤ time < until_ms."""
     archived = state.archived or ArchivedRecord()
-    oldest = archived.oldest_order if archived.count else 0
+    oldest = archived.oldest_order if archived.messages_count else 0
     return _finished(RecordType.ARCHIVED, queue, state.epoch, oldest, from_ms, until_ms)
 
 

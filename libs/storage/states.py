@@ -115,7 +115,7 @@ class PurgesRecord(NamedTuple):
 class ArchivedRecord(NamedTuple):
     """Where a queue's list of archived messages begins, how long it is, and what is garbage."""
 
-    count: int = 0
+    messages_count: int = 0
     oldest_order: int = 0
     garbage: OrderRange = NO_ORDERS
 
@@ -192,7 +192,7 @@ def encode_queue_state(state: QueueStateRecord) -> bytes:
     if purges or archived:  # must be told where something follows
         parts.append(_encode_purges(purges or PurgesRecord(epoch)))
     if archived:
-        parts.append(_ARCHIVED.pack(archived.count, archived.oldest_order, *archived.garbage))
+        parts.append(_ARCHIVED.pack(*archived[:2], *archived.garbage))
     return b"".join(parts)
 
 

@@ -27,6 +27,7 @@ from libs.storage.log_positions import position_before
 from libs.storage.queue_ranges import (
     Run,
     active_runs,
+    archived_run,
     attempts_run,
     done_run,
     failed_run,
@@ -174,6 +175,9 @@ def _queue_parts(
         case "failed":
             if failed := failed_run(queue, state, wanted.first_ms or 0, until_ms):
                 yield Part(failed, of, state.failed_count)
+        case "archived":
+            if archived := archived_run(queue, state, wanted.first_ms or 0, until_ms):
+                yield Part(archived, of, state.archived.messages_count if state.archived else 0)
         case "attempts":
             first_id = min(max(wanted.first_id or 0, 0), MAX_MESSAGE_ID)
             last_id = MAX_MESSAGE_ID if wanted.last_id is None else wanted.last_id

@@ -14,11 +14,13 @@ import pyarrow as pa
 from libs.storage.arrow_log import LOG_SCHEMA, PAYLOAD_SCHEMA, log_batches, payload_batch
 from libs.storage.arrow_queues import (
     ACTIVE_SCHEMA,
+    ARCHIVED_SCHEMA,
     ATTEMPTS_SCHEMA,
     DONE_SCHEMA,
     FAILED_SCHEMA,
     Place,
     active_batches,
+    archived_batch,
     attempts_batch,
     done_batch,
     failed_batch,
@@ -43,6 +45,7 @@ QUEUES_SCHEMA: Final = pa.schema(
         pa.field("in_flight_count", pa.int64(), nullable=False),
         pa.field("done_count", pa.int64(), nullable=False),
         pa.field("failed_count", pa.int64(), nullable=False),
+        pa.field("archived_count", pa.int64(), nullable=False),
     ]
 )
 """A queue that exists: its config, and how many messages its lists have."""
@@ -99,6 +102,13 @@ _ALL: Final = (
         lambda rows, of: [failed_batch(rows, of.place)],
     ),
     Table(
+        "archived",
+        ARCHIVED_SCHEMA,
+        "broker",
+        "archived_at",
+        lambda rows, of: [archived_batch(rows, of.place)],
+    ),
+    Table(
         "attempts",
         ATTEMPTS_SCHEMA,
         "broker",
@@ -128,6 +138,7 @@ def queues_batch(
             "in_flight_count": state.in_flight_count,
             "done_count": state.done_count,
             "failed_count": state.failed_count,
+            "archived_count": state.archived.messages_count if state.archived else 0,
         }
         for queue, config, state in queues
     ]

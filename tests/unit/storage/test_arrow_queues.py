@@ -11,13 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libs.storage.archived_records import ArchivedMessage, decode_archived, encode_archived
 from libs.storage.arrow_queues import (
     ACTIVE_SCHEMA,
+    ARCHIVED_SCHEMA,
     ATTEMPTS_SCHEMA,
     DONE_SCHEMA,
     FAILED_SCHEMA,
     Place,
     active_batches,
+    archived_batch,
     attempts_batch,
     done_batch,
     failed_batch,
@@ -25,6 +28,7 @@ from libs.storage.arrow_queues import (
 from libs.storage.buckets import BucketKind, bucket_number, order_of
 from libs.storage.errors import CorruptRecord
 from libs.storage.keys import active_key, attempts_key, done_key, failed_key
+from libs.storage.own_keys import archived_key
 from libs.storage.queues import (
     AvailableMessage,
     DoneMessage,
@@ -61,6 +65,7 @@ in_flight = st.builds(
 )
 done = st.builds(DoneMessage, ids, times, u16, texts, times, st.integers(0, (1 << 64) - 1), texts)
 failed = st.builds(FailedMessage, ids, times, u16, st.integers(0, 255), times, texts)
+archived = st.builds(ArchivedMessage, ids, times, times, u16, st.integers(0, 255), times, texts)
 attempt = st.builds(FailedAttempt, texts, times, texts, texts)
 
 buckets = st.lists(
@@ -201,6 +206,34 @@ def test_failed_buckets_read_as_their_decoder_reads_them(lists: list[list[Failed
 
 
 @settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(archived, max_size=20), min_size=1, max_size=6))
+def test_archived_rows_read_as_their_decoder_reads_them(
+    lists: list[list[ArchivedMessage]],
+) -> None:
+    rows = [
+        (archived_key("orders", ORDER + n), encode_archived(part)) for n, part in enumerate(lists)
+    ]
+
+    assert rows_of([archived_batch(rows, HERE)], ARCHIVED_SCHEMA) == [
+        {
+            "queue": "orders",
+            "broker_shard": 3,
+            "message_id": message.message_id,
+            "failed_at": surely(message.failed_at_ms),
+            "archived_at": surely(message.archived_at_ms),
+            "attempts": message.attempts,
+            "priority": message.priority,
+            "retention_deadline": at(message.retention_deadline_ms),
+            "run": message.run,
+            "bucket_order": ORDER + n,
+            "day": surely(message.archived_at_ms).date(),
+        }
+        for n, part in enumerate(lists)
+        for message in part
+    ]
+
+
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(attempt, max_size=12), min_size=1, max_size=6))
 def test_attempts_read_as_their_decoder_reads_them(lists: list[list[FailedAttempt]]) -> None:
     rows = [(attempts_key("orders", 7 + n), encode_attempts(part)) for n, part in enumerate(lists)]
@@ -267,6 +300,17 @@ ENCODED: list[tuple[Callable[[bytes], Any], Callable[[list[Row]], Any], bytes]] 
         decode_failed,
         lambda rows: failed_batch(rows, HERE),
         encode_failed([FailedMessage(1, 2, 3, 4, 5, "why"), FailedMessage(6, 7, 8, 9, 10, "ü")]),
+    ),
+    (
+        decode_archived,
+        lambda rows: archived_batch(rows, HERE),
+        encode_archived(
+            [
+                ArchivedMessage(1, 2, 3, 4, 5, 6, "one"),
+                ArchivedMessage(7, 8, 9, 10, 11, 12, "ü"),
+                ArchivedMessage(13, 14, 15, 16, 17, 18, "one"),
+            ]
+        ),
     ),
     (
         decode_attempts,
