@@ -85,11 +85,14 @@ class Ingest:
         """Every message in the log up to where it ends now."""
         durable = (await self.status()).durable_sequence
         found: list[ingest_pb2.LogMessage] = []
-        after = 0
-        while after < durable:
-            for entry in await self.tail(after):
-                after = entry.sequence
-                found += entry.messages
+        call = self.stub.TailLog(ingest_pb2.TailLogRequest(), timeout=30)
+        with raising_slatemq_errors():
+            async for update in call:
+                for entry in update.entries:
+                    found += entry.messages
+                if not update.entries or update.entries[-1].sequence >= durable:
+                    break
+        call.cancel()
         return found
 
 
@@ -137,11 +140,11 @@ async def serving(
 
 @asynccontextmanager
 async def process(
-    root: str, ready_file: Path, *flags: str
+    root: str, ready_file: Path, *flags: str, module: str = "services.ingest"
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """`python -m services.ingest`, and its address; killed at the end if it still runs."""
+    """An ingest in a process of its own, and its address; killed at the end if it still runs."""
     _forget(ready_file)
-    command = ["-m", "services.ingest", "--root", root, "--ready-file", str(ready_file), *flags]
+    command = ["-m", module, "--root", root, "--ready-file", str(ready_file), *flags]
     started = await asyncio.create_subprocess_exec(
         sys.executable,
         *command,
