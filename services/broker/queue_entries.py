@@ -72,7 +72,7 @@ class QueueEntries(ABC):
         self.archived: FinishedList[ArchivedMessage] = FinishedList(
             partial(archived_key, queue_id),
             encode_archived,
-            archived.count,
+            archived.messages_count,
             archived.oldest_order,
             archived.garbage,
         )
