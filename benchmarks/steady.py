@@ -23,7 +23,7 @@ import slatemq
 from benchmarks.suite import servers
 from benchmarks.suite.memory import resident_mb
 from slatemq.client import Client
-from slatemq.publisher import OutgoingMessage
+from slatemq.models import OutgoingMessage
 
 QUEUE = "steady"
 KINDS = ("wal", "compacted", "manifest", "compactions", "gc")
