@@ -27,6 +27,7 @@ from slatemq.errors import (
 from slatemq.finishing import Finisher, Nack
 from slatemq.keeping import Lease, LeaseKeeper
 from slatemq.models import Span, milliseconds, seconds
+from slatemq.outages import Outage
 from slatemq.peers import BACKOFF_S, BACKOFF_S_MAX, Peers, closed, translated
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
@@ -79,13 +80,6 @@ class Wish(NamedTuple):
             raise InvalidArgument("lease", "may not be negative")
         if seconds(self.hold, "hold") < 0:
             raise InvalidArgument("hold", "may not be negative")
-
-
-class Outage(NamedTuple):
-    """That a consumer has no stream: since when, by the monotonic clock, and why not."""
-
-    since_s: float
-    error: SlateMQError
 
 
 class Consumer:

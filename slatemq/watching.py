@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections import deque
 from typing import Any
 
@@ -13,6 +14,7 @@ import grpc.aio
 
 from slatemq.entry_models import Entry, entry_of
 from slatemq.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from slatemq.outages import Outage
 from slatemq.peers import BACKOFF_S, BACKOFF_S_MAX, Peers, errors_translated
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
 
@@ -37,6 +39,15 @@ class DelayedWatch:
         self._position_after = position
         self._call: Any = None
         self._closed = False
+        self._outage: Outage | None = None
+
+    @property
+    def outage(self) -> Outage | None:
+        """Since when the broker cannot be reached; None while it can, or before the first try.
+
+        Iterating waits for the broker for as long as it takes: who wants to give up looks here.
+        """
+        return self._outage
 
     @property
     def position(self) -> str:
@@ -70,6 +81,8 @@ class DelayedWatch:
                 if error.reason == "CLIENT_CLOSED":
                     raise
                 log.debug("the watch of %s broke: %s", self.queue_id, error)
+                since_s = self._outage.since_s if self._outage else time.monotonic()
+                self._outage = Outage(since_s, error)
                 self._peers.forget()
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, BACKOFF_S_MAX)
@@ -108,6 +121,7 @@ class DelayedWatch:
         if answer is grpc.aio.EOF:
             self._drop()
             raise Unavailable("the stream ended", reason="STREAM_ENDED")
+        self._outage = None
         self._ready.extend(map(entry_of, answer.entries))
         self._position_after = answer.position
         if not self._ready:

@@ -19,8 +19,9 @@ from slatemq.cli.output import json_line, note, write_bytes
 from slatemq.cli.parameters import DURATION, WORDS
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.threads import in_thread
-from slatemq.consumer import Consumer, Outage, Received
+from slatemq.consumer import Consumer, Received
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError, Unavailable
+from slatemq.outages import Outage
 
 HEADERS_BYTES_MAX = 100_000
 """Of SLATEMQ_HEADERS: systems refuse a program whose environment has longer values (Linux: 128

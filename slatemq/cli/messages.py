@@ -25,6 +25,7 @@ from slatemq.cli.parameters import HEADER, WHICH, WORDS
 from slatemq.cli.publishing import STDIN, read_all
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.threads import in_thread
+from slatemq.cli.watching import watch
 from slatemq.client import Client
 from slatemq.entry_models import Entry, EntryState, EntryView, SearchProgress
 from slatemq.errors import FailedPrecondition, NotFound
@@ -66,20 +67,6 @@ Examples:
 \b
 Only a message that is delayed can be edited. It changes in every queue that
 has not handed it out, and is not routed anew. --header replaces all headers.
-"""
-
-WATCH_EPILOG = """\
-\b
-Examples:
-  slatemq message watch reminders
-  slatemq message watch reminders --json | ./audit.sh
-  slatemq message watch reminders --position QERd2Tn6AABof2fR8kEAAAAA
-
-\b
-First those that are delayed now, then each as it comes. One that is
-rescheduled comes again; one that was cancelled meanwhile may come. At its end
-it tells the position from which --position goes on: none is missed, some may
-come again. While the broker is away it waits.
 """
 
 _WHICH = click.argument("which", type=WHICH, nargs=-1, required=True, metavar="HANDLE|ID...")
@@ -312,30 +299,7 @@ def edit(
         say(f"edited {handle}, etag {changed}")
 
 
-@message.command("watch", epilog=WATCH_EPILOG)
-@click.argument("queue", type=WORDS)
-@click.option("--position", type=WORDS, default="", help="Go on where a watch before had come to.")
-@session_options
-@pass_session
-def watch(session: Session, queue: str, position: str) -> None:
-    """Print the delayed messages of QUEUE, each before it can be claimed, until Ctrl-C."""
-    where = ""
-
-    async def work() -> None:
-        nonlocal where
-        async with (
-            session.connect() as client,
-            client.watch_delayed(queue, position=position) as seen,
-        ):
-            async for entry in seen:
-                show_entry(session, entry)
-                where = seen.position
-
-    try:
-        run(work())
-    finally:
-        if where:
-            note(f"go on from here with --position {where}")
+message.add_command(watch)
 
 
 @click.group("done", cls=Group)

@@ -55,3 +55,21 @@ def test_claim_waits_for_messages_but_not_so_long_for_a_broker(cli: Cli) -> None
     _, err = waiting.communicate(timeout=2 + START_SECONDS)
     assert waiting.returncode == 3, err
     assert time.monotonic() - began < 45
+
+
+def test_a_watch_ends_with_3_when_everything_stays_away(cli: Cli) -> None:
+    # Given a watch that has told a delayed message
+    cli.ok("queue", "create", "reminders")
+    cli.ok("publish", "--to", "reminders", "later", "--visible-at", "2100-01-01T00:00:00Z")
+    watch = cli.start("message", "watch", "reminders", "--timeout", "2s", "--json")
+    assert watch.stdout is not None
+    assert b"message_id" in watch.stdout.readline()
+
+    # When everything stops
+    cli.stack.terminate()
+
+    # Then it does not look like a queue in which nothing is delayed
+    _, err = watch.communicate(timeout=2 + START_SECONDS)
+    assert watch.returncode == 3, err
+    assert b"away for" in err
+    assert b"--position" in err
