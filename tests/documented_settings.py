@@ -13,6 +13,7 @@ from typing import Any
 from libs.serving.config import ENVIRONMENT_PREFIX, Scope, ServingConfig, Setting
 from services.broker.config import BrokerConfig
 from services.ingest.config import IngestConfig
+from services.janitor.config import JanitorConfig
 from services.router.config import RouterConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/reference/settings.md"
@@ -33,6 +34,7 @@ SECTIONS = (
     ("Ingest", IngestConfig),
     ("Broker", BrokerConfig),
     ("Router", RouterConfig),
+    ("Janitor", JanitorConfig),
 )
 
 

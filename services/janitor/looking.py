@@ -6,7 +6,8 @@ none either, for a day: what has aged meanwhile is found then. So an instance in
 happens starts no Spark, and one in which nothing has happened since yesterday starts it once a day.
 
 ==============  ================================================================================
-retention       the log has entries (the last of them); dead letters past their queue's retention
+retention       the log has entries older than an hour (the last of them); dead letters past
+                their queue's retention
 unreferenced    the log has entries that are older than any new queue may start (the last of them)
 done            queues that are older than their done retention list done messages (how many)
 dead-letters    a dead letter is old enough for the archive (how many there are of any age)
@@ -34,6 +35,9 @@ SCHEDULED: Final = ("retention", "unreferenced", "done", "dead-letters", "report
 
 AGES_MS: Final = 86_400_000
 """How long the same evidence is no news."""
+
+YOUNG_MS: Final = 3_600_000
+"""Messages may live for a second; Spark is not started for those that came within the hour."""
 
 PAGE_QUEUES: Final = 1_000
 
@@ -69,7 +73,7 @@ class Looker:
         match job:
             case "retention":
                 return {
-                    **await self._logs(),
+                    **await self._logs(now_ms - YOUNG_MS - grace_ms),
                     **await self._letters(now_ms - grace_ms, archive=False),
                 }
             case "unreferenced":

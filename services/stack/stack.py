@@ -35,10 +35,11 @@ PARTS = (
     # Others look up where the owners are: after a change of ports the old address is wrong.
     Part("router", owns_data=False, after=("ingest", "broker")),
     Part("broker", owns_data=True),
+    Part("janitor", owns_data=False, after=("ingest", "broker")),
 )
 """In the order of their ports."""
 
-STOP_ORDER = ("router", "broker", "ingest")
+STOP_ORDER = ("janitor", "router", "broker", "ingest")
 """Who asks goes before who answers: the broker reads payloads from ingest while it drains."""
 
 STOP_GRACE_SECONDS = 15.0

@@ -19,7 +19,7 @@ from tests.acceptance.workload import Run, make_lines
 
 pytestmark = [pytest.mark.compose, pytest.mark.slow]
 
-SERVICES = ("ingest", "router", "broker")
+SERVICES = ("ingest", "router", "broker", "janitor")
 PROJECT = f"slatemq-compose-test-{os.getpid()}"
 
 

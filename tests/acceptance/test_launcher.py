@@ -35,7 +35,7 @@ def test_it_says_one_line_when_all_are_serving_and_writes_the_endpoints(stack: L
     ready = json.loads((stack.folder / "ready.json").read_text())
 
     assert f"connect to {ready['endpoint']}" in line
-    assert ready["endpoints"].keys() == {"ingest", "router", "broker"}
+    assert ready["endpoints"].keys() == {"ingest", "router", "broker", "janitor"}
     assert all(address in line for address in ready["endpoints"].values())
     assert all(is_running(pid) for pid in ready["pids"].values())
 

@@ -14,6 +14,7 @@ import pytest
 from libs.serving.config import load
 from services.broker.config import BrokerConfig
 from services.ingest.config import IngestConfig
+from services.janitor.config import JanitorConfig
 from services.janitor.sql import parse as parse_question
 from services.router.config import RouterConfig
 from services.stack.options import parse
@@ -22,7 +23,12 @@ from slatemq.cli.session import Session
 from tests import documented_settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-CONFIGS = {"broker": BrokerConfig, "ingest": IngestConfig, "router": RouterConfig}
+CONFIGS = {
+    "broker": BrokerConfig,
+    "ingest": IngestConfig,
+    "janitor": JanitorConfig,
+    "router": RouterConfig,
+}
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -104,12 +110,12 @@ def test_every_command_that_starts_services_is_understood() -> None:
             _, _, service = words[2].partition(".")
             if "--help" in words:
                 continue
-            if service == "janitor":
+            if words[3:4] == ["sql"]:
                 parse_question(words[3:], {})
             elif service:
                 load(CONFIGS[service], words[2], words[3:], {"SLATEMQ_ROOT": "memory:///"})
             else:
-                parse(words[3:], 3)
+                parse(words[3:], 4)
     assert checked
 
 
