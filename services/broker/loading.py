@@ -76,6 +76,9 @@ READ_AT_ONCE = 100
 LOAD_ROWS = 500
 """Buckets read at once: of one message each, reading them takes some 3 ms."""
 
+FIRST_ROWS = 8
+"""The first of these: 500 of a thousand messages each would be 13 MB, nearly all for nothing."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -263,20 +266,28 @@ async def read_buckets(
     In parts: the first of them. Tells, too, up to which order these are all.
     """
     first, last = orders
-    buckets = active_range(
-        queue_id,
-        bucket_number(lane.priority, lane.kind, first),
-        bucket_number(lane.priority, lane.kind, last),
-    )
     rows: list[StoredBucket] = []
     count = 0
-    async for key, value in _rows(database, buckets, limit=LOAD_ROWS if in_parts else None):
-        items = decode_active(value)[0]
-        rows.append((_order(key), items))
-        count += len(items)
-        if in_parts and (count >= LOAD_MESSAGES or len(rows) >= LOAD_ROWS):
-            return rows, rows[-1][0]
-    return rows, last
+    limit = FIRST_ROWS if in_parts else None
+    while True:
+        span = active_range(
+            queue_id,
+            bucket_number(lane.priority, lane.kind, first),
+            bucket_number(lane.priority, lane.kind, last),
+        )
+        before = len(rows)
+        async for key, value in _rows(database, span, limit=limit):
+            items = decode_active(value)[0]
+            rows.append((_order(key), items))
+            count += len(items)
+            if in_parts and (count >= LOAD_MESSAGES or len(rows) >= LOAD_ROWS):
+                return rows, rows[-1][0]
+        if limit is None or len(rows) - before < limit or rows[-1][0] == last:
+            return rows, last
+        first = rows[-1][0] + 1
+        # As many as it takes if those that follow are like these.
+        wanted = -(-LOAD_MESSAGES * len(rows) // max(count, 1))
+        limit = min(wanted, LOAD_ROWS) - len(rows)
 
 
 async def _rows(
