@@ -45,13 +45,15 @@ class BatchSettings(NamedTuple):
     """How single publishes are gathered into requests.
 
     A request goes out when it has `messages_max` messages or `payload_bytes_max` bytes, or when
-    its oldest message has waited for `linger_s`; at most `requests_max` are under way, and at most
-    `outstanding_bytes_max` of payloads wait in memory: `publish` waits above that.
+    its oldest message has waited for `linger_s` and none is under way to its shard: so one message
+    goes at once, and what is published until its answer goes together. At most `requests_max` are
+    under way, and at most `outstanding_bytes_max` of payloads wait in memory: `publish` waits above
+    that.
     """
 
     messages_max: int = 1000
     payload_bytes_max: int = 4 << 20
-    linger_s: float = 0.002
+    linger_s: float = 0.0
     requests_max: int = 4
     outstanding_bytes_max: int = 64 << 20
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -217,6 +217,17 @@ class Peers:
     async def ingest_shards(self) -> list[int]:
         """The ingest shards, in ascending order."""
         return sorted((await self.topology()).ingests)
+
+    def ingests_at_hand(self) -> Sequence[int]:
+        """The ingest shards known last, in ascending order, without asking; empty = none."""
+        return [] if self._topology is None else sorted(self._topology.ingests)
+
+    def ingest_at_hand(self, shard: int) -> grpc.aio.Channel | None:
+        """The channel to an ingest shard; None where it would have to be asked for."""
+        if self._topology is None or self._stale or self._closed:
+            return None
+        address = self._topology.ingests.get(shard)
+        return None if address is None else self.at(address)
 
     async def broker_shards(self) -> list[int]:
         """The broker shards, in ascending order."""

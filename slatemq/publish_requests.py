@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 import grpc
 
 from slatemq.checks import wrong
 from slatemq.dedupe_shards import dedupe_shard
-from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
+from slatemq.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    ResourceExhausted,
+    SlateMQError,
+    Unavailable,
+)
 from slatemq.peers import Peers
 from slatemq.published import Published, published
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
@@ -32,6 +40,13 @@ WRONG_SHARD = "WRONG_SHARD"
 """The server's reason for refusing a dedupe key that falls to another shard by now."""
 
 
+class Tried(NamedTuple):
+    """How a request fared that was sent on a stream."""
+
+    shard: int
+    error: SlateMQError
+
+
 class PublishRequests:
     """Sends requests, each under one ID to one shard."""
 
@@ -39,7 +54,10 @@ class PublishRequests:
         """Send through these peers."""
         self._peers = peers
         self._telemetry = telemetry
-        self._next_shard = 0
+        # Clients begin at different shards, and name their requests differently.
+        self._next_shard = random.randrange(1 << 14)
+        self._name = uuid4().hex
+        self._names = itertools.count()
         self._away: dict[int, float] = {}
 
     async def shard_of(self, dedupe_key: str | None) -> int | None:
@@ -101,14 +119,23 @@ class PublishRequests:
         request: ingest_pb2.PublishRequest,
         shard: int | None = None,
         call_s: float | None = None,
+        tried: Tried | None = None,
     ) -> list[Published]:
-        """One request, under one ID on one shard, however often it is tried."""
-        request.request_id = request.request_id or str(uuid4())
-        chosen = shard
+        """One request, under one ID on one shard, however often it is tried.
+
+        `tried`: the first try, which failed, and the shard that it went to.
+        """
+        self.name(request)
+        chosen = shard if tried is None else tried.shard
         full: set[int] = set()
 
         async def attempt(timeout: float) -> list[Published]:
-            nonlocal chosen
+            nonlocal chosen, tried
+            if tried is not None:
+                (at, problem), tried = tried, None
+                if isinstance(problem, Unavailable | DeadlineExceeded):
+                    self._away[at] = time.monotonic() + AWAY_S
+                raise problem
             if chosen is None:
                 chosen = await self._choose_shard(full)
             stub = ingest_pb2_grpc.IngestServiceStub(await self._peers.ingest(chosen))
@@ -133,6 +160,21 @@ class PublishRequests:
                     raise
                 chosen = None
 
+    def name(self, request: ingest_pb2.PublishRequest) -> None:
+        """Gives a request an ID of its own, unless it has one."""
+        if not request.request_id:
+            request.request_id = f"{self._name}-{next(self._names)}"
+
+    def shards_at_hand(self) -> Sequence[int]:
+        """The shards known now but for those just away; first the one whose turn it is."""
+        shards = self._peers.ingests_at_hand()
+        if len(shards) < 2:
+            return shards
+        now = time.monotonic()
+        at = self._next_shard % len(shards)
+        turned = [*shards[at:], *shards[:at]]
+        return [shard for shard in turned if self._away.get(shard, 0.0) < now] or turned
+
     async def _choose_shard(self, full: set[int]) -> int:
         shards = [shard for shard in await self._peers.ingest_shards() if shard not in full]
         if not shards:
@@ -140,5 +182,10 @@ class PublishRequests:
             raise Unavailable("no ingest is known", reason="PEER_UNKNOWN")
         now = time.monotonic()
         at_hand = [shard for shard in shards if self._away.get(shard, 0.0) < now] or shards
+        at = self._next_shard % len(at_hand)
+        self.turn()
+        return at_hand[at]
+
+    def turn(self) -> None:
+        """The next request that may go to any shard is another one's."""
         self._next_shard += 1
-        return at_hand[self._next_shard % len(at_hand)]

@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
 import grpc.aio
+from google.rpc.status_pb2 import Status
 
 from libs.serving import limits
 from libs.serving.telemetry import Telemetry
@@ -282,7 +283,7 @@ async def _fail(method: str, context: Context, error: BaseException) -> NoReturn
         raise error
     if isinstance(error, asyncio.CancelledError) and _cancelled_from_outside(context):
         raise error
-    status = to_status(_told(method, error))
+    status = status_of(method, error)
     # What the handler held would stay until the next full collection: a cycle of frames and error.
     # The frames themselves are left alone: an error that others wait for, too, has theirs as well.
     error.__traceback__ = None
@@ -296,6 +297,11 @@ async def _fail(method: str, context: Context, error: BaseException) -> NoReturn
 def _cancelled_from_outside(context: Context) -> bool:
     task = asyncio.current_task()
     return context.cancelled() or (task is not None and task.cancelling() > 0)
+
+
+def status_of(method: str, error: BaseException) -> Status:
+    """What the caller of a method is told of an error, also as a part of an answer."""
+    return to_status(_told(method, error))
 
 
 def _told(method: str, error: BaseException) -> errors.SlateMQError:

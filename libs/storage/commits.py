@@ -108,11 +108,19 @@ class GroupCommit:
 
         Raises the error of a failed commit. Cancelling one waiter disturbs no other.
         """
+        newest = self.newest()
+        if newest is not None:
+            await asyncio.shield(newest)
+
+    def newest(self) -> asyncio.Future[None] | None:
+        """The end of that commit, for whoever attaches a callback; not to be cancelled.
+
+        Raises the error of a failed commit.
+        """
         if self.failed is not None:
             raise self.failed
         newest = self._gathering or (self._in_flight[-1] if self._in_flight else None)
-        if newest is not None:
-            await asyncio.shield(newest.done)
+        return newest.done if newest is not None else None
 
     def on_durable(self, callback: Callable[[int], None]) -> None:
         """Call `callback(commit number)` after each durable commit, before its waiters go on."""

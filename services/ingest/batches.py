@@ -29,6 +29,9 @@ ENTRY_HEADERS_BYTES_MAX: Final = 4 << 20
 """Header bytes in one log entry, unless one message alone has more: an entry must fit into an
 answer of TailLog, and readers hold whole entries."""
 
+HASH_INLINE_BYTES_MAX: Final = 4 << 20
+"""Content up to this size is hashed on the event loop: 4 ms."""
+
 MESSAGE_OVERHEAD_BYTES: Final = 256
 """About what a message costs in memory and on disk beyond payload and headers."""
 
@@ -132,6 +135,11 @@ class Accepted:
     size_bytes: int
     dedupe_keys: dict[int, str] = field(default_factory=dict)
     elsewhere: list[int] = field(default_factory=list)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it can be stored as it is: nothing to look up, to upload, or to hash for long."""
+        return not (self.dedupe_keys or self.large or self.size_bytes > HASH_INLINE_BYTES_MAX)
 
     def only(self, kept: Sequence[int]) -> Accepted:
         """The same with these messages alone, by their offsets in ascending order."""

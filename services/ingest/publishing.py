@@ -21,7 +21,7 @@ from libs.storage.metadata import encode_log_columns
 from libs.storage.own_keys import ID_BLOCK_KEY
 from libs.storage.payloads import encode_inline, encode_uri
 from libs.storage.slate import Batch, Database
-from services.ingest.batches import NOT_SET, Accepted, Columns
+from services.ingest.batches import HASH_INLINE_BYTES_MAX, NOT_SET, Accepted, Columns
 from services.ingest.dedupe_keys import DedupeKeys
 from services.ingest.duplicates import Duplicates
 from services.ingest.payload_cache import PayloadCache, Run
@@ -42,9 +42,6 @@ __all__ = ["Publisher", "PublisherLimits"]
 UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
 """A blob that nobody refers to may be collected after a while; one that is older than this when it
 would be committed may be next."""
-
-HASH_INLINE_BYTES_MAX: Final = 4 << 20
-"""Content up to this size is hashed on the event loop: 4 ms."""
 
 _RETRY_MS: Final = 200
 
@@ -136,6 +133,30 @@ class Publisher:
         waiting.duplicates = duplicates
         return await self._store(waiting, complete)
 
+    def hand_over(self, accepted: Accepted) -> Waiting | None:
+        """Store a plain batch (`Accepted.is_plain`) with the commit that gathers now.
+
+        It is stored when `commits.newest()` is done, and has its answer or a refusal then. None,
+        and nothing done, where the request ID may be known: `publish` finds out. Raises
+        ResourceExhausted, and the error of a failed commit.
+        """
+        self.commits.newest()
+        self.admit(accepted.size_bytes)
+        request_id = accepted.request_id
+        if request_id and not self._requests.begin_new(request_id, accepted.fingerprint()):
+            return None
+        waiting = Waiting(accepted)
+        self._enter(waiting)
+        return waiting
+
+    def give_up(self, waiting: Waiting) -> None:
+        """What was handed over was not stored, as far as anybody knows: its commit failed."""
+        self._requests.forget(waiting.accepted.request_id)
+
+    def _enter(self, waiting: Waiting) -> None:
+        self._waiting.append(waiting)
+        self.commits.mark_dirty(waiting.accepted.size_bytes)
+
     async def repeated(self, accepted: Accepted) -> Answered | None:
         """The first answer, when the request ID is known; stores nothing. Raises as `publish`."""
         known = await self._begin(accepted)
@@ -176,8 +197,7 @@ class Publisher:
             if waiting.duplicates is not None:
                 waiting.duplicates.release()
             raise
-        self._waiting.append(waiting)
-        self.commits.mark_dirty(accepted.size_bytes)
+        self._enter(waiting)
         try:
             await self.commits.durable()
         except StorageError:

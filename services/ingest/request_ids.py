@@ -185,8 +185,7 @@ class RequestIds:
                 return _same(pending.fingerprint, fingerprint, answered)
             row = next((row for row in self._find(hashed) if row not in others), None)
             if row is None:
-                outcome = asyncio.get_running_loop().create_future()
-                self._pending[request_id] = _Pending(fingerprint, outcome)
+                self._add_pending(request_id, fingerprint)
                 return None
             record = await self._read(row, request_id)
             if record is not None:
@@ -195,6 +194,17 @@ class RequestIds:
                 )
                 return _same(record.fingerprint, fingerprint, answered)
             others.add(row)
+
+    def begin_new(self, request_id: str, fingerprint: bytes) -> bool:
+        """The same without waiting: False, and nothing begun, where there may be an answer."""
+        if request_id in self._pending or any(self._find(hash(request_id) & _MASK)):
+            return False
+        self._add_pending(request_id, fingerprint)
+        return True
+
+    def _add_pending(self, request_id: str, fingerprint: bytes) -> None:
+        outcome = asyncio.get_running_loop().create_future()
+        self._pending[request_id] = _Pending(fingerprint, outcome)
 
     def forget(self, request_id: str) -> None:
         """The publish that began failed: the ID is free again."""

@@ -80,6 +80,7 @@ class IngestProcess:
 
     async def drain(self) -> None:
         """End the streams; publishes in flight end by themselves."""
+        self._servicer.streams.drain()
         if self._servicer.shard is not None:
             self._servicer.shard.drain()
 

@@ -15,9 +15,10 @@ from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
 from libs.storage.metadata import decode_log_entry
 from services.ingest import wire, wire_for_brokers
+from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
+from services.ingest.publish_streams import PublishStreams, published
 from services.ingest.reading import Room
-from services.ingest.request_ids import Answered
 from services.ingest.shard import Shard
 from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
@@ -44,7 +45,10 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     def __init__(
         self, config: IngestConfig, directory: TopologyDirectory, telemetry: Telemetry
     ) -> None:
-        """Answer with these settings; `shard` is set by the process when it has started."""
+        """Answer with these settings; `shard` is set by the process when it has started.
+
+        `streams` are the streams of publishes; they end before the shard does.
+        """
         self.shard: Shard | None = None
         self._config = config
         self._directory = directory
@@ -55,12 +59,27 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self._sent = telemetry.meter.create_counter(
             told.SENT_MESSAGES, unit="{message}", description="Messages answered, repeats included"
         )
+        self.streams = PublishStreams(self._accept, self._publish, is_traced=telemetry.enabled)
 
     async def Publish(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.PublishRequest, context: Any
     ) -> ingest_pb2.PublishResponse:
         """See the proto."""
-        accepted = wire.accept(request, self._rules)
+        return await self._publish(self._accept(request))
+
+    async def PublishStream(  # noqa: N802 - the RPC's name
+        self, request_iterator: AsyncIterator[ingest_pb2.PublishStreamRequest], context: Any
+    ) -> AsyncIterator[ingest_pb2.PublishStreamResponse]:
+        """See the proto."""
+        publisher = self._open().publisher
+        async with aclosing(self.streams.serve(publisher, request_iterator)) as answers:
+            async for answer in answers:
+                yield answer
+
+    def _accept(self, request: ingest_pb2.PublishRequest) -> Accepted:
+        return wire.accept(request, self._rules)
+
+    async def _publish(self, accepted: Accepted) -> ingest_pb2.PublishResponse:
         publisher = self._open().publisher
         if accepted.dedupe_keys:
             try:
@@ -70,7 +89,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
                 first = await publisher.repeated(accepted)
                 if first is None:
                     raise
-                return _published(first)
+                return published(first)
         count = len(accepted.payloads)
         if not self._telemetry.enabled:
             answered = await publisher.publish(accepted)
@@ -82,7 +101,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             ):
                 answered = await publisher.publish(accepted, wire.carry_trace)
         self._sent.add(count, _SPAN)
-        return _published(answered)
+        return published(answered)
 
     async def BatchGetPayloads(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.BatchGetPayloadsRequest, context: Any
@@ -103,11 +122,13 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
                 encoded_ids=encoded.message_ids,
                 payload_bytes=encoded.payload_bytes,
                 missing_ids=encoded.missing_ids,
+                damaged_ids=encoded.damaged_ids,
             )
         read = await self._open().reader.read(message_ids, room, with_etags=request.with_etags)
         return ingest_pb2.BatchGetPayloadsResponse(
             messages=[wire.to_message(*one) for one in read.messages],
             missing_ids=read.missing_ids,
+            damaged_ids=read.damaged_ids,
             etags=read.etags,
         )
 
@@ -187,11 +208,3 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         if self.shard is None:
             raise Unavailable("the service is starting", reason="STARTING")
         return self.shard
-
-
-def _published(answered: Answered) -> ingest_pb2.PublishResponse:
-    return ingest_pb2.PublishResponse(
-        message_ids=answered.message_ids,
-        duplicates=[at for at, _ in answered.duplicates],
-        received_at_ms=answered.received_at_ms,
-    )

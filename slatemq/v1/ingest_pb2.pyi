@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.rpc import status_pb2 as _status_pb2
 from slatemq.v1 import message_pb2 as _message_pb2
 import builtins as _builtins
 import sys
@@ -158,8 +159,8 @@ class PublishResponse(_message.Message):
     RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
     received_at_ms: _builtins.int
     """When ingest accepted the messages, by its clock. `<queue ID>/<message ID in hex>/p<this>` is the handle of a message in a queue
-    that it reached (see EntryService). A repeated request is told the time of the first one. 0 when nothing was stored: of duplicates
-    it says nothing.
+    that it reached (see EntryService). A repeated request is told the time of the first one. 0 when nothing was stored, or is stored
+    any more: of duplicates it says nothing.
     """
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -185,6 +186,94 @@ class PublishResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PublishResponse: _TypeAlias = PublishResponse  # noqa: Y015
+
+@_typing.final
+class PublishStreamRequest(_message.Message):
+    """A batch to publish over a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PUBLISH_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Told again with the answer. Chosen by the producer; of no meaning here, so those without an answer should differ."""
+    @_builtins.property
+    def publish(self) -> Global___PublishRequest:
+        """The batch. The fields that errors name are those of PublishRequest."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        publish: Global___PublishRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["publish", b"publish"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "publish", b"publish"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublishStreamRequest: _TypeAlias = PublishStreamRequest  # noqa: Y015
+
+@_typing.final
+class PublishStreamResponse(_message.Message):
+    """What became of batches."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishStreamAnswer]:
+        """At least one."""
+
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___PublishStreamAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublishStreamResponse: _TypeAlias = PublishStreamResponse  # noqa: Y015
+
+@_typing.final
+class PublishStreamAnswer(_message.Message):
+    """What became of one batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PUBLISHED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The number of its request."""
+    @_builtins.property
+    def published(self) -> Global___PublishResponse:
+        """The batch is durable."""
+
+    @_builtins.property
+    def error(self) -> _status_pb2.Status:
+        """What Publish would have failed with, details included."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        published: Global___PublishResponse | None = ...,
+        error: _status_pb2.Status | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "outcome", b"outcome", "published", b"published"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "number", b"number", "outcome", b"outcome", "published", b"published"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["published", "error"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___PublishStreamAnswer: _TypeAlias = PublishStreamAnswer  # noqa: Y015
 
 @_typing.final
 class BatchGetPayloadsRequest(_message.Message):
@@ -236,13 +325,14 @@ class BatchGetPayloadsResponse(_message.Message):
     ENCODED_MESSAGES_FIELD_NUMBER: _builtins.int
     ENCODED_IDS_FIELD_NUMBER: _builtins.int
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    DAMAGED_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
         """In the order of the request, without those missing and those beyond the bounds: ask for these again."""
 
     @_builtins.property
     def missing_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """IDs asked for that are not stored (any more): removed, or never given out. Of the IDs beyond the bounds nothing is told."""
+        """IDs asked for that are not stored (any more): removed, or never given out; or damaged. Of the IDs beyond the bounds nothing is told."""
 
     @_builtins.property
     def etags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -260,6 +350,10 @@ class BatchGetPayloadsResponse(_message.Message):
     def payload_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For each of `encoded_messages` the size of its payload in bytes."""
 
+    @_builtins.property
+    def damaged_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of `missing_ids` whose stored bytes cannot be read as what they should be: they will not come back by themselves."""
+
     def __init__(
         self,
         *,
@@ -269,10 +363,11 @@ class BatchGetPayloadsResponse(_message.Message):
         encoded_messages: _abc.Iterable[_builtins.bytes] | None = ...,
         encoded_ids: _abc.Iterable[_builtins.int] | None = ...,
         payload_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        damaged_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoded_ids", b"encoded_ids", "encoded_messages", b"encoded_messages", "etags", b"etags", "messages", b"messages", "missing_ids", b"missing_ids", "payload_bytes", b"payload_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damaged_ids", b"damaged_ids", "encoded_ids", b"encoded_ids", "encoded_messages", b"encoded_messages", "etags", b"etags", "messages", b"messages", "missing_ids", b"missing_ids", "payload_bytes", b"payload_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -314,7 +409,7 @@ class TailLogResponse(_message.Message):
     DURABLE_SEQUENCE_FIELD_NUMBER: _builtins.int
     STORED_ENTRIES_FIELD_NUMBER: _builtins.int
     durable_sequence: _builtins.int
-    """The sequence of the last durable entry, whether sent yet or not; 0 when the log is empty."""
+    """The sequence of the last durable entry, whether sent yet, or removed since, or not; 0 when there was none so far."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogEntry]:
         """In ascending order of sequence; empty in a heartbeat: then all that was stored when the call began is sent. An answer comes at
@@ -501,9 +596,9 @@ class GetLogStatusResponse(_message.Message):
     shard: _builtins.int
     """This process's ingest shard, 0–16,383."""
     durable_sequence: _builtins.int
-    """The sequence of the last durable entry; 0 when the log is empty."""
+    """The sequence of the last durable entry, which may have been removed since; 0 when there was none so far."""
     last_message_id: _builtins.int
-    """The ID of the last durable message; 0 when there is none."""
+    """The ID of the last durable message, in the same way."""
     def __init__(
         self,
         *,

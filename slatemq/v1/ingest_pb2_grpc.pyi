@@ -55,6 +55,20 @@ class IngestServiceStub:
     RESOURCE_EXHAUSTED (too much waits to be stored: retry after RetryInfo; SHARD_FULL: no message IDs are left),
     UNAVAILABLE (starting, draining or fenced; the store is away).
     """
+    PublishStream: _grpc.StreamStreamMultiCallable[_ingest_pb2.PublishStreamRequest, _ingest_pb2.PublishStreamResponse]
+    """Publishes batch after batch over one call, for producers of many small ones: a message costs a quarter of what a call of its own
+    does. Each request is a publish for itself, with what Publish says of durability, request IDs and dedupe keys, and gets one answer:
+    its message IDs, or the error that Publish would have had, which ends nothing. Answers come as the batches become durable, in any
+    order, several in one response. Requests that are sent without waiting for answers are stored in their order, but for those with
+    dedupe keys, payloads over 65,535 bytes, or a request ID that was used before.
+
+    At most 1,000 requests of a stream are without an answer; those beyond wait in the connection. A stream that the producer closes is
+    answered to its end. When one breaks, the outcome of what had no answer is unknown: repeat it with the same request IDs on the same
+    shard, here or by Publish. A draining service reads no more, answers what it has read, and ends the stream with UNAVAILABLE (DRAINING).
+
+    Errors that end the stream: INVALID_ARGUMENT (a request that does not decode or is too large: requests before it are answered),
+    RESOURCE_EXHAUSTED (LARGE_REQUESTS), UNAVAILABLE (starting, draining or fenced; the store is away).
+    """
     BatchGetPayloads: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.BatchGetPayloadsRequest, _ingest_pb2.BatchGetPayloadsResponse]
     """Reads stored messages by ID, headers and payload. Brokers call this before they hand messages out; anybody may. A
     message past its retention is read like any other for as long as it is stored.
@@ -65,7 +79,7 @@ class IngestServiceStub:
     """
     TailLog: _grpc.UnaryStreamMultiCallable[_ingest_pb2.TailLogRequest, _ingest_pb2.TailLogResponse]
     """Streams the metadata log of this shard in the order in which it was committed, first what is stored, then what comes
-    in, without end. Only durable entries are sent, each once, none left out.
+    in, without end. Only durable entries are sent, each once, none left out that is stored still (PurgeService).
 
     Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE, RESOURCE_EXHAUSTED (too many
     open streams).
@@ -133,6 +147,20 @@ class IngestServiceAsyncStub(IngestServiceStub):
     RESOURCE_EXHAUSTED (too much waits to be stored: retry after RetryInfo; SHARD_FULL: no message IDs are left),
     UNAVAILABLE (starting, draining or fenced; the store is away).
     """
+    PublishStream: _aio.StreamStreamMultiCallable[_ingest_pb2.PublishStreamRequest, _ingest_pb2.PublishStreamResponse]  # type: ignore[assignment]
+    """Publishes batch after batch over one call, for producers of many small ones: a message costs a quarter of what a call of its own
+    does. Each request is a publish for itself, with what Publish says of durability, request IDs and dedupe keys, and gets one answer:
+    its message IDs, or the error that Publish would have had, which ends nothing. Answers come as the batches become durable, in any
+    order, several in one response. Requests that are sent without waiting for answers are stored in their order, but for those with
+    dedupe keys, payloads over 65,535 bytes, or a request ID that was used before.
+
+    At most 1,000 requests of a stream are without an answer; those beyond wait in the connection. A stream that the producer closes is
+    answered to its end. When one breaks, the outcome of what had no answer is unknown: repeat it with the same request IDs on the same
+    shard, here or by Publish. A draining service reads no more, answers what it has read, and ends the stream with UNAVAILABLE (DRAINING).
+
+    Errors that end the stream: INVALID_ARGUMENT (a request that does not decode or is too large: requests before it are answered),
+    RESOURCE_EXHAUSTED (LARGE_REQUESTS), UNAVAILABLE (starting, draining or fenced; the store is away).
+    """
     BatchGetPayloads: _aio.UnaryUnaryMultiCallable[_ingest_pb2.BatchGetPayloadsRequest, _ingest_pb2.BatchGetPayloadsResponse]  # type: ignore[assignment]
     """Reads stored messages by ID, headers and payload. Brokers call this before they hand messages out; anybody may. A
     message past its retention is read like any other for as long as it is stored.
@@ -143,7 +171,7 @@ class IngestServiceAsyncStub(IngestServiceStub):
     """
     TailLog: _aio.UnaryStreamMultiCallable[_ingest_pb2.TailLogRequest, _ingest_pb2.TailLogResponse]  # type: ignore[assignment]
     """Streams the metadata log of this shard in the order in which it was committed, first what is stored, then what comes
-    in, without end. Only durable entries are sent, each once, none left out.
+    in, without end. Only durable entries are sent, each once, none left out that is stored still (PurgeService).
 
     Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE, RESOURCE_EXHAUSTED (too many
     open streams).
@@ -216,6 +244,26 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def PublishStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[_ingest_pb2.PublishStreamRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_ingest_pb2.PublishStreamResponse], _abc.AsyncIterator[_ingest_pb2.PublishStreamResponse]]:
+        """Publishes batch after batch over one call, for producers of many small ones: a message costs a quarter of what a call of its own
+        does. Each request is a publish for itself, with what Publish says of durability, request IDs and dedupe keys, and gets one answer:
+        its message IDs, or the error that Publish would have had, which ends nothing. Answers come as the batches become durable, in any
+        order, several in one response. Requests that are sent without waiting for answers are stored in their order, but for those with
+        dedupe keys, payloads over 65,535 bytes, or a request ID that was used before.
+
+        At most 1,000 requests of a stream are without an answer; those beyond wait in the connection. A stream that the producer closes is
+        answered to its end. When one breaks, the outcome of what had no answer is unknown: repeat it with the same request IDs on the same
+        shard, here or by Publish. A draining service reads no more, answers what it has read, and ends the stream with UNAVAILABLE (DRAINING).
+
+        Errors that end the stream: INVALID_ARGUMENT (a request that does not decode or is too large: requests before it are answered),
+        RESOURCE_EXHAUSTED (LARGE_REQUESTS), UNAVAILABLE (starting, draining or fenced; the store is away).
+        """
+
+    @_abc_1.abstractmethod
     def BatchGetPayloads(
         self,
         request: _ingest_pb2.BatchGetPayloadsRequest,
@@ -236,7 +284,7 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ingest_pb2.TailLogResponse], _abc.AsyncIterator[_ingest_pb2.TailLogResponse]]:
         """Streams the metadata log of this shard in the order in which it was committed, first what is stored, then what comes
-        in, without end. Only durable entries are sent, each once, none left out.
+        in, without end. Only durable entries are sent, each once, none left out that is stored still (PurgeService).
 
         Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE, RESOURCE_EXHAUSTED (too many
         open streams).

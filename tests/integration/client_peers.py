@@ -15,30 +15,24 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError, Unavailable
-from slatemq.rpc_status import STATUS_DETAILS_KEY, grpc_code, to_status
+from slatemq.rpc_status import to_status
 from slatemq.v1 import (
     consumer_pb2,
     consumer_pb2_grpc,
     entry_pb2_grpc,
-    ingest_pb2,
     ingest_pb2_grpc,
     queue_pb2,
     queue_pb2_grpc,
     topology_pb2,
     topology_pb2_grpc,
 )
+from tests.integration.client_ingest import RECEIVED_AT_MS, Ingest, refuse
+
+__all__ = ["RECEIVED_AT_MS", "Broker", "Directory", "Ingest", "Instance", "refuse"]
 
 T = TypeVar("T")
-RECEIVED_AT_MS = 1_700_000_000_000
 Mishap = Callable[[Any], SlateMQError | None]
-
-
-async def refuse(context: Any, error: SlateMQError) -> None:
-    status = to_status(error)
-    details = ((STATUS_DETAILS_KEY, status.SerializeToString()),)
-    await context.abort(grpc_code(status), error.message, details)
 
 
 @dataclass
@@ -57,95 +51,6 @@ class Directory(topology_pb2_grpc.TopologyServiceServicer):
 
     async def GetTopology(self, request: Any, context: Any) -> Any:  # noqa: N802
         return self.told
-
-
-@dataclass
-class Ingest(ingest_pb2_grpc.IngestServiceServicer):
-    """Stores batches, once for each request ID.
-
-    Attributes:
-        before: Refuses a request instead of storing it.
-        after: Refuses a request although it is stored: its answer is lost.
-        gate: Publishes wait for it.
-        keys: The IDs of the messages that came with dedupe keys.
-        shards: The shards that it knows of; it refuses the keys of others.
-    """
-
-    shard: int = 0
-    before: deque[SlateMQError] = field(default_factory=deque)
-    after: deque[SlateMQError] = field(default_factory=deque)
-    stored: list[bytes] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
-    seen: dict[str, tuple[bytes, list[tuple[int, bool]]]] = field(default_factory=dict)
-    keys: dict[str, int] = field(default_factory=dict)
-    shards: list[int] = field(default_factory=lambda: [0])
-    calls: list[tuple[float, str, int]] = field(default_factory=list)
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
-        self.gate.set()
-
-    async def BatchGetPayloads(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
-    async def GetLogStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
-    def TailLog(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
-    async def FindLogPosition(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
-    async def Push(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
-    async def RaisePurgeEpoch(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
-    async def ReplaceMessage(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
-    async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802
-        now = asyncio.get_running_loop().time()
-        self.calls.append((now, request.request_id, len(request.messages)))
-        self.asked.set()
-        await self.gate.wait()
-        if self.before:
-            await refuse(context, self.before.popleft())
-        for index, message in enumerate(request.messages):
-            if message.payload == b"bad":
-                error = InvalidArgument(f"messages[{index}].headers", "has 256, at most 255")
-                await refuse(context, error)
-            if message.dedupe_key and dedupe_shard(message.dedupe_key, self.shards) != self.shard:
-                field = f"messages[{index}].dedupe_key"
-                await refuse(context, InvalidArgument(field, "no", reason="WRONG_SHARD"))
-        content = b"".join(m.SerializeToString(deterministic=True) for m in request.messages)
-        known = self.seen.get(request.request_id)
-        if known is not None and known[0] != content:
-            await refuse(context, InvalidArgument("request_id", "used before"))
-        if known is None:
-            known = content, [self._store(message) for message in request.messages]
-            self.seen[request.request_id] = known
-        if self.after:
-            await refuse(context, self.after.popleft())
-        answer = ingest_pb2.PublishResponse(received_at_ms=RECEIVED_AT_MS)
-        for place, (message_id, duplicate) in enumerate(known[1]):
-            answer.message_ids.append(message_id)
-            if duplicate:
-                answer.duplicates.append(place)
-        return answer
-
-    def _store(self, message: Any) -> tuple[int, bool]:
-        if message.dedupe_key in self.keys:
-            return self.keys[message.dedupe_key], True
-        self.stored.append(message.payload)
-        self.headers.append(dict(message.headers))
-        message_id = (self.shard << 48) + len(self.stored)
-        if message.dedupe_key:
-            self.keys[message.dedupe_key] = message_id
-        return message_id, False
 
 
 @dataclass

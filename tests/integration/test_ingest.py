@@ -100,46 +100,52 @@ def broken(field: str, value: Any) -> Any:
     return pytest.param(field, value, id=field)
 
 
-@pytest.mark.parametrize(
-    ("field", "request_"),
-    [
-        broken("messages", ingest_pb2.PublishRequest()),
-        broken("messages", ingest_pb2.PublishRequest(messages=[message()] * 10_001)),
-        broken("request_id", {"request_id": "é" * 65}),
-        broken("messages[1].payload", [message(), message(bytes(1001))]),
-        broken(
-            "messages[0].headers",
-            [ingest_pb2.PublishMessage(headers={f"k{n}": "" for n in range(256)})],
-        ),
-        broken('messages[0].headers["x"]', [message(x="v" * 70_000)]),
-        broken('messages[0].headers["x"]', [message(x="é" * 32_768)]),
-        broken('messages[0].headers[""]', [ingest_pb2.PublishMessage(headers={"": "v"})]),
-        broken(
-            f'messages[0].headers["{"k" * 64}…"]',
-            [ingest_pb2.PublishMessage(headers={"k" * 65_536: ""})],
-        ),
-        broken("messages[0].created_at_ms", [ingest_pb2.PublishMessage(created_at_ms=-1)]),
-        broken("messages[0].retention_s", [ingest_pb2.PublishMessage(retention_s=-1)]),
-        broken("messages[0].retention_s", [ingest_pb2.PublishMessage(retention_s=1 << 32)]),
-        broken("messages[0].delay_ms", [ingest_pb2.PublishMessage(delay_ms=-1)]),
-        broken("messages[1].delay_ms", [message(), ingest_pb2.PublishMessage(delay_ms=900_001)]),
-        broken("messages[0].delay_ms", [ingest_pb2.PublishMessage(delay_ms=0, visible_at_ms=0)]),
-        broken("messages[0].delay_ms", [ingest_pb2.PublishMessage(delay_ms=5, visible_at_ms=9)]),
-        broken("messages[0].visible_at_ms", [ingest_pb2.PublishMessage(visible_at_ms=-1)]),
-        broken("messages[0].dedupe_key", [ingest_pb2.PublishMessage(dedupe_key="é" * 128)]),
-    ],
-)
-async def test_a_bad_publish_names_its_field_and_changes_nothing(field: str, request_: Any) -> None:
+BAD_PUBLISHES = [
+    broken("messages", ingest_pb2.PublishRequest()),
+    broken("messages", ingest_pb2.PublishRequest(messages=[message()] * 10_001)),
+    broken("request_id", {"request_id": "é" * 65}),
+    broken("messages[1].payload", [message(), message(bytes(1001))]),
+    broken(
+        "messages[0].headers",
+        [ingest_pb2.PublishMessage(headers={f"k{n}": "" for n in range(256)})],
+    ),
+    broken('messages[0].headers["x"]', [message(x="v" * 70_000)]),
+    broken('messages[0].headers["x"]', [message(x="é" * 32_768)]),
+    broken('messages[0].headers[""]', [ingest_pb2.PublishMessage(headers={"": "v"})]),
+    broken(
+        f'messages[0].headers["{"k" * 64}…"]',
+        [ingest_pb2.PublishMessage(headers={"k" * 65_536: ""})],
+    ),
+    broken("messages[0].created_at_ms", [ingest_pb2.PublishMessage(created_at_ms=-1)]),
+    broken("messages[0].retention_s", [ingest_pb2.PublishMessage(retention_s=-1)]),
+    broken("messages[0].retention_s", [ingest_pb2.PublishMessage(retention_s=1 << 32)]),
+    broken("messages[0].delay_ms", [ingest_pb2.PublishMessage(delay_ms=-1)]),
+    broken("messages[1].delay_ms", [message(), ingest_pb2.PublishMessage(delay_ms=900_001)]),
+    broken("messages[0].delay_ms", [ingest_pb2.PublishMessage(delay_ms=0, visible_at_ms=0)]),
+    broken("messages[0].delay_ms", [ingest_pb2.PublishMessage(delay_ms=5, visible_at_ms=9)]),
+    broken("messages[0].visible_at_ms", [ingest_pb2.PublishMessage(visible_at_ms=-1)]),
+    broken("messages[0].dedupe_key", [ingest_pb2.PublishMessage(dedupe_key="é" * 128)]),
+]
+"""Fields at fault, with requests or parts of them."""
+
+
+def bad_publish(field: str, request_: Any) -> ingest_pb2.PublishRequest:
     if isinstance(request_, list):
         request_ = ingest_pb2.PublishRequest(messages=request_)
     elif isinstance(request_, dict):
         request_ = ingest_pb2.PublishRequest(messages=[message()], **request_)
-    # The limit of payloads is lower than that of records, so that both are above it at 100 kB.
+    made: ingest_pb2.PublishRequest = request_
+    if field == "messages[1].payload":
+        # The limit of payloads is lower than that of records, so that both are above it.
+        made.messages[1].payload = bytes(70_000)
+    return made
+
+
+@pytest.mark.parametrize(("field", "request_"), BAD_PUBLISHES)
+async def test_a_bad_publish_names_its_field_and_changes_nothing(field: str, request_: Any) -> None:
     async with serving(payload_bytes_max=1000) as ingest:
-        if field == "messages[1].payload":
-            request_.messages[1].payload = bytes(70_000)
         with pytest.raises(InvalidArgument) as refused, raising_slatemq_errors():
-            await ingest.stub.Publish(request_)
+            await ingest.stub.Publish(bad_publish(field, request_))
 
         assert refused.value.field == field
         assert (await ingest.status()).last_message_id == 0
