@@ -13,6 +13,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 
 from libs.storage.ids import shard_of
@@ -45,9 +46,6 @@ STUCK_MS = 200
 
 TIMER_MAX_MS = 60_000
 """A timer is set for at most this long; it is set again when it has run out."""
-
-GONE = "payload gone"
-"""The reason of a dead letter whose payload is not stored any more."""
 
 
 class Delivery:
@@ -232,7 +230,7 @@ class Delivery:
             fetched = await self._payloads.fetch(missing, held) if missing else Fetched()
             self._note_away(desk, fetched.away, passed)
             if fetched.gone:
-                await self._fail_gone(queue, set(fetched.gone))
+                await self._fail_gone(queue, fetched.gone)
                 return True
             claimed = await self._owner.run(lambda now_ms: self._claim_all(desk, held, now_ms))
         desk.stuck = bool(ids) and not claimed
@@ -259,22 +257,26 @@ class Delivery:
             desk.away = Unavailable(f"ingest {shards} is away", reason="INGEST_AWAY")
         self._ingests.found_away(found)
 
-    async def _fail_gone(self, queue: Queue, gone: set[int]) -> None:
+    async def _fail_gone(self, queue: Queue, gone: Mapping[int, str]) -> None:
+        for reason in set(gone.values()):
+            ids = {message_id for message_id, why in gone.items() if why == reason}
+            log.error("%d messages of %s: %s", len(ids), queue.queue_id, reason)
+            await self._owner.run(partial(self._fail_all, queue, ids, reason))
+
+    def _fail_all(self, queue: Queue, ids: set[int], reason: str, now_ms: int) -> None:
+        left = set(ids)
+
         def choose(item: AvailableMessage) -> Choice:
-            if not gone:
+            if not left:
                 return Choice.STOP
-            if item.message_id not in gone:
+            if item.message_id not in left:
                 return Choice.SKIP
-            gone.discard(item.message_id)
+            left.discard(item.message_id)
             return Choice.TAKE
 
-        def fail(now_ms: int) -> None:
-            if self._owner.owns(queue):
-                leases = self._owner.shard.claim(queue, choose, 0, "", now_ms)
-                self._owner.shard.fail(leases, GONE, now_ms)
-
-        log.error("%d payloads of %s are gone", len(gone), queue.queue_id)
-        await self._owner.run(fail)
+        if self._owner.owns(queue):
+            leases = self._owner.shard.claim(queue, choose, 0, "", now_ms)
+            self._owner.shard.fail(leases, reason, now_ms)
 
     def _rest(self, desk: Desk) -> None:
         """Nothing more can be claimed now: answers the impatient, sets a timer for the rest."""

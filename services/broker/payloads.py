@@ -41,6 +41,12 @@ FETCH_DEADLINE_S = 10.0
 """An ingest that has not answered by then counts as away."""
 
 
+GONE = "payload gone"
+"""The reason of a dead letter that is not stored any more."""
+
+DAMAGED = "payload damaged"
+"""The reason of one whose stored bytes cannot be read."""
+
 REPLACE_DEADLINE_S = 30.0
 """The same for a message that is replaced: its payload may have to be uploaded."""
 
@@ -65,8 +71,8 @@ class Held(NamedTuple):
 class Fetched:
     """What became of a fetch, beyond what is now in the cache."""
 
-    gone: list[int] = field(default_factory=list)
-    """Not stored any more."""
+    gone: dict[int, str] = field(default_factory=dict)
+    """Those that are not to be had any more, with the reason."""
     away: set[int] = field(default_factory=set)
     """Ingest shards that could not be asked."""
 
@@ -74,8 +80,11 @@ class Fetched:
 class Ingests(Protocol):
     """Where messages are read, and changed."""
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], Sequence[int]]:
-        """Messages of one shard as bytes, and the IDs that are gone; raises Unavailable."""
+    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], dict[int, str]]:
+        """Messages of one shard as bytes; the IDs that are gone or damaged: GONE, DAMAGED.
+
+        Raises Unavailable.
+        """
 
     async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
         """Messages of one shard, and the IDs that are gone; raises Unavailable."""
@@ -94,12 +103,13 @@ class IngestClient:
         """Call through these channels."""
         self._channels = channels
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], Sequence[int]]:
+    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], dict[int, str]]:
         """See Ingests."""
         request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=FETCH_BYTES, encoded=True)
         answer = await self._read(shard, request)
         messages = map(Held, answer.encoded_messages, answer.payload_bytes)
-        return dict(zip(answer.encoded_ids, messages, strict=True)), answer.missing_ids
+        gone = dict.fromkeys(answer.missing_ids, GONE) | dict.fromkeys(answer.damaged_ids, DAMAGED)
+        return dict(zip(answer.encoded_ids, messages, strict=True)), gone
 
     async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
         """See Ingests."""
@@ -204,7 +214,7 @@ class Payloads:
             return
         finally:
             del self._fetches[fetch]
-        fetched.gone += gone
+        fetched.gone |= gone
         for message_id in forgotten:
             came.pop(message_id, None)
         if hand is not None:

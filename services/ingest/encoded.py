@@ -22,12 +22,16 @@ _HEADERS, _CREATED_AT, _RECEIVED_AT, _RETENTION = 3, 4, 5, 6
 
 
 class Encoded(NamedTuple):
-    """Messages read, in the order asked for, and the IDs of those that are not stored."""
+    """Messages read, in the order asked for, and the IDs of those that are not stored.
+
+    Damaged ones are missing, too.
+    """
 
     messages: list[bytes]
     message_ids: list[int]
     payload_bytes: list[int]
     missing_ids: list[int]
+    damaged_ids: list[int]
 
     def add(self, message_id: int, about: bytes, payload: bytes) -> None:
         """Append a message, of which `about` is all but its ID and payload."""
@@ -63,7 +67,7 @@ class EncodedReader:
 
     async def read(self, message_ids: Sequence[int], room: Room) -> Encoded:
         """The messages with these IDs, up to the one that no longer fits into `room`."""
-        encoded = Encoded([], [], [], [])
+        encoded = Encoded([], [], [], [], [])
         at, count = 0, len(message_ids)
         while at < count:
             run = self._cache.run(message_ids[at])
@@ -128,5 +132,6 @@ class EncodedReader:
                 about = _about(*known)
             encoded.add(metadata.message_id, about, payload)
         encoded.missing_ids.extend(read.missing_ids)
+        encoded.damaged_ids.extend(read.damaged_ids)
         told = len(read.messages) + len(read.missing_ids)
         return told if told == len(stored) else -1

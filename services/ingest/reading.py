@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from libs.storage.blobs import Blobs
-from libs.storage.errors import ObjectNotFound, StorageError
+from libs.storage.errors import CorruptRecord, ObjectNotFound, StorageError
 from libs.storage.keys import (
     log_range,
     parse_log_key,
@@ -22,9 +24,12 @@ from libs.storage.payloads import PayloadUri, decode_payload
 from libs.storage.slate import Database
 from services.ingest.etags import etag_of
 from services.ingest.payload_cache import PayloadCache
+from services.ingest.room import Metadata, Room, fitting
 from services.ingest.tailing import MetadataLog
 
 __all__ = ["Metadata", "Read", "Reader", "Room"]
+
+log = logging.getLogger(__name__)
 
 WINDOW: Final = 256
 """IDs looked up at once; between windows it shows whether the answer is full."""
@@ -43,43 +48,16 @@ ENTRIES_KEPT: Final = 64
 BLOBS_AT_ONCE: Final = 8
 
 
-class Metadata(Protocol):
-    """What is known of a message beside its payload, in whatever form."""
-
-    @property
-    def message_id(self) -> int:
-        """Its ID."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Its headers."""
-
-    @property
-    def created_at_ms(self) -> int:
-        """When it was made."""
-
-    @property
-    def received_at_ms(self) -> int:
-        """When it was accepted."""
-
-    @property
-    def retention_s(self) -> int:
-        """How long it lives; 0 = for ever."""
-
-    @property
-    def payload_bytes(self) -> int:
-        """The size of its payload."""
-
-
 class Read(NamedTuple):
     """Messages read, in the order asked for, and the IDs of those that are not stored.
 
-    `etags` are those of the messages, where they were asked for.
+    `etags` are those of the messages, where they were asked for. Damaged ones are missing, too.
     """
 
     messages: list[tuple[Metadata, bytes]]
     missing_ids: list[int]
     etags: list[str]
+    damaged_ids: list[int]
 
 
 class _Entry(NamedTuple):
@@ -138,17 +116,20 @@ class Reader:
             del self._reading[number]
 
     async def _read(self, message_ids: Sequence[int], room: Room, with_etags: bool) -> Read:
-        read = Read([], [], [])
+        read = Read([], [], [], [])
+        damaged: set[int] = set()
         remaining = iter(message_ids)
         while window := list(islice(remaining, WINDOW)):
-            found = await self._metadata(window)
-            wanted = list(_fitting(window, found, room))
+            found = await self._metadata(window, damaged)
+            wanted = list(fitting(window, found, room))
             records: dict[int, bytes] | None = {} if with_etags else None
-            payloads = await self._payloads([i for i in wanted if i in found], records)
+            payloads = await self._payloads([i for i in wanted if i in found], records, damaged)
             for message_id in wanted:
                 payload = payloads.get(message_id)
                 if payload is None:
                     read.missing_ids.append(message_id)
+                    if message_id in damaged:
+                        read.damaged_ids.append(message_id)
                     continue
                 metadata = found[message_id]
                 read.messages.append((metadata, payload))
@@ -185,7 +166,7 @@ class Reader:
 
     # --- Metadata -------------------------------------------------------------
 
-    async def _metadata(self, message_ids: Iterable[int]) -> dict[int, Metadata]:
+    async def _metadata(self, message_ids: Iterable[int], damaged: set[int]) -> dict[int, Metadata]:
         """What is known of those of the messages that are stored and durable."""
         found: dict[int, Metadata] = {}
         durable_id = self._log.end.last_message_id
@@ -197,7 +178,11 @@ class Reader:
                 self._keep(recent.sequence, decode_log_entry(recent.value))
                 entry = self._kept(message_id)
             elif entry is None:
-                before = await self._keep_entry(message_id, before)
+                try:
+                    before = await self._keep_entry(message_id, before)
+                except CorruptRecord as error:
+                    log.error("message %d cannot be read: %s", message_id, error)
+                    damaged.add(message_id)
                 entry = self._kept(message_id)
             if entry is not None and message_id in entry.messages:
                 found[message_id] = entry.messages[message_id]
@@ -221,9 +206,10 @@ class Reader:
             async for rows in self._database.scan(*span, limit=ENTRIES_AHEAD, durable=True):
                 if count != self._changes:
                     break
-                for key, value in rows:
-                    last = parse_log_key(key)
-                    self._keep(last, decode_log_entry(value))
+                with suppress(CorruptRecord):  # told if it is the one that is looked for
+                    for key, value in rows:
+                        self._keep(parse_log_key(key), decode_log_entry(value))
+                        last = parse_log_key(key)
             if self._kept(message_id) is not None:
                 return last
         while True:
@@ -247,9 +233,9 @@ class Reader:
     # --- Payloads -------------------------------------------------------------
 
     async def _payloads(
-        self, message_ids: Sequence[int], records: dict[int, bytes] | None
+        self, message_ids: Sequence[int], records: dict[int, bytes] | None, damaged: set[int]
     ) -> dict[int, bytes]:
-        """The payloads of these messages; those that are gone are left out.
+        """The payloads of these messages; those that are gone or damaged are left out.
 
         Their records as they are stored go into `records`, if it is given.
         """
@@ -262,16 +248,29 @@ class Reader:
             else:
                 found[message_id] = payload
         if older:
-            await self._read_payloads(sorted(set(older)), found, records)
+            await self._read_payloads(sorted(set(older)), found, records, damaged)
         return found
 
     async def _read_payloads(
-        self, message_ids: list[int], found: dict[int, bytes], records: dict[int, bytes] | None
+        self,
+        message_ids: list[int],
+        found: dict[int, bytes],
+        records: dict[int, bytes] | None,
+        damaged: set[int],
     ) -> None:
         blobs: dict[int, PayloadUri] = {}
 
         def take(message_id: int, value: bytes) -> None:
-            record = decode_payload(value)
+            try:
+                record = decode_payload(value)
+            except CorruptRecord as error:
+                log.error("the payload of message %d cannot be read: %s", message_id, error)
+                damaged.add(message_id)
+                return
+            if isinstance(record, PayloadUri) and not self._blobs.owns(record.uri):
+                log.error("the payload of message %d is not below this root", message_id)
+                damaged.add(message_id)
+                return
             if records is not None:
                 records[message_id] = value
             if isinstance(record, PayloadUri):
@@ -312,61 +311,6 @@ class Reader:
             return await self._blobs.get(record.uri)
         except ObjectNotFound:
             return None
-
-
-class Room:
-    """What still fits into an answer: the first message whatever its size, then up to the bounds.
-
-    `payload_bytes` bounds the payloads, `answer_bytes` payloads and headers together.
-    """
-
-    __slots__ = ("_answer_bytes", "_empty", "_payload_bytes")
-
-    def __init__(self, payload_bytes: int, answer_bytes: int) -> None:
-        self._payload_bytes = payload_bytes
-        self._answer_bytes = answer_bytes
-        self._empty = True
-
-    def copy(self) -> Room:
-        """Another one that is as full."""
-        other = Room(0, 0)
-        other.become(self)
-        return other
-
-    def become(self, other: Room) -> None:
-        """Be as full as the other one."""
-        self._payload_bytes = other._payload_bytes
-        self._answer_bytes = other._answer_bytes
-        self._empty = other._empty
-
-    def take(self, payload_bytes: int, about_bytes: int) -> bool:
-        """Whether a message fits, with so many bytes of headers and numbers; takes its place."""
-        self._payload_bytes -= payload_bytes
-        self._answer_bytes -= payload_bytes + about_bytes + _FIXED_BYTES
-        fits = self._empty or (self._payload_bytes >= 0 and self._answer_bytes >= 0)
-        self._empty = False
-        return fits
-
-
-_FIXED_BYTES: Final = 64
-"""Tags, lengths and numbers of a message or a header on the wire, at most."""
-
-
-def _fitting(
-    message_ids: Iterable[int], found: Mapping[int, Metadata], room: Room
-) -> Iterator[int]:
-    """The IDs before the one that no longer fits; missing ones take no room."""
-    for message_id in message_ids:
-        metadata = found.get(message_id)
-        if metadata is not None:
-            # A character has at most 4 bytes of UTF-8, and counting them all costs more.
-            about_bytes = sum(
-                4 * (len(key) + len(value)) + _FIXED_BYTES
-                for key, value in metadata.headers.items()
-            )
-            if not room.take(metadata.payload_bytes, about_bytes):
-                return
-        yield message_id
 
 
 def _runs(message_ids: list[int]) -> Iterator[list[int]]:

@@ -22,7 +22,7 @@ from libs.storage.roots import Root, open_root
 from services.broker.config import BrokerConfig
 from services.broker.other_shards import OutboxTarget
 from services.broker.owner import ShardOwner
-from services.broker.payloads import Held, Tagged
+from services.broker.payloads import DAMAGED, GONE, Held, Tagged
 from services.broker.service import BrokerService
 from slatemq.errors import Aborted, InvalidArgument, Unavailable
 from slatemq.rpc_status import from_rpc_error
@@ -72,6 +72,7 @@ class Ingest:
     def __init__(self) -> None:
         self.away = False
         self.gone: set[int] = set()
+        self.damaged: set[int] = set()
         self.sizes: dict[int, int] = {}
         self.header_bytes = 0
         self.reads: list[list[int]] = []
@@ -90,7 +91,8 @@ class Ingest:
         self.reads.append(list(ids))
         if self.away:
             raise Unavailable("ingest is away")
-        there = [i for i in ids if i not in self.gone]
+        missing = self.gone | self.damaged
+        there = [i for i in ids if i not in missing]
         headers = {"big": "x" * self.header_bytes} if self.header_bytes else {}
         messages = [
             message_pb2.Message(
@@ -100,12 +102,12 @@ class Ingest:
         ]
         messages = [self.replaced.get(one.message_id, one) for one in messages]
         await self.read_gate.wait()
-        return messages, [i for i in ids if i in self.gone]
+        return messages, [i for i in ids if i in missing]
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], Sequence[int]]:
+    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], dict[int, str]]:
         messages, gone = await self.read(shard, ids)
         held = {one.message_id: Held(one.SerializeToString(), len(one.payload)) for one in messages}
-        return held, gone
+        return held, {one: DAMAGED if one in self.damaged else GONE for one in gone}
 
     async def read_with_etags(self, shard: int, ids: Sequence[int]) -> Tagged:
         messages, gone = await self.read(shard, ids)

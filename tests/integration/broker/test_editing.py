@@ -207,7 +207,7 @@ class SlowShard(Ingest):
         super().__init__()
         self.slow = asyncio.Event()
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], Sequence[int]]:
+    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], dict[int, str]]:
         fetched = await super().fetch(shard, ids)
         if shard == 1:
             await self.slow.wait()

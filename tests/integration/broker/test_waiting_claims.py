@@ -91,7 +91,7 @@ class _HangingIngest(Ingest):
         self.hangs = 0
         self.back = asyncio.Event()
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], Sequence[int]]:
+    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], dict[int, str]]:
         if shard == 1 and not self.back.is_set():
             self.hangs += 1
             if self.hangs == 1:

@@ -28,7 +28,7 @@ class Disk:
 
     async def read(self, message_ids: Sequence[int], room: Room) -> Read:
         self.reads.append(list(message_ids))
-        read = Read([], [], [])
+        read = Read([], [], [], [])
         for message_id in message_ids:
             if message_id not in self.stored:
                 read.missing_ids.append(message_id)

@@ -1,0 +1,89 @@
+"""What fits into an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, Protocol
+
+__all__ = ["Metadata", "Room", "fitting"]
+
+
+class Metadata(Protocol):
+    """What is known of a message beside its payload, in whatever form."""
+
+    @property
+    def message_id(self) -> int:
+        """Its ID."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its headers."""
+
+    @property
+    def created_at_ms(self) -> int:
+        """When it was made."""
+
+    @property
+    def received_at_ms(self) -> int:
+        """When it was accepted."""
+
+    @property
+    def retention_s(self) -> int:
+        """How long it lives; 0 = for ever."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """The size of its payload."""
+
+
+class Room:
+    """What still fits into an answer: the first message whatever its size, then up to the bounds.
+
+    `payload_bytes` bounds the payloads, `answer_bytes` payloads and headers together.
+    """
+
+    __slots__ = ("_answer_bytes", "_empty", "_payload_bytes")
+
+    def __init__(self, payload_bytes: int, answer_bytes: int) -> None:
+        self._payload_bytes = payload_bytes
+        self._answer_bytes = answer_bytes
+        self._empty = True
+
+    def copy(self) -> Room:
+        """Another one that is as full."""
+        other = Room(0, 0)
+        other.become(self)
+        return other
+
+    def become(self, other: Room) -> None:
+        """Be as full as the other one."""
+        self._payload_bytes = other._payload_bytes
+        self._answer_bytes = other._answer_bytes
+        self._empty = other._empty
+
+    def take(self, payload_bytes: int, about_bytes: int) -> bool:
+        """Whether a message fits, with so many bytes of headers and numbers; takes its place."""
+        self._payload_bytes -= payload_bytes
+        self._answer_bytes -= payload_bytes + about_bytes + _FIXED_BYTES
+        fits = self._empty or (self._payload_bytes >= 0 and self._answer_bytes >= 0)
+        self._empty = False
+        return fits
+
+
+_FIXED_BYTES: Final = 64
+"""Tags, lengths and numbers of a message or a header on the wire, at most."""
+
+
+def fitting(message_ids: Iterable[int], found: Mapping[int, Metadata], room: Room) -> Iterator[int]:
+    """The IDs before the one that no longer fits; missing ones take no room."""
+    for message_id in message_ids:
+        metadata = found.get(message_id)
+        if metadata is not None:
+            # A character has at most 4 bytes of UTF-8, and counting them all costs more.
+            about_bytes = sum(
+                4 * (len(key) + len(value)) + _FIXED_BYTES
+                for key, value in metadata.headers.items()
+            )
+            if not room.take(metadata.payload_bytes, about_bytes):
+                return
+        yield message_id

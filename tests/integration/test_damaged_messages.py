@@ -1,0 +1,86 @@
+"""Stored messages whose bytes are damaged: ingest names them, the broker fails them and goes on."""
+
+from pathlib import Path
+
+import pytest
+
+from libs.serving.channels import Channels
+from libs.serving.topology import TopologyDirectory
+from libs.storage.keys import log_key, payload_key
+from libs.storage.payloads import encode_uri
+from libs.storage.roots import open_root
+from libs.storage.settings import Kind
+from libs.storage.slate import Batch
+from services.broker.payloads import DAMAGED, GONE, IngestClient
+from slatemq.rpc_status import raising_slatemq_errors
+from slatemq.v1 import ingest_pb2
+from tests.integration.broker.entry_calls import FAILED, listed
+from tests.integration.broker.rig import Ingest as StandIn
+from tests.integration.broker.rig import running
+from tests.integration.ingest_server import message, serving
+
+
+async def damage(url: str, records: dict[bytes, bytes]) -> None:
+    database = await open_root(url).database("ingest/0", Kind.INGEST)
+    batch = Batch()
+    for key, value in records.items():
+        batch.put(key, value)
+    await database.commit(batch)
+    await database.close()
+
+
+@pytest.mark.parametrize("with_etags", [False, True])
+async def test_ingest_names_the_damaged_ones_and_gives_the_others(
+    tmp_path: Path, with_etags: bool
+) -> None:
+    root = (tmp_path / "data").as_uri()
+    # Given payloads, an entry, and a payload's place that are not what they should be
+    async with serving(root) as ingest:
+        first = await ingest.send(*[b"%d" % n for n in range(8)])
+        second = await ingest.send(b"a", b"b")
+        third = await ingest.send(b"c", b"d")
+    await damage(
+        root,
+        {
+            payload_key(first[1]): b"damaged",
+            payload_key(first[2]): encode_uri("file:///etc/passwd"),
+            payload_key(first[7]): b"",
+            log_key(second[0]): b"\x02\x00damaged",
+        },
+    )
+    bad, never = [first[1], first[2], first[7], *second], 1 << 40
+    ids = [*first, *second, *third, never]
+    async with serving(root) as ingest:
+        request = ingest_pb2.BatchGetPayloadsRequest(message_ids=ids, with_etags=with_etags)
+        with raising_slatemq_errors():
+            told = await ingest.stub.BatchGetPayloads(request, timeout=30)
+        assert list(told.damaged_ids) == bad
+        assert list(told.missing_ids) == [*bad, never]
+        good = [one for one in [*first, *third] if one not in bad]
+        assert [one.message_id for one in told.messages] == good
+        # And what brokers use tells the one from the other
+        directory = TopologyDirectory(open_root(root).objects)
+        channels = Channels(directory)
+        held, gone = await IngestClient(channels).fetch(0, ids)
+        assert sorted(held) == good
+        assert gone == {**dict.fromkeys(bad, DAMAGED), never: GONE}
+        await channels.close()
+        assert await ingest.publish(message(b"goes on"))
+
+
+async def test_a_damaged_message_at_the_head_of_a_queue_fails_with_that_reason() -> None:
+    ingest = StandIn()
+    ingest.damaged, ingest.gone = {1, 4}, {2}
+    async with running(ingest=ingest) as rig:
+        await rig.create()
+        await rig.assign([1, 2, 3, 4, 5])
+
+        claimed = [*await rig.claim(max_messages=5), *await rig.claim(max_messages=5)]
+
+        assert [one.message.message_id for one in claimed] == [3, 5]
+        assert await rig.counts() == {"in_flight": 2, "failed": 3}
+        assert {one.message_id: one.reason for one in await listed(rig, FAILED)} == {
+            1: "payload damaged",
+            2: "payload gone",
+            4: "payload damaged",
+        }
