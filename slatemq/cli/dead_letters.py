@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from slatemq.cli.failed_edit import edit
 from slatemq.cli.failures import EXIT_REFUSED
 from slatemq.cli.groups import Group
 from slatemq.cli.messages import finished_listing, show_message
@@ -55,7 +56,7 @@ whatever state it is, as by `message show`.
 
 @click.group("failed", cls=Group)
 def failed() -> None:
-    """Look at dead letters, move them back, or throw them away."""
+    """Look at dead letters, mend them, move them back, or throw them away."""
 
 
 failed.add_command(
@@ -64,9 +65,13 @@ failed.add_command(
         "failed",
         "List the dead letters of QUEUE by time, with the reason of each.",
         "\b\nExamples:\n  slatemq failed ls orders\n"
-        "  slatemq failed ls orders --newest --limit 10 --headers --json",
+        "  slatemq failed ls orders --newest --limit 10 --headers --json\n"
+        "  slatemq failed ls orders --archived --from 2026-11-01T00:00:00Z",
     )
 )
+
+
+failed.add_command(edit)
 
 
 @failed.command("show", epilog=SHOW_EPILOG)

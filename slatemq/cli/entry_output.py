@@ -11,7 +11,7 @@ from slatemq.cli.output import payload_fields, say, write_json, write_table
 from slatemq.cli.parameters import TIME
 from slatemq.cli.queue_options import format_time
 from slatemq.cli.session import Session
-from slatemq.entry_models import Entry, EntryState, EntryView, StoredMessage
+from slatemq.entry_models import Archived, Entry, EntryState, EntryView, StoredMessage
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,10 +57,21 @@ _COLUMNS: dict[EntryState, tuple[Column, ...]] = {
         _ATTEMPTS,
         ("reason", lambda entry: entry.reason),
     ),
+    EntryState.ARCHIVED: (
+        _ID,
+        ("failed", lambda entry: format_time(entry.finished_at_ms)),
+        _ATTEMPTS,
+        ("archived", lambda entry: format_time(_archived(entry).archived_at_ms)),
+        ("run", lambda entry: _archived(entry).run),
+    ),
 }
 
 
-def listing_options(finished: str = "") -> Callable[[F], F]:
+def _archived(entry: Entry) -> Archived:
+    return entry.archived or Archived("", 0, 0)
+
+
+def listing_options(finished: str = "", *, headers: bool = True) -> Callable[[F], F]:
     """What every listing takes; `finished` names when, for those that go by time."""
 
     def add(function: F) -> F:
@@ -68,8 +79,10 @@ def listing_options(finished: str = "") -> Callable[[F], F]:
             click.option(
                 "--limit", type=click.IntRange(min=1), metavar="N", help="Entries at most."
             ),
-            click.option("--headers", is_flag=True, help="With the messages' headers."),
         ]
+        if headers:
+            told = "With the messages' headers."
+            options.append(click.option("--headers", is_flag=True, help=told))
         if finished:
             options += [
                 click.option("--newest", is_flag=True, help="The newest first."),
@@ -141,6 +154,8 @@ def entry_fields(entry: Entry, *, with_payload: bool = False) -> dict[str, Any]:
         "transferred_to": entry.transferred_to,
         "attempts": [attempt._asdict() for attempt in entry.attempts],
     }
+    if entry.archived is not None:
+        fields["archived"] = entry.archived._asdict()
     if entry.message is not None:
         fields["headers"] = dict(entry.message.headers)
         fields["created_at_ms"] = entry.message.created_at_ms
@@ -165,6 +180,9 @@ def show_entry(session: Session, entry: Entry) -> None:
             f"  attempt  {format_time(attempt.claimed_at_ms)} by {attempt.consumer_id}{where}: "
             f"{one_line(attempt.outcome)}"
         )
+    if entry.archived is not None:
+        say(f"  content  in the archive, from the run {entry.archived.run}")
+        return
     if entry.message is None:
         say("  the message itself is not stored any more")
         return
@@ -191,6 +209,9 @@ def _told(entry: Entry) -> str:
         case EntryState.FAILED:
             when = format_time(entry.finished_at_ms)
             return f"failed at {when}, {attempts}: {one_line(entry.reason)}"
+        case EntryState.ARCHIVED:
+            when = format_time(_archived(entry).archived_at_ms)
+            return f"failed at {format_time(entry.finished_at_ms)}, archived at {when}, {attempts}"
     return f"available, priority {entry.priority}, {attempts}"
 
 

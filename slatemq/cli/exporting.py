@@ -1,0 +1,168 @@
+"""`slatemq export`: the messages of a queue as a queue file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from slatemq.cli.entry_output import listing_options
+from slatemq.cli.failures import BadInput
+from slatemq.cli.output import say, write_json
+from slatemq.cli.parameters import WORDS
+from slatemq.cli.queue_files import exported, head
+from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.client import Client
+from slatemq.entry_models import EntryState, EntryView
+
+STDOUT = "-"
+
+WRITE_BYTES = 1 << 20
+
+EPILOG = """\
+\b
+Examples:
+  slatemq export orders --state failed --out failed.tq
+  slatemq export orders --state done --from 2026-11-21T08:00:00Z --out done.tq
+  slatemq export orders --state available --limit 100 --out - | less
+
+\b
+The file is a TextQueue, which people read and edit: available messages begin
+with -, done ones with =, dead letters with !. ID, headers, attempts, times and
+reason are variables under each message. A payload that is no text is base64,
+under the variable encoding. Nothing is claimed, the queue stays as it is.
+
+\b
+What to do with the file:
+  slatemq tq ls failed.tq --state error
+  slatemq failed edit orders --file failed.tq    acts on what was edited
+  slatemq import done.tq --to other --state processed
+"""
+
+TOLD = """ Messages of a queue of SlateMQ, as `slatemq export` found them.
+ One begins with - (available), = (done) or ! (a dead letter);
+ a line that goes on begins with a space, a variable with a \\."""
+
+
+@click.command("export", epilog=EPILOG)
+@click.argument("queue", type=WORDS)
+@click.option(
+    "--state",
+    required=True,
+    type=click.Choice(["available", "failed", "done"]),
+    help="Which messages.",
+)
+@click.option("--out", required=True, type=click.Path(), metavar="F.tq", help="Where to; - stdout.")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@listing_options("done or failed", headers=False)
+@session_options
+@pass_session
+def export(
+    session: Session,
+    queue: str,
+    state: str,
+    out: str,
+    force: bool,
+    limit: int | None,
+    newest: bool,
+    since: int | None,
+    until: int | None,
+) -> None:
+    """Write the messages of QUEUE that are in one state into a queue file."""
+    wanted = EntryState(state)
+    if wanted is EntryState.AVAILABLE and (newest or since is not None or until is not None):
+        raise click.UsageError("--newest, --from and --until are for done and failed messages")
+    bounds = {"newest_first": newest, "finished_from": since, "finished_until": until}
+
+    async def work() -> tuple[int, int]:
+        async with session.connect() as client:
+            with _opened(out, force) as stream:
+                return await write_export(session, client, queue, wanted, stream, limit, bounds)
+
+    count, size = run(work())
+    if session.json and out != STDOUT:
+        write_json({"file": out, "queue_id": queue, "state": state, "exported_count": count})
+    elif out != STDOUT:
+        say(f"exported: {count} to {out}, {size} bytes")
+
+
+async def write_export(
+    session: Session,
+    client: Client,
+    queue: str,
+    state: EntryState,
+    stream: BinaryIO,
+    limit: int | None,
+    bounds: dict[str, Any],
+    told: str = TOLD,
+    name: str = "",
+) -> tuple[int, int]:
+    """Writes a queue file, a page of messages in memory at a time; gives messages and bytes."""
+    counts = (await client.get_queue(queue)).counts
+    total = getattr(counts, f"{state.value}_count")
+    buffer = bytearray(head(queue, state.value, told, name or uuid4().hex[:12], _now_ms()))
+    count = size = 0
+    entries = client.list_entries(queue, state, view=EntryView.FULL, **bounds)
+    with progress(session, "export", min(total, limit or total)) as advance:
+        async for entry in entries:
+            buffer += exported(entry)
+            count += 1
+            if len(buffer) >= WRITE_BYTES:
+                size += stream.write(buffer)
+                buffer.clear()
+                advance(count)
+            if count == limit:
+                break
+        size += stream.write(buffer)
+    return count, size
+
+
+@contextmanager
+def progress(session: Session, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, where that is a terminal; gives what to tell how far it is."""
+    console = Console(stderr=True)
+    if session.json or not console.is_terminal:
+        yield lambda done: None
+        return
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+@contextmanager
+def _opened(out: str, force: bool) -> Iterator[BinaryIO]:
+    """The file, which has its name only when it is whole; what ends early leaves nothing."""
+    if out == STDOUT:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    path = Path(out)
+    if path.exists() and not force:
+        raise BadInput(f"{out} is there already: choose another name, or --force")
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:  # a pipe, a device
+            yield stream
+        return
+    beside = Path(f"{out}.{os.getpid()}.exporting")
+    try:
+        with beside.open("xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,232 @@
+"""`slatemq failed edit`: dead letters in an editor."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from uuid import uuid4
+
+import click
+
+from slatemq.cli.entry_output import listing_options
+from slatemq.cli.exporting import write_export
+from slatemq.cli.failures import EXIT_REFUSED, BadInput
+from slatemq.cli.letter_plans import session_of, steps
+from slatemq.cli.letter_settling import LetterDesk, review
+from slatemq.cli.output import note, say
+from slatemq.cli.parameters import WORDS
+from slatemq.cli.runs import STATE_VARIABLE
+from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.textqueue_output import told
+from slatemq.entry_models import EntryState
+
+FALLBACK_EDITOR = "vi"
+
+_WANTED = {
+    "redrive": "to come back",
+    "replace": "to be replaced",
+    "drop": "to be dropped",
+    "note": "to get a note",
+    "conflict": "that cannot be done",
+    "none": "left alone",
+}
+_DONE = {
+    "redrive": "came back",
+    "replace": "replaced",
+    "drop": "dropped",
+    "note": "noted",
+    "already": "done already",
+    "conflict": "not done",
+}
+
+EPILOG = """\
+\b
+Examples:
+  slatemq failed edit orders
+  EDITOR='code --wait' slatemq failed edit orders --newest --limit 20
+  slatemq export orders --state failed --out f.tq
+  sed -i 's/^!/-/' f.tq
+  slatemq failed edit orders --file f.tq --yes    without an editor
+
+\b
+Each dead letter is an entry that begins with !. Change that character:
+  -   it comes back; with another text or other headers, a new message takes
+      its place in the same commit, so that never both or none are there
+  =   it is dropped, and listed as done
+  !   it stays, as does what you delete or comment out with #
+A comment without an ID is kept as a note on the letter below it, and is there
+again the next time. The lines with \\ are about the letter; leave id, handle,
+etag and content as they are.
+
+\b
+What changed is shown, and done after a yes. A letter that was settled
+otherwise meanwhile, or has failed again, is told of and left alone: exit code
+1, and the file is kept. Going on with --file does nothing twice.
+"""
+
+TOLD = """ Dead letters of a queue of SlateMQ, for you to settle: change the first character
+ of one to - to send it again (with its text and headers as you have edited them),
+ or to = to drop it. What keeps its !, is deleted or commented out stays as it is.
+ A comment of yours above a letter is kept as a note on it. Lines of a text after
+ the first begin with a space. Save and close: you are asked before anything is done."""
+
+
+@click.command("edit", epilog=EPILOG)
+@click.argument("queue", type=WORDS)
+@click.option(
+    "--file",
+    "file",
+    type=click.Path(),
+    metavar="F.tq",
+    help="Act on this export, which was edited already.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@listing_options("failed", headers=False)
+@session_options
+@pass_session
+def edit(
+    session: Session,
+    queue: str,
+    file: str | None,
+    yes: bool,
+    limit: int | None,
+    newest: bool,
+    since: int | None,
+    until: int | None,
+) -> None:
+    """Edit the dead letters of QUEUE: send them again, mended or as they are, or drop them."""
+    chosen = limit is not None or newest or since is not None or until is not None
+    if file is not None and chosen:
+        raise click.UsageError("--file has its letters already")
+    if file is not None:
+        _act(session, queue, file, yes)
+        return
+    bounds = {"newest_first": newest, "finished_from": since, "finished_until": until}
+    path = _new_file(queue)
+
+    async def work() -> int:
+        async with session.connect() as client:
+            with path.open("xb") as stream:
+                done = await write_export(
+                    session,
+                    client,
+                    queue,
+                    EntryState.FAILED,
+                    stream,
+                    limit,
+                    bounds,
+                    TOLD,
+                    path.stem.rpartition("-")[2],
+                )
+            return done[0]
+
+    try:
+        count = run(work())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    if not count:
+        path.unlink()
+        note(f"{queue} has no dead letters")
+        return
+    before = path.read_bytes() if path.stat().st_size < 1 << 20 else None
+    try:
+        _open_editor(path)
+        is_same = before is not None and path.read_bytes() == before
+        if not is_same:
+            _act_again(session, queue, path, yes)
+    except BaseException:
+        note(f"what you edited is in {path}: `slatemq failed edit {queue} --file` goes on with it")
+        raise
+    if is_same:
+        note("nothing was changed")
+    path.unlink(missing_ok=True)
+
+
+def _act_again(session: Session, queue: str, path: Path, yes: bool) -> None:
+    """Acts on the file; one that cannot be read is edited once more, if somebody is there."""
+    while True:
+        try:
+            _act(session, queue, str(path), yes)
+        except BadInput as error:
+            if not sys.stdin.isatty():
+                raise
+            note(str(error))
+            click.confirm("Edit it again?", default=True, abort=True, err=True)
+            _open_editor(path)
+        else:
+            return
+
+
+def _act(session: Session, queue: str, file: str, yes: bool) -> None:
+    """Shows what a file asks for, asks, and does it."""
+    name = session_of_file(file)
+    who = f"{_user()}, slatemq failed edit {name}"[:200]
+
+    async def look() -> Counter[str]:
+        async with session.connect() as client:
+            with told():
+                return await review(LetterDesk(client, who, session.json), steps(file, queue))
+
+    async def settle() -> Counter[str]:
+        async with session.connect() as client:
+            desk = LetterDesk(client, who, session.json)
+            with told():
+                await desk.settle_all(steps(file, queue))
+            return desk.counts
+
+    if not (session.json and yes):
+        wanted = run(look())
+        asked = sum(wanted[name] for name in ("redrive", "replace", "drop", "note"))
+        said = _sentence(wanted, _WANTED)
+        if not asked:
+            note(f"nothing to do: {said or 'the file has no letters'}")
+            if wanted["conflict"]:
+                sys.exit(EXIT_REFUSED)
+            return
+        if not yes:
+            click.confirm(f"{said}. Do it?", abort=True, err=True)
+    counts = run(settle())
+    if not session.json:
+        say(_sentence(counts, _DONE) or "nothing was done")
+    if counts["conflict"]:
+        sys.exit(EXIT_REFUSED)
+
+
+def session_of_file(file: str) -> str:
+    """What names the export that the file was, or the file where its head is gone."""
+    with told():
+        return session_of(file) or Path(file).name
+
+
+def _sentence(counts: Counter[str], words: Mapping[str, str]) -> str:
+    return ", ".join(f"{counts[kind]} {word}" for kind, word in words.items() if counts[kind])
+
+
+def _open_editor(path: Path) -> None:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or FALLBACK_EDITOR
+    ended = subprocess.run(["sh", "-c", f'{editor} "$@"', editor, str(path)], check=False)
+    if ended.returncode:
+        raise BadInput(f"the editor ({editor}) ended with {ended.returncode}: nothing was done")
+
+
+def _new_file(queue: str) -> Path:
+    state = os.environ.get(STATE_VARIABLE)
+    home = Path(state) if state else Path(os.path.expanduser("~")) / ".local" / "state"
+    folder = home / "slatemq" / "edit"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return folder / f"{queue}-{moment}-{uuid4().hex[:12]}.tq"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "somebody"

@@ -1,0 +1,95 @@
+"""What an import of a queue file leaves beside it: going on after a kill does nothing twice.
+
+`F.tq.importing` is there from the first batch to the end of the import::
+
+    {"target": …, "states": […], "through": 4711, "last": 4600, "digest": …,
+     "sending": {"offsets": […], "request_id": …, "at_ms": …}}
+
+`sending` is a batch of which nobody knows whether it has arrived: it is stored before it is sent,
+and repeated under its request ID, which the server remembers for 10 minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slatemq.cli.failures import BadInput
+
+REPEATABLE_MS = 9 * 60 * 1000
+"""How long after it was sent a batch may be repeated; request IDs and dedupe keys are remembered
+for 10 minutes at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A batch on its way: the messages at these offsets."""
+
+    offsets: list[int]
+    request_id: str
+    at_ms: int
+
+
+@dataclass(slots=True)
+class Journal:
+    """How far an import has come.
+
+    Attributes:
+        path: Of the journal.
+        target: Into which queue, or that it publishes.
+        states: Which entries it takes.
+        through: Where in the file it goes on.
+        last: The last entry that was imported, and the digest of its text; -1 for none.
+        sending: What may have been imported.
+    """
+
+    path: Path
+    target: str
+    states: list[str]
+    through: int = 0
+    last: int = -1
+    digest: str = ""
+    sending: Sending | None = field(default=None)
+
+    @classmethod
+    def beside(cls, file: str, target: str, states: list[str]) -> Journal:
+        """The journal of a file: what an import before left, or a new one. Raises BadInput."""
+        path = Path(f"{file}.importing")
+        try:
+            left = json.loads(path.read_bytes())
+            sending = left.pop("sending")
+            found = cls(path, **left, sending=Sending(**sending) if sending else None)
+        except FileNotFoundError:
+            return cls(path, target, states)
+        except (ValueError, TypeError, AttributeError, KeyError):
+            raise BadInput(f"{path} cannot be read: look at it, and remove it") from None
+        if (found.target, found.states) != (target, states):
+            raise BadInput(
+                f"an import of {file} {found.target} ({', '.join(found.states)}) has not come to "
+                f"its end: run that again first, or remove {path} to give it up"
+            )
+        return found
+
+    def store(self) -> None:
+        """Writes it, on the disk when this returns."""
+        fields: dict[str, Any] = {
+            "target": self.target,
+            "states": self.states,
+            "through": self.through,
+            "last": self.last,
+            "digest": self.digest,
+            "sending": asdict(self.sending) if self.sending else None,
+        }
+        beside = self.path.with_name(self.path.name + ".new")
+        with beside.open("wb") as stream:
+            stream.write(json.dumps(fields).encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(self.path)
+
+    def remove(self) -> None:
+        """The import has come to its end."""
+        self.path.unlink(missing_ok=True)

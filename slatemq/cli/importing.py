@@ -1,0 +1,360 @@
+"""`slatemq import`: the messages of a queue file into a queue, or published."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import click
+
+from slatemq import textqueue
+from slatemq.cli.exporting import progress
+from slatemq.cli.failures import BadInput
+from slatemq.cli.import_journal import REPEATABLE_MS, Journal, Sending
+from slatemq.cli.output import note, say, write_json
+from slatemq.cli.parameters import WORDS
+from slatemq.cli.queue_files import Content, content_of
+from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.textqueue_output import told
+from slatemq.client import Client
+from slatemq.commands import Push
+from slatemq.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
+from slatemq.models import OutgoingMessage
+from slatemq.textqueue import AlreadyMarked, Rewritten, State, TextQueue, scan
+
+STDIN = "-"
+
+BATCH_MESSAGES = 500
+BATCH_BYTES = 4 << 20
+
+EPILOG = """\
+\b
+Examples:
+  slatemq import jobs.tq --to jobs
+  slatemq import failed.tq --to orders --state error
+  slatemq import events.tq --publish          each with its headers, to every
+                                              queue whose filter takes it
+  slatemq export a --state available --out - | slatemq import - --to b
+
+\b
+Queued messages (-) are imported, and marked as processed (=) when they are
+durable: run it again after a failure, or a kill, and it goes on where it was.
+What was under way then has a request ID (--to) or dedupe keys (--publish)
+made of the file's content and the messages' IDs, so that within 10 minutes it
+is not imported twice; after that you are asked: look whether it has arrived.
+With --no-mark, or other states, the file stays as it is.
+
+\b
+Headers, retention and base64 are those of the variables, as `slatemq export`
+writes them; a message without variables is its text. Nobody else can change
+the file meanwhile (it is locked); editors that do not ask are noticed.
+"""
+
+
+class Item(NamedTuple):
+    """An entry of the file, and what it says."""
+
+    entry: textqueue.Entry
+    content: Content
+
+
+@click.command("import", epilog=EPILOG)
+@click.argument("file", type=click.Path())
+@click.option("--to", type=WORDS, metavar="QUEUE", help="Into this queue alone, by no filter.")
+@click.option("--publish", is_flag=True, help="As publishes: filters say which queues take them.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(["queued", "processed", "error"]),
+    help="Messages in this state; repeatable.  [default: queued]",
+)
+@click.option("--no-mark", is_flag=True, help="Do not mark what is imported.")
+@click.option(
+    "--unsure",
+    type=click.Choice(["skip", "repeat"]),
+    help="What to do with what was under way long ago, and may have arrived.",
+)
+@session_options
+@pass_session
+def import_(
+    session: Session,
+    file: str,
+    to: str | None,
+    publish: bool,
+    states: tuple[str, ...],
+    no_mark: bool,
+    unsure: str | None,
+) -> None:
+    """Import the queued messages of FILE (- reads stdin) into a queue, or publish them."""
+    if (to is None) != publish:
+        raise click.UsageError("give one of --to QUEUE and --publish")
+    wanted = [State(state) for state in states or ("queued",)]
+
+    async def work() -> Importer:
+        async with session.connect() as client:
+            importer = Importer(session, client, file, to, wanted, not no_mark, unsure)
+            with told():
+                await importer.run()
+            return importer
+
+    done = run(work())
+    if session.json:
+        write_json(
+            {
+                "file": file,
+                "imported_count": done.counts["imported"],
+                "duplicate_count": done.counts["duplicate"],
+                "skipped_count": done.counts["skipped"],
+            }
+        )
+        return
+    say(
+        f"imported: {done.counts['imported']}  there already: {done.counts['duplicate']}  "
+        f"left alone: {done.counts['skipped']}"
+    )
+
+
+class Importer:
+    """Imports one file, a batch at a time.
+
+    Attributes:
+        counts: How many messages were imported, duplicates, and skipped.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        client: Client,
+        file: str,
+        to: str | None,
+        states: list[State],
+        marking: bool,
+        unsure: str | None,
+    ) -> None:
+        """Nothing is read yet; `to` None publishes."""
+        self.counts: Counter[str] = Counter()
+        self._session = session
+        self._client = client
+        self._file = file
+        self._to = to
+        self._states = states
+        self._is_stream = file == STDIN
+        self._marking = marking and not self._is_stream
+        self._unsure = unsure
+
+    async def run(self) -> None:
+        """Imports all. Raises BadInput, SlateMQError, OSError; what was done stays so."""
+        if self._is_stream:
+            entries = scan(lambda wanted: os.read(sys.stdin.fileno(), wanted), "stdin")
+            for batch in self._batches(entries, 0):
+                await self._send(batch, _request_id(self._target, batch))
+            return
+        size = os.stat(self._file).st_size
+        self._queue = TextQueue(self._file)
+        with (
+            self._queue.lock(wait=False) if self._marking else nullcontext(),
+            progress(self._session, "bytes", size) as advance,
+        ):
+            journal = Journal.beside(self._file, self._target, sorted(self._states))
+            if journal.sending is not None:
+                await self._go_on(journal, journal.sending)
+            for batch in self._batches(self._queue.entries(*State), self._start(journal)):
+                sending = Sending(
+                    [item.entry.offset for item in batch],
+                    _request_id(self._target, batch),
+                    time.time_ns() // 1_000_000,
+                )
+                journal.sending = sending
+                journal.store()
+                await self._sent(journal, batch, sending.request_id)
+                self._settled(journal, batch)
+                advance(batch[-1].entry.end)
+            journal.remove()
+
+    @property
+    def _target(self) -> str:
+        return "--publish" if self._to is None else f"--to {self._to}"
+
+    # --- The file -----------------------------------------------------------
+
+    def _start(self, journal: Journal) -> int:
+        """Where to go on; what is marked needs no place. Raises BadInput."""
+        if journal.last < 0 or self._marking:
+            return 0
+        try:
+            entry = self._queue.entry(journal.last)
+        except textqueue.TextQueueError:
+            entry = None
+        if entry is None or entry.digest != journal.digest:
+            raise BadInput(
+                f"{self._file} was changed since the import that has not come to its end: "
+                f"remove {journal.path} to begin anew"
+            )
+        return journal.through
+
+    def _batches(self, entries: Iterator[textqueue.Entry], start: int) -> Iterator[list[Item]]:
+        batch: list[Item] = []
+        size = 0
+        for entry in entries:
+            if entry.offset < start or entry.state in (State.COMMENT, State.UNKNOWN):
+                continue
+            item = self._item(entry)
+            if item is None:
+                self.counts["skipped"] += 1
+                continue
+            taken = len(entry.raw)
+            if batch and (len(batch) >= BATCH_MESSAGES or size + taken > BATCH_BYTES):
+                yield batch
+                batch, size = [], 0
+            batch.append(item)
+            size += taken
+        if batch:
+            yield batch
+
+    def _item(self, entry: textqueue.Entry) -> Item | None:
+        if entry.state not in self._states:
+            return None
+        content = content_of(entry, self._file)
+        if content.is_gone:
+            note(f"{self._file}:{entry.line}: its message was not stored any more: left out")
+            return None
+        return Item(entry, content)
+
+    def _settled(self, journal: Journal, batch: list[Item]) -> None:
+        """Marks what is durable, and notes how far that is."""
+        for entry, _ in batch:
+            if not self._marking or entry.state is not State.QUEUED:
+                continue
+            try:
+                self._queue.done(entry)
+            except AlreadyMarked:
+                continue  # by the run before, or by hand
+            except Rewritten as error:
+                raise BadInput(
+                    f"{self._file} was changed by somebody who did not take its lock: "
+                    f"{len(batch)} messages from line {batch[0].entry.line} on were imported, and "
+                    f"not all could be marked ({error})"
+                ) from None
+        last = batch[-1].entry
+        journal.through, journal.last, journal.digest = last.end, last.offset, last.digest
+        journal.sending = None
+        journal.store()
+
+    # --- The queue ----------------------------------------------------------
+
+    async def _go_on(self, journal: Journal, sending: Sending) -> None:
+        """Brings the batch to its end that was under way when a run before ended."""
+        batch: list[Item] = []
+        try:
+            for offset in sending.offsets:
+                entry = self._queue.entry(offset)
+                batch.append(Item(entry, content_of(entry, self._file)))
+        except (textqueue.TextQueueError, BadInput):
+            batch = []
+        if _request_id(self._target, batch) != sending.request_id:
+            self._doubt(journal, "and the file was changed since")
+            if self._unsure == "skip":
+                raise BadInput(
+                    f"{self._file} was changed since: mark what has arrived as = yourself, then "
+                    "give --unsure repeat"
+                )
+            journal.sending = None
+            journal.store()
+            return
+        age_ms = time.time_ns() // 1_000_000 - sending.at_ms
+        if not 0 <= age_ms <= REPEATABLE_MS:
+            self._doubt(journal, f"from line {self._line(sending)} on, over 9 minutes ago")
+        if self._unsure != "skip" or 0 <= age_ms <= REPEATABLE_MS:
+            await self._sent(journal, batch, sending.request_id)
+        self._settled(journal, batch)
+
+    def _doubt(self, journal: Journal, why: str) -> None:
+        if self._unsure is None:
+            assert journal.sending is not None, "there is a batch to doubt"
+            raise BadInput(
+                f"{len(journal.sending.offsets)} messages were under way when the last import of "
+                f"{self._file} ended, {why}: look whether they have arrived, and give --unsure "
+                "skip (they have) or --unsure repeat (they have not)"
+            )
+
+    def _line(self, sending: Sending) -> int:
+        first = sending.offsets[0]
+        entries = self._queue.entries(*State)
+        return next((entry.line for entry in entries if entry.offset >= first), 0)
+
+    async def _sent(self, journal: Journal, batch: list[Item], request_id: str) -> None:
+        """Sends a batch; one that was refused is not under way."""
+        try:
+            await self._send(batch, request_id)
+        except (BadInput, NotFound, FailedPrecondition):
+            journal.sending = None
+            if journal.last < 0:
+                journal.remove()
+            else:
+                journal.store()
+            raise
+
+    async def _send(self, batch: list[Item], request_id: str) -> None:
+        """All of a batch, durable when this returns."""
+        try:
+            if self._to is not None:
+                pushes = [_push(self._to, item.content) for item in batch]
+                await self._client.execute(pushes, request_id=request_id)
+                self.counts["imported"] += len(batch)
+                return
+            done = await self._client.publish_many([_outgoing(item) for item in batch])
+        except InvalidArgument as error:
+            place = error.metadata.get("command", "0")
+            line = batch[int(place) if place.isdigit() else 0].entry.line
+            raise BadInput(f"{self._file}: from line {line} on: {error.message}") from None
+        except (Unavailable, DeadlineExceeded):
+            note("what was not answered is under way: run the same again to go on")
+            raise
+        duplicates = sum(one.duplicate for one in done)
+        self.counts["duplicate"] += duplicates
+        self.counts["imported"] += len(batch) - duplicates
+
+
+def _push(queue_id: str, content: Content) -> Push:
+    return Push(queue_id, content.payload, content.headers, retention=content.retention_s)
+
+
+def _outgoing(item: Item) -> OutgoingMessage:
+    content = item.content
+    return OutgoingMessage(
+        content.payload,
+        content.headers,
+        content.created_at_ms,
+        content.retention_s,
+        dedupe_key="tq-" + _key(item),
+    )
+
+
+def _key(item: Item) -> str:
+    """Names a message of the file: by its ID, or its place where it has none, and its content."""
+    entry, content = item
+    name = f"id {content.message_id}" if content.message_id else f"at {entry.offset}"
+    digest = hashlib.blake2b(f"{name} {sorted(content.headers.items())} ".encode(), digest_size=16)
+    digest.update(content.payload)
+    return digest.hexdigest()
+
+
+def _request_id(target: str, batch: list[Item]) -> str:
+    """The same for the same batch of the same file, into the same queue."""
+    digest = hashlib.blake2b(target.encode(), digest_size=16)
+    for item in batch:
+        digest.update(_key(item).encode())
+    return digest.hexdigest()

@@ -1,0 +1,266 @@
+"""Queues as queue files and back: export and import, against a real stack."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slatemq.cli.import_journal import Journal, Sending
+from slatemq.cli.importing import Item, _request_id
+from slatemq.cli.queue_files import content_of
+from slatemq.textqueue import State, TextQueue
+from tests.acceptance.local_stack import LocalStack, wait_until
+from tests.integration.cli_stack import Cli
+from tests.integration.queue_file_calls import (
+    contents,
+    counts,
+    dead_letters,
+    new_queue,
+    objects,
+)
+
+pytestmark = pytest.mark.stack
+
+PAYLOADS = (
+    b'{"order": 7}',
+    b"two\nlines\n",
+    b"  spaces  ",
+    b"",
+    b"-=!#\\ controls\n\\v=1\n-not a message",
+    "ümläut, 北京 \u2028 and a \r return\r\n".encode(),
+    bytes(range(256)),
+    b"\0",
+    b"\xff" * 1000,
+)
+HEADERS = {
+    "plain": "value",
+    "spaces ": " around ",
+    "a=b": "c=d",
+    "lines": "one\ntwo\\n",
+    "empty": "",
+    "ü": '"quoted"',
+}
+
+
+@pytest.fixture(scope="module")
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+    folder = tmp_path_factory.mktemp("cli")
+    with LocalStack(folder / "stack") as stack:
+        yield Cli(stack, folder / "state")
+
+
+def test_any_payload_and_headers_go_through_a_file_and_back_byte_for_byte(
+    cli: Cli, tmp_path: Path
+) -> None:
+    # Given messages of all kinds, available
+    source, target = new_queue(cli, "--filter", "false"), new_queue(cli, "--filter", "false")
+    first = tmp_path / "first.tq"
+    queue = TextQueue(first)
+    pairs = [f"header-json={json.dumps([k, v], ensure_ascii=False)}" for k, v in HEADERS.items()]
+    for payload in PAYLOADS:
+        encoded = base64.b64encode(payload).decode()
+        queue.append(encoded, ["encoding=base64", *pairs])
+    assert objects(cli, "import", str(first), "--to", source)[0]["imported_count"] == len(PAYLOADS)
+    wait_until(lambda: counts(cli, source) == {"available": len(PAYLOADS)}, 60)
+
+    # When they are exported, and imported into another queue
+    second = tmp_path / "second.tq"
+    cli.ok("export", source, "--state", "available", "--out", str(second))
+    cli.ok("tq", "check", str(second), "--strict")
+    cli.ok("import", str(second), "--to", target)
+    wait_until(lambda: counts(cli, target) == {"available": len(PAYLOADS)}, 60)
+
+    # Then nothing has changed on the way, and text is there as text
+    assert contents(cli, target) == contents(cli, source)
+    third = tmp_path / "third.tq"
+    cli.ok("export", target, "--state", "available", "--out", str(third))
+
+    def told(path: Path) -> list[tuple[str, str]]:
+        entries = TextQueue(path).entries(State.QUEUED, State.PROCESSED)
+        return [(entry.text, entry.get("content")) for entry in entries]
+
+    assert told(second) == told(third)
+    assert [text for text, _ in told(third)][:6] == [one.decode() for one in PAYLOADS[:6]]
+    assert contents(cli, target)[0][1] == HEADERS
+
+
+def test_states_have_their_characters_and_what_people_want_to_know(
+    cli: Cli, tmp_path: Path
+) -> None:
+    queue = new_queue(cli, "--max-attempts", "1")
+    dead_letters(cli, queue, b"broken", headers={"type": "order"})
+    cli.ok("publish", "--to", queue, "fine")
+    wait_until(lambda: counts(cli, queue).get("available") == 1, 60)
+    (claimed,) = objects(cli, "claim", queue)
+    cli.ok("ack", claimed["lease_token"])
+
+    for state, control in (("failed", "!"), ("done", "=")):
+        cli.ok("export", queue, "--state", state, "--out", str(tmp_path / f"{state}.tq"))
+        entry = next(TextQueue(tmp_path / f"{state}.tq").entries(State.ERROR, State.PROCESSED))
+        assert entry.control == control
+        assert entry.get("handle").startswith(f"{queue}/{int(entry.get('id')):x}/")
+        assert entry.get("attempts") == "1"
+    letter = next(TextQueue(tmp_path / "failed.tq").entries(State.ERROR))
+    assert (letter.text, letter.get("header.type")) == ("broken", "order")
+    assert "no such street" in letter.get("reason")
+    assert "no such street" in letter.get("attempt")
+    for name in ("failed_at", "created_at", "received_at"):
+        assert letter.get(name).startswith("20")
+        assert letter.get(name).endswith("Z")
+
+    # And a file that is there is not written over
+    again = ("export", queue, "--state", "failed", "--out", str(tmp_path / "failed.tq"))
+    assert cli.run(*again).code == 2
+    assert objects(cli, *again, "--force")[0]["exported_count"] == 1
+    assert [path.name for path in sorted(tmp_path.glob("*.tq*"))] == ["done.tq", "failed.tq"]
+
+
+def test_an_import_marks_what_it_has_done_and_a_second_one_does_nothing(
+    cli: Cli, tmp_path: Path
+) -> None:
+    queue, file = new_queue(cli, "--filter", "false"), tmp_path / "jobs.tq"
+    file.write_text("# mine\n-one\n=two\n-three\n!four\n")
+
+    (first,) = objects(cli, "import", str(file), "--to", queue)
+    (second,) = objects(cli, "import", str(file), "--to", queue)
+
+    assert (first["imported_count"], first["skipped_count"]) == (2, 2)
+    assert (second["imported_count"], second["skipped_count"]) == (0, 4)
+    assert file.read_text() == "# mine\n=one\n=two\n=three\n!four\n"
+    wait_until(lambda: counts(cli, queue) == {"available": 2}, 60)
+    # The same content from stdin within ten minutes is another batch only if it is another content
+    for _ in range(2):
+        cli.ok("import", "-", "--to", queue, stdin=b"-again\n-and again\n")
+    wait_until(lambda: counts(cli, queue) == {"available": 4}, 60)
+    # And each state may be asked for
+    cli.ok("import", str(file), "--to", queue, "--state", "error")
+    wait_until(lambda: counts(cli, queue) == {"available": 5}, 60)
+    assert file.read_text() == "# mine\n=one\n=two\n=three\n!four\n"
+
+
+def test_a_published_import_has_its_headers_and_dedupe_keys(cli: Cli, tmp_path: Path) -> None:
+    queue, file = new_queue(cli), tmp_path / "jobs.tq"
+    content = f"-one\n\\header.queue={queue}\n-two\n\\header.queue={queue}\n-nobody wants\n"
+    file.write_text(content)
+
+    (first,) = objects(cli, "import", str(file), "--publish")
+    file.write_text(content)
+    (second,) = objects(cli, "import", str(file), "--publish")
+
+    assert (first["imported_count"], first["duplicate_count"]) == (3, 0)
+    assert (second["imported_count"], second["duplicate_count"]) == (0, 3)
+    wait_until(lambda: counts(cli, queue) == {"available": 2}, 60)
+
+
+@pytest.mark.slow
+def test_an_import_killed_at_any_moment_loses_and_doubles_nothing(cli: Cli, tmp_path: Path) -> None:
+    # Given a file, and imports of it that are killed
+    queue, file = new_queue(cli, "--filter", "false"), tmp_path / "jobs.tq"
+    TextQueue(file).append_all(f"message {number}" for number in range(12_000))
+    kills = 0
+    for _ in range(12):
+        process = cli.start("import", str(file), "--to", queue)
+        # The start of the command takes about half a second.
+        with_journal = Path(f"{file}.importing")
+        wait_until(lambda: with_journal.exists() or process.poll() is not None, 30)  # noqa: B023
+        time.sleep(0.01 * (kills % 7))
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.communicate()
+    assert kills > 3
+
+    # When one comes to its end
+    cli.ok("import", str(file), "--to", queue)
+
+    # Then each message is in the queue once, and the file says so
+    wait_until(lambda: counts(cli, queue) == {"available": 12_000}, 120)
+    out = tmp_path / "out.tq"
+    cli.ok("export", queue, "--state", "available", "--out", str(out))
+    texts = [entry.text for entry in TextQueue(out)]
+    assert len(texts) == 12_000
+    assert set(texts) == {f"message {number}" for number in range(12_000)}
+    assert not list(TextQueue(file))
+    assert not Path(f"{file}.importing").exists()
+
+
+def test_what_was_under_way_long_ago_is_asked_about(cli: Cli, tmp_path: Path) -> None:
+    # Given an import that ended while its batch was under way, an hour ago
+    queue, file = new_queue(cli, "--filter", "false"), tmp_path / "jobs.tq"
+    journal = Path(f"{file}.importing")
+
+    def left() -> None:
+        file.write_text("-one\n-two\n")
+        batch = [Item(entry, content_of(entry, "")) for entry in TextQueue(file)]
+        at_ms = time.time_ns() // 1_000_000 - 3_600_000
+        sending = Sending([0, 5], _request_id(f"--to {queue}", batch), at_ms)
+        Journal(journal, f"--to {queue}", ["queued"], sending=sending).store()
+
+    left()
+    refused = cli.run("import", str(file), "--to", queue)
+    assert refused.code == 2
+    assert "--unsure" in refused.err
+    assert file.read_text() == "-one\n-two\n"
+
+    cli.ok("import", str(file), "--to", queue, "--unsure", "skip")
+    assert file.read_text() == "=one\n=two\n"
+    assert counts(cli, queue) == {}
+    left()
+    cli.ok("import", str(file), "--to", queue, "--unsure", "repeat")
+    # A file that was changed since cannot be told
+    left()
+    file.write_text("-other\n-two\n")
+    refused = cli.run("import", str(file), "--to", queue)
+    assert "the file was changed since" in refused.err
+    assert cli.run("import", str(file), "--to", queue, "--unsure", "skip").code == 2
+    other = cli.run("import", str(file), "--publish")
+    assert "has not come to its end" in other.err
+    journal.unlink()
+    wait_until(lambda: counts(cli, queue) == {"available": 2}, 60)
+    assert not journal.exists()
+
+
+def test_an_import_that_is_refused_leaves_nothing_behind(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "jobs.tq"
+    file.write_text("-one\n")
+
+    refused = cli.run("import", str(file), "--to", "nosuch")
+
+    assert refused.code == 1
+    assert "queue 'nosuch' does not exist" in refused.err
+    assert file.read_text() == "-one\n"
+    assert not Path(f"{file}.importing").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b" no entry\n", "1:1"),
+        (b"-a\n\\encoding=rot13\n", "1: the variable encoding"),
+        (b"-%\n\\encoding=base64\n", "1: the text is not base64"),
+        (b"# x\n-a\n\\header-json={}\n", "2: header-json"),
+        (b"-a\n\\header.x=1\n\\header.x=2\n", "twice"),
+        (b"-a\n\\retention=long\n", "retention"),
+        (b"-a\n\\created_at=yesterday\n", "created_at"),
+        (b"-a\xff\n", "not UTF-8"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_file_and_line(
+    cli: Cli, tmp_path: Path, content: bytes, told: str
+) -> None:
+    queue, file = new_queue(cli, "--filter", "false"), tmp_path / "bad.tq"
+    file.write_bytes(content)
+
+    refused = cli.run("import", str(file), "--to", queue)
+
+    assert refused.code == 2
+    assert f"{file}:" in refused.err
+    assert told in refused.err
+    assert counts(cli, queue) == {}
