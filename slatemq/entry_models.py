@@ -19,6 +19,7 @@ class EntryState(StrEnum):
     IN_FLIGHT = "in_flight"
     DONE = "done"
     FAILED = "failed"
+    ARCHIVED = "archived"
 
 
 class EntryView(StrEnum):
@@ -54,6 +55,17 @@ class StoredMessage:
     retention_s: int
 
 
+class Archived(NamedTuple):
+    """Where the content of an archived dead letter is: the run that has it, and when it got it.
+
+    `bucket_order` is where the broker keeps the entry.
+    """
+
+    run: str
+    archived_at_ms: int
+    bucket_order: int
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One message in one queue; see the proto for which fields go with which state.
@@ -63,6 +75,7 @@ class Entry:
         attempts: The failed attempts, the oldest first; where the view has them.
         message: The message, where the view has it and it is still stored.
         etag: The message's etag, which `edit_message` takes.
+        archived: Where its content is, of an archived dead letter.
     """
 
     handle: str
@@ -82,6 +95,7 @@ class Entry:
     attempts: tuple[Attempt, ...] = ()
     message: StoredMessage | None = None
     etag: str = ""
+    archived: Archived | None = None
 
 
 class EntryPage(NamedTuple):
@@ -105,6 +119,7 @@ _STATES = {
     EntryState.IN_FLIGHT: queue_pb2.ENTRY_STATE_IN_FLIGHT,
     EntryState.DONE: queue_pb2.ENTRY_STATE_DONE,
     EntryState.FAILED: queue_pb2.ENTRY_STATE_FAILED,
+    EntryState.ARCHIVED: queue_pb2.ENTRY_STATE_ARCHIVED,
 }
 _STATE_OF = {wire: state for state, wire in _STATES.items()}
 _VIEWS = {
@@ -156,7 +171,12 @@ def entry_of(told: entry_pb2.Entry) -> Entry:
         ),
         message=_message_of(told.message) if told.HasField("message") else None,
         etag=told.etag,
+        archived=_archived_of(told.archived) if told.HasField("archived") else None,
     )
+
+
+def _archived_of(told: entry_pb2.Archived) -> Archived:
+    return Archived(told.run, told.archived_at_ms, told.bucket_order)
 
 
 def _message_of(told: message_pb2.Message) -> StoredMessage:

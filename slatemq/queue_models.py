@@ -110,6 +110,7 @@ class Counts:
     in_flight_count: int = 0
     done_count: int = 0
     failed_count: int = 0
+    archived_count: int = 0
     by_priority: Mapping[int, PriorityCounts] = field(default_factory=dict)
     oldest_claimable_age_ms: int | None = None
 
@@ -222,6 +223,7 @@ def _counts_of(told: queue_pb2.QueueCounts) -> Counts:
         told.in_flight_count,
         told.done_count,
         told.failed_count,
+        told.archived_count,
         {
             each.priority: PriorityCounts(each.available_count, each.delayed_count)
             for each in told.by_priority

@@ -84,7 +84,7 @@ def message() -> None:
 @click.argument("queue", type=WORDS)
 @click.option(
     "--state",
-    type=click.Choice(["available", "delayed", "in-flight", "done", "failed"]),
+    type=click.Choice(["available", "delayed", "in-flight", "done", "failed", "archived"]),
     default="available",
     help="Which ones.  [default: available]",
 )
@@ -323,10 +323,15 @@ def finished_listing(state: EntryState, word: str, told: str, examples: str) -> 
         newest: bool,
         since: int | None,
         until: int | None,
+        archived: bool = False,
     ) -> None:
         bounds = {"newest_first": newest, "finished_from": since, "finished_until": until}
-        list_entries(session, queue, state, limit, headers, **bounds)
+        which = EntryState.ARCHIVED if archived else state
+        list_entries(session, queue, which, limit, headers, **bounds)
 
+    if state is EntryState.FAILED:
+        told_of = "Those whose content was moved into the archive; times are when that was."
+        listing.params.append(click.Option(["--archived"], is_flag=True, help=told_of))
     return listing
 
 

@@ -66,7 +66,7 @@ def settings_options(told: Callable[[str], str]) -> Callable[[F], F]:
     return add
 
 
-COUNTS = ("available", "delayed", "in flight", "done", "failed")
+COUNTS = ("available", "delayed", "in flight", "done", "failed", "archived")
 
 
 def queue_fields(one: Queue) -> dict[str, Any]:
@@ -83,6 +83,7 @@ def count_cells(one: Queue) -> list[int]:
         counts.in_flight_count,
         counts.done_count,
         counts.failed_count,
+        counts.archived_count,
     ]
 
 

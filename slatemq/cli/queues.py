@@ -270,7 +270,7 @@ queue.add_command(
 @click.option(
     "--state",
     "states",
-    type=click.Choice(["available", "delayed", "in-flight", "done", "failed"]),
+    type=click.Choice(["available", "delayed", "in-flight", "done", "failed", "archived"]),
     multiple=True,
     help="Whose messages go; repeatable.  [default: available and delayed, always together]",
 )

@@ -240,11 +240,11 @@ class ListEntriesRequest(_message.Message):
     view: Global___EntryView.ValueType
     """How much to tell of each."""
     finished_from_ms: _builtins.int
-    """Done and failed only: finished at or after this time; 0 = all."""
+    """Done, failed and archived only: finished at or after this time (archived: archived then); 0 = all."""
     finished_until_ms: _builtins.int
-    """Done and failed only: finished before this time; 0 = all."""
+    """Done, failed and archived only: finished before this time (archived: archived before); 0 = all."""
     newest_first: _builtins.bool
-    """Done and failed only: the newest first, instead of the oldest."""
+    """Done, failed and archived only: the newest first, instead of the oldest."""
     def __init__(
         self,
         *,
