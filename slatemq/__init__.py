@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from slatemq.consumer import Consumer
     from slatemq.delivered import Batch, Received
     from slatemq.entry_models import (
+        Archived,
         Attempt,
         Entry,
         EntryPage,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from slatemq.watching import DelayedWatch
 
 __all__ = [
+    "Archived",
     "Attempt",
     "Backoff",
     "BackoffKind",
@@ -145,6 +147,7 @@ _HOMES = {
     "slatemq.consumer": ["Consumer"],
     "slatemq.delivered": ["Batch", "Received"],
     "slatemq.entry_models": [
+        "Archived",
         "Attempt",
         "Entry",
         "EntryPage",
