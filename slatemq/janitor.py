@@ -258,7 +258,7 @@ def _run_of(told: janitor_pb2.Run) -> JobRun:
         )
         if told.HasField("progress")
         else None,
-        counts=dict(told.counts),
+        counts=dict(sorted(told.counts.items())),
         artifacts=list(told.artifacts),
         phases=[(one.phase, one.took_ms) for one in told.phases],
         error=told.error,

@@ -66,11 +66,11 @@ def ask_of(request: janitor_pb2.RunJobRequest) -> Ask:
         job=job,
         dry_run=request.dry_run,
         master=request.master,
-        queue_ids=list(request.queue_ids),
+        queue_ids=tuple(request.queue_ids),
         older_than_s=request.older_than_s if request.HasField("older_than_s") else None,
         days=request.days,
         target_queue_id=request.target_queue_id,
-        message_ids=list(request.message_ids),
+        message_ids=tuple(request.message_ids),
         failed_from_ms=request.failed_from_ms,
         failed_until_ms=request.failed_until_ms,
     )

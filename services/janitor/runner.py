@@ -297,8 +297,8 @@ class Runner:
             state=state,
             ended_at_ms=self._now_ms(),
             counts=end.get("counts", {}),
-            artifacts=end.get("artifacts", ()),
-            phases=end.get("phases", ()),
+            artifacts=tuple(end.get("artifacts", ())),
+            phases=tuple((phase, seconds) for phase, seconds in end.get("phases", ())),
             error=_ERRORS.get(state, str(end.get("error", ""))),
             snapshots=(),
         )
@@ -326,7 +326,7 @@ class Runner:
             active.update(progress=Progress(**told["progress"]))
         elif "snapshot" in told:
             base, one = told["snapshot"]
-            active.update(snapshots=[*active.run.snapshots, (base, one)])
+            active.update(snapshots=(*active.run.snapshots, (base, one)))
             self._write.set()
 
     # --- The history --------------------------------------------------------

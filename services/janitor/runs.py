@@ -90,11 +90,11 @@ class Ask:
     job: str
     dry_run: bool = False
     master: str = ""
-    queue_ids: Sequence[str] = ()
+    queue_ids: tuple[str, ...] = ()
     older_than_s: int | None = None
     days: int = 0
     target_queue_id: str = ""
-    message_ids: Sequence[int] = ()
+    message_ids: tuple[int, ...] = ()
     failed_from_ms: int = 0
     failed_until_ms: int = 0
 
@@ -124,11 +124,11 @@ class Run:
     alive_at_ms: int = 0
     progress: Progress | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
-    artifacts: Sequence[str] = ()
-    phases: Sequence[tuple[str, float]] = ()
+    artifacts: tuple[str, ...] = ()
+    phases: tuple[tuple[str, float], ...] = ()
     error: str = ""
     seen: Mapping[str, int] = field(default_factory=dict)
-    snapshots: Sequence[tuple[str, str]] = ()
+    snapshots: tuple[tuple[str, str], ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -258,7 +258,7 @@ def interrupted(run: Run, at_ms: int, why: str) -> Run:
 # --- The object -------------------------------------------------------------
 
 
-_ASKED: Final = tuple(one.name for one in fields(Ask))
+_ASKED: Final = frozenset(one.name for one in fields(Ask))
 
 
 def _encode(run: Run) -> bytes:
@@ -270,19 +270,23 @@ def _decode(run_id: str, data: bytes) -> Run:
     try:
         told: dict[str, Any] = json.loads(data)
         known = {one.name for one in fields(Run)}
-        kept = {name: value for name, value in told.items() if name in known}
+        kept = {name: _frozen(value) for name, value in told.items() if name in known}
+        ask = {name: _frozen(value) for name, value in told["ask"].items() if name in _ASKED}
         progress = told.get("progress")
         return Run(
             **{
                 **kept,
                 "run_id": run_id,
-                "ask": Ask(**{name: told["ask"][name] for name in _ASKED if name in told["ask"]}),
+                "ask": Ask(**ask),
                 "trigger": Trigger(told["trigger"]),
                 "state": State(told["state"]),
                 "progress": Progress(**progress) if progress else None,
-                "phases": [(str(name), float(seconds)) for name, seconds in told["phases"]],
-                "snapshots": [(str(base), str(one)) for base, one in told["snapshots"]],
             }
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the object of run {run_id} is damaged: {error!r}") from error
+
+
+def _frozen(value: Any) -> Any:
+    """What JSON has as a list, and a run as a tuple."""
+    return tuple(_frozen(one) for one in value) if isinstance(value, list) else value

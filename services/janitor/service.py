@@ -73,8 +73,8 @@ class JanitorProcess:
         ages = Ages(config.replay_window_s, config.dead_letters_older_than_s, config.purge_grace_s)
         self._timetable = Timetable(
             _schedules(config),
-            Looker(self._directory, self._channels, ages),
-            self.runner,
+            Looker(self._directory, self._channels, ages).look,
+            self.runner.begin,
             self._store,
             config.schedule_jitter_s * 1000,
             _now_ms,

@@ -6,11 +6,10 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from libs.storage.errors import StorageError
-from services.janitor.looking import Looker, is_news
-from services.janitor.runner import Runner
+from services.janitor.looking import is_news
 from services.janitor.runs import Ask, Run, RunStore, State, Trigger
 from services.janitor.schedule import Schedule
 from slatemq.errors import FailedPrecondition, SlateMQError
@@ -25,24 +24,34 @@ AGAIN_MS: Final = 60_000
 _IDLE_S: Final = 3600.0
 
 
+class Begin(Protocol):
+    """Begins a run; raises FailedPrecondition where one of its job has not ended."""
+
+    async def __call__(self, ask: Ask, trigger: Trigger, *, seen: Mapping[str, int]) -> Run: ...
+
+
 class Timetable:
     """When which job is due, in one janitor."""
 
     def __init__(
         self,
         schedules: Mapping[str, Schedule],
-        looker: Looker,
-        runner: Runner,
+        look: Callable[[str, int], Awaitable[Mapping[str, int]]],
+        begin: Begin,
         store: RunStore,
         jitter_ms: int,
         now_ms: Callable[[], int],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """Begin runs of these jobs; `sleep` takes seconds, `chance` gives 0 to 1."""
+        """Begin runs of these jobs where a look finds work.
+
+        `look` and `begin` are those of Looker and Runner; `sleep` takes seconds, `chance` gives 0
+        to 1.
+        """
         self._schedules = schedules
-        self._looker = looker
-        self._runner = runner
+        self._look = look
+        self._begin = begin
         self._store = store
         self._jitter_ms = jitter_ms
         self._now_ms = now_ms
@@ -86,12 +95,12 @@ class Timetable:
         if last is not None and schedule.after(last.created_at_ms) > now_ms:
             # Another janitor has done it, or somebody by hand.
             return self._later(schedule, schedule.after(last.created_at_ms))
-        evidence = await self._looker.look(job, now_ms)
+        evidence = await self._look(job, now_ms)
         done = next((run for run in runs if run.state is State.DONE and run.seen), None)
         since_ms = now_ms - done.ended_at_ms if done else 0
         if is_news(evidence, done.seen if done else None, since_ms):
             try:
-                await self._runner.begin(Ask(job), Trigger.SCHEDULE, seen=evidence)
+                await self._begin(Ask(job), Trigger.SCHEDULE, seen=evidence)
             except FailedPrecondition as error:
                 log.info("%s is not begun: %s", job, error.message)
         else:

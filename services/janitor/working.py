@@ -51,6 +51,7 @@ def work(run_job: RunJob) -> int:
         return 1  # The janitor was gone before it could say what for.
     task = json.loads(line)
     logs.configure("janitor-spark", task["log_level"], task["log_format"])
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     options = JobOptions(**{**task["options"], "spark": QUIET})
     threading.Thread(target=_obey, args=(control, options.cancelled), daemon=True).start()
     tell_of_snapshots(lambda name: told.say({"snapshot": [name.database, name.snapshot_id]}))
