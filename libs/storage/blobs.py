@@ -38,6 +38,10 @@ class Blobs:
         """The payload at `uri`. Raises ObjectNotFound, and ForeignUri for one outside this root."""
         return await self._objects.get(self._path(uri))
 
+    async def stored_ms(self, uri: str) -> int:
+        """When the payload was stored, by the store's clock, in ms. Raises as `get` does."""
+        return await self._objects.modified_ms(self._path(uri))
+
     async def delete(self, uri: str) -> None:
         """Remove the payload; no error if it is gone. Raises ForeignUri."""
         await self._objects.delete(self._path(uri))

@@ -28,7 +28,7 @@ from services.ingest.payload_cache import PayloadCache, Run
 from services.ingest.pushing import Outboxes, Push
 from services.ingest.request_ids import Answered, RequestIds
 from services.ingest.tailing import MetadataLog, Recent
-from services.ingest.uploads import Uploads
+from services.ingest.uploads import UPLOAD_AGE_MS_MAX, Uploads
 from services.ingest.waiting import Waiting
 from slatemq.errors import (
     InvalidArgument,
@@ -38,10 +38,6 @@ from slatemq.errors import (
 )
 
 __all__ = ["Publisher", "PublisherLimits"]
-
-UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
-"""A blob that nobody refers to may be collected after a while; one that is older than this when it
-would be committed may be next."""
 
 _RETRY_MS: Final = 200
 
@@ -189,6 +185,8 @@ class Publisher:
             self.admit(accepted.size_bytes)
             if complete is not None:
                 complete(accepted.columns)
+            if waiting.uris:
+                await self._uploads.renew(waiting)
             if accepted.large:
                 await self._uploads.all_of(waiting)
         except BaseException:
@@ -321,7 +319,7 @@ class Publisher:
     def _put_payloads(self, batch: Batch, publish: Waiting, now_ms: int) -> None:
         """Take the IDs of a publish and put its payloads, or set its refusal."""
         accepted, uris = publish.accepted, publish.uris
-        if accepted.large and now_ms - publish.began_ms > UPLOAD_AGE_MS_MAX:
+        if uris and now_ms - publish.began_ms > UPLOAD_AGE_MS_MAX:
             return self._refuse(publish, Unavailable("the upload took over an hour, retry"))
         self._take_ids(batch, publish, len(accepted.payloads))
         if publish.refusal is not None:

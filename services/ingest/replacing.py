@@ -24,10 +24,11 @@ from libs.storage.slate import Database
 from services.ingest.changes import Change, Changes
 from services.ingest.entries import entry_before
 from services.ingest.etags import Etag, etag_of
-from services.ingest.publishing import UPLOAD_AGE_MS_MAX, Publisher
+from services.ingest.publishing import Publisher
 from services.ingest.reading import Reader
 from services.ingest.tailing import MetadataLog
 from services.ingest.turns import Turns
+from services.ingest.uploads import UPLOAD_AGE_MS_MAX
 from slatemq.errors import Aborted, InvalidArgument, NotFound, Unavailable
 
 __all__ = ["Replacement", "Replacer"]

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from libs.storage.blobs import Blobs
 from libs.storage.clocks import Clock
-from libs.storage.errors import StorageError
+from libs.storage.errors import ObjectNotFound, StorageError
 from services.ingest.waiting import Waiting
 
-__all__ = ["Uploads"]
+__all__ = ["UPLOAD_AGE_MS_MAX", "Uploads"]
+
+UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
+"""An object that nobody refers to is collected after a day; one that is older than this is not
+committed, so that it is not collected while a job that did not see it referred to runs."""
 
 
 class Uploads:
@@ -45,7 +50,7 @@ class Uploads:
 
     async def all_of(self, waiting: Waiting) -> None:
         """Store the large payloads of a publish, but for those known to be duplicates."""
-        waiting.began_ms = self._clock.now_ms()
+        waiting.began_ms = min(self._clock.now_ms(), waiting.began_ms or self._clock.now_ms())
         found = waiting.duplicates.found if waiting.duplicates is not None else {}
         try:
             with self.counting(waiting.accepted.size_bytes):
@@ -60,3 +65,30 @@ class Uploads:
     async def _put(self, waiting: Waiting, at: int) -> None:
         async with self._turns:
             waiting.uris[at] = await self._blobs.put(waiting.accepted.payloads[at])
+
+    async def renew(self, waiting: Waiting) -> None:
+        """Copy those payloads of a push that were stored as objects too long ago to be committed.
+
+        An outbox may wait for days. Its row still refers to the object from then, and goes soon.
+        """
+        waiting.began_ms = self._clock.now_ms()
+        try:
+            async with asyncio.TaskGroup() as renewals:
+                for at in list(waiting.uris):
+                    renewals.create_task(self._renew(waiting, at))
+        except* StorageError as failed:
+            raise failed.exceptions[0] from None
+
+    async def _renew(self, waiting: Waiting, at: int) -> None:
+        uri = waiting.uris[at]
+        async with self._turns:
+            try:
+                stored_ms = await self._blobs.stored_ms(uri)
+                if self._clock.now_ms() - stored_ms <= UPLOAD_AGE_MS_MAX:
+                    waiting.began_ms = min(waiting.began_ms, stored_ms)
+                    return
+                payload = await self._blobs.get(uri)
+            except ObjectNotFound:
+                return  # a message without a payload: its queue will say so
+            with self.counting(len(payload)):
+                waiting.uris[at] = await self._blobs.put(payload)

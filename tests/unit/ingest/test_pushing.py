@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from libs.storage.blobs import Blobs
 from libs.storage.roots import Root, open_root
 from services.ingest.pushing import Push
 from services.ingest.reading import Room
@@ -97,3 +98,42 @@ async def test_pushes_and_publishes_of_one_commit_have_ids_of_their_own(root: Ro
         )
         assert [answer for answer in answers if isinstance(answer, int)] == [2, 2, 3]
         assert sorted(await payloads(shard)) == [b"1", b"2", b"3", b"published"]
+
+
+@pytest.mark.parametrize(("age_ms", "objects_count"), [(HOUR_MS - 60_000, 1), (HOUR_MS, 2)])
+async def test_a_payload_that_an_outbox_stored_long_ago_is_copied_before_it_is_referred_to(
+    root: Root, age_ms: int, objects_count: int
+) -> None:
+    blobs = Blobs(root)
+    uri = await blobs.put(LARGE)
+    clock = ManualClock(await blobs.stored_ms(uri) + age_ms + 1)
+    async with opened(root, clock) as shard:
+        row = batch(b"")
+        row.columns.payload_bytes[0], row.elsewhere = len(LARGE), [0]
+        assert await shard.publisher.push(Push(0, 1), row, {0: uri}) == 1
+        assert len(await root.objects.list("blobs")) == objects_count
+        if objects_count > 1:
+            await blobs.delete(uri)  # as a job may that has not seen that it is referred to
+        assert await payloads(shard) == [LARGE]
+        # A row that is sent again copies nothing.
+        assert await shard.publisher.push(Push(0, 1), row, {0: uri}) == 1
+        assert len(await root.objects.list("blobs")) == 1
+
+
+async def test_a_payload_that_grew_too_old_on_the_way_is_not_committed(root: Root) -> None:
+    blobs = Blobs(root)
+    uri = await blobs.put(LARGE)
+    clock = ManualClock(await blobs.stored_ms(uri) + HOUR_MS - 10)
+    async with opened(root, clock, commit_interval_ms=200) as shard:
+        assert await push(shard, 1, b"1") == 1
+        row = batch(b"")
+        row.columns.payload_bytes[0], row.elsewhere = len(LARGE), [0]
+        pushing = asyncio.create_task(shard.publisher.push(Push(0, 2), row, {0: uri}))
+        async with asyncio.timeout(60):
+            while not shard.publisher._waiting:
+                await asyncio.sleep(0)
+        clock.advance(HOUR_MS)
+        with pytest.raises(Unavailable):
+            await pushing
+        assert await shard.publisher.push(Push(0, 2), row, {0: uri}) == 2
+        assert await payloads(shard) == [b"1", LARGE]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from contextlib import aclosing
 
 import pytest
 
 from libs.storage.errors import StoreUnavailable
+from libs.storage.keys import log_key
+from libs.storage.metadata import decode_log_entry
 from libs.storage.slate import Batch, Database
 from services.ingest.reading import Room
 from services.ingest.replacing import Replacement
+from services.ingest.shard import Shard
 from slatemq.errors import ResourceExhausted
 from tests.unit.ingest.shards import batch, opened
 
@@ -82,3 +87,75 @@ async def test_replaces_are_bounded_like_publishes() -> None:
         )
         assert sum(isinstance(answer, ResourceExhausted) for answer in answers) == 1
         await shard.replacer.replace(Replacement(first, "", bytes(60_000), None))
+
+
+async def test_what_a_tail_reads_of_a_rewritten_entry_waits_until_it_is_synced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given tails that read the database, and a disk that takes its time
+    async with opened(log_cache_bytes=0) as shard:
+        first = (await shard.publisher.publish(batch(b"1", b"2"))).first_message_id
+        await shard.publisher.publish(batch(b"3"))
+        synced = asyncio.Event()
+
+        async def sync() -> None:
+            await synced.wait()
+
+        monkeypatch.setattr(shard.database._durability, "sync", sync)
+        replacing = asyncio.create_task(
+            shard.replacer.replace(Replacement(first, "", None, {"a": "1"}))
+        )
+        async with asyncio.timeout(60):
+            while await headers_shown(shard, first) != {"a": "1"}:
+                await asyncio.sleep(0)
+
+        # When the entry is in the store, and not synced
+        async with aclosing(shard.log.tail(0)) as tail:
+            reading = asyncio.create_task(anext(tail))
+            done, _ = await asyncio.wait([reading, replacing], timeout=0.1)
+            if done:
+                synced.set()  # nobody is to wait for a test that fails
+            assert not done
+            # Then whoever reads elsewhere does not wait, and the others get it when it is
+            async with aclosing(shard.log.tail(first)) as behind:
+                assert [sequence for sequence, _ in (await anext(behind)).entries] == [first + 2]
+            synced.set()
+            told = await reading
+            assert decode_log_entry(told.entries[0][1])[0].headers == {"a": "1"}
+        await replacing
+
+
+async def headers_shown(shard: Shard, first: int) -> Mapping[str, str]:
+    """What SlateDB gives as durable, which on a disk it may not be."""
+    value = await shard.database.get(log_key(first), durable=True)
+    assert value is not None
+    return decode_log_entry(value)[0].headers
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_readers_are_told_how_a_replace_ended_also_when_the_one_who_waited_for_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    async with opened(commit_interval_ms=300) as shard:
+        first = (await shard.publisher.publish(batch(b"1"))).first_message_id
+        if fails:
+
+            async def flush(self: Database) -> None:
+                raise StoreUnavailable("away")
+
+            monkeypatch.setattr(Database, "flush", flush)
+        replacing = asyncio.create_task(
+            shard.replacer.replace(Replacement(first, "", b"one", None))
+        )
+        async with asyncio.timeout(60):
+            while not shard.publisher._records:
+                await asyncio.sleep(0)
+            reading = asyncio.create_task(shard.reader.read([first], Room(1 << 20, 1 << 20)))
+            for task in list(shard.replacer._turns._running):
+                task.cancel()
+            await asyncio.wait([replacing])
+            if fails:
+                with pytest.raises(StoreUnavailable):
+                    await reading
+            else:
+                assert [payload for _, payload in (await reading).messages] == [b"one"]
