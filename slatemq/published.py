@@ -17,15 +17,16 @@ class Published(int):
     """
 
     received_at_ms: int
-    duplicate: bool
+    duplicate: bool = False
 
     def __new__(
         cls, message_id: int, received_at_ms: int = 0, duplicate: bool = False
     ) -> Published:
         """Made by the client."""
-        made = super().__new__(cls, message_id)
+        made = int.__new__(cls, message_id)
         made.received_at_ms = received_at_ms
-        made.duplicate = duplicate
+        if duplicate:
+            made.duplicate = True
         return made
 
     @property

@@ -19,7 +19,7 @@ from slatemq.gathering import Gatherer
 from slatemq.models import BatchSettings, OutgoingMessage
 from slatemq.peers import Peers
 from slatemq.publish_requests import WRONG_SHARD, PublishRequests
-from slatemq.publish_wire import PLACE, add, moved, size_of
+from slatemq.publish_wire import PLACE, Encoder, add, moved
 from slatemq.published import Published
 from slatemq.v1 import ingest_pb2
 
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 
 class _Part(NamedTuple):
-    """A request of `publish_many`, and the places of its messages among all."""
+    """A request of `publish_many`: its messages as bytes, and their places among all."""
 
     shard: int | None
-    request: ingest_pb2.PublishRequest
+    messages: list[bytes]
     places: list[int]
 
 
@@ -90,8 +90,13 @@ class Publisher:
         settings = self.settings
         parts: dict[int | None, _Part] = {}
         sizes: dict[int | None, int] = {}
+        encoder = Encoder()
         for place, message in enumerate(messages):
-            length = size_of(message, f"messages[{place}].")
+            try:
+                encoded = encoder.encode(message, f"messages[{place}].")
+            except InvalidArgument as error:
+                raise _placed(error, [place]) from error
+            length = len(encoded)
             key = message.dedupe_key
             shard = await self._requests.shard_of(key) if key else None
             part = parts.get(shard)
@@ -103,31 +108,31 @@ class Publisher:
                 yield part
                 part = None
             if part is None:
-                part = parts[shard] = _Part(shard, ingest_pb2.PublishRequest(), [])
+                part = parts[shard] = _Part(shard, [], [])
                 sizes[shard] = 0
-            try:
-                add(part.request, message)
-            except InvalidArgument as error:
-                raise _placed(error, [*part.places, place]) from error
+            part.messages.append(encoded)
             part.places.append(place)
             sizes[shard] += length
         for part in parts.values():
             yield part
 
     async def _send_part(self, part: _Part) -> list[Published]:
+        request = ingest_pb2.PublishRequest.FromString(b"".join(part.messages))
         try:
-            return await self._requests.send_traced(part.request, part.shard)
+            return await self._requests.send_traced(request, part.shard)
         except InvalidArgument as error:
             if error.reason != WRONG_SHARD:
                 raise _placed(error, part.places) from error
-            by_shard = await self._requests.places(part.request.messages)
+            by_shard = await self._requests.places(request.messages)
             if list(by_shard) == [part.shard]:
                 raise _placed(error, part.places) from error
         told: dict[int, Published] = {}
         for shard, indexes in by_shard.items():
-            request = ingest_pb2.PublishRequest()
-            request.messages.extend(part.request.messages[index] for index in indexes)
-            moved_part = _Part(shard, request, [part.places[index] for index in indexes])
+            moved_part = _Part(
+                shard,
+                [part.messages[index] for index in indexes],
+                [part.places[index] for index in indexes],
+            )
             told.update(zip(moved_part.places, await self._send_part(moved_part), strict=True))
         return [told[place] for place in part.places]
 
