@@ -137,13 +137,17 @@ def _read_on(read: Read, settle: Settle | None, wanted: int) -> bytes:
 
 
 def _check(entry: Entry, file: str, strict: bool) -> None:
+    """Raises FormatError for what comes first in the entry."""
+    problem: UnicodeDecodeError | None = None
     try:
         entry.raw.decode()
     except UnicodeDecodeError as error:
-        before = entry.raw[: error.start]
-        line = entry.line + before.count(NEWLINE)
-        column = len(before[before.rfind(NEWLINE) + 1 :].decode()) + 1
-        raise FormatError(file, line, column, f"not UTF-8: {error.reason}") from None
-    if strict and entry.state is State.UNKNOWN:
+        problem = error
+    if strict and entry.state is State.UNKNOWN and (problem is None or problem.start):
         why = f"unknown control character {entry.control!r}"
         raise FormatError(file, entry.line, 1, why)
+    if problem is not None:
+        before = entry.raw[: problem.start]
+        line = entry.line + before.count(NEWLINE)
+        column = len(before[before.rfind(NEWLINE) + 1 :].decode()) + 1
+        raise FormatError(file, line, column, f"not UTF-8: {problem.reason}")

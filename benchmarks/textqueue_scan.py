@@ -1,0 +1,87 @@
+"""Queue files: scanning beside reading lines in Python, marking beside the length of the file.
+
+    python -m benchmarks.textqueue_scan [--megabytes 64] [--rounds 5]
+
+Each round measures all, one after another; the best round of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from slatemq.textqueue import Entry, State, TextQueue
+
+SHAPES = {
+    "short messages": b"-message of some thirty bytes 1\n",
+    "messages with variables": b"-resize photo 7\n\\retries=03\n\\error=          \n",
+    "long texts": b"-" + b"x" * 200 + b"\n " + b"y" * 200 + b"\n " + b"z" * 200 + b"\n",
+    "mostly processed": b"=done long ago\n" * 99 + b"-queued\n",
+}
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def lines(path: Path) -> int:
+    with path.open(encoding="utf-8", newline="\n") as stream:
+        return sum(1 for _ in stream)
+
+
+def scan(path: Path, *states: State) -> int:
+    return sum(1 for _ in TextQueue(path).entries(*states))
+
+
+def scanning(folder: Path, size: int, rounds: int) -> None:
+    told = f"{'MB/s':32} {'lines':>8} {'all':>8} {'queued':>8} {'all/lines':>10}\n"
+    sys.stdout.write(told)
+    for name, piece in SHAPES.items():
+        path = folder / "scan.tq"
+        path.write_bytes(piece * (size // len(piece)))
+        best = [float("inf")] * 3
+        for _ in range(rounds):
+            works = (partial(lines, path), partial(scan, path, *State), partial(scan, path))
+            best = [min(known, seconds(work)) for known, work in zip(best, works, strict=True)]
+        rates = [path.stat().st_size / one / 1e6 for one in best]
+        told = " ".join(f"{rate:8.0f}" for rate in rates)
+        sys.stdout.write(f"{name:32} {told} {rates[1] / rates[0]:10.2f}\n")
+
+
+def mark_all(queue: TextQueue, entries: list[Entry]) -> None:
+    for entry in entries:
+        queue.done(entry)
+
+
+def marking(folder: Path, rounds: int) -> None:
+    sys.stdout.write(f"\n{'messages in the file':32} {'µs to mark one at its end':>28}\n")
+    for count in (100, 10_000, 1_000_000, 10_000_000):
+        path = folder / "mark.tq"
+        best = float("inf")
+        for _ in range(rounds):
+            path.write_bytes(b"-message\n" * count)
+            queue = TextQueue(path)
+            entries = [queue.entry(9 * (count - place)) for place in range(1, 101)]
+            best = min(best, seconds(partial(mark_all, queue, entries)) / len(entries))
+        sys.stdout.write(f"{count:32,} {best * 1e6:28.1f}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        scanning(Path(folder), given.megabytes << 20, given.rounds)
+        marking(Path(folder), given.rounds)
+
+
+if __name__ == "__main__":
+    main()

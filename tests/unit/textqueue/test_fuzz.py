@@ -1,0 +1,15 @@
+"""The short form of `python -m tests.conformance.fuzz_textqueue`."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.fuzz_textqueue import fuzz
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_both_readers_agree_on_mangled_files_and_changes_stay_in_their_bytes(
+    seed: int, tmp_path: Path
+) -> None:
+    assert fuzz(seed, time.monotonic() + 60, 500, tmp_path) == 500
