@@ -91,7 +91,9 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         wanted: QueueSettings,
         beside: str,
     ) -> queue_pb2.CreateQueueResponse:
-        starts = await self._starts.find(request, self._owner.clock.now_ms())
+        is_first = not self._owner.shard.revision
+        now_ms = self._owner.clock.now_ms()
+        starts = await self._starts.find(request, now_ms, is_first=is_first)
 
         def create(now_ms: int) -> Queue:
             if queue_id in self._owner.shard.queues:

@@ -1,4 +1,8 @@
-"""Where in the logs a queue that is about to be created begins: asked of the ingests."""
+"""Where in the logs a queue that is about to be created begins: asked of the ingests.
+
+They raise their purge epochs first, so that what the queue will need is not purged by those who
+decided before they could know of it.
+"""
 
 from __future__ import annotations
 
@@ -72,18 +76,20 @@ class ReplayStarts:
         return max(start_ms, now_ms - self._window_s * 1000) if self._window_s else start_ms
 
     async def find(
-        self, request: queue_pb2.CreateQueueRequest, now_ms: int
+        self, request: queue_pb2.CreateQueueRequest, now_ms: int, *, is_first: bool
     ) -> dict[int, int] | None:
         """The sequence behind which each log is wanted, by ingest shard; None: nothing is.
 
-        From now on, nothing that was stored after the start is purged by decisions made before.
+        From now on, nothing that was stored after the start is purged by decisions made before. Nor
+        by one that knew nothing of this broker, when the queue is the first that it ever has: it
+        has announced itself before, so that later ones know of it.
 
         Raises:
             InvalidArgument: The start is negative, or in the future.
             Unavailable: An ingest is away.
         """
         start_ms = self._start_ms(request, now_ms)
-        if start_ms is None:
+        if start_ms is None and not is_first:
             return None
         try:
             shards = list((await self._directory.read(max_age_ms=0)).ingests)
@@ -91,6 +97,8 @@ class ReplayStarts:
             raise Unavailable(f"the topology cannot be read: {error}") from error
         # The epoch first, everywhere: what is found must still be there when it is read.
         await asyncio.gather(*(self._ask(shard, _raise_purge_epoch) for shard in shards))
+        if start_ms is None:
+            return None
 
         async def position(stub: ingest_pb2_grpc.IngestServiceAsyncStub) -> int:
             place = ingest_pb2.FindLogPositionRequest(received_at_ms=start_ms)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.serving.channels import Channels
-from libs.serving.topology import TopologyDirectory
+from libs.serving.topology import Topology, TopologyDirectory
 from libs.storage.errors import StorageError
 from services.janitor.planning import SnapshotName
 from slatemq.errors import NotFound, SlateMQError, Unavailable
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 LIFETIME_MS: Final = 300_000
 """What a job that is killed leaves pinned for so long at most; renewed at a third of it."""
+
+SHARDED: Final = ("ingest", "broker")
+"""The services whose shards own databases."""
 
 CALL_S: Final = 60.0
 """A flush and a change of the manifest, on a store that is slow."""
@@ -82,26 +85,29 @@ async def taken_snapshots(
     channels: Channels,
     lifetime_ms: int = LIFETIME_MS,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    services: Sequence[str] = ("ingest", "broker"),
+    services: Sequence[str] = SHARDED,
 ) -> AsyncIterator[TakenSnapshots]:
     """Take a snapshot of every ingest, then of every broker; renew them, release them at the end.
 
     In this order what a broker has of a message is never older than the message. Raises
-    Unavailable when a shard is away: without it nobody knows what it still needs. `sleep` waits
-    between renewals, in seconds. `services` are those to take, in this order.
+    Unavailable when a shard is away: without it nobody knows what it still needs; and when one has
+    come meanwhile: the purge epochs taken may be of a time when it had queues already. `sleep`
+    waits between renewals, in seconds. `services` are those to take, in this order.
     """
     owners = _Owners(channels, lifetime_ms, sleep)
     renewing: asyncio.Task[None] | None = None
     try:
-        try:
-            topology = await directory.read(max_age_ms=0)
-        except StorageError as error:
-            raise Unavailable(f"the topology cannot be read: {error}") from error
+        topology = await _read(directory)
         if not topology.ingests and not topology.brokers:
             raise Unavailable("no ingest or broker has ever announced itself below this root")
         for service in services:
             shards = topology.shards(service)
             await asyncio.gather(*(owners.take(service, shard) for shard in shards))
+        now = await _read(directory)
+        if any(
+            now.shards(service).keys() != topology.shards(service).keys() for service in SHARDED
+        ):
+            raise Unavailable("a shard has come while snapshots were taken: take them again")
         taken = TakenSnapshots(
             sorted(owners.taken, key=lambda one: (one.name.service != "ingest", one.name.shard)),
             asyncio.get_running_loop().create_future(),
@@ -114,6 +120,13 @@ async def taken_snapshots(
             with suppress(asyncio.CancelledError):
                 await renewing
         await owners.release()
+
+
+async def _read(directory: TopologyDirectory) -> Topology:
+    try:
+        return await directory.read(max_age_ms=0)
+    except StorageError as error:
+        raise Unavailable(f"the topology cannot be read: {error}") from error
 
 
 class _Owners:

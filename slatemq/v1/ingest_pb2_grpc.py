@@ -211,8 +211,8 @@ class IngestServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RaisePurgeEpoch(self, request, context):
-        """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on. Brokers call it before a replay
-        reads the log.
+        """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on (PurgeService). Brokers call it
+        before a replay reads the log, and before the first queue that a broker shard ever has.
 
         Errors: UNAVAILABLE.
         """

@@ -114,8 +114,8 @@ class IngestServiceStub:
     `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE.
     """
     RaisePurgeEpoch: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.RaisePurgeEpochRequest, _ingest_pb2.RaisePurgeEpochResponse]
-    """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on. Brokers call it before a replay
-    reads the log.
+    """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on (PurgeService). Brokers call it
+    before a replay reads the log, and before the first queue that a broker shard ever has.
 
     Errors: UNAVAILABLE.
     """
@@ -206,8 +206,8 @@ class IngestServiceAsyncStub(IngestServiceStub):
     `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE.
     """
     RaisePurgeEpoch: _aio.UnaryUnaryMultiCallable[_ingest_pb2.RaisePurgeEpochRequest, _ingest_pb2.RaisePurgeEpochResponse]  # type: ignore[assignment]
-    """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on. Brokers call it before a replay
-    reads the log.
+    """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on (PurgeService). Brokers call it
+    before a replay reads the log, and before the first queue that a broker shard ever has.
 
     Errors: UNAVAILABLE.
     """
@@ -349,8 +349,8 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ingest_pb2.RaisePurgeEpochRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ingest_pb2.RaisePurgeEpochResponse, _abc.Awaitable[_ingest_pb2.RaisePurgeEpochResponse]]:
-        """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on. Brokers call it before a replay
-        reads the log.
+        """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on (PurgeService). Brokers call it
+        before a replay reads the log, and before the first queue that a broker shard ever has.
 
         Errors: UNAVAILABLE.
         """

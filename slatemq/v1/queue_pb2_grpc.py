@@ -96,7 +96,8 @@ class QueueServiceServicer:
         Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
         `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
         RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
-        deleted and is still being swept away: retry).
+        deleted and is still being swept away: retry; INGEST_AWAY: for a start in the past, and for the first queue that a shard ever has,
+        every ingest is asked).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

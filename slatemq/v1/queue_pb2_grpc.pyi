@@ -43,7 +43,8 @@ class QueueServiceStub:
     Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
     `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
     RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
-    deleted and is still being swept away: retry).
+    deleted and is still being swept away: retry; INGEST_AWAY: for a start in the past, and for the first queue that a shard ever has,
+    every ingest is asked).
     """
     GetQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.GetQueueRequest, _queue_pb2.GetQueueResponse]
     """Reads one queue, with the counts of its messages.
@@ -111,7 +112,8 @@ class QueueServiceAsyncStub(QueueServiceStub):
     Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
     `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
     RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
-    deleted and is still being swept away: retry).
+    deleted and is still being swept away: retry; INGEST_AWAY: for a start in the past, and for the first queue that a shard ever has,
+    every ingest is asked).
     """
     GetQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.GetQueueRequest, _queue_pb2.GetQueueResponse]  # type: ignore[assignment]
     """Reads one queue, with the counts of its messages.
@@ -182,7 +184,8 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
         `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
         RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
-        deleted and is still being swept away: retry).
+        deleted and is still being swept away: retry; INGEST_AWAY: for a start in the past, and for the first queue that a shard ever has,
+        every ingest is asked).
         """
 
     @_abc_1.abstractmethod

@@ -83,7 +83,8 @@ async def test_from_now_on_there_is_no_replay(start: dict[str, int]) -> None:
 
         assert not made.HasField("replay")
         assert await drained(rig, "q") == ids
-        assert bool(there.log.asked) == ("start_from_ms" in start)
+        # The first queue of a shard raises the epoch in any case.
+        assert bool(set(there.log.asked) - {"raise"}) == ("start_from_ms" in start)
 
 
 async def test_what_is_not_routed_yet_is_left_to_live_routing() -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from libs.serving.channels import Channels
@@ -62,6 +63,29 @@ async def test_every_shard_is_taken_ingests_first_and_all_are_released_at_the_en
     assert there == [True, True]
     assert after == [False, False]
     assert not taken.lost.done()
+
+
+class Arriving(Channels):
+    """Another broker comes when the first owner is called."""
+
+    def __init__(self, directory: TopologyDirectory) -> None:
+        super().__init__(directory)
+        self.arrived = False
+
+    async def to(self, service: str, shard: int) -> grpc.aio.Channel:
+        if not self.arrived:
+            self.arrived = True
+            await self._directory.announce(Peer("broker", 7, "127.0.0.1:1"))
+        return await super().to(service, shard)
+
+
+async def test_a_shard_that_comes_meanwhile_makes_them_worthless(tmp_path: Path) -> None:
+    async with instance(tmp_path) as (_, directory, __):
+        channels = Arriving(directory)
+        with pytest.raises(Unavailable, match="a shard has come"):
+            async with taken_snapshots(directory, channels):
+                raise AssertionError("they are not given")
+        await channels.close()
 
 
 async def test_they_are_released_when_their_reader_fails(tmp_path: Path) -> None:
