@@ -9,8 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
+import grpc
 import pytest
 
+from slatemq.v1 import removal_pb2, topology_pb2
+from slatemq.v1.removal_pb2_grpc import RemovalServiceStub
+from slatemq.v1.topology_pb2_grpc import TopologyServiceStub
 from tests.acceptance.local_stack import LocalStack, wait_until
 from tests.integration.cli_stack import COMMAND, Cli
 
@@ -123,6 +127,49 @@ def test_a_message_is_found_by_its_id_in_every_queue(cli: Cli) -> None:
     again = cli.run("message", "cancel", published["message_id"], "--json")
     assert again.code == 1
     assert "ENTRY_UNKNOWN" in again.err
+
+
+def archive(cli: Cli, queue: str) -> None:
+    """Archives the dead letters of a queue, as the janitor does."""
+    (told,) = objects(cli, "queue", "show", queue)
+    rows = [
+        removal_pb2.FailedRow(
+            message_id=int(letter["message_id"]),
+            failed_at_ms=letter["finished_at_ms"],
+            bucket_order=int(letter["handle"].rpartition("/f")[2], 16),
+        )
+        for letter in objects(cli, "failed", "ls", queue)
+    ]
+    request = removal_pb2.RemoveEntriesRequest(
+        queue_id=queue,
+        created_revision=told["revision"],  # as long as nobody has changed the queue
+        archive=removal_pb2.ArchiveRemoval(rows=rows, run="by-hand"),
+    )
+    with grpc.insecure_channel(cli.stack.endpoint) as channel:
+        topology = TopologyServiceStub(channel).GetTopology(topology_pb2.GetTopologyRequest())
+    with grpc.insecure_channel(topology.brokers[0].address) as channel:
+        answer = RemovalServiceStub(channel).RemoveEntries(request)
+    assert (answer.removed_count, len(answer.refused)) == (len(rows), 0)
+
+
+def test_archived_letters_are_listed_apart_with_the_run_that_has_them_and_purged(cli: Cli) -> None:
+    queue = new_queue(cli, "--max-attempts", "1")
+    dead_letter(cli, queue, "a")
+    archive(cli, queue)
+    dead_letter(cli, queue, "b")
+
+    (letter,) = objects(cli, "failed", "ls", queue, "--archived")
+    assert (letter["state"], letter["archived"]["run"]) == ("archived", "by-hand")
+    assert len(objects(cli, "failed", "ls", queue)) == 1
+    assert b"by-hand" in cli.ok("failed", "ls", queue, "--archived", "--newest").out
+    shown = cli.ok("failed", "show", letter["handle"]).out
+    assert b"in the archive, from the run by-hand" in shown
+    assert counts(cli, queue) == {"failed": 1, "archived": 1}
+
+    cli.ok("failed", "purge", queue, "--yes")
+    assert counts(cli, queue) == {"archived": 1}
+    cli.ok("queue", "purge", queue, "--state", "archived", "--yes")
+    assert counts(cli, queue) == {}
 
 
 def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:

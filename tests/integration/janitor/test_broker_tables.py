@@ -16,6 +16,7 @@ from services.janitor import planning
 from slatemq.v1 import queue_pb2
 from tests.integration.broker import entry_calls
 from tests.integration.broker.queue_calls import delete
+from tests.integration.broker.removal_calls import ARCHIVED, archive, failed_rows
 from tests.integration.broker.rig import Rig, running
 from tests.integration.janitor.tables_read import Read, read
 from tests.integration.test_snapshots import stub_of, take
@@ -113,6 +114,38 @@ async def test_columns_have_what_the_broker_knows(tmp_path: Path) -> None:
     assert dict(queue["settings"])["lease_ms"] == "20000"
     counts = ("waiting_count", "in_flight_count", "done_count", "failed_count")
     assert [queue[name] for name in counts] == [0, 1, 1, 1]
+
+
+async def test_archived_letters_have_a_table_of_their_own_with_the_run_of_each(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as rig:
+        await rig.create("q", max_attempts=1, failed_retention_s=7)
+        await entry_calls.fail(rig, range(1, 5))
+        letters = failed_rows(await entry_calls.listed(rig, entry_calls.FAILED))
+        for day, run in enumerate(("first", "second")):
+            rig.clock.advance(DAY_MS)
+            await archive(rig, letters[2 * day : day + 2], run)
+        options = await options_of(rig)
+
+        archived, failed = await read(options, "archived"), await read(options, "failed")
+        one_day = await read(options, "archived", EqualTo(("day",), date(2026, 1, 3)))
+        (queue,) = (await read(options, "queues")).rows
+        told = await entry_calls.listed(rig, ARCHIVED)
+
+    assert [
+        (row["message_id"], row["run"], row["bucket_order"], row["attempts"])
+        for row in archived.rows
+    ] == [
+        (one.message_id, one.archived.run, one.archived.bucket_order, one.attempts_count)
+        for one in told
+    ]
+    assert [row["day"] for row in archived.rows] == [date(2026, 1, 2)] * 2 + [date(2026, 1, 3)]
+    assert {row["failed_at"].date() for row in archived.rows} == {FIRST_DAY}
+    assert ids(failed.rows) == [4]
+    assert (ids(one_day.rows), one_day.rows_read) == ([3], 1)
+    told_of = ("archived_count", "failed_count", "failed_retention_s", "created_revision")
+    assert [queue[name] for name in told_of] == [3, 1, 7, 1]
 
 
 async def test_what_was_purged_or_belongs_to_a_deleted_queue_is_not_read(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ purge_kinds = st.sampled_from(
         {Purge.IN_FLIGHT},
         {Purge.DONE},
         {Purge.FAILED},
+        {Purge.ARCHIVED},
         set(Purge),
     ]
 )
@@ -56,6 +57,8 @@ class EntryHistory(ReplayHistory):
             gone |= expected.done().keys()
         if Purge.FAILED in kinds:
             gone |= expected.failed().keys()
+        if Purge.ARCHIVED in kinds:
+            gone |= expected.archived().keys()
 
         count = self.shard.purge(queue, kinds)
 

@@ -308,6 +308,13 @@ class History(RuleBasedStateMachine):
             assert {m: (f.attempts, f.reason) for m, f in stored.failed.items()} == {
                 m: (f.attempts, f.reason) for m, f in expected.failed().items()
             }
+            assert {
+                m: (a.attempts, a.failed_at_ms, a.retention_deadline_ms)
+                for m, a in stored.archived.items()
+            } == {
+                m: (a.attempts, a.failed_at_ms, a.deadline_ms)
+                for m, a in expected.archived().items()
+            }
             for message_id in expected.entries:
                 told = stored_attempts(self.store.rows, queue_id, message_id)
                 assert told == expected.attempts.get(message_id, ())
@@ -341,6 +348,7 @@ class History(RuleBasedStateMachine):
             assert len(expected.waiting()) - over <= available <= len(expected.waiting())
             assert queue.in_flight_count == len(expected.held())
             assert queue.done_count == len(expected.done())
+            assert queue.archived_count == len(expected.archived())
             due_ms = queue.next_due_ms()
             timed = [w.visible_at_ms + SPILL_MS for w in expected.waiting().values() if w.timed]
             if queue.timed_count and timed and not over:

@@ -9,14 +9,14 @@ from hypothesis.stateful import rule
 
 from services.broker.leases import GRACE_MS, Lease
 from services.broker.shard_machine import Finish, Nack
-from tests.unit.broker.execute_histories import ExecuteHistory
 from tests.unit.broker.histories import slowly
 from tests.unit.broker.model import Done, Failed
+from tests.unit.broker.removal_histories import RemovalHistory
 
 picks = st.lists(st.integers(0, 40), min_size=1, max_size=6)
 
 
-class LeaseHistory(ExecuteHistory):
+class LeaseHistory(RemovalHistory):
     """Its rules finish, extend and end leases."""
 
     def expected_finish(self, token: int, outcome: str) -> set[Finish]:

@@ -76,7 +76,14 @@ class Failed:
     reason: str
 
 
-State = Waiting | Held | Done | Failed
+@dataclass(frozen=True)
+class Archived:
+    attempts: int
+    failed_at_ms: int
+    deadline_ms: int
+
+
+State = Waiting | Held | Done | Failed | Archived
 
 
 @dataclass
@@ -116,6 +123,9 @@ class ModelQueue:
 
     def failed(self) -> dict[int, Failed]:
         return {m: e for m, e in self.entries.items() if isinstance(e, Failed)}
+
+    def archived(self) -> dict[int, Archived]:
+        return {m: e for m, e in self.entries.items() if isinstance(e, Archived)}
 
     def take_out(self, message_id: int) -> None:
         """Removes an entry out of turn; with very many due at its time, that leaves a gap."""

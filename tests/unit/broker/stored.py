@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from libs.storage.archived_records import ArchivedMessage, decode_archived
 from libs.storage.buckets import BucketKind, split_bucket, split_order
 from libs.storage.keys import (
     BucketKey,
@@ -17,6 +18,7 @@ from libs.storage.keys import (
     queue_state_key,
     record_type_of,
 )
+from libs.storage.own_keys import parse_archived_key
 from libs.storage.queues import (
     AvailableMessage,
     DoneMessage,
@@ -28,7 +30,7 @@ from libs.storage.queues import (
     decode_done,
     decode_failed,
 )
-from libs.storage.states import QueueStateRecord, decode_queue_state
+from libs.storage.states import ArchivedRecord, QueueStateRecord, decode_queue_state
 from services.broker.finished_lists import FinishedList
 from services.broker.queue_machine import Queue
 
@@ -36,6 +38,7 @@ PARSERS = {
     RecordType.ACTIVE: parse_active_key,
     RecordType.DONE: parse_done_key,
     RecordType.FAILED: parse_failed_key,
+    RecordType.ARCHIVED: parse_archived_key,
 }
 
 
@@ -46,6 +49,7 @@ class StoredQueue:
     held: dict[int, InFlightMessage]
     done: dict[int, DoneMessage]
     failed: dict[int, FailedMessage]
+    archived: dict[int, ArchivedMessage]
 
 
 def stored_queue(rows: dict[bytes, bytes], queue_id: str) -> StoredQueue | None:
@@ -54,7 +58,8 @@ def stored_queue(rows: dict[bytes, bytes], queue_id: str) -> StoredQueue | None:
         return None
     state = decode_queue_state(rows[queue_state_key(queue_id)])
     assert not state.deleted
-    found = StoredQueue(state, {}, {}, {}, {})
+    found = StoredQueue(state, {}, {}, {}, {}, {})
+    archived_state = state.archived or ArchivedRecord()
     heads = {(lane.priority, lane.kind): lane for lane in state.lanes}
     counts = dict.fromkeys(heads, 0)
     for key in sorted(rows):
@@ -98,12 +103,25 @@ def stored_queue(rows: dict[bytes, bytes], queue_id: str) -> StoredQueue | None:
             for failed in decode_failed(rows[key]):
                 assert failed.message_id not in found.failed
                 found.failed[failed.message_id] = failed
+        elif kind is RecordType.ARCHIVED and _is_of(
+            parse_archived_key(key), queue_id, state.epoch, archived_state.oldest_order
+        ):
+            for archived in decode_archived(rows[key]):
+                assert archived.message_id not in found.archived
+                found.archived[archived.message_id] = archived
     assert counts == {name: lane.waiting_count for name, lane in heads.items()}
     assert all(counts.values()), "an empty lane is left out"
     assert len(found.held) == state.in_flight_count
     assert len(found.done) == state.done_count
     assert len(found.failed) == state.failed_count
-    everywhere = [*found.waiting, *found.held, *found.done, *found.failed]
+    assert len(found.archived) == archived_state.messages_count
+    everywhere = [
+        *found.waiting,
+        *found.held,
+        *found.done,
+        *found.failed,
+        *found.archived,
+    ]
     assert len(everywhere) == len(set(everywhere)), "one message in two lists"
     return found
 
@@ -137,9 +155,14 @@ def garbage_rows(
 def garbage_lists(
     rows: dict[bytes, bytes], queue: Queue
 ) -> list[tuple[FinishedList[Any], list[tuple[bytes, int]]]]:
-    """The rows that purges of the done and failed lists left behind, with their orders."""
+    """The rows that purges of the finished lists left behind, with their orders."""
     found = []
-    for finished, kind in ((queue.done, RecordType.DONE), (queue.failed, RecordType.FAILED)):
+    lists: list[tuple[FinishedList[Any], RecordType]] = [
+        (queue.done, RecordType.DONE),
+        (queue.failed, RecordType.FAILED),
+        (queue.archived, RecordType.ARCHIVED),
+    ]
+    for finished, kind in lists:
         keys = [key for key in sorted(rows) if record_type_of(key) is kind]
         orders = [(key, PARSERS[kind](key)) for key in keys]
         first, last = finished.garbage
