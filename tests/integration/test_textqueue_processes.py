@@ -170,6 +170,28 @@ def test_an_editor_that_rewrites_the_file_loses_nothing_silently(start: Starter)
     }
 
 
+def test_ten_thousand_edits_beside_an_editor_lose_no_message(start: Starter) -> None:
+    # Given processes that claim, mark and set at random, and an editor that replaces the whole file
+    texts = fill(start.path, 2000)
+    editor = start("edit", 3600)
+    changing = [start("change_beside_editor", part, 4, 2500) for part in range(4)]
+    assert [process.wait(300) for process in changing] == [0] * 4
+    editor.kill()
+    editor.wait()
+
+    # Then each message is there once, whole, with all its variables
+    entries = list(TextQueue(start.path, strict=True).entries(*State))
+    messages = [entry for entry in entries if entry.state is not State.COMMENT]
+    assert len(messages) == len(texts)
+    assert {entry.text for entry in messages} == texts
+    widths = {tuple((one.name, one.width) for one in entry.variables) for entry in messages}
+    assert widths == {(("by", 10), ("mutex", 6), ("error", 8))}
+    # And those whose messages a rewrite had moved were told
+    told = {what for what, _ in start.journal()}
+    assert "Rewritten" in told
+    assert told <= {"done", "failed", "Rewritten", "ClaimLost", "AlreadyMarked"}
+
+
 def test_one_file_for_each_writer_is_one_queue(start: Starter, tmp_path: Path) -> None:
     # Given writers, each with a file of its own
     starters = [Starter(tmp_path / f"jobs.{number}.tq") for number in range(3)]

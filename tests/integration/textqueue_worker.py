@@ -17,6 +17,7 @@ from slatemq.textqueue import (
     AlreadyMarked,
     Claim,
     ClaimLost,
+    Entry,
     Rewritten,
     State,
     TextQueue,
@@ -133,6 +134,37 @@ def change(path: str, part: str, parts: str, count: str) -> None:
         journal(f"{state[text]} {by[text]}", text)
 
 
+def change_beside_editor(path: str, part: str, parts: str, count: str) -> None:
+    """Random marks and variables of its own part, with claims among them; tells what it was told.
+
+    Where the file was rewritten, the message is looked for again by its text.
+    """
+    queue, journal = TextQueue(path), Journal(path + ".journal")
+    chance = random.Random(part)
+    mine = [f"message-{number}" for number in range(2000) if number % int(parts) == int(part)]
+    known: dict[str, Entry] = {}
+    for number in range(int(count)):
+        text = chance.choice(mine)
+        try:
+            if chance.random() < 0.1:
+                claim = queue.claim()
+                if claim is not None:
+                    text = claim.text
+                    finish(claim, journal, chance)
+                continue
+            if text not in known:
+                known = {entry.text: entry for entry in queue.entries(*State)}
+            what = chance.choice(["done", "fail", "set", "set", "set"])
+            if what == "set":
+                queue.set_variable(known[text], "by", str(number))
+            else:
+                queue.done(known[text]) if what == "done" else queue.fail(known[text])
+        except (Rewritten, AlreadyMarked) as error:
+            journal(type(error).__name__, text)
+            if isinstance(error, Rewritten):
+                known.clear()
+
+
 def edit(path: str, seconds: str) -> None:
     """Rewrites the whole file, as an editor without locks does: a comment comes or goes."""
     ends = time.monotonic() + float(seconds)
@@ -167,6 +199,7 @@ ROLES: dict[str, Callable[..., None]] = {
     "work": work,
     "write": write,
     "change": change,
+    "change_beside_editor": change_beside_editor,
     "edit": edit,
     "compact": compact,
     "read": read,
