@@ -43,6 +43,7 @@ class Service:
         self._command += ["--root", (root / "data").as_uri(), "--ready-file", str(self._ready)]
         self._process: asyncio.subprocess.Process | None = None
         self.channel: grpc.aio.Channel | None = None
+        self.address = ""
 
     async def start(self) -> None:
         self._ready.unlink(missing_ok=True)
@@ -51,10 +52,10 @@ class Service:
             while not self._ready.exists():
                 assert self._process.returncode is None, "ended while starting"
                 await asyncio.sleep(0.01)
-        address = json.loads(self._ready.read_text())["address"]
+        self.address = str(json.loads(self._ready.read_text())["address"])
         if self.channel is None:
-            self._command += ["--port", address.rpartition(":")[2]]
-            self.channel = open_channel(address)
+            self._command += ["--port", self.address.rpartition(":")[2]]
+            self.channel = open_channel(self.address)
 
     async def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

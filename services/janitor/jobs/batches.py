@@ -103,8 +103,8 @@ def counted(frame: DataFrame, task: Task) -> Counter[str]:
     return Counter({row["name"]: row["count"] for row in sums.collect()})
 
 
-def totals(frame: DataFrame, **sums: Column) -> dict[str, int]:
-    """Sums over a frame, by name; 0 where it has no rows."""
-    row = frame.agg(*(sf.sum(value).alias(name) for name, value in sums.items())).first()
+def totals(frame: DataFrame, **sums: str) -> dict[str, int]:
+    """Sums over a frame of expressions in SQL, by name; 0 where it has no rows."""
+    row = frame.agg(*(sf.sum(sf.expr(value)).alias(name) for name, value in sums.items())).first()
     assert row is not None, "an aggregate always has a row"
     return {name: int(row[name] or 0) for name in sums}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
@@ -33,7 +33,7 @@ from slatemq.v1 import purge_pb2
 
 __all__ = ["done", "note_store_time", "retention", "unreferenced"]
 
-_ONE: Final = sf.lit(1)
+_ONE: Final = "1"
 
 
 def retention(work: Work) -> Counter[str]:
@@ -120,7 +120,7 @@ def _remove_orphans(work: Work) -> dict[str, int]:
                 return {}
             left = orphaned_objects(left, named, before_ms).persist()
             kept.append(left)
-        sums = {"objects_removed": _ONE, "object_bytes": sf.col("size_bytes")}
+        sums = {"objects_removed": _ONE, "object_bytes": "size_bytes"}
         return _removed(work, left, left, ObjectRemoval(work.url), **sums)
 
 
@@ -150,13 +150,13 @@ def _sizeless(messages: DataFrame) -> DataFrame:
 def _purged(
     work: Work, messages: DataFrame, reason: purge_pb2.PurgeReason.ValueType
 ) -> dict[str, int]:
-    sums = {"messages_purged": _ONE, "payload_bytes": sf.col("payload_bytes")}
+    sums = {"messages_purged": _ONE, "payload_bytes": "payload_bytes"}
     task = MessagePurge(work.url, work.epochs, reason)
     return _removed(work, messages, in_log_order(messages), task, **sums)
 
 
 def _removed(
-    work: Work, frame: DataFrame, ordered: DataFrame, task: Task, **sums: Column
+    work: Work, frame: DataFrame, ordered: DataFrame, task: Task, **sums: str
 ) -> dict[str, int]:
     """What the owners have answered; in a dry run the sums of what they would be asked."""
     return totals(frame, **sums) if work.options.dry_run else dict(counted(ordered, task))

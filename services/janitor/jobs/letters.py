@@ -41,8 +41,7 @@ def dead_letters(work: Work) -> Counter[str]:
             messages = messages.join(wanted, "message_id", "left_semi")
         letters = with_content(due, messages, attempts)
         if work.options.dry_run:
-            bytes_ = sf.col("payload_bytes")
-            found = totals(letters, letters_archived=sf.lit(1), payload_bytes=bytes_)
+            found = totals(letters, letters_archived="1", payload_bytes="payload_bytes")
             return counts + Counter(letters_written=found["letters_archived"], **found)
         names = tuple(name for name in work.names if name.service == "ingest")
         task = LetterArchive(work.url, names, work.run)
@@ -66,7 +65,7 @@ def restore(work: Work) -> Counter[str]:
         made = work.table("queues").select("queue", "created_revision")
         rows = archived.withColumn("day", sf.to_date("failed_at")).join(sf.broadcast(made), "queue")
         if options.dry_run:
-            counts.update(totals(rows, letters_restored=sf.lit(1)))
+            counts.update(totals(rows, letters_restored="1"))
         else:
             counts.update(counted(_in_days(rows), LetterRestore(work.url, options.target)))
     return counts

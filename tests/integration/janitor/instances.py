@@ -1,0 +1,131 @@
+"""A real instance whose windows are so short that a test can see them end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import slatemq
+from services.janitor.jobs.contract import JobInstance, JobOptions
+from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, ingest_pb2, ingest_pb2_grpc
+from tests.integration.process_stack import Service, patiently
+
+SHORT = ("--replay-window-s", "1", "--purge-grace-s", "0")
+
+OPTIONS = JobOptions(grace_s=0, replay_window_s=1, older_than_s=0)
+"""What fits such an instance."""
+
+WAIT_S = 40
+
+
+class Instance:
+    """An ingest, brokers and a router, each a process, and a client of theirs."""
+
+    client: slatemq.Client
+
+    def __init__(self, folder: Path, brokers_count: int) -> None:
+        self.data = folder / "data"
+        self.janitor = JobInstance(self.data.as_uri())
+        self.ingest = Service(folder, "ingest", *SHORT)
+        self.router = Service(folder, "router")
+        self.brokers = [
+            Service(folder, "broker", "--shard", str(shard), *SHORT)
+            for shard in range(brokers_count)
+        ]
+
+    @property
+    def all(self) -> list[Service]:
+        return [self.ingest, *self.brokers, self.router]
+
+    @property
+    def objects(self) -> set[str]:
+        """The payloads that are objects of their own, by their paths."""
+        return {str(path.relative_to(self.data)) for path in self.data.glob("blobs/*/*")}
+
+    def age_objects(self, by_s: int = 2 * 24 * 3600) -> None:
+        """Let the store date them so far back."""
+        for path in self.objects:
+            os.utime(self.data / path, (time.time() - by_s,) * 2)
+
+    async def stored(self, ids: Iterable[int]) -> set[int]:
+        """Those of the messages whose payloads the ingest has."""
+        stub: Any = ingest_pb2_grpc.IngestServiceStub(self.ingest.there)
+        left, found = sorted(ids), set()
+        while left:
+            request = ingest_pb2.BatchGetPayloadsRequest(message_ids=left[:500])
+            told = await stub.BatchGetPayloads(request, timeout=WAIT_S)
+            there = {message.message_id for message in told.messages}
+            found |= there
+            left = [one for one in left if one not in there | set(told.missing_ids)]
+        return found
+
+    async def logged(self) -> set[int]:
+        """The messages that the log has up to where it ends now."""
+        stub: Any = ingest_pb2_grpc.IngestServiceStub(self.ingest.there)
+        end = (await stub.GetLogStatus(ingest_pb2.GetLogStatusRequest())).durable_sequence
+        found: set[int] = set()
+        after = 0
+        call = stub.TailLog(ingest_pb2.TailLogRequest())
+        with suppress(TimeoutError):  # the log has no end, and its last entries may be gone
+            while after < end:
+                for entry in (await asyncio.wait_for(call.read(), 1)).entries:
+                    after = entry.sequence
+                    found |= {one.message_id for one in entry.messages}
+        call.cancel()
+        return found
+
+    async def listed(self, queue: str, state: Any) -> set[int]:
+        """The messages that a queue lists in this state."""
+        return {entry.message_id async for entry in self.client.list_entries(queue, state)}
+
+    async def publish(
+        self, queue: str, count: int, retention_s: int = 0, payload: bytes = b"payload"
+    ) -> set[int]:
+        """Messages into a queue; `routed` waits until it has them."""
+        message = slatemq.OutgoingMessage(payload, {"queue": queue}, retention_s=retention_s)
+        told = await self.client.publish_many([message] * count)
+        return {int(one) for one in told}
+
+    async def routed(self) -> None:
+        """Wait until the cursors of all brokers are where the log's end is now."""
+        log: Any = ingest_pb2_grpc.IngestServiceStub(self.ingest.there)
+        end = (await log.GetLogStatus(ingest_pb2.GetLogStatusRequest())).durable_sequence
+        async with asyncio.timeout(WAIT_S):
+            for broker in self.brokers:
+                while await self._cursor(broker) < end:
+                    await asyncio.sleep(0.02)
+
+    async def _cursor(self, broker: Service) -> int:
+        shard: Any = assignment_pb2_grpc.AssignmentServiceStub(broker.there)
+        request = assignment_pb2.GetRoutingStateRequest()
+        state = await patiently(lambda: shard.GetRoutingState(request))
+        return max((cursor.sequence for cursor in state.cursors), default=0)
+
+    async def claim(self, queue: str, ids: set[int], lease: float = 600) -> list[slatemq.Received]:
+        """These messages, claimed; they are at the head of the queue."""
+        found: list[slatemq.Received] = []
+        async with asyncio.timeout(WAIT_S):
+            while len(found) < len(ids):
+                most = len(ids) - len(found)
+                found += await self.client.claim(queue, most, lease=lease, wait=5)
+        assert {one.message_id for one in found} == ids
+        return found
+
+
+@asynccontextmanager
+async def instance(folder: Path, brokers_count: int = 1) -> AsyncIterator[Instance]:
+    """All of them, below this folder; killed at the end."""
+    (folder / "data").mkdir(parents=True)
+    made = Instance(folder, brokers_count)
+    try:
+        await asyncio.gather(*(service.start() for service in made.all))
+        async with slatemq.connect(made.brokers[0].address) as client:
+            made.client = client
+            yield made
+    finally:
+        await asyncio.gather(*(service.close() for service in made.all))

@@ -1,0 +1,163 @@
+"""Jobs over a real instance: they remove what may go, and nothing else, while work goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from services.janitor.jobs.contract import JobOptions, JobResult, Progress
+from services.janitor.jobs.run import PHASES, run_on
+from tests.integration.janitor.instances import OPTIONS, Instance, instance
+
+pytestmark = pytest.mark.slow  # Spark takes seconds to start, and tenths of one for each question
+
+BLOB = bytes(100_000)
+
+
+async def run(
+    spark: SparkSession, made: Instance, job: str, options: JobOptions = OPTIONS, **more: Any
+) -> JobResult:
+    """Run a job while the servers and the event loop of the test go on."""
+    told: list[Progress] = []
+    chosen = replace(options, **more)
+    result = await asyncio.to_thread(run_on, spark, job, made.janitor, chosen, told.append)
+    assert [one.phase for one in told if not one.tasks_done][-1] == PHASES[job][-1]
+    assert [name for name, _ in result.phases] == list(PHASES[job])
+    return result
+
+
+@asynccontextmanager
+async def traffic(made: Instance) -> AsyncIterator[tuple[list[int], list[int]]]:
+    """Publishers and a consumer, for as long as the block takes; what was published and acked."""
+    published: list[int] = []
+    acked: list[int] = []
+    await made.client.create_queue("live")
+
+    async def publishing() -> None:
+        while True:
+            published.append(int(await made.client.publish("live", {"queue": "live"})))
+            await asyncio.sleep(0.01)
+
+    async def consuming() -> None:
+        async with made.client.consume("live") as messages:
+            async for message in messages:
+                acked.append(message.message_id)
+                await message.ack()
+
+    tasks = [asyncio.create_task(publishing()), asyncio.create_task(consuming())]
+    try:
+        yield published, acked
+        tasks[0].cancel()
+        async with asyncio.timeout(30):
+            while set(acked) < set(published):
+                assert not tasks[1].done(), tasks[1].result()
+                await asyncio.sleep(0.02)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_jobs_remove_what_may_go_while_work_goes_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    async with instance(tmp_path, brokers_count=2) as made, traffic(made) as (published, acked):
+        client = made.client
+        await client.create_queue("orders", max_attempts=1)
+        await client.create_queue("brief", max_attempts=1, failed_retention=1)
+        await client.create_queue("prints", done_retention=1)
+        began = time.monotonic()
+        in_flight = await made.publish("orders", 10, retention_s=5)
+        held = await made.claim("orders", in_flight)
+        failed = await made.publish("orders", 10, retention_s=5)
+        letters = await made.publish("orders", 10, payload=BLOB)
+        for message in await made.claim("orders", failed | letters):
+            await message.nack("boom")
+        short = await made.publish("brief", 5)
+        for message in await made.claim("brief", short):
+            await message.nack("boom")
+        printed = await made.publish("prints", 20) | await made.publish("prints", 3, payload=BLOB)
+        for message in await made.claim("prints", printed):
+            await message.ack()
+        nobodys = await made.publish("nobody", 5)
+        waiting = await made.publish("orders", 30)
+        over = await made.publish("orders", 30, retention_s=1)
+        everything = in_flight | failed | letters | short | printed | nobodys | waiting | over
+        await made.routed()
+        await asyncio.sleep(max(1.2, began + 5.5 - time.monotonic()))
+
+        told = await run(spark, made, "retention", dry_run=True)
+        assert told.counts["messages_purged"] == len(over)
+        assert await made.stored(everything) == everything
+
+        told = await run(spark, made, "retention")
+        assert told.counts["messages_purged"] == len(over)
+        assert told.counts["failed_removed"] == len(short)
+        assert await made.stored(everything) == everything - over
+        assert await made.listed("orders", "available") == waiting
+        assert await made.listed("orders", "in_flight") == in_flight
+        assert await made.listed("orders", "failed") == failed | letters
+        assert await made.listed("brief", "failed") == set()
+
+        told = await run(spark, made, "done")
+        assert told.counts["done_removed"] == len(printed)
+        assert await made.listed("prints", "done") == set()
+
+        told = await run(spark, made, "unreferenced")
+        kept = in_flight | failed | letters | waiting
+        assert told.counts["messages_purged"] >= len(printed | nobodys | short)
+        assert await made.stored(everything) == kept
+        assert await made.logged() - kept <= set(published)
+        assert len(made.objects) == len(letters)
+
+        told = await run(spark, made, "dead-letters")
+        assert told.counts["letters_archived"] == len(failed | letters)
+        assert await made.listed("orders", "failed") == set()
+        assert await made.listed("orders", "archived") == failed | letters
+
+        # An expired message that is still in flight can be acked.
+        for message in held:
+            await message.ack()
+        told = await run(spark, made, "retention")
+        assert await made.stored(everything) == letters | waiting
+        told = await run(spark, made, "unreferenced")
+        assert await made.stored(everything) == waiting
+        assert made.objects == set()
+
+        archived = pq.read_table(
+            made.data / "archive/dead-letters", partitioning="hive"
+        ).to_pylist()
+        assert {row["message_id"] for row in archived} == failed | letters
+        for row in archived:
+            assert row["payload"] == (BLOB if row["message_id"] in letters else b"payload")
+            assert (row["queue"], dict(row["headers"])) == ("orders", {"queue": "orders"})
+            assert [one["outcome"] for one in row["history"]] == ["nack: boom"]
+
+        told = await run(spark, made, "report")
+        parquet, html = told.artifacts
+        rows = pq.read_table(made.data / parquet).to_pylist()
+        (orders,) = (row for row in rows if row["queue"] == "orders")
+        assert orders["waiting_count"] == len(waiting)
+        assert "<svg" in (made.data / html).read_text()
+
+        told = await run(spark, made, "restore", message_ids=sorted(letters))
+        assert told.counts["letters_restored"] == len(letters)
+        assert await made.listed("orders", "archived") == failed
+        assert (await run(spark, made, "restore", message_ids=sorted(letters))).counts == {
+            "letters_restored": 0
+        }
+        await made.routed()
+        again = await made.claim("orders", await made.listed("orders", "available"))
+        assert sorted(message.payload for message in again) == sorted(
+            [b"payload"] * len(waiting) + [BLOB] * len(letters)
+        )
+    assert sorted(acked) == sorted(published)
