@@ -24,8 +24,6 @@ from tests.integration.broker.entry_calls import (
     ids,
     listed,
     one_of_each,
-    start,
-    until,
 )
 from tests.integration.broker.pushes import Pushes
 from tests.integration.broker.removal_calls import (
@@ -317,50 +315,6 @@ async def test_dead_letters_go_when_the_queue_keeps_them_no_longer() -> None:
         assert await remove(rig, failed_expired=wanted) == (0, 1502)
         assert await rig.counts() == {}
         assert not await stored(rig, 7)
-
-
-async def test_a_redrive_goes_on_beside_removals_and_each_letter_ends_once() -> None:
-    async with running() as rig:
-        await rig.create(max_attempts=1)
-        for first in range(1, 301, 3):
-            await fail(rig, range(first, first + 3))
-        rows = failed_rows(await listed(rig, FAILED))
-        one = await start(rig, rate=1000)
-        counts = [await archive(rig, rows[at : at + 20]) for at in range(280, -1, -20)]
-        told = await until(rig, one.redrive_id, lambda told: bool(told.ended_at_ms))
-
-        archived = sum(removed for removed, _ in counts)
-        assert told.redriven_count + archived == 300
-        assert await rig.counts() == {
-            name: count
-            for name, count in (("available", told.redriven_count), ("archived", archived))
-            if count
-        }
-        both = [*await ids(rig, AVAILABLE), *await ids(rig, ARCHIVED)]
-        assert sorted(both) == list(range(1, 301))
-
-
-async def test_a_redrive_that_waits_for_an_ingest_is_not_waited_for_without_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(remover, "TURN_S", 0.05)
-    async with running() as rig:
-        await rig.create(max_attempts=1)
-        await fail(rig, [1, 2])
-        rows = failed_rows(await listed(rig, FAILED))
-        rig.ingest.reads.clear()
-        rig.ingest.read_gate.clear()
-        one = await start(rig, filter='headers["x"] == "y"')
-        while not rig.ingest.reads:
-            await asyncio.sleep(0.005)
-        wanted = removal_pb2.ArchiveRemoval(rows=rows, run="r")
-
-        code, reason, _ = await refusal(asked(rig, archive=wanted))
-        rig.ingest.read_gate.set()
-
-        assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "ROWS_BUSY")
-        await until(rig, one.redrive_id, lambda told: bool(told.ended_at_ms))
-        assert await archive(rig, rows) == (2, 0)
 
 
 async def test_what_is_removed_stays_so_and_counts_are_exact_after_a_restart(
