@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from libs.serving.channels import open_channel
 from slatemq.v1 import janitor_pb2, janitor_pb2_grpc
 from tests.integration.ingest_server import ROOT
@@ -41,6 +43,7 @@ class Janitor:
         self._command += ["--ready-file", str(self._ready), *arguments]
         self.process: asyncio.subprocess.Process | None = None
         self.channel: Any = None
+        self.address = ""
 
     async def start(self) -> None:
         environ = {**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT)}
@@ -50,8 +53,14 @@ class Janitor:
             )
         await until(lambda: self._ready.exists() or self.process.returncode is not None)  # type: ignore[union-attr]
         assert self._ready.exists(), self.log.read_text()
-        address = json.loads(self._ready.read_text())["address"]
-        self.channel = open_channel(address)
+        self.address = json.loads(self._ready.read_text())["address"]
+        self.channel = open_channel(self.address)
+
+    async def refused(self) -> int:
+        """Starts it where it is to end at once; gives its exit code."""
+        with pytest.raises(AssertionError):
+            await self.start()
+        return await self.ended()
 
     @property
     def stub(self) -> Any:

@@ -135,7 +135,7 @@ async def test_a_run_that_failed_is_repeated_with_the_same_evidence() -> None:
         world.begun.append((world.now_ms - START_MS) // 1000)
         return await world.has_run(ask, world.now_ms, state=State.FAILED)
 
-    world.begin = failing  # type: ignore[assignment]
+    world.begin = failing  # type: ignore[method-assign]
     await passes(world)
 
     assert world.begun == hours(0, 1, 2)
