@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -92,8 +93,19 @@ class QueueFile:
         with opened(sidecar(self.path), flags, How.EXCLUSIVE) as descriptor:
             yield Holders(descriptor)
 
-    def entries(self, after: Entry | None = None, *, hold_back: bool = False) -> Iterator[Entry]:
-        """All entries, or from one of them on, itself included. Raises FormatError, OSError."""
+    def entries(
+        self, after: Entry | None = None, *, hold_back: bool = False, controls: bytes = b""
+    ) -> Iterator[Entry]:
+        """All entries, or from one of them on, itself included. Raises FormatError, OSError.
+
+        With `controls` only those that begin with one of these characters.
+        """
+        return chain.from_iterable(self._scans(after, hold_back, controls))
+
+    def _scans(
+        self, after: Entry | None, hold_back: bool, controls: bytes
+    ) -> Iterator[Iterator[Entry]]:
+        """One scan of the file, which is open meanwhile."""
         with opened(self.path, os.O_RDONLY, How.NONE) as descriptor:
             alone = hold_back or bool(self._own.files)
 
@@ -106,7 +118,7 @@ class QueueFile:
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
             start = after.offset if after else 0
-            yield from scan(
+            yield scan(
                 reader(descriptor, start),
                 self.name,
                 offset=start,
@@ -114,6 +126,7 @@ class QueueFile:
                 strict=self.strict,
                 settle=None if alone else settle,
                 hold_back=hold_back,
+                controls=controls,
             )
 
     def entry(self, offset: int) -> Entry:

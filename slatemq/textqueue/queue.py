@@ -74,11 +74,13 @@ class TextQueue:
         For the last entry it waits until no append is under way. With `hold_back` it never waits,
         and leaves the last entry out: a writer without our lock may still be writing it.
         """
-        every = self._file.entries(hold_back=hold_back)
         if State.UNKNOWN in states:
+            every = self._file.entries(hold_back=hold_back)
+            if set(states) == set(State):
+                return every
             return (entry for entry in every if entry.state in states)
-        first = {ord(CONTROLS[state]) for state in states or (State.QUEUED,)}
-        return (entry for entry in every if entry.raw[0] in first)
+        wanted = "".join(CONTROLS[state] for state in states or (State.QUEUED,))
+        return self._file.entries(hold_back=hold_back, controls=wanted.encode())
 
     def entry(self, offset: int) -> Entry:
         """The entry that begins at that byte. Raises NoSuchEntry."""
