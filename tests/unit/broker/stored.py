@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +60,6 @@ def stored_queue(rows: dict[bytes, bytes], queue_id: str) -> StoredQueue | None:
     state = decode_queue_state(rows[queue_state_key(queue_id)])
     assert not state.deleted
     found = StoredQueue(state, {}, {}, {}, {}, {})
-    archived_state = state.archived or ArchivedRecord()
     heads = {(lane.priority, lane.kind): lane for lane in state.lanes}
     counts = dict.fromkeys(heads, 0)
     for key in sorted(rows):
@@ -91,30 +91,38 @@ def stored_queue(rows: dict[bytes, bytes], queue_id: str) -> StoredQueue | None:
                 assert item.message_id not in found.waiting, "one message twice"
                 assert item.priority == bucket.priority
                 found.waiting[item.message_id] = item
-        elif kind is RecordType.DONE and _is_of(
-            parse_done_key(key), queue_id, state.epoch, state.oldest_done_order
-        ):
-            for done in decode_done(rows[key]):
-                assert done.message_id not in found.done
-                found.done[done.message_id] = done
-        elif kind is RecordType.FAILED and _is_of(
-            parse_failed_key(key), queue_id, state.epoch, state.oldest_failed_order
-        ):
-            for failed in decode_failed(rows[key]):
-                assert failed.message_id not in found.failed
-                found.failed[failed.message_id] = failed
-        elif kind is RecordType.ARCHIVED and _is_of(
-            parse_archived_key(key), queue_id, state.epoch, archived_state.oldest_order
-        ):
-            for archived in decode_archived(rows[key]):
-                assert archived.message_id not in found.archived
-                found.archived[archived.message_id] = archived
+        else:
+            _add_finished(found, queue_id, key, rows[key])
     assert counts == {name: lane.waiting_count for name, lane in heads.items()}
     assert all(counts.values()), "an empty lane is left out"
+    _check_counts(found)
+    return found
+
+
+def _add_finished(found: StoredQueue, queue_id: str, key: bytes, value: bytes) -> None:
+    """Adds a row of the done, failed or archived list, if it is a living one of this queue."""
+    state = found.state
+    lists: dict[RecordType, tuple[int, Callable[[bytes], list[Any]], dict[int, Any]]] = {
+        RecordType.DONE: (state.oldest_done_order, decode_done, found.done),
+        RecordType.FAILED: (state.oldest_failed_order, decode_failed, found.failed),
+        RecordType.ARCHIVED: (_archived(state).oldest_order, decode_archived, found.archived),
+    }
+    kind = record_type_of(key)
+    if kind not in lists:
+        return
+    oldest_order, decode, messages = lists[kind]
+    if _is_of(PARSERS[kind](key), queue_id, state.epoch, oldest_order):
+        for message in decode(value):
+            assert message.message_id not in messages
+            messages[message.message_id] = message
+
+
+def _check_counts(found: StoredQueue) -> None:
+    state = found.state
     assert len(found.held) == state.in_flight_count
     assert len(found.done) == state.done_count
     assert len(found.failed) == state.failed_count
-    assert len(found.archived) == archived_state.messages_count
+    assert len(found.archived) == _archived(state).messages_count
     everywhere = [
         *found.waiting,
         *found.held,
@@ -123,7 +131,10 @@ def stored_queue(rows: dict[bytes, bytes], queue_id: str) -> StoredQueue | None:
         *found.archived,
     ]
     assert len(everywhere) == len(set(everywhere)), "one message in two lists"
-    return found
+
+
+def _archived(state: QueueStateRecord) -> ArchivedRecord:
+    return state.archived or ArchivedRecord()
 
 
 def stored_attempts(
