@@ -1,0 +1,150 @@
+"""What removals cost a broker: letters archived, done lists pruned, expired messages dropped.
+
+python -m benchmarks.removals --messages 100000
+
+The entries are put into a queue directly; the removals run as calls do, 10,000 entries at once,
+in a broker's own loop, on a database of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+from libs.storage.buckets import BucketKind
+from libs.storage.clocks import HybridClock
+from libs.storage.queues import AvailableMessage, FailedMessage
+from libs.storage.roots import open_root
+from libs.storage.settings import Kind
+from services.broker.finished_pages import ListReaders, Span, list_readers
+from services.broker.owner import ShardOwner
+from services.broker.queue_machine import Queue
+from services.broker.queue_settings import QueueSettings
+from services.broker.removals import Letter
+from services.broker.remover import ListedLetter, Remover, WaitingMessage
+from services.broker.shard_machine import Shard
+from services.broker.waiting_buckets import Place
+
+AT_ONCE = 10_000
+HOUR_MS = 3_600_000
+PRIORITY = 128
+
+
+def parts(count: int, size: int) -> Iterator[range]:
+    for first in range(1, count + 1, size):
+        yield range(first, min(first + size, count + 1))
+
+
+async def add(owner: ShardOwner, put: Callable[[int], None]) -> None:
+    await owner.run(put)
+    await owner.durable()
+
+
+async def timed(what: str, count: int, removal: Awaitable[int]) -> None:
+    began = time.perf_counter()
+    removed = await removal
+    took_s = time.perf_counter() - began
+    assert removed == count, f"{removed} of {count}"
+    print(
+        f"{what:24} {count:9} in {took_s:6.2f} s, {took_s / count * 1e6:6.1f} us each", flush=True
+    )
+
+
+async def archived(
+    owner: ShardOwner, queue: Queue, lists: ListReaders, remover: Remover, count: int
+) -> None:
+    for ids in parts(count, AT_ONCE):
+
+        def fail(now_ms: int, ids: range = ids) -> None:
+            queue.failed.add(FailedMessage(one, now_ms, 1, PRIORITY, 0, "no") for one in ids)
+            queue.touch()
+
+        await add(owner, fail)
+    letters = [
+        ListedLetter(order, Letter(one.message_id, one.failed_at_ms))
+        async for order, row in lists.failed.rows(queue, Span(), None)
+        for one in row
+    ]
+
+    async def archive() -> int:
+        for first in range(0, count, AT_ONCE):
+            await remover.failed(queue, letters[first : first + AT_ONCE], "run")
+        return queue.archived_count
+
+    await timed("archived", count, archive())
+
+
+async def pruned(
+    owner: ShardOwner, queue: Queue, remover: Remover, count: int, row_size: int
+) -> None:
+    for ids in parts(count, row_size):
+
+        def finish(now_ms: int, ids: range = ids) -> None:
+            at_ms = now_ms - HOUR_MS
+            queue.done.add((one, at_ms, 1, "worker", at_ms, one, "") for one in ids)
+            queue.touch()
+
+        await add(owner, finish)
+
+    async def prune() -> int:
+        removed, more = 0, True
+        while more:
+            part, more = await remover.done(queue, owner.clock.now_ms())
+            removed += part
+        return removed
+
+    await timed(f"done, in rows of {row_size}", count, prune())
+
+
+async def expired(owner: ShardOwner, queue: Queue, remover: Remover, count: int) -> None:
+    wanted: list[WaitingMessage] = []
+    for ids in parts(count, 1000):
+
+        def come(now_ms: int, ids: range = ids) -> None:
+            items = [AvailableMessage(one, PRIORITY, 0, now_ms - 1, 0) for one in ids]
+            queue.add_ready(PRIORITY, items, now_ms)
+            (lane,) = queue.available.lanes()
+            place = Place(PRIORITY, BucketKind.READY, lane.tail)
+            wanted.extend(WaitingMessage(place, one) for one in ids)
+
+        await add(owner, come)
+
+    async def drop() -> int:
+        for first in range(0, count, AT_ONCE):
+            await remover.expired(queue, wanted[first : first + AT_ONCE])
+        return count - queue.ready_count
+
+    await timed("expired", count, drop())
+
+
+async def measure(folder: Path, count: int) -> None:
+    database = await open_root(folder.as_uri()).database("broker/0", Kind.BROKER)
+    owner = ShardOwner(database, Shard(), HybridClock(0), interval_ms=0, bytes_max=1 << 30)
+    commits = asyncio.create_task(owner.commits.run())
+    lists = list_readers(database)
+    remover = Remover(owner, lists, 0)
+    settings = QueueSettings("true", done_retention_s=1)
+    queue = await owner.run(lambda _: owner.shard.create_queue("q", settings))
+    await archived(owner, queue, lists, remover, count)
+    await pruned(owner, queue, remover, 10 * count, 1000)
+    await pruned(owner, queue, remover, count // 20, 1)
+    await expired(owner, queue, remover, count)
+    await owner.commits.close()
+    await commits
+    await database.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.removals")
+    parser.add_argument("--messages", type=int, default=100_000)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        asyncio.run(measure(Path(folder), given.messages))
+
+
+if __name__ == "__main__":
+    main()
