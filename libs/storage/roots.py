@@ -6,8 +6,8 @@
     gs://bucket/prefix
     az://container/prefix?endpoint=&allow_http=true
 
-Below it: `ingest/<shard>` and `broker/<shard>` (SlateDB), `blobs/`, `topology/`. Credentials come
-from the environment variables usual for each store, never from the URL.
+Below it: `ingest/<shard>` and `broker/<shard>` (SlateDB), `blobs/`, `topology/`, `janitor/`.
+Credentials come from the environment variables usual for each store, never from the URL.
 """
 
 from __future__ import annotations

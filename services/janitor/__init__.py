@@ -1,6 +1,18 @@
-"""The janitor: reads snapshots of all shards with Spark, for jobs and for questions in SQL.
+"""The janitor: runs jobs over snapshots of all shards with Spark, and answers questions in SQL.
 
 It writes no database. What it reads it reads straight from the object store, in Spark's executors.
+The process that serves never loads Spark: each run has a child for that.
+
+`service`    the process: start, health, stop      `servicer`  JanitorService
+`config`     settings                              `requests`  what callers may ask for
+`runner`     runs, one after the other             `runs`      runs, and where they are kept
+`timetable`  begins what is due and has work       `schedule`  when something is due
+`looking`    whether there is work, without Spark
+`child`      a run's process, as the janitor sees it
+`worker`     the same from inside: the program     `working`   its talk with the janitor
+`jobs`       what the jobs do
+
+Spark, in children and in programs of one's own:
 
 `tables`     the tables, their columns, and what decodes them
 `wanted`     what the conditions of a query leave to be read
