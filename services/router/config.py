@@ -35,7 +35,7 @@ class RouterConfig(ServingConfig):
     )
     buffer_messages: int = setting(
         "Messages held for one log and one broker shard; about a kilobyte of memory each.",
-        default=24_576,
+        default=49_152,
         minimum=1,
     )
     buffer_bytes: int = setting(

@@ -53,7 +53,7 @@ class Buffer(NamedTuple):
         silence_ms: Without an answer for this long a stream is dead: heartbeats come every 10 s.
     """
 
-    messages_max: int = 24_576
+    messages_max: int = 49_152
     bytes_max: int = 8 * 1024 * 1024
     grace_ms: int = 1_000
     silence_ms: int = 25_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.route import PieceLimits, Route
+from services.router.route import THIN, PieceLimits, Route
 from services.router.routing import BrokerRules, LogEntry, LogMessage, QueueRule
 
 LIMITS = PieceLimits(messages_max=4, matches_max=6, step_max=2, hold_ms=1_000)
@@ -147,3 +147,26 @@ def test_what_is_in_hand_already_is_not_taken_twice() -> None:
     route.offer(0, [entry(1, "a"), entry(2, "a"), entry(3, "a")])
 
     assert (route.pending_count, route.pending_bytes) == (3, 300)
+
+
+def test_a_piece_goes_on_as_long_as_few_of_its_matches_share_a_queue() -> None:
+    limits = LIMITS._replace(thin_max=7, matches_max=100)
+    known = rules(**{f"q{n}": f'headers["kind"] == "k{n}"' for n in range(9)})
+    route = Route()
+    route.offer(0, [entry(n, f"k{n}") for n in range(1, 9)])
+
+    while route.can_judge(limits):
+        route.judge(known, 0, limits)
+
+    assert route.send().last == 7
+
+
+def test_a_piece_whose_queues_have_many_matches_each_does_not() -> None:
+    limits = LIMITS._replace(messages_max=THIN, thin_max=100, matches_max=100)
+    route = Route()
+    route.offer(0, [entry(n, "a") for n in range(1, 30)])
+
+    while route.can_judge(limits):
+        route.judge(rules(q=A_ONLY), 0, limits)
+
+    assert route.send().last == THIN
