@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -39,9 +39,9 @@ from libs.storage.errors import (
     StoreUnavailable,
     readable,
 )
-from libs.storage.fastffi import CALLS, Row
+from libs.storage.fastffi import CALLS, Change, Row
 
-__all__ = ["Batch", "Database", "Row"]
+__all__ = ["Batch", "Change", "Database", "Row"]
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +79,13 @@ class Batch:
         self._writer.put(key, value)
         self._length += 1
         self._size_bytes += len(key) + len(value) + _OVERHEAD_BYTES
+
+    def put_all(self, rows: Sequence[Change]) -> None:
+        """Set each key to its value, or remove it where that is None."""
+        self._writer.put_all(rows)
+        self._length += len(rows)
+        self._size_bytes += sum([len(key) + len(value or b"") for key, value in rows])
+        self._size_bytes += _OVERHEAD_BYTES * len(rows)
 
     def delete(self, key: bytes) -> None:
         """Remove `key`; no error if it is absent."""

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from libs.storage.buckets import MAX_PRIORITY
-from libs.storage.ids import MAX_MESSAGE_ID, MAX_SEQUENCE, MAX_SHARD, message_id
+from libs.storage.ids import (
+    FIRST_SEQUENCE,
+    MAX_MESSAGE_ID,
+    MAX_SEQUENCE,
+    MAX_SHARD,
+    message_id,
+)
 from services.broker.delivery import Delivery
 from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import changes_between, checked_id
@@ -198,40 +204,50 @@ def _range(field: str, piece: assignment_pb2.LogRange) -> Range:
         raise InvalidArgument(
             f"{field}.last_sequence", "must be a message ID above previous_sequence"
         )
+    bounds = (
+        message_id(piece.ingest_shard, FIRST_SEQUENCE),
+        message_id(piece.ingest_shard, MAX_SEQUENCE),
+    )
     assignments: list[Assignment] = []
-    first, last = message_id(piece.ingest_shard, 1), message_id(piece.ingest_shard, MAX_SEQUENCE)
-    # There may be one for each of ten thousand queues: what is wrong with one is found out later.
     for told in piece.assignments:
-        ids = list(told.message_ids)
-        if not ids or min(ids) < first or max(ids) > last:
-            raise _wrong_ids(f"{field}.assignments[{len(assignments)}].message_ids", ids)
-        if told.priorities or told.retention_deadlines_ms or told.visible_at_ms:
-            where = f"{field}.assignments[{len(assignments)}]"
-            assignments.append(_with_columns(where, told, ids))
-        else:
-            assignments.append(Assignment(told.queue_id, ids))
+        assignment = Assignment(
+            told.queue_id,
+            list(told.message_ids),
+            list(column) if (column := told.priorities) else (),
+            list(column) if (column := told.retention_deadlines_ms) else (),
+            list(column) if (column := told.visible_at_ms) else (),
+        )
+        # There may be one for each of ten thousand queues: names are made for what is wrong only.
+        if not _is_sound(assignment, *bounds):
+            raise _what_is_wrong(f"{field}.assignments[{len(assignments)}]", assignment, *bounds)
+        assignments.append(assignment)
     return Range(piece.ingest_shard, piece.previous_sequence, piece.last_sequence, assignments)
 
 
-def _wrong_ids(field: str, ids: Sequence[int]) -> InvalidArgument:
+def _is_sound(assignment: Assignment, first: int, last: int) -> bool:
+    _, ids, *columns = assignment
+    if not ids or min(ids) < first or max(ids) > last:
+        return False
+    for column in columns:
+        if column and (len(column) != len(ids) or min(column) < 0):
+            return False
+    return max(assignment.priorities, default=0) <= MAX_PRIORITY
+
+
+def _what_is_wrong(field: str, assignment: Assignment, first: int, last: int) -> InvalidArgument:
+    ids = assignment.message_ids
     if not ids:
-        return InvalidArgument(field, "must not be empty")
+        return InvalidArgument(f"{field}.message_ids", "must not be empty")
     if min(ids) < 1 or max(ids) > MAX_MESSAGE_ID:
-        return InvalidArgument(field, "holds a number that is no message ID")
-    return InvalidArgument(field, "holds a message of another log")
-
-
-def _with_columns(
-    field: str, told: assignment_pb2.QueueAssignment, ids: Sequence[int]
-) -> Assignment:
-    columns: dict[str, list[int]] = {}
+        return InvalidArgument(f"{field}.message_ids", "holds a number that is no message ID")
+    if min(ids) < first or max(ids) > last:
+        return InvalidArgument(f"{field}.message_ids", "holds a message of another log")
     for name in ("priorities", "retention_deadlines_ms", "visible_at_ms"):
-        column = list(getattr(told, name))
+        column = getattr(assignment, name)
         if column and len(column) != len(ids):
-            raise InvalidArgument(
+            return InvalidArgument(
                 f"{field}.{name}", f"has {len(column)} values for {len(ids)} messages"
             )
         if column and (min(column) < 0 or (name == "priorities" and max(column) > MAX_PRIORITY)):
-            raise InvalidArgument(f"{field}.{name}", "holds a value out of range")
-        columns[name] = column
-    return Assignment(told.queue_id, ids, **columns)
+            return InvalidArgument(f"{field}.{name}", "holds a value out of range")
+    raise AssertionError(f"nothing is wrong with {assignment}")

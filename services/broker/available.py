@@ -54,6 +54,7 @@ class Available:
         self._key_head = queue_head(RecordType.ACTIVE, queue_id)
         self._orders = orders
         self._lanes = {(one.priority, one.kind): Lane.restore(one, epoch) for one in records}
+        self._has_timed = any(kind is BucketKind.TIMED for _, kind in self._lanes)  # or had
         self._open_ready: dict[int, Bucket] = {}  # by priority: filled until the next commit
         self._walked_ms = 0  # until when timed messages may have been looked at
 
@@ -69,7 +70,9 @@ class Available:
 
     def timed_lanes(self) -> list[Lane]:
         """The lanes of messages that have, or had, to wait for a time; in no order."""
-        return [lane for (_, kind), lane in self._lanes.items() if kind is BucketKind.TIMED]
+        if not self._has_timed:  # most queues: asked at every commit, this must cost nothing
+            return []
+        return [lane for lane in self._lanes.values() if lane.kind is BucketKind.TIMED]
 
     def next_due_ms(self) -> int | None:
         """When the first timed message falls due, or a lower bound; None when there is none."""
@@ -98,10 +101,10 @@ class Available:
 
     # --- Messages come ------------------------------------------------------
 
-    def add_ready(self, priority: int, items: Sequence[AvailableMessage], now_ms: int) -> Place:
+    def add_ready(self, priority: int, items: Sequence[AvailableMessage], now_ms: int) -> int:
         """Makes messages of one priority available now, behind those that are.
 
-        Says where the last of them is.
+        Gives the order of the bucket with the last of them.
         """
         lane = self._lane(priority, BucketKind.READY)
         order = done = 0
@@ -118,7 +121,7 @@ class Available:
                 lane.extend(bucket, part)
             done += len(part)
             order = bucket.order
-        return Place(priority, BucketKind.READY, order)
+        return order
 
     def _open_bucket(self, lane: Lane, now_ms: int) -> Bucket | None:
         bucket = self._open_ready.get(lane.priority)
@@ -176,6 +179,7 @@ class Available:
         lane = self._lanes.get((priority, kind))
         if lane is None:
             lane = self._lanes[priority, kind] = Lane(priority, kind, self.epoch)
+            self._has_timed = self._has_timed or kind is BucketKind.TIMED
         return lane
 
     # --- One message, or all ------------------------------------------------

@@ -76,12 +76,18 @@ class Lane(LaneMemory):
 
     def add(self, bucket: Bucket) -> None:
         """Adds a bucket whose order no bucket of the lane has."""
-        order = bucket.order
+        order, count = bucket.order, len(bucket.items)
+        self._came(order, count)
+        self.changed[order] = bucket
+        if order > self.tail and self.complete and self._cached_count < lane_memory.CACHED_MAX:
+            # Behind all others, and all others are in memory: as it mostly is.
+            self.tail = order
+            self._cached.append(bucket)
+            self._cached_count += count
+            return
         if order in self._gone:
             bucket.stored = True  # the row that is being deleted is written again
             del self._gone[order]
-        self._came(order, len(bucket.items))
-        self.changed[order] = bucket
         self._place(bucket)
         self.tail = max(self.tail, order)
 

@@ -141,11 +141,7 @@ class ShardOwner:
         """Puts what changed since the last commit (see libs.storage.commits.Source)."""
         for queue in self.shard.notes.to_commit:
             self._due.note(queue)
-        for key, value in self.shard.drain(self.clock.now_ms()):
-            if value is None:
-                batch.delete(key)
-            else:
-                batch.put(key, value)
+        batch.put_all(self.shard.drain(self.clock.now_ms()))
         if len(batch):
             shard = self.shard
             told = (shard.revision, dict(shard.cursors), shard.replays.by_queue)

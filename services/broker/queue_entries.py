@@ -200,7 +200,8 @@ class QueueEntries(ABC):
         if item.visible_at_ms > self.seen_until(now_ms):
             return self._available.add_timed(item.priority, item)
         item = item._replace(visible_at_ms=0)
-        return self._available.add_ready(item.priority, [item], now_ms)
+        order = self._available.add_ready(item.priority, [item], now_ms)
+        return Place(item.priority, BucketKind.READY, order)
 
     def come(self, item: AvailableMessage, now_ms: int) -> Place | None:
         """As `enter`, and if the message is delayed, who watches the queue is told."""
@@ -368,13 +369,13 @@ class QueueEntries(ABC):
     def _purges(self) -> PurgesRecord | None:
         lane_epoch, lane_epochs = self._available.epoch, self.garbage_lane_epochs
         done, failed = self.done.garbage, self.failed.garbage
-        if lane_epoch == self.epoch and not (lane_epochs or any(done) or any(failed)):
+        if lane_epoch == self.epoch and not (lane_epochs or done.last or failed.last):
             return None
         return PurgesRecord(lane_epoch, lane_epochs, done, failed)
 
     def _archived(self) -> ArchivedRecord | None:
         archived = self.archived
-        if not (archived.count or any(archived.garbage)):
+        if not (archived.count or archived.garbage.last):
             return None
         return ArchivedRecord(archived.count, archived.oldest_order, archived.garbage)
 

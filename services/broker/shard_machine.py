@@ -227,20 +227,23 @@ class Shard(ShardLeases):
             raise Needs(list(needs.values()), ())
 
     def _add(self, assignment: Assignment, now_ms: int) -> None:
-        queue_id, message_ids, *columns = assignment
+        queue_id, ids, priorities, deadlines, visible = assignment
         queue = self.queues[queue_id]
-        if not any(columns):
-            plain = [AvailableMessage(one, DEFAULT_PRIORITY, 0, 0, 0) for one in message_ids]
-            queue.add_ready(DEFAULT_PRIORITY, plain, now_ms)
-            return
-        count = len(message_ids)
+        count = len(ids)
         seen_until_ms = queue.seen_until(now_ms)
+        if not (priorities or visible) and (not deadlines or min(deadlines) > seen_until_ms):
+            items = [
+                AvailableMessage(message_id, DEFAULT_PRIORITY, 0, deadline_ms, 0)
+                for message_id, deadline_ms in zip(ids, deadlines or (0,) * count, strict=True)
+            ]
+            queue.add_ready(DEFAULT_PRIORITY, items, now_ms)
+            return
         ready: dict[int, list[AvailableMessage]] = {}
         rows = zip(
-            message_ids,
-            assignment.priorities or (DEFAULT_PRIORITY,) * count,
-            assignment.retention_deadlines_ms or (0,) * count,
-            assignment.visible_at_ms or (0,) * count,
+            ids,
+            priorities or (DEFAULT_PRIORITY,) * count,
+            deadlines or (0,) * count,
+            visible or (0,) * count,
             strict=True,
         )
         for message_id, priority, deadline_ms, visible_at_ms in rows:
