@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
@@ -43,12 +44,14 @@ __all__ = ["Purge", "Purged", "Purger", "Reason", "Rules"]
 
 log = logging.getLogger(__name__)
 
-PIECE_ENTRIES: Final = 512
-PIECE_BYTES: Final = 4 << 20
-"""Log entries in one commit, and their bytes unless one alone has more: publishes wait for it."""
+PIECE_ENTRIES: Final = 128
+PIECE_MESSAGES: Final = 2_000
+PIECE_BYTES: Final = 2 << 20
+"""Log entries in one commit, with their messages and bytes, unless one alone has more: publishes
+wait for it."""
 
-AT_ONCE: Final = 2
-"""Calls that work at the same time: one reads while the commit of the other is synced."""
+AT_ONCE: Final = 1
+"""Calls that work at the same time: the others wait, and publishes do not."""
 
 BLOBS_AT_ONCE: Final = 8
 
@@ -144,8 +147,12 @@ class Purger:
         purged = Purged(refused_ids=ids[stored:])
         entries = entries_of(self._database, ids[:stored], lambda: self._log.rewrites_count)
         async with self._places, aclosing(entries):
+            began = time.monotonic()
             while piece := await _next_piece(entries):
                 await self._turns.to_the_end(self._purge_piece(wanted, ids, piece, purged))
+                # As long as it took: half of the commits are everybody else's alone.
+                await asyncio.sleep(time.monotonic() - began)
+                began = time.monotonic()
         purged.refused_ids.sort()
         return purged
 
@@ -216,11 +223,13 @@ class Purger:
 async def _next_piece(entries: AsyncIterator[Found]) -> list[Found]:
     """The entries that go in one commit."""
     piece: list[Found] = []
-    size_bytes = 0
+    size_bytes = messages_count = 0
     async for found in entries:
         piece.append(found)
         size_bytes += len(found.value)
-        if len(piece) >= PIECE_ENTRIES or size_bytes >= PIECE_BYTES:
+        messages_count += found.last_message_id - found.sequence + 1  # at most
+        full = len(piece) >= PIECE_ENTRIES or messages_count >= PIECE_MESSAGES
+        if full or size_bytes >= PIECE_BYTES:
             break
     return piece
 
