@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 from pyspark.sql import SparkSession
 
+from libs.storage.roots import Root
 from services.janitor.instance import held_snapshots
 from services.janitor.jobs import clearing, letters, reporting
 from services.janitor.jobs.contract import (
@@ -27,10 +28,11 @@ from services.janitor.jobs.contract import (
     Tell,
 )
 from services.janitor.jobs.work import Work
+from services.janitor.planning import SnapshotName
 from services.janitor.session import spark_session
 from slatemq.errors import Unavailable
 
-__all__ = ["PHASES", "run_job", "run_on"]
+__all__ = ["PHASES", "refuse_unknown_shards", "run_job", "run_on"]
 
 STARTING: Final = "starting Spark"
 SNAPSHOTS: Final = "taking snapshots"
@@ -104,16 +106,16 @@ def run_on(
         with work.phase(SNAPSHOTS):
             _JOBS[job].prepare(work)
             work.work_on(stack.enter_context(held_snapshots(instance.root)))
-            asyncio.run(_refuse_unknown_shards(work))
+            asyncio.run(refuse_unknown_shards(work.root, work.names))
         counts = _JOBS[job].do(work)
     return JobResult(dict(sorted(counts.items())), work.artifacts, work.phases)
 
 
-async def _refuse_unknown_shards(work: Work) -> None:
-    """Raises Unavailable when a database is there whose owner nobody knows."""
-    known = {name.database for name in work.names}
+async def refuse_unknown_shards(root: Root, names: Sequence[SnapshotName]) -> None:
+    """Raises Unavailable when a database is there of which none of the snapshots is."""
+    known = {name.database for name in names}
     for service in ("ingest", "broker"):
-        for folder in await work.root.objects.folders(service):
+        for folder in await root.objects.folders(service):
             shard = folder.rpartition("/")[2]
             if shard.isdigit() and f"{service}/{shard}" not in known:
                 raise Unavailable(
