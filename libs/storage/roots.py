@@ -147,7 +147,7 @@ class Root:
         Raises StoreUnavailable within the root's timeout where the store cannot be used, and
         DamagedStore where SlateDB cannot read its own files.
         """
-        chosen = tuning or tuning_of(kind)
+        chosen = tuning or tuning_of(kind, self.address.scheme)
         builder = DbBuilder(self._path(name), self._store)
         builder.with_settings(slatedb_settings(chosen))
         builder.with_db_cache(_cache(chosen), 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -79,7 +79,7 @@ _BOTH: Final[Mapping[str, object]] = {
     "garbage_collector_options.compactions_options.interval": "60s",
     # Off for good: with it a paused old writer got OK for a commit that exists nowhere.
     "garbage_collector_options.wal_fence_options.dry_run": True,
-    # What tells a collector where the live data begins; must stay on.
+    # What tells a collector where the live data begins; must stay on where it can be used.
     "garbage_collector_options.boundary_files_enabled": True,
     # A store that is away for longer than these retries last fails the commit, and the process
     # restarts from disk: better than answers that never come. Measured: 16 s until the error.
@@ -94,9 +94,23 @@ _TABLE: Final[Mapping[Kind, Tuning]] = {
 }
 
 
-def tuning_of(kind: Kind) -> Tuning:
-    """The row of the table for one kind of database."""
-    return _TABLE[kind]
+_NO_CONDITIONAL_UPDATE: Final[Mapping[str, object]] = {
+    # SlateDB moves a boundary by a conditional update, which folders do not have: its collector
+    # removed manifests once, and never again (16 more files a minute under a steady load).
+    "garbage_collector_options.boundary_files_enabled": False,
+    # What the boundary is for: an owner that stood still between two steps for longer than this,
+    # while another one went on, could take a number anew that was in use.
+    "garbage_collector_options.manifest_options.min_age": "21600s",
+    "garbage_collector_options.compactions_options.min_age": "21600s",
+}
+
+
+def tuning_of(kind: Kind, scheme: str = "") -> Tuning:
+    """The row of the table for one kind of database, in a store with URLs of this scheme."""
+    row = _TABLE[kind]
+    if scheme != "file":
+        return row
+    return replace(row, settings={**row.settings, **_NO_CONDITIONAL_UPDATE})
 
 
 def slatedb_settings(tuning: Tuning) -> Settings:

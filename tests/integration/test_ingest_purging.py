@@ -280,8 +280,8 @@ SHORT: dict[str, str] = {
 """What takes minutes in SlateDB as we set it, in a second."""
 
 
-def _impatient(kind: Kind) -> Tuning:
-    tuning = tuning_of(kind)
+def _impatient(kind: Kind, scheme: str) -> Tuning:
+    tuning = tuning_of(kind, scheme)
     return dataclasses.replace(tuning, replay_commits=2, settings={**tuning.settings, **SHORT})
 
 

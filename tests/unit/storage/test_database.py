@@ -199,3 +199,33 @@ def test_fences_in_the_wal_are_never_collected(kind: Kind) -> None:
     settings = tuning_of(kind).settings
     assert settings["garbage_collector_options.wal_fence_options.dry_run"] is True
     assert settings["garbage_collector_options.boundary_files_enabled"] is True
+
+
+async def test_manifests_of_a_folder_are_collected_again_and_again(tmp_path: Path) -> None:
+    # Given a database in a folder, collected as often as can be
+    row = tuning_of(Kind.INGEST, "file")
+    options = "garbage_collector_options.{}_options.{}"
+    often = {
+        options.format(kind, name): value
+        for kind in ("manifest", "compactions")
+        for name, value in (("interval", "100ms"), ("min_age", "1ms"))
+    }
+    tuning = replace(row, replay_commits=1, settings={**row.settings, **often})
+    database = await open_root(tmp_path.as_uri()).database("ingest/0", Kind.INGEST, tuning)
+    manifests = tmp_path / "ingest" / "0" / "manifest"
+
+    async def oldest_after(oldest: str) -> str:
+        while (found := min(path.name for path in manifests.iterdir())) <= oldest:
+            await database.commit(_batch((b"k", b"v")))
+            await asyncio.sleep(0.05)
+        return found
+
+    # When it goes on being written
+    async with asyncio.timeout(60):
+        first = await oldest_after("")
+        second = await oldest_after(first)
+        third = await oldest_after(second)
+
+    # Then its old manifests go each time, not only the first
+    assert first < second < third
+    await database.close()
