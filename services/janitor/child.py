@@ -77,7 +77,7 @@ class Child:
         if process is None or process.returncode is not None:
             return
         self._send("cancel")
-        asyncio.get_running_loop().call_later(CANCEL_S, _kill, process)
+        asyncio.get_running_loop().call_later(CANCEL_S, _kill_late, process)
 
     def _start(self) -> Popen[bytes]:
         # Not the event loop's own way: uvloop forks, and what gRPC and the store's client have
@@ -120,6 +120,12 @@ def _kill(process: Popen[bytes]) -> None:
     """End the child with all of its group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def _kill_late(process: Popen[bytes]) -> None:
+    """The same, of one that has not ended: later its number may be another's."""
+    if process.returncode is None:
+        _kill(process)
 
 
 def _close(process: Popen[bytes]) -> None:

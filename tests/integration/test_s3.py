@@ -90,6 +90,20 @@ async def test_blobs_and_small_objects_live_below_the_prefix(root: Root, port: i
         await blobs.get(uri)
 
 
+async def test_an_object_is_replaced_only_as_the_version_that_was_read(root: Root) -> None:
+    assert await root.objects.put_if_absent("janitor/runs/a.json", b"1")
+    data, tag = await root.objects.get_version("janitor/runs/a.json")
+
+    newer = await root.objects.replace("janitor/runs/a.json", b"2", tag)
+    assert newer not in (None, tag)
+    assert await root.objects.replace("janitor/runs/a.json", b"3", tag) is None
+    assert await root.objects.get_version("janitor/runs/a.json") == (b"2", newer)
+    assert data == b"1"
+
+    await root.objects.delete("janitor/runs/a.json")
+    assert await root.objects.replace("janitor/runs/a.json", b"4", str(newer)) is None
+
+
 async def test_a_store_that_keeps_its_promises_passes_the_probe(root: Root) -> None:
     await probe_store(root.objects)
     assert await root.objects.list("probe") == []
