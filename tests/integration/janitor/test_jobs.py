@@ -159,7 +159,9 @@ async def test_jobs_remove_what_may_go_while_work_goes_on(
         assert made.objects == set()
         await _tell(spark, made, filled)
         await _bring_back(spark, made, filled)
-    assert sorted(acked) == sorted(published)
+    # The last publish may have been cancelled when it was stored, and not answered yet.
+    assert set(published) <= set(acked)
+    assert len(acked) == len(set(acked)) <= len(published) + 1
 
 
 async def _tell(spark: SparkSession, made: Instance, filled: Filled) -> None:
