@@ -56,6 +56,10 @@ RECONNECT_BACKOFF_MS_MIN = 50
 RECONNECT_BACKOFF_MS_MAX = 1_000
 """A restarted service is back within a second or two: gRPC's 120 s would look like an outage."""
 
+CONNECT_MS_MAX = 5_000
+"""How long one try to connect may take; gRPC calls it its least backoff. With less than a busy or
+far server needs to answer, no connection would ever come about."""
+
 CALL_DEADLINE_MS = 10_000
 """Of a call between services that states none of its own."""
 
@@ -94,7 +98,7 @@ def channel_options(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> list[tuple[st
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MIN),
-        ("grpc.min_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MIN),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS_MAX),
         ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MAX),
         # Our own retries know which calls may be repeated; gRPC's would hide an outage.
         ("grpc.enable_retries", 0),
