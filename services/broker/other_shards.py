@@ -23,6 +23,9 @@ from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 ASK_DEADLINE_S = 5.0
 """A broker that has not answered by then counts as away."""
 
+FRESH_MS = 100
+"""How old the topology may be by which a queue is said to be nowhere."""
+
 PUSH_DEADLINE_S = 30.0
 """Some megabytes to store, on a slow disk."""
 
@@ -109,19 +112,30 @@ class OtherBrokers:
         wanted = set(queue_ids)
         if not wanted:
             return frozenset()
-        topology = await _topology(self._directory)
-        others = [shard for shard in topology.brokers if shard != self._shard]
-        questions = [(queue_id, shard) for queue_id in wanted for shard in others]
-        answers = await asyncio.gather(*(self._has(*question) for question in questions))
-        asked = list(zip(questions, answers, strict=True))
-        found = frozenset(queue_id for (queue_id, _), has in asked if has)
-        for (queue_id, shard), has in asked:
+        answers: dict[tuple[str, int], bool | None] = {}
+        await self._ask(wanted, await _topology(self._directory), answers)
+        found = {queue_id for (queue_id, _), has in answers.items() if has}
+        if found != wanted:
+            # It may be on a shard that has come since.
+            await self._ask(wanted - found, await self._directory.read(FRESH_MS), answers)
+            found = {queue_id for (queue_id, _), has in answers.items() if has}
+        for (queue_id, shard), has in answers.items():
             if has is None and queue_id not in found:
                 raise Unavailable(
                     f"whether queue {queue_id!r} exists is not known: broker {shard} is away",
                     reason="BROKER_AWAY",
                 )
-        return found
+        return frozenset(found)
+
+    async def _ask(
+        self, wanted: set[str], topology: Topology, answers: dict[tuple[str, int], bool | None]
+    ) -> None:
+        """Ask the other brokers for these queues, but for what they have answered already."""
+        others = [shard for shard in topology.brokers if shard != self._shard]
+        questions = [(queue_id, shard) for queue_id in sorted(wanted) for shard in others]
+        questions = [question for question in questions if question not in answers]
+        told = await asyncio.gather(*(self._has(*question) for question in questions))
+        answers.update(zip(questions, told, strict=True))
 
     async def _has(self, queue_id: str, shard: int) -> bool | None:
         """Whether the queue is there; None when that broker could not be asked."""
