@@ -23,9 +23,6 @@ from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 ASK_DEADLINE_S = 5.0
 """A broker that has not answered by then counts as away."""
 
-FRESH_MS = 100
-"""How old the topology may be by which a queue is said to be nowhere."""
-
 PUSH_DEADLINE_S = 30.0
 """Some megabytes to store, on a slow disk."""
 
@@ -117,7 +114,7 @@ class OtherBrokers:
         found = {queue_id for (queue_id, _), has in answers.items() if has}
         if found != wanted:
             # It may be on a shard that has come since.
-            await self._ask(wanted - found, await self._directory.read(FRESH_MS), answers)
+            await self._ask(wanted - found, await self._directory.read(max_age_ms=0), answers)
             found = {queue_id for (queue_id, _), has in answers.items() if has}
         for (queue_id, shard), has in answers.items():
             if has is None and queue_id not in found:
