@@ -58,8 +58,9 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
     ) -> removal_pb2.RemoveEntriesResponse:
         """See the proto."""
         queue_id = checked_id(request.queue_id, "queue_id")
-        within("created_revision", request.created_revision, 1)
-        match request.WhichOneof("removal"):
+        removal = request.WhichOneof("removal")
+        within("created_revision", request.created_revision, 0 if removal == "archived" else 1)
+        match removal:
             case "expired":
                 waiting = _waiting(request.expired.rows)
                 queue = await self._queue(queue_id, request.created_revision)
@@ -79,6 +80,13 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
                 letters = _letters("failed_expired.rows", request.failed_expired.rows)
                 queue = await self._queue(queue_id, request.created_revision)
                 return _removed(letters, await self._remover.failed(queue, letters))
+            case "archived":
+                letters = _letters("archived.rows", request.archived.rows)
+                queue = await self._queue(queue_id, request.created_revision)
+                outcomes = await self._remover.archived(queue, letters)
+                answer = _removed(letters, outcomes)
+                answer.gone_rows.extend(_gone(outcomes))
+                return answer
         raise InvalidArgument("removal", "must say what to remove")
 
     async def RedriveArchived(  # noqa: N802 - the RPC's name
@@ -94,7 +102,10 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
         outcomes = await self._redriver.redrive(queue, target_id, wanted, contents)
         told = _removed(wanted, outcomes)
         return removal_pb2.RedriveArchivedResponse(
-            redriven_count=told.removed_count, gone_count=told.gone_count, refused=told.refused
+            redriven_count=told.removed_count,
+            gone_count=told.gone_count,
+            refused=told.refused,
+            gone_rows=_gone(outcomes),
         )
 
     async def _queue(self, queue_id: str, created_revision: int) -> Queue:
@@ -171,6 +182,10 @@ def _run(field: str, run: str) -> str:
 def _check_count(field: str, rows: Sequence[object], most: int) -> None:
     if not 1 <= len(rows) <= most:
         raise InvalidArgument(field, f"1 to {most} rows, not {len(rows)}")
+
+
+def _gone(outcomes: Sequence[Outcome]) -> list[int]:
+    return [row for row, outcome in enumerate(outcomes) if outcome is Outcome.GONE]
 
 
 def _removed(

@@ -2,6 +2,7 @@
 
     available ──past its retention──► gone          done ──past the queue's done retention──► gone
     failed ──its content is archived──► archived ──redriven──► pushed, as a new message
+       │                                   └──dropped──► gone
        └──past the queue's failed retention──► gone
 
 Rows of lists come as they are stored, and whoever calls this has the turn to take something out of
@@ -218,6 +219,23 @@ def redrive_archived(
         shard.outbox.push(ingest_shard, row, now_ms)
     key = archived_key(queue.queue_id, order)
     _take_out(shard, queue, queue.archived, (order, key), stored, places, encode_archived)
+    return outcomes
+
+
+def drop_archived(
+    shard: Shard,
+    queue: Queue,
+    order: int,
+    stored: Sequence[ArchivedMessage],
+    wanted: Sequence[Letter],
+) -> list[Outcome]:
+    """Takes messages out of a row of archived ones, whichever run archived them."""
+    runs = {(one.message_id, one.failed_at_ms): one.run for one in stored}
+    named = [one._replace(run=runs.get((one.message_id, one.failed_at_ms), "")) for one in wanted]
+    outcomes, places = _judged(queue.archived, order, stored, named, lambda _: Outcome.REMOVED)
+    if places:
+        key = archived_key(queue.queue_id, order)
+        _take_out(shard, queue, queue.archived, (order, key), stored, places, encode_archived)
     return outcomes
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
+from libs.storage.archived_records import ArchivedMessage
 from libs.storage.queues import FailedMessage
 from services.broker.finished_pages import ListReaders, Span
 from services.broker.owner import ShardOwner
@@ -23,6 +24,7 @@ from services.broker.removals import (
     archive,
     done_before,
     done_row,
+    drop_archived,
     drop_waiting,
     prune_done,
     take_letters,
@@ -196,6 +198,31 @@ class Remover:
         )
         if run:
             archive(queue, taken, run, now_ms)
+        return outcomes
+
+    async def archived(self, queue: Queue, wanted: Sequence[ListedLetter]) -> list[Outcome]:
+        """Drops archived letters that nobody wants back."""
+        outcomes = [Outcome.GONE] * len(wanted)
+        by_order = by_key([one.order for one in wanted])
+        for some in _grouped(by_order, LETTER_ROWS_AT_ONCE):
+            async with turn(self._owner, f"archived/{queue.queue_id}"):
+                await self._owner.durable()
+                for order in some:
+                    stored = await self._lists.archived.row(queue, order)
+                    letters = [wanted[number].letter for number in by_order[order]]
+
+                    def drop(
+                        _: int,
+                        order: int = order,
+                        stored: Sequence[ArchivedMessage] = stored,
+                        letters: Sequence[Letter] = letters,
+                    ) -> list[Outcome]:
+                        return drop_archived(self._owner.shard, queue, order, stored, letters)
+
+                    found = await self._run(queue, drop, len(stored))
+                    for number, outcome in zip(by_order[order], found, strict=True):
+                        outcomes[number] = outcome
+                await self._owner.durable()
         return outcomes
 
     async def _run(self, queue: Queue, command: Callable[[int], T], entries_count: int) -> T:

@@ -31,10 +31,13 @@ class RemoveEntriesRequest(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     ARCHIVE_FIELD_NUMBER: _builtins.int
     FAILED_EXPIRED_FIELD_NUMBER: _builtins.int
+    ARCHIVED_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """The queue."""
     created_revision: _builtins.int
-    """Which queue of that name: the column `created_revision` of the table `queues` (Queue does not tell it)."""
+    """Which queue of that name: the column `created_revision` of the table `queues` (Queue does not tell it). Of `archived` alone it may be 0:
+    whichever queue has that name now.
+    """
     @_builtins.property
     def expired(self) -> Global___ExpiredRemoval:
         """Available and delayed entries past their retention."""
@@ -51,6 +54,10 @@ class RemoveEntriesRequest(_message.Message):
     def failed_expired(self) -> Global___FailedExpiredRemoval:
         """Failed entries past the queue's `failed_retention_s`."""
 
+    @_builtins.property
+    def archived(self) -> Global___ArchivedRemoval:
+        """Archived entries that nobody wants back."""
+
     def __init__(
         self,
         *,
@@ -60,12 +67,13 @@ class RemoveEntriesRequest(_message.Message):
         done: Global___DoneRemoval | None = ...,
         archive: Global___ArchiveRemoval | None = ...,
         failed_expired: Global___FailedExpiredRemoval | None = ...,
+        archived: Global___ArchivedRemoval | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "done", b"done", "expired", b"expired", "failed_expired", b"failed_expired", "removal", b"removal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "archived", b"archived", "done", b"done", "expired", b"expired", "failed_expired", b"failed_expired", "removal", b"removal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "created_revision", b"created_revision", "done", b"done", "expired", b"expired", "failed_expired", b"failed_expired", "queue_id", b"queue_id", "removal", b"removal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "archived", b"archived", "created_revision", b"created_revision", "done", b"done", "expired", b"expired", "failed_expired", b"failed_expired", "queue_id", b"queue_id", "removal", b"removal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_removal: _TypeAlias = _typing.Literal["expired", "done", "archive", "failed_expired"]  # noqa: Y015
+    _WhichOneofReturnType_removal: _TypeAlias = _typing.Literal["expired", "done", "archive", "failed_expired", "archived"]  # noqa: Y015
     _WhichOneofArgType_removal: _TypeAlias = _typing.Literal["removal", b"removal"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_removal) -> _WhichOneofReturnType_removal | None: ...
 
@@ -234,6 +242,30 @@ class FailedRow(_message.Message):
 Global___FailedRow: _TypeAlias = FailedRow  # noqa: Y015
 
 @_typing.final
+class ArchivedRemoval(_message.Message):
+    """Archived entries to drop. The files of the archive stay as they are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedRow]:
+        """1 to 10,000, in any order; those of one bucket together cost least. `bucket_order` as in Entry.archived."""
+
+    def __init__(
+        self,
+        *,
+        rows: _abc.Iterable[Global___FailedRow] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArchivedRemoval: _TypeAlias = ArchivedRemoval  # noqa: Y015
+
+@_typing.final
 class RemoveEntriesResponse(_message.Message):
     """What has become of the rows: each is removed, gone or refused."""
 
@@ -243,6 +275,7 @@ class RemoveEntriesResponse(_message.Message):
     GONE_COUNT_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    GONE_ROWS_FIELD_NUMBER: _builtins.int
     removed_count: _builtins.int
     """How many this call removed."""
     gone_count: _builtins.int
@@ -253,6 +286,10 @@ class RemoveEntriesResponse(_message.Message):
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedRemoval]:
         """Those that stay, in the order of the request."""
 
+    @_builtins.property
+    def gone_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of ARCHIVED: where in the rows of the request those are that were gone, from 0, ascending."""
+
     def __init__(
         self,
         *,
@@ -260,10 +297,11 @@ class RemoveEntriesResponse(_message.Message):
         gone_count: _builtins.int = ...,
         refused: _abc.Iterable[Global___RefusedRemoval] | None = ...,
         more: _builtins.bool = ...,
+        gone_rows: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone_count", b"gone_count", "more", b"more", "refused", b"refused", "removed_count", b"removed_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone_count", b"gone_count", "gone_rows", b"gone_rows", "more", b"more", "refused", b"refused", "removed_count", b"removed_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -435,6 +473,7 @@ class RedriveArchivedResponse(_message.Message):
     REDRIVEN_COUNT_FIELD_NUMBER: _builtins.int
     GONE_COUNT_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    GONE_ROWS_FIELD_NUMBER: _builtins.int
     redriven_count: _builtins.int
     """How many this call pushed."""
     gone_count: _builtins.int
@@ -443,16 +482,21 @@ class RedriveArchivedResponse(_message.Message):
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedRemoval]:
         """Those that stay, in the order of the request."""
 
+    @_builtins.property
+    def gone_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where in the rows of the request those are that were gone, from 0, ascending."""
+
     def __init__(
         self,
         *,
         redriven_count: _builtins.int = ...,
         gone_count: _builtins.int = ...,
         refused: _abc.Iterable[Global___RefusedRemoval] | None = ...,
+        gone_rows: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone_count", b"gone_count", "redriven_count", b"redriven_count", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone_count", b"gone_count", "gone_rows", b"gone_rows", "redriven_count", b"redriven_count", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,7 +40,7 @@ class RemovalServiceStub:
     RemoveEntries: _grpc.UnaryUnaryMultiCallable[_removal_pb2.RemoveEntriesRequest, _removal_pb2.RemoveEntriesResponse]
     """Removes entries of one queue that are in one state. Of DONE, a call may do a part and say so with `more`: repeat it.
 
-    Errors: INVALID_ARGUMENT (no possible queue ID; `created_revision` below 1; nothing to remove; no rows, or more than 10,000; of a row,
+    Errors: INVALID_ARGUMENT (no possible queue ID; `created_revision` below what it may be; nothing to remove; no rows, or more than 10,000; of a row,
     an impossible message ID, order, priority or time; no or too long a run), NOT_FOUND (no such queue), FAILED_PRECONDITION
     (QUEUE_CHANGED: the queue was deleted and made anew since), RESOURCE_EXHAUSTED, UNAVAILABLE (also when a redrive holds the dead letters
     for too long: ROWS_BUSY). After UNAVAILABLE some of the entries may be gone.
@@ -66,7 +66,7 @@ class RemovalServiceAsyncStub(RemovalServiceStub):
     RemoveEntries: _aio.UnaryUnaryMultiCallable[_removal_pb2.RemoveEntriesRequest, _removal_pb2.RemoveEntriesResponse]  # type: ignore[assignment]
     """Removes entries of one queue that are in one state. Of DONE, a call may do a part and say so with `more`: repeat it.
 
-    Errors: INVALID_ARGUMENT (no possible queue ID; `created_revision` below 1; nothing to remove; no rows, or more than 10,000; of a row,
+    Errors: INVALID_ARGUMENT (no possible queue ID; `created_revision` below what it may be; nothing to remove; no rows, or more than 10,000; of a row,
     an impossible message ID, order, priority or time; no or too long a run), NOT_FOUND (no such queue), FAILED_PRECONDITION
     (QUEUE_CHANGED: the queue was deleted and made anew since), RESOURCE_EXHAUSTED, UNAVAILABLE (also when a redrive holds the dead letters
     for too long: ROWS_BUSY). After UNAVAILABLE some of the entries may be gone.
@@ -95,7 +95,7 @@ class RemovalServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_removal_pb2.RemoveEntriesResponse, _abc.Awaitable[_removal_pb2.RemoveEntriesResponse]]:
         """Removes entries of one queue that are in one state. Of DONE, a call may do a part and say so with `more`: repeat it.
 
-        Errors: INVALID_ARGUMENT (no possible queue ID; `created_revision` below 1; nothing to remove; no rows, or more than 10,000; of a row,
+        Errors: INVALID_ARGUMENT (no possible queue ID; `created_revision` below what it may be; nothing to remove; no rows, or more than 10,000; of a row,
         an impossible message ID, order, priority or time; no or too long a run), NOT_FOUND (no such queue), FAILED_PRECONDITION
         (QUEUE_CHANGED: the queue was deleted and made anew since), RESOURCE_EXHAUSTED, UNAVAILABLE (also when a redrive holds the dead letters
         for too long: ROWS_BUSY). After UNAVAILABLE some of the entries may be gone.

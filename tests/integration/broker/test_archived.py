@@ -84,6 +84,7 @@ async def test_they_come_back_as_new_messages_once_however_often_it_is_asked() -
 
         answer = await come_back(rig, rows[:4])
         assert (answer.redriven_count, answer.gone_count) == (3, 1)
+        assert list(answer.gone_rows) == [1]
         answer = await come_back(rig, rows[:4])
         assert (answer.redriven_count, answer.gone_count) == (0, 4)
         answer = await come_back(rig, [rows[5], rows[5]], target_queue_id="other")
@@ -96,6 +97,40 @@ async def test_they_come_back_as_new_messages_once_however_often_it_is_asked() -
         assert [one.queue_id for one in came] == ["q", "q", "q", "other"]
         assert await ids(rig, ARCHIVED) == [2, 5, 7, 8, 9, 10]
         assert await rig.counts() == {"archived": 6}
+
+
+async def test_what_nobody_wants_back_is_dropped_and_stays_away() -> None:
+    async with running() as rig:
+        await rig.create(max_attempts=1)
+        await archive_all(rig, range(1, 11))
+        rows = [
+            removal_pb2.FailedRow(
+                message_id=one.message_id,
+                failed_at_ms=one.failed_at_ms,
+                bucket_order=one.bucket_order,
+            )
+            for one in await archived_rows(rig)
+        ]
+        other = removal_pb2.FailedRow()
+        other.CopyFrom(rows[4])
+        other.failed_at_ms += 1
+
+        async def drop(*some: removal_pb2.FailedRow) -> tuple[int, list[int]]:
+            request = removal_pb2.RemoveEntriesRequest(
+                queue_id="q", archived=removal_pb2.ArchivedRemoval(rows=some)
+            )
+            answer = await removals(rig).RemoveEntries(request)
+            assert answer.gone_count == len(answer.gone_rows)
+            return answer.removed_count, list(answer.gone_rows)
+
+        assert await drop(rows[0], other, rows[2], rows[2]) == (2, [1, 3])
+        assert await drop(rows[2], rows[3]) == (1, [0])
+        assert await ids(rig, ARCHIVED) == [2, 5, 6, 7, 8, 9, 10]
+        assert await rig.counts() == {"archived": 7}
+        answer = await come_back(rig, await archived_rows(rig))
+        assert (answer.redriven_count, list(answer.gone_rows)) == (7, [])
+        assert await drop(*rows) == (0, list(range(10)))
+        assert await rig.counts() == {}
 
 
 async def test_into_a_queue_of_another_shard_and_one_too_large_for_a_row() -> None:
