@@ -1,4 +1,4 @@
-"""Golden bytes of delayed records, outbox progress, log bounds: golden.py's rule holds here, too."""
+"""Golden bytes of delayed records, outbox progress, log bounds: golden.py's rule holds here too."""
 
 from libs.storage import delayed_records, keys, log_bounds, outbox_progress, own_keys
 from tests.unit.storage.golden import Row
