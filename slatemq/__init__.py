@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from slatemq.archived import ArchivedLetter, ArchivedOutcome
     from slatemq.batches import BatchConsumer
     from slatemq.client import Client, connect
     from slatemq.commands import (
@@ -75,6 +76,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Archived",
+    "ArchivedLetter",
+    "ArchivedOutcome",
     "Attempt",
     "Backoff",
     "BackoffKind",
@@ -132,6 +135,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "slatemq.archived": ["ArchivedLetter", "ArchivedOutcome"],
     "slatemq.batches": ["BatchConsumer"],
     "slatemq.client": ["Client", "connect"],
     "slatemq.commands": [

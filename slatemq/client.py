@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from slatemq import consumer as consuming
 from slatemq.admin import Admin
+from slatemq.archived import ArchivedCalls
 from slatemq.batches import BatchConsumer, claim, claim_request
 from slatemq.checks import check_text, check_whole, iterable
 from slatemq.command_calls import CommandCalls
@@ -61,7 +62,14 @@ def connect(
 
 
 class Client(
-    QueueCalls, EntryCalls, RedriveCalls, SettlingCalls, CommandCalls, OutboxCalls, JanitorCalls
+    QueueCalls,
+    EntryCalls,
+    RedriveCalls,
+    SettlingCalls,
+    ArchivedCalls,
+    CommandCalls,
+    OutboxCalls,
+    JanitorCalls,
 ):
     """Publishes, consumes and administers. One event loop; any number of tasks."""
 

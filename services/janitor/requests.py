@@ -6,13 +6,14 @@ import re
 from typing import Final
 
 from libs.storage.ids import MAX_MESSAGE_ID
+from services.janitor.archived import Asked
 from services.janitor.config import U32_MAX
 from services.janitor.jobs.contract import JOBS
 from services.janitor.runs import Ask, is_run_id
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import janitor_pb2
 
-__all__ = ["MASTER", "ask_of", "checked_job", "checked_run_id"]
+__all__ = ["MASTER", "ask_of", "checked_job", "checked_run_id", "letters_asked"]
 
 MASTER: Final = re.compile(
     r"local(\[(\*|[1-9]\d{0,3})(,[1-9]\d{0,3})?\])?"
@@ -26,6 +27,7 @@ MASTER: Final = re.compile(
 
 QUEUES_MAX: Final = 1_000
 MESSAGES_MAX: Final = 10_000
+HANDLES_MAX: Final = 1_000
 DAYS_MAX: Final = 3_660
 REQUEST_ID_BYTES_MAX: Final = 128
 
@@ -73,6 +75,31 @@ def ask_of(request: janitor_pb2.RunJobRequest) -> Ask:
         message_ids=tuple(request.message_ids),
         failed_from_ms=request.failed_from_ms,
         failed_until_ms=request.failed_until_ms,
+    )
+
+
+def letters_asked(request: janitor_pb2.ReadArchivedRequest) -> Asked:
+    """Which archived letters are wanted. Raises InvalidArgument naming the field."""
+    _check_queue("queue_id", request.queue_id)
+    _check_count("handles", len(request.handles), HANDLES_MAX)
+    for place, handle in enumerate(request.handles):
+        if not handle.startswith(f"{request.queue_id}/"):
+            raise InvalidArgument(f"handles[{place}]", f"is none of queue {request.queue_id!r}")
+    _check_range("archived_from_ms", request.archived_from_ms, 0, _LATEST_MS)
+    _check_range("archived_until_ms", request.archived_until_ms, 0, _LATEST_MS)
+    if request.archived_until_ms and request.archived_until_ms <= request.archived_from_ms:
+        raise InvalidArgument("archived_until_ms", "must be after archived_from_ms")
+    _check_range("max_entries", request.max_entries, 0, U32_MAX)
+    for field in ("archived_from_ms", "archived_until_ms", "newest_first", "max_entries"):
+        if request.handles and getattr(request, field):
+            raise InvalidArgument(field, "is for letters that are not named by handles")
+    return Asked(
+        request.queue_id,
+        tuple(request.handles),
+        request.archived_from_ms,
+        request.archived_until_ms,
+        request.newest_first,
+        request.max_entries,
     )
 
 

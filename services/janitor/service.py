@@ -20,6 +20,7 @@ from libs.serving.topology import Peer, TopologyDirectory
 from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.topology_servicer import TopologyServicer
 from libs.storage.errors import StorageError
+from services.janitor.archived import ArchivedLetters
 from services.janitor.config import JanitorConfig
 from services.janitor.jobs.contract import JobOptions
 from services.janitor.looking import SCHEDULED, Ages, Looker
@@ -61,6 +62,7 @@ class JanitorProcess:
         self._directory = TopologyDirectory(objects)
         self._channels = Channels(self._directory, payload_bytes_max=config.payload_bytes_max)
         self._store = RunStore(objects)
+        self._archived = ArchivedLetters(objects, self._directory, self._channels)
         self.runner = Runner(
             self._store,
             config.shard,
@@ -94,7 +96,9 @@ class JanitorProcess:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""
-        servicer = JanitorServicer(self.runner, self._store, self._channels, _now_ms)
+        servicer = JanitorServicer(
+            self.runner, self._store, self._archived, self._channels, _now_ms
+        )
         janitor_pb2_grpc.add_JanitorServiceServicer_to_server(servicer, server)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(
             TopologyServicer(self._directory), server

@@ -7,7 +7,8 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from libs.serving.channels import Channels
-from services.janitor.requests import ask_of, checked_job, checked_run_id
+from services.janitor.archived import ArchivedLetters
+from services.janitor.requests import ask_of, checked_job, checked_run_id, letters_asked
 from services.janitor.runner import Runner
 from services.janitor.runs import Ask, Run, RunStore, State, Trigger, is_run_id, seen_now
 from slatemq.errors import FailedPrecondition, InvalidArgument
@@ -41,9 +42,15 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
     """Answers of one janitor."""
 
     def __init__(
-        self, runner: Runner, store: RunStore, channels: Channels, now_ms: Callable[[], int]
+        self,
+        runner: Runner,
+        store: RunStore,
+        archived: ArchivedLetters,
+        channels: Channels,
+        now_ms: Callable[[], int],
     ) -> None:
         """Answer for this runner; the channels lead to other janitors."""
+        self._archived = archived
         self._runner = runner
         self._store = store
         self._channels = channels
@@ -115,6 +122,14 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
                 if told != last:
                     yield janitor_pb2.WatchRunResponse(run=told)
                 last = told
+
+    async def ReadArchived(  # noqa: N802 - the RPC's name
+        self, request: janitor_pb2.ReadArchivedRequest, context: Any
+    ) -> AsyncGenerator[janitor_pb2.ReadArchivedResponse, None]:
+        """See the proto."""
+        async with aclosing(self._archived.read(letters_asked(request))) as entries:
+            async for entry in entries:
+                yield janitor_pb2.ReadArchivedResponse(entry=entry)
 
 
 def _told(run: Run) -> janitor_pb2.Run:

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from slatemq.v1 import entry_pb2 as _entry_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -540,3 +541,75 @@ class WatchRunResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchRunResponse: _TypeAlias = WatchRunResponse  # noqa: Y015
+
+@_typing.final
+class ReadArchivedRequest(_message.Message):
+    """Which archived dead letters to read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    HANDLES_FIELD_NUMBER: _builtins.int
+    ARCHIVED_FROM_MS_FIELD_NUMBER: _builtins.int
+    ARCHIVED_UNTIL_MS_FIELD_NUMBER: _builtins.int
+    NEWEST_FIRST_FIELD_NUMBER: _builtins.int
+    MAX_ENTRIES_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.str
+    """The queue."""
+    archived_from_ms: _builtins.int
+    """Archived at or after this time, in milliseconds since the Unix epoch; 0 = all."""
+    archived_until_ms: _builtins.int
+    """Archived before this time; 0 = all."""
+    newest_first: _builtins.bool
+    """The newest first, instead of the oldest."""
+    max_entries: _builtins.int
+    """At most so many; 0 = all."""
+    @_builtins.property
+    def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only these, by their handles, at most 1,000; those that are not archived any more are left out. Empty = all; the fields below are for
+        that.
+        """
+
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.str = ...,
+        handles: _abc.Iterable[_builtins.str] | None = ...,
+        archived_from_ms: _builtins.int = ...,
+        archived_until_ms: _builtins.int = ...,
+        newest_first: _builtins.bool = ...,
+        max_entries: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archived_from_ms", b"archived_from_ms", "archived_until_ms", b"archived_until_ms", "handles", b"handles", "max_entries", b"max_entries", "newest_first", b"newest_first", "queue_id", b"queue_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadArchivedRequest: _TypeAlias = ReadArchivedRequest  # noqa: Y015
+
+@_typing.final
+class ReadArchivedResponse(_message.Message):
+    """An archived dead letter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entry(self) -> _entry_pb2.Entry:
+        """As ListEntries gives it, with reason, attempts and message. Without a message its payload was gone before it was archived, or the archive
+        does not have it any more.
+        """
+
+    def __init__(
+        self,
+        *,
+        entry: _entry_pb2.Entry | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadArchivedResponse: _TypeAlias = ReadArchivedResponse  # noqa: Y015

@@ -63,6 +63,11 @@ class JanitorServiceStub:
                 request_serializer=slatemq_dot_v1_dot_janitor__pb2.WatchRunRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_janitor__pb2.WatchRunResponse.FromString,
                 _registered_method=True)
+        self.ReadArchived = channel.unary_stream(
+                '/slatemq.v1.JanitorService/ReadArchived',
+                request_serializer=slatemq_dot_v1_dot_janitor__pb2.ReadArchivedRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_janitor__pb2.ReadArchivedResponse.FromString,
+                _registered_method=True)
 
 
 class JanitorServiceServicer:
@@ -120,6 +125,17 @@ class JanitorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadArchived(self, request, context):
+        """Streams archived dead letters of a queue with their content: what the queue's broker lists as archived, joined with what the archive has
+        of it. Nothing is changed, and no Spark is started. Some thousands at a time come in the order of the listing, each of those as it lies
+        in the archive.
+
+        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), UNAVAILABLE (the store or the broker is away).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JanitorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -147,6 +163,11 @@ def add_JanitorServiceServicer_to_server(servicer, server):
                     servicer.WatchRun,
                     request_deserializer=slatemq_dot_v1_dot_janitor__pb2.WatchRunRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_janitor__pb2.WatchRunResponse.SerializeToString,
+            ),
+            'ReadArchived': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadArchived,
+                    request_deserializer=slatemq_dot_v1_dot_janitor__pb2.ReadArchivedRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_janitor__pb2.ReadArchivedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -288,6 +309,33 @@ class JanitorService:
             '/slatemq.v1.JanitorService/WatchRun',
             slatemq_dot_v1_dot_janitor__pb2.WatchRunRequest.SerializeToString,
             slatemq_dot_v1_dot_janitor__pb2.WatchRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadArchived(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/slatemq.v1.JanitorService/ReadArchived',
+            slatemq_dot_v1_dot_janitor__pb2.ReadArchivedRequest.SerializeToString,
+            slatemq_dot_v1_dot_janitor__pb2.ReadArchivedResponse.FromString,
             options,
             channel_credentials,
             insecure,

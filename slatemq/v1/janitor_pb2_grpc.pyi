@@ -65,6 +65,13 @@ class JanitorServiceStub:
 
     Errors: as of GetRun; UNAVAILABLE also when the janitor is stopped: watch again.
     """
+    ReadArchived: _grpc.UnaryStreamMultiCallable[_janitor_pb2.ReadArchivedRequest, _janitor_pb2.ReadArchivedResponse]
+    """Streams archived dead letters of a queue with their content: what the queue's broker lists as archived, joined with what the archive has
+    of it. Nothing is changed, and no Spark is started. Some thousands at a time come in the order of the listing, each of those as it lies
+    in the archive.
+
+    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), UNAVAILABLE (the store or the broker is away).
+    """
 
 @_typing.type_check_only
 class JanitorServiceAsyncStub(JanitorServiceStub):
@@ -102,6 +109,13 @@ class JanitorServiceAsyncStub(JanitorServiceStub):
     """Streams a run as it is now, and whenever that changes, at most some times a second; ends after the answer with its end.
 
     Errors: as of GetRun; UNAVAILABLE also when the janitor is stopped: watch again.
+    """
+    ReadArchived: _aio.UnaryStreamMultiCallable[_janitor_pb2.ReadArchivedRequest, _janitor_pb2.ReadArchivedResponse]  # type: ignore[assignment]
+    """Streams archived dead letters of a queue with their content: what the queue's broker lists as archived, joined with what the archive has
+    of it. Nothing is changed, and no Spark is started. Some thousands at a time come in the order of the listing, each of those as it lies
+    in the archive.
+
+    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), UNAVAILABLE (the store or the broker is away).
     """
 
 class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -167,6 +181,19 @@ class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Streams a run as it is now, and whenever that changes, at most some times a second; ends after the answer with its end.
 
         Errors: as of GetRun; UNAVAILABLE also when the janitor is stopped: watch again.
+        """
+
+    @_abc_1.abstractmethod
+    def ReadArchived(
+        self,
+        request: _janitor_pb2.ReadArchivedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_janitor_pb2.ReadArchivedResponse], _abc.AsyncIterator[_janitor_pb2.ReadArchivedResponse]]:
+        """Streams archived dead letters of a queue with their content: what the queue's broker lists as archived, joined with what the archive has
+        of it. Nothing is changed, and no Spark is started. Some thousands at a time come in the order of the listing, each of those as it lies
+        in the archive.
+
+        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), UNAVAILABLE (the store or the broker is away).
         """
 
 def add_JanitorServiceServicer_to_server(servicer: JanitorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -29,7 +29,17 @@ import pyarrow.parquet as pq
 
 from libs.storage.objects import ObjectInfo, Objects
 
-__all__ = ["FOLDER", "LETTERS", "PART_BYTES", "DayFolder", "keys_of"]
+__all__ = [
+    "FOLDER",
+    "KEY",
+    "KEY_COLUMNS",
+    "LETTERS",
+    "PART_BYTES",
+    "DayFolder",
+    "day_path",
+    "is_part",
+    "keys_of",
+]
 
 FOLDER: Final = "archive/dead-letters"
 
@@ -84,7 +94,7 @@ EMPTY_MS: Final = 24 * 3600 * 1000
 LOOK_S: Final = 3600.0
 """Much less than that: whoever looked longer ago looks again before it adds."""
 
-_KEYS: Final = ["message_id", "failed_at"]
+KEY_COLUMNS: Final = ["message_id", "failed_at"]
 _ABSORBS: Final = b"slatemq.absorbs"
 _PART: Final = re.compile(r"part-(\d{6,})\.parquet")
 
@@ -108,7 +118,7 @@ class DayFolder:
 
     def __init__(self, waits: Waits, objects: Objects, queue: str, day: date) -> None:
         """Read what is there; raises StorageError."""
-        self.path = f"{FOLDER}/queue={queue}/day={day.isoformat()}"
+        self.path = day_path(queue, day)
         self.added: list[str] = []
         self._waits = waits
         self._objects = objects
@@ -146,7 +156,7 @@ class DayFolder:
     def _look(self) -> None:
         self._looked_at = time.monotonic()
         listed = self._waits.run(self._objects.describe(self.path))
-        parts = [info for info in listed if _PART.fullmatch(_name(info))]
+        parts = [info for info in listed if is_part(info)]
         absorbed: set[str] = set()
         self._known = {info.path: self._keys_of(info.path, absorbed) for info in parts}
         there = [info for info in parts if self._known[info.path].num_rows]
@@ -164,7 +174,7 @@ class DayFolder:
             part = pq.ParquetFile(file)
             told = (part.schema_arrow.metadata or {}).get(_ABSORBS)
             absorbed.update(json.loads(told) if told else ())
-            return part.read(columns=_KEYS)
+            return part.read(columns=KEY_COLUMNS)
 
     def _read(self, path: str) -> pa.Table:
         with self._objects.open(path) as file:
@@ -183,22 +193,32 @@ class DayFolder:
             with self._objects.open(path) as file:
                 part = pq.ParquetFile(file)
                 for group in range(part.num_row_groups):
-                    found = part.read_row_group(group, columns=[*_KEYS, *columns])
+                    found = part.read_row_group(group, columns=[*KEY_COLUMNS, *columns])
                     chosen = found.filter(pa.array(np.isin(keys_of(found), keys)))
                     if chosen.num_rows:
                         yield chosen
 
 
-_KEY: Final = np.dtype([("message_id", "<i8"), ("failed_at", "<i8")])
-_NO_KEYS: Final = np.empty(0, _KEY)
+KEY: Final = np.dtype([("message_id", "<i8"), ("failed_at", "<i8")])
+_NO_KEYS: Final = np.empty(0, KEY)
 
 
 def keys_of(letters: pa.Table) -> npt.NDArray[Any]:
     """What tells letters of one queue apart: which message, and when it failed."""
-    keys = np.empty(letters.num_rows, _KEY)
+    keys = np.empty(letters.num_rows, KEY)
     keys["message_id"] = letters["message_id"].to_numpy()
     keys["failed_at"] = letters["failed_at"].cast(pa.int64()).to_numpy()
     return keys
+
+
+def day_path(queue: str, day: date) -> str:
+    """The folder of a queue's letters that failed on a day."""
+    return f"{FOLDER}/queue={queue}/day={day.isoformat()}"
+
+
+def is_part(info: ObjectInfo) -> bool:
+    """Whether it is a part, and not something that somebody has put beside them."""
+    return _PART.fullmatch(_name(info)) is not None
 
 
 def _encode(letters: pa.Table, absorbs: Sequence[str]) -> bytes:

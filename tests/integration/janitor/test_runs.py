@@ -200,6 +200,19 @@ async def test_the_history_is_listed_in_pages_and_pruned(tmp_path: Path) -> None
 
 ID = "20260101-000000-000-retention-abcdef"
 
+BAD_LETTERS: list[tuple[str, dict[str, Any]]] = [
+    ("queue_id", {"queue_id": ""}),
+    ("queue_id", {"queue_id": "a/b"}),
+    ("handles", {"handles": ["q/1/f1"] * 1001}),
+    ("handles[1]", {"handles": ["q/1/f1", "other/1/f1"]}),
+    ("archived_from_ms", {"archived_from_ms": -1}),
+    ("archived_until_ms", {"archived_until_ms": 1 << 48}),
+    ("archived_until_ms", {"archived_from_ms": 5, "archived_until_ms": 5}),
+    ("max_entries", {"max_entries": -1}),
+    ("max_entries", {"handles": ["q/1/f1"], "max_entries": 1}),
+    ("newest_first", {"handles": ["q/1/f1"], "newest_first": True}),
+]
+
 BAD: list[tuple[str, Any, str, str]] = [
     ("RunJob", Request(), "job", "INVALID_FIELD"),
     ("RunJob", Request(job="sweep"), "job", "INVALID_FIELD"),
@@ -250,6 +263,10 @@ async def test_what_makes_no_sense_is_refused_by_name_and_begins_nothing(tmp_pat
         for method, request, field, reason in BAD:
             _, *told = await refusal(getattr(there.stub, method)(request))
             assert told == [reason, field], request
+        for field, fields in BAD_LETTERS:
+            asked = janitor_pb2.ReadArchivedRequest(**{"queue_id": "q"} | fields)
+            stream = there.stub.ReadArchived(asked)
+            assert (await refusal(anext(aiter(stream))))[2] == field, asked
         stream = there.stub.WatchRun(janitor_pb2.WatchRunRequest(run_id="x"))
         assert (await refusal(anext(aiter(stream))))[2] == "run_id"
 

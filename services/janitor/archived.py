@@ -1,0 +1,230 @@
+"""Archived dead letters with their content: what their broker lists, joined with the archive.
+
+Which letters are archived the broker alone knows: a part of the archive also has those that came
+back since. So a window of the listing is read, and then of each part the row groups that have a
+letter of it; all that is in memory is a window without content, and a row group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from libs.serving.channels import Channels
+from libs.serving.topology import TopologyDirectory
+from libs.storage.errors import ObjectNotFound
+from libs.storage.objects import Objects
+from services.janitor.jobs.archive import KEY, KEY_COLUMNS, day_path, is_part, keys_of
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from slatemq.rpc_status import raising_slatemq_errors
+from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
+
+__all__ = ["ArchivedLetters", "Asked", "letters_of"]
+
+log = logging.getLogger(__name__)
+
+WINDOW: Final = 10_000
+"""Entries that are looked for in the archive at once; without content some megabytes."""
+
+PAGE: Final = 1_000
+"""The most that ListEntries gives at once, and letters that become Python objects at once."""
+
+LOOKS: Final = 3
+"""A part may be absorbed by another while it is read: then that one has its letters."""
+
+ARCHIVED: Final = queue_pb2.ENTRY_STATE_ARCHIVED
+
+Key = tuple[int, int]
+"""Which message, and when it failed, in milliseconds."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which letters are wanted: see ReadArchivedRequest."""
+
+    queue_id: str
+    handles: Sequence[str] = ()
+    archived_from_ms: int = 0
+    archived_until_ms: int = 0
+    newest_first: bool = False
+    max_entries: int = 0
+
+
+class ArchivedLetters:
+    """Reads the archived letters of an instance's queues."""
+
+    def __init__(self, objects: Objects, directory: TopologyDirectory, channels: Channels) -> None:
+        """Read the archive of this root, and ask the brokers of this directory."""
+        self._objects = objects
+        self._directory = directory
+        self._channels = channels
+
+    async def read(self, asked: Asked) -> AsyncGenerator[entry_pb2.Entry, None]:
+        """The entries, with content. Raises SlateMQError, StorageError."""
+        async with aclosing(self._listed(asked)) as windows:
+            async for window in windows:
+                days: dict[date, dict[Key, entry_pb2.Entry]] = {}
+                for entry in window:
+                    key = (entry.message_id, entry.finished_at_ms)
+                    days.setdefault(_day(entry.finished_at_ms), {})[key] = entry
+                for day, wanted in days.items():
+                    async with aclosing(self._of_day(asked.queue_id, day, wanted)) as entries:
+                        async for entry in entries:
+                            yield entry
+
+    # --- What is archived ---------------------------------------------------
+
+    async def _listed(self, asked: Asked) -> AsyncGenerator[list[entry_pb2.Entry], None]:
+        """What the broker lists, a window at a time."""
+        if asked.handles:
+            yield await self._named(asked)
+            return
+        shard = await self._shard(asked.queue_id)
+        left = asked.max_entries or None
+        window: list[entry_pb2.Entry] = []
+        token = ""
+        while True:
+            page = await self._page(shard, asked, token, PAGE if left is None else min(left, PAGE))
+            window.extend(page.entries)
+            token = page.next_page_token
+            left = None if left is None else left - len(page.entries)
+            is_last = not token or left == 0
+            if window and (is_last or len(window) >= WINDOW):
+                yield window
+                window = []
+            if is_last:
+                return
+
+    async def _page(
+        self, shard: int, asked: Asked, token: str, size: int
+    ) -> entry_pb2.ListEntriesResponse:
+        request = entry_pb2.ListEntriesRequest(
+            queue_id=asked.queue_id,
+            state=ARCHIVED,
+            page_size=size,
+            page_token=token,
+            view=entry_pb2.ENTRY_VIEW_BASIC,
+            finished_from_ms=asked.archived_from_ms,
+            finished_until_ms=asked.archived_until_ms,
+            newest_first=asked.newest_first,
+        )
+        stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
+        with raising_slatemq_errors():
+            return await stub.ListEntries(request)
+
+    async def _shard(self, queue_id: str) -> int:
+        """The broker shard that has a queue: all are asked. Raises NotFound."""
+        missing: NotFound | None = None
+        for shard in (await self._directory.read()).brokers:
+            try:
+                await self._page(shard, Asked(queue_id), "", 1)
+            except NotFound as error:
+                missing = error
+            else:
+                return shard
+        raise missing or NotFound("queue", queue_id)
+
+    async def _named(self, asked: Asked) -> list[entry_pb2.Entry]:
+        """Those of the handles that are archived."""
+        shard = await self._shard(asked.queue_id)
+        found = []
+        for place, handle in enumerate(asked.handles):
+            request = entry_pb2.GetEntryRequest(handle=handle, view=entry_pb2.ENTRY_VIEW_BASIC)
+            stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
+            try:
+                with raising_slatemq_errors():
+                    entry = (await stub.GetEntry(request)).entry
+            except InvalidArgument as error:
+                raise InvalidArgument(f"handles[{place}]", error.description) from error
+            except (NotFound, FailedPrecondition):
+                continue
+            if entry.state == ARCHIVED:
+                found.append(entry)
+        return found
+
+    # --- What it carried ----------------------------------------------------
+
+    async def _of_day(
+        self, queue_id: str, day: date, wanted: dict[Key, entry_pb2.Entry]
+    ) -> AsyncGenerator[entry_pb2.Entry, None]:
+        """Those wanted of one day, with what the parts have of them; all come, each once."""
+        path = day_path(queue_id, day)
+        for look in range(1, LOOKS + 1):
+            parts = [info for info in await self._objects.describe(path) if is_part(info)]
+            try:
+                for part in parts:
+                    reading = letters_of(self._objects, part.path, tuple(wanted))
+                    while (some := await asyncio.to_thread(next, reading, None)) is not None:
+                        for letter in some:
+                            entry = wanted.pop(
+                                (letter["message_id"], _ms(letter["failed_at"])), None
+                            )
+                            if entry is not None:
+                                yield _with_content(entry, letter)
+                    if not wanted:
+                        return
+            except (ObjectNotFound, OSError, pa.ArrowException) as error:
+                if look == LOOKS:
+                    raise Unavailable(f"the archive cannot be read: {path}: {error}") from error
+                log.info("%s changes: looking again: %s", path, error)
+                continue
+            if parts == [info for info in await self._objects.describe(path) if is_part(info)]:
+                break
+        for entry in wanted.values():
+            yield entry
+
+
+def letters_of(
+    objects: Objects, path: str, wanted: Collection[Key]
+) -> Iterator[list[dict[str, Any]]]:
+    """The letters of a part that are wanted, some at a time; for code that may wait.
+
+    Raises ObjectNotFound, OSError, pyarrow.ArrowException.
+    """
+    keys = np.array([(message_id, failed_ms * 1000) for message_id, failed_ms in wanted], KEY)
+    with objects.open(path) as file:
+        part = pq.ParquetFile(file)
+        for group in range(part.num_row_groups):
+            there = np.isin(keys_of(part.read_row_group(group, columns=KEY_COLUMNS)), keys)
+            if not there.any():
+                continue
+            chosen = part.read_row_group(group).filter(pa.array(there))
+            for start in range(0, chosen.num_rows, PAGE):
+                yield chosen.slice(start, PAGE).to_pylist()
+
+
+def _with_content(entry: entry_pb2.Entry, letter: dict[str, Any]) -> entry_pb2.Entry:
+    """The entry, with what its part tells."""
+    entry.reason = letter["reason"]
+    for one in letter["history"] or ():
+        entry.attempts.add(
+            consumer_id=one["consumer"] or "",
+            claimed_at_ms=_ms(one["claimed_at"]),
+            outcome=one["outcome"] or "",
+            queue_id=one["failed_in"] or entry.queue_id,
+        )
+    if letter["payload"] is not None and letter["headers"] is not None:
+        entry.message.message_id = entry.message_id
+        entry.message.payload = letter["payload"]
+        entry.message.headers.update(letter["headers"])
+        entry.message.created_at_ms = _ms(letter["created_at"])
+        entry.message.received_at_ms = _ms(letter["received_at"])
+        entry.message.retention_s = letter["retention_s"] or 0
+    return entry
+
+
+def _day(moment_ms: int) -> date:
+    return datetime.fromtimestamp(moment_ms / 1000, UTC).date()
+
+
+def _ms(moment: datetime | None) -> int:
+    return 0 if moment is None else round(moment.timestamp() * 1000)
