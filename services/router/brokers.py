@@ -221,7 +221,8 @@ class BrokerLink:
         """Put a log among those that are ready, or held, or neither."""
         self._ready.pop(ingest_shard, None)
         self._held.pop(ingest_shard, None)
-        due_ms = self._lanes[ingest_shard][1].route.due_ms(self._limits)
+        log, subscriber = self._lanes[ingest_shard]
+        due_ms = subscriber.route.due_ms(self._limits, more=log.has_more(subscriber.route))
         if due_ms is not None and due_ms <= now_ms:
             self._ready[ingest_shard] = None
         elif due_ms is not None:

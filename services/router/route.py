@@ -48,6 +48,9 @@ class PieceLimits(NamedTuple):
         matches_max: Matches: about 20 bytes each in the call.
         step_max: Messages judged between two looks at everything else there is to do.
         hold_ms: How long a piece without any match waits for company.
+        gather_ms: How long a thin piece gathers more before it goes, as long as more are at hand.
+        queues_per_ms: A thin piece waits a millisecond for each so many of its queues even if no
+            more is known of: a third of the time that it is going to take at the broker.
     """
 
     messages_max: int = 8_192
@@ -55,6 +58,8 @@ class PieceLimits(NamedTuple):
     matches_max: int = 200_000
     step_max: int = 512
     hold_ms: int = 1_000
+    gather_ms: int = 500
+    queues_per_ms: int = 100
 
     def less(self, piece: Piece) -> PieceLimits:
         """What a call that holds this piece has room for."""
@@ -82,11 +87,13 @@ class Piece:
         messages_count: How many messages it has.
         unmatched_count: How many of them reached no queue.
         since_ms: When its first entry was judged.
+        judged_ms: When its last ones were.
     """
 
     __slots__ = (
         "columns",
         "entries",
+        "judged_ms",
         "matches_count",
         "messages_count",
         "previous",
@@ -99,7 +106,7 @@ class Piece:
         """Begin an empty piece behind `previous`."""
         self.previous = previous
         self.revision = revision
-        self.since_ms = since_ms
+        self.since_ms = self.judged_ms = since_ms
         self.entries: list[LogEntry] = []
         self.columns: Columns = {}
         self.matches_count = 0
@@ -195,6 +202,7 @@ class Route:
             previous = self.cursor if self.in_flight is None else self.in_flight.last
             self.judged = Piece(previous, rules.revision, now_ms)
         piece = self.judged
+        piece.judged_ms = now_ms
         begin = piece.messages_count
         while self.can_judge(limits) and piece.messages_count < begin + limits.step_max:
             piece.add(self._waiting.popleft(), rules)
@@ -204,17 +212,27 @@ class Route:
         """Whether something waits for which the judged piece has room."""
         return bool(self._waiting) and (self.judged is None or not self.judged.is_long(limits))
 
-    def due_ms(self, limits: PieceLimits) -> int | None:
+    def due_ms(self, limits: PieceLimits, *, more: bool = False) -> int | None:
         """When the judged piece is to go: 0 = now, else the time; None = nothing can go.
 
-        Matches go at once, and so does a piece that is long. One without a match is held a while.
+        Matches go at once, and so does a piece that is long. One without a match is held a while,
+        and so is a thin one while there is `more` to come at once: what is behind it waits anyway,
+        and less so if most of its queues are told once, not twice. (That there is more is not
+        known for the first piece after a pause, hence the few milliseconds.)
         """
         piece = self.judged
         if piece is None or self.in_flight is not None:
             return None
-        if piece.columns or piece.is_long(limits):
+        if piece.is_long(limits):
             return 0
-        return piece.since_ms + limits.hold_ms
+        if not piece.columns:
+            return piece.since_ms + limits.hold_ms
+        if not piece.is_thin:
+            return 0
+        if more or self._waiting:
+            return piece.since_ms + limits.gather_ms
+        wait_ms = len(piece.columns) // limits.queues_per_ms
+        return piece.judged_ms + wait_ms if wait_ms else 0
 
     def send(self) -> Piece:
         """Put the judged piece in flight.

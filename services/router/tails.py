@@ -139,6 +139,13 @@ class Log:
         """Ingest said where its log stands."""
         self.durable_sequence = max(self.durable_sequence, durable_sequence)
 
+    def has_more(self, route: Route) -> bool:
+        """Whether the log is known to have entries that the route has room for and was not offered.
+
+        They come at once, unless ingest has gone away meanwhile.
+        """
+        return route.position < self.durable_sequence and not self.buffer.is_full(route)
+
     def refresh(self, subscriber: Subscriber) -> None:
         """A route's cursor moved, or its broker came back: see that it is fed from where it is."""
         tail, route = subscriber.tail, subscriber.route

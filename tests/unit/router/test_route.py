@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import grpc.aio
 import pytest
 
 from services.router.route import THIN, PieceLimits, Route
 from services.router.routing import BrokerRules, LogEntry, LogMessage, QueueRule
+from services.router.tails import Buffer, Log
 
 LIMITS = PieceLimits(messages_max=4, matches_max=6, step_max=2, hold_ms=1_000)
 
 
-def rules(revision: int = 1, **filters: str) -> BrokerRules:
+def rules(revision: int = 1, /, **filters: str) -> BrokerRules:
     made = BrokerRules()
     made.change(QueueRule(queue_id, source) for queue_id, source in filters.items())
     made.revision = revision
@@ -170,3 +174,64 @@ def test_a_piece_whose_queues_have_many_matches_each_does_not() -> None:
         route.judge(rules(q=A_ONLY), 0, limits)
 
     assert route.send().last == THIN
+
+
+def thin_route(offered: int, judged: int, limits: PieceLimits) -> Route:
+    known = rules(**{f"q{n}": f'headers["kind"] == "k{n}"' for n in range(20)})
+    route = Route()
+    route.offer(0, [entry(n, f"k{n}") for n in range(1, offered + 1)])
+    for _ in range(judged):
+        route.judge(known, 5_000, limits)
+    return route
+
+
+GATHERS = LIMITS._replace(thin_max=8, matches_max=100, gather_ms=300, queues_per_ms=2, step_max=1)
+
+
+def test_a_thin_piece_gathers_while_more_waits() -> None:
+    assert thin_route(10, 3, GATHERS).due_ms(GATHERS) == 5_300
+
+
+def test_a_thin_piece_gathers_while_the_log_has_more() -> None:
+    route = thin_route(3, 3, GATHERS)
+
+    assert route.due_ms(GATHERS, more=True) == 5_300
+
+
+def test_a_thin_piece_waits_a_little_for_what_is_not_known_of_yet() -> None:
+    assert thin_route(6, 6, GATHERS).due_ms(GATHERS) == 5_003
+
+
+def test_a_thin_piece_of_a_few_queues_goes_at_once() -> None:
+    assert thin_route(1, 1, GATHERS).due_ms(GATHERS) == 0
+
+
+def test_a_thin_piece_that_is_long_goes_whatever_waits_behind_it() -> None:
+    assert thin_route(10, 8, GATHERS).due_ms(GATHERS, more=True) == 0
+
+
+def test_a_piece_that_is_not_thin_goes_whatever_waits_behind_it() -> None:
+    limits = GATHERS._replace(messages_max=100, thin_max=100)
+    route = Route()
+    route.offer(0, [entry(n, "a") for n in range(1, 30)])
+    for _ in range(THIN):
+        route.judge(rules(q=A_ONLY), 0, limits)
+
+    assert route.due_ms(limits, more=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("durable_sequence", "messages_max", "more"),
+    [(3, 100, False), (4, 100, True), (4, 3, False)],
+    ids=["all offered", "one is not", "no room for it"],
+)
+def test_more_is_at_hand_while_the_log_goes_on_and_the_route_has_room(
+    durable_sequence: int, messages_max: int, *, more: bool
+) -> None:
+    async def unused() -> grpc.aio.Channel:
+        raise AssertionError("nothing is read here")
+
+    log = Log(0, unused, asyncio.create_task, Buffer(messages_max=messages_max))
+    log.told(durable_sequence)
+
+    assert log.has_more(thin_route(3, 3, GATHERS)) is more
