@@ -78,6 +78,12 @@ class _RoutersPart:
     async def _unserved(self, request: Any, context: Any) -> Any:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "for routers only")
 
+    async def PublishStream(  # noqa: N802
+        self, requests: Any, context: Any
+    ) -> AsyncIterator[ingest_pb2.PublishStreamResponse]:
+        await self._unserved(requests, context)
+        yield ingest_pb2.PublishStreamResponse()
+
     Publish = BatchGetPayloads = Push = ReplaceMessage = _unserved
     CreateQueue = GetQueue = ListQueues = UpdateQueue = DeleteQueue = _unserved
     PauseQueue = ResumeQueue = PurgeQueue = Backfill = _unserved

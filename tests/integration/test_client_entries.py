@@ -50,6 +50,9 @@ class Entries(entry_pb2_grpc.EntryServiceServicer):
     async def GetEntry(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 
+    async def SettleDeadLetters(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
     async def RescheduleEntry(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 
