@@ -155,7 +155,7 @@ def test_what_is_in_hand_already_is_not_taken_twice() -> None:
 
 def test_a_piece_goes_on_as_long_as_few_of_its_matches_share_a_queue() -> None:
     limits = LIMITS._replace(thin_max=7, matches_max=100)
-    known = rules(**{f"q{n}": f'headers["kind"] == "k{n}"' for n in range(9)})
+    known = rules(1, **{f"q{n}": f'headers["kind"] == "k{n}"' for n in range(9)})
     route = Route()
     route.offer(0, [entry(n, f"k{n}") for n in range(1, 9)])
 
@@ -177,7 +177,7 @@ def test_a_piece_whose_queues_have_many_matches_each_does_not() -> None:
 
 
 def thin_route(offered: int, judged: int, limits: PieceLimits) -> Route:
-    known = rules(**{f"q{n}": f'headers["kind"] == "k{n}"' for n in range(20)})
+    known = rules(1, **{f"q{n}": f'headers["kind"] == "k{n}"' for n in range(20)})
     route = Route()
     route.offer(0, [entry(n, f"k{n}") for n in range(1, offered + 1)])
     for _ in range(judged):
