@@ -2,7 +2,9 @@
 
 A snapshot is a SlateDB checkpoint with a lifetime. Its owner flushes the memtable before it takes
 one, as a checkpoint lacks what is durable in the WAL alone; so everything that was committed before
-`take` was called is in it. Whoever has the store can read it, by the database's name and its ID.
+`take` was called is in it. An owner that was replaced and has not noticed has nothing to flush, and
+its snapshot would lack what its successor has in the WAL: so there is always something to flush,
+which fails then. Whoever has the store can read a snapshot, by the database's name and its ID.
 """
 
 from __future__ import annotations
@@ -29,7 +31,14 @@ from slatedb.uniffi import (
 
 from libs.storage.errors import SnapshotNotFound, StoreFailed, StoreUnavailable
 from libs.storage.fastffi import CALLS, Row
-from libs.storage.slate import READ_AHEAD_BYTES, SHORT_READ_AHEAD_BYTES, Database, translate
+from libs.storage.own_keys import CLOCK_KEY
+from libs.storage.slate import (
+    READ_AHEAD_BYTES,
+    SHORT_READ_AHEAD_BYTES,
+    Batch,
+    Database,
+    translate,
+)
 
 __all__ = [
     "READER_OPTIONS",
@@ -48,6 +57,9 @@ STORE_TIMEOUT_S: Final = 30.0
 
 NAME: Final = "slatemq-snapshot"
 """Tells our checkpoints from those that others made with SlateDB's own tools."""
+
+NEVER_PUT: Final = CLOCK_KEY + b"\xff"
+"""A key that nothing has: deleting it is a write that changes nothing."""
 
 BATCH_BYTES: Final = 8 << 20
 """What one batch of a scan is aimed at: enough to decode at a stroke, little for an executor."""
@@ -94,11 +106,15 @@ class Snapshots:
     async def take(self, lifetime_ms: int) -> str:
         """The ID of a new snapshot, with all that was committed before. Raises TooManySnapshots.
 
-        Commits go on meanwhile. SlateDB counts lifetimes in whole seconds.
+        Commits go on meanwhile. SlateDB counts lifetimes in whole seconds. Raises Fenced when
+        another process has the database, even if nothing else was written since.
         """
         async with self._taking:
             if len(await self._alive()) >= SNAPSHOTS_MAX:
                 raise TooManySnapshots
+            proof = Batch()
+            proof.delete(NEVER_PUT)
+            await self._database.write(proof)
             await self._database.flush_memtable()
             options = CheckpointOptions(lifetime_ms=lifetime_ms, source=None, name=NAME)
             made = await self._call("taking", self._admin.create_detached_checkpoint(options))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from slatedb.uniffi import CheckpointOptions
 
-from libs.storage.errors import SnapshotNotFound
+from libs.storage.errors import Fenced, SnapshotNotFound
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch, Database
@@ -57,6 +57,25 @@ async def test_a_snapshot_has_what_was_durable_in_the_wal_alone_and_nothing_that
     assert await reader.get((700).to_bytes(8, "big")) == b"v"
     assert await reader.get((1700).to_bytes(8, "big")) is None
     await reader.close()
+
+
+async def test_an_owner_that_was_replaced_takes_no_snapshot_without_what_its_successor_committed(
+    opened: tuple[Root, Database],
+) -> None:
+    root, replaced = opened
+    await replaced.commit(rows(range(3)))
+    await root.snapshots(replaced).take(LIFETIME_MS)  # nothing is left that it would have to write
+    successor = await open_root(root.url).database("ingest/0", Kind.INGEST)
+    await successor.commit(rows([7]))
+
+    with pytest.raises(Fenced):
+        await root.snapshots(replaced).take(LIFETIME_MS)
+
+    snapshot = await root.snapshots(successor).take(LIFETIME_MS)
+    reader = await root.open_snapshot("ingest/0", snapshot)
+    assert await reader.get((7).to_bytes(8, "big")) == b"v"
+    await reader.close()
+    await successor.close()
 
 
 async def test_another_process_reads_a_snapshot_by_the_roots_url(
