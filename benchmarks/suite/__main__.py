@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
         help="e.g. a,c,e500,g,limits; all of them if left out",
     )
     made.add_argument("--repeat", type=int, default=3, help="turns of a to f")
-    made.add_argument("--depths", type=_numbers, help="pipeline depths to try: 1,2,4")
+    made.add_argument("--depths", type=_numbers, help="pipeline depths to try: 2,4,8")
     made.add_argument("--processes", type=_numbers, help="numbers of client processes: 1,2")
     made.add_argument(
         "--url",

@@ -19,7 +19,7 @@ class Scale:
     paced_seconds: float
     fan_out: int
     queues: int = 10
-    depths: tuple[int, ...] = (1, 2, 4)
+    depths: tuple[int, ...] = (2, 4, 8)
     processes: tuple[int, ...] = (1, 2)
 
     def with_ways(self, depths: list[int] | None, processes: list[int] | None) -> Scale:
