@@ -4,6 +4,9 @@
                        ▲                      at most two, in order                │
                        └──────────── the next commit gathers meanwhile ◀───────────┘
 
+Where the database makes a commit in one step (see libs.storage.in_thread), a small one that finds
+no other in flight is made so, and the next one gathers until it is durable.
+
 Whoever waits shares one future per commit. Commits become durable strictly in order. When one
 fails, memory is ahead of the disk: every waiter gets the error and there is never another commit.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Final, Protocol
 
@@ -29,6 +32,11 @@ __all__ = ["MAX_IN_FLIGHT", "GroupCommit", "Source"]
 
 MAX_IN_FLIGHT: Final = 2
 """Commits written and not yet durable: one being synced while the next is written."""
+
+AT_ONCE_BYTES: Final = 256 << 10
+"""Up to here a commit that finds no other in flight is made in one step, off the event loop, and
+the next one gathers until it is durable. Larger ones overlap: their bytes take longer than wakes.
+"""
 
 
 class Source(Protocol):
@@ -194,22 +202,28 @@ class GroupCommit:
         commit.started_at = started
         self._number += 1
         self._in_flight.append(commit)
-        try:
-            await self._database.write(batch)
-        except Exception as error:  # noqa: BLE001 - memory is ahead of the disk, whatever it was
-            self._fail(error)
-            return
-        self._finisher = asyncio.create_task(self._finish(commit, self._finisher))
+        is_alone = len(self._in_flight) == 1
+        if is_alone and commit.size_bytes <= AT_ONCE_BYTES and self._database.commits_at_once:
+            await self._conclude(commit, self._database.commit(batch))
+        else:
+            try:
+                await self._database.write(batch)
+            except Exception as error:  # noqa: BLE001 - memory is ahead of the disk
+                self._fail(error)
+                return
+            self._finisher = asyncio.create_task(self._finish(commit, self._finisher))
         if self._interval_s:
             await self._pause(started + self._interval_s - time.monotonic())
 
     async def _finish(self, commit: _Commit, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await before
-        if self.failed is not None:
-            return
+        if self.failed is None:
+            await self._conclude(commit, self._database.flush())
+
+    async def _conclude(self, commit: _Commit, made_durable: Coroutine[None, None, None]) -> None:
         try:
-            await self._database.flush()
+            await made_durable
             self._in_flight.popleft()
             for hook in self._hooks:
                 hook(commit.number)

@@ -78,6 +78,10 @@ class FolderSync(_InThread):
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
 
+    def sync_now(self) -> None:
+        """As `sync`, by whoever has a thread for it."""
+        self._sync()
+
     def _sync(self) -> None:
         if self._libc.syncfs(self._descriptor) != 0:
             number = ctypes.get_errno()

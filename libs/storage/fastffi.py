@@ -30,7 +30,20 @@ from typing import Any, Final, Protocol
 
 import slatedb.uniffi._slatedb_uniffi.slatedb as binding
 
-__all__ = ["CALLS", "BatchWriter", "Calls", "Change", "DirectCalls", "Row", "StockCalls", "choose"]
+__all__ = [
+    "CALLS",
+    "BatchWriter",
+    "Borrowed",
+    "Buffer",
+    "Calls",
+    "Change",
+    "DirectCalls",
+    "Row",
+    "Status",
+    "StockCalls",
+    "choose",
+    "raise_of",
+]
 
 KNOWN_VERSION: Final = "0.17.0"
 
@@ -106,7 +119,7 @@ class StockCalls:
         return [(row.key, row.value) for row in await iterator.next_batch(count)]
 
 
-class _Buffer(ctypes.Structure):
+class Buffer(ctypes.Structure):
     """UniFFI's RustBuffer, with `data` as a plain address."""
 
     _fields_ = (
@@ -116,16 +129,16 @@ class _Buffer(ctypes.Structure):
     )
 
 
-class _Borrowed(ctypes.Structure):
+class Borrowed(ctypes.Structure):
     """UniFFI's ForeignBytes: memory of ours that the callee only reads, during the call."""
 
     _fields_ = (("len", ctypes.c_int32), ("data", ctypes.c_char_p))
 
 
-class _Status(ctypes.Structure):
+class Status(ctypes.Structure):
     """UniFFI's RustCallStatus: 0 fine, 1 the call's own error, 2 a panic."""
 
-    _fields_ = (("code", ctypes.c_int8), ("error", _Buffer))
+    _fields_ = (("code", ctypes.c_int8), ("error", Buffer))
 
 
 class _Library:
@@ -138,15 +151,13 @@ class _Library:
         u64, status = ctypes.c_uint64, ctypes.c_void_p
         prefix = "uniffi_slatedb_uniffi_fn"
         self.from_bytes = self._declare(
-            "ffi_slatedb_uniffi_rustbuffer_from_bytes", _Buffer, _Borrowed, status
+            "ffi_slatedb_uniffi_rustbuffer_from_bytes", Buffer, Borrowed, status
         )
         self.clone = self._declare(f"{prefix}_clone_writebatch", u64, u64, status)
         self.put = self._declare(
-            f"{prefix}_method_writebatch_put", None, u64, _Buffer, _Buffer, status
+            f"{prefix}_method_writebatch_put", None, u64, Buffer, Buffer, status
         )
-        self.delete = self._declare(
-            f"{prefix}_method_writebatch_delete", None, u64, _Buffer, status
-        )
+        self.delete = self._declare(f"{prefix}_method_writebatch_delete", None, u64, Buffer, status)
 
     def _declare(self, name: str, result: Any, *arguments: Any) -> Any:
         # Indexing makes a function object of our own; the binding's declarations stay as they are.
@@ -166,10 +177,10 @@ class DirectBatchWriter:
         self._handle: int = self.raw._handle
         self._library = library
         # Made once, used by every call: each would take as long as a tenth of the call.
-        self._status = _Status()
+        self._status = Status()
         self._at = ctypes.addressof(self._status)
-        self._key = _Borrowed()
-        self._value = _Borrowed()
+        self._key = Borrowed()
+        self._value = Borrowed()
 
     def put(self, key: bytes, value: bytes) -> None:
         """Append a put."""
@@ -192,7 +203,7 @@ class DirectBatchWriter:
             lent_value.len = len(framed)
             put(clone(handle, at), from_bytes(lent_key, at), from_bytes(lent_value, at), at)
             if status.code:
-                _raise(status)
+                raise_of(status)
 
     def delete(self, key: bytes) -> None:
         """Append a delete."""
@@ -203,10 +214,10 @@ class DirectBatchWriter:
             at,
         )
         if self._status.code:
-            _raise(self._status)
+            raise_of(self._status)
 
 
-def _framed(borrowed: _Borrowed, data: bytes) -> _Borrowed:
+def _framed(borrowed: Borrowed, data: bytes) -> Borrowed:
     """Bytes in UniFFI's layout, lent; `borrowed` keeps them alive until it is used again."""
     framed = _LENGTH.pack(len(data)) + data
     borrowed.len = len(framed)
@@ -214,7 +225,7 @@ def _framed(borrowed: _Borrowed, data: bytes) -> _Borrowed:
     return borrowed
 
 
-def _raise(status: _Status) -> None:
+def raise_of(status: Status) -> None:
     """Raise what a failed call reports; the binding's own code lifts and frees the error."""
     same = binding._UniffiRustCallStatus.from_buffer_copy(status)
     binding._uniffi_check_call_status(binding._UniffiFfiConverterTypeError, same)

@@ -30,7 +30,7 @@ from slatedb.uniffi import (
     ScanOptions,
 )
 
-from libs.storage.durability import Durability
+from libs.storage.durability import Durability, FolderSync
 from libs.storage.errors import (
     DamagedStore,
     Fenced,
@@ -40,6 +40,7 @@ from libs.storage.errors import (
     readable,
 )
 from libs.storage.fastffi import CALLS, Change, Row
+from libs.storage.in_thread import CommitThread, available
 
 __all__ = ["Batch", "Change", "Database", "Row"]
 
@@ -156,6 +157,7 @@ class Database:
         self._bounding: asyncio.Task[None] | None = None
         self._handle: Any = None  # of the newest write
         self._synced: Any = None  # of the newest write that is known to be durable
+        self._thread: CommitThread | None = None
         self._closed = False
         self.name = name
         self.failed: StorageError | None = None
@@ -249,10 +251,35 @@ class Database:
 
         self._bound_replay()
 
+    @property
+    def commits_at_once(self) -> bool:
+        """Whether `commit` is one step, off the event loop, and not two or more on it."""
+        return available() and isinstance(self._durability, FolderSync)
+
     async def commit(self, batch: Batch) -> None:
-        """Write `batch` and make it durable."""
-        await self.write(batch)
-        await self.flush()
+        """Write `batch` and make it durable. Wait for it before what must be written after it."""
+        durability = self._durability
+        if not (isinstance(durability, FolderSync) and self.commits_at_once):
+            await self.write(batch)
+            await self.flush()
+            return
+        self._check()
+        before = self._handle
+        try:
+            with _translated(f"making a commit of {self.name} durable"):
+                if self._thread is None:
+                    self._thread = CommitThread(
+                        self._db, _FLUSH_WAL, durability.sync_now, self.name
+                    )
+                handle = await self._thread.commit(batch.raw)
+        except StorageError as error:
+            raise self._fail(error) from error
+        except OSError as error:
+            cause = StoreFailed(f"syncing the data folder of {self.name}: {error}")
+            raise self._fail(cause) from error
+        if self._handle is before:
+            self._handle = handle
+        self._bound_replay()
 
     async def flush_memtable(self) -> None:
         """Move everything into sorted tables, so that a checkpoint contains it; durable after."""
@@ -305,6 +332,8 @@ class Database:
         if self._closed:
             return
         self._closed = True
+        if self._thread is not None:
+            await self._thread.close()
         if self._bounding is not None:
             await self._bounding
         if self.closed_reason is not None:
