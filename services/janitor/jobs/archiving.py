@@ -2,17 +2,21 @@
 
 A letter is in the archive, durable, before its broker is asked to let go of it; what the broker
 keeps of it then says where it is. Bringing it back is the broker's one commit.
+
+Brokers give their snapshots after the ingests, so a message may have come and failed in between: of
+such a one nothing is known yet, and it is left to the next run.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
+from libs.storage.ids import shard_of
 from services.janitor.jobs.archive import LETTERS, PART_BYTES, DayFolder
 from services.janitor.jobs.batches import BATCH_ROWS, counts_batch, grouped
 from services.janitor.jobs.contents import Contents
@@ -41,11 +45,13 @@ class LetterArchive:
     Attributes:
         root: URL of the instance's root.
         names: The snapshots of the ingests, for the payloads.
+        last_ids: By ingest shard, the last message that its snapshot can have.
         run: What the archived entries say of who archived them.
     """
 
     root: str
     names: tuple[SnapshotName, ...]
+    last_ids: Mapping[int, int]
     run: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -68,7 +74,9 @@ class LetterArchive:
     def _archive(
         self, owners: Owners, contents: Contents, folder: DayFolder, table: pa.Table
     ) -> Counter[str]:
-        counts: Counter[str] = Counter()
+        known = self.can_be_known(table)
+        counts = Counter(letters_postponed=table.num_rows - known.num_rows)
+        table = known
         for some in self._with_payloads(contents, folder.missing(table)):
             folder.add(some)
             counts["letters_written"] += some.num_rows
@@ -81,6 +89,11 @@ class LetterArchive:
             counts["letters_gone"] += told.gone_count
             counts["letters_refused"] += len(told.refused)
         return counts
+
+    def can_be_known(self, letters: pa.Table) -> pa.Table:
+        """Those of the letters whose message may be in the snapshots."""
+        ids = letters["message_id"].to_pylist()
+        return letters.filter(pa.array([one <= self.last_ids.get(shard_of(one), 0) for one in ids]))
 
     def _with_payloads(self, contents: Contents, letters: pa.Table) -> Iterator[pa.Table]:
         """The letters as they are archived, about a part at a time."""

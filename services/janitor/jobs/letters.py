@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Final
 
@@ -13,6 +14,7 @@ from services.janitor.jobs.archiving import LetterArchive, LetterRestore
 from services.janitor.jobs.batches import counted, totals
 from services.janitor.jobs.dead_letters import due_letters, with_content
 from services.janitor.jobs.moments import at_ms
+from services.janitor.jobs.standing import read_last_ids
 from services.janitor.jobs.work import FEW_ENTRIES, Work
 
 __all__ = ["dead_letters", "restore"]
@@ -44,7 +46,8 @@ def dead_letters(work: Work) -> Counter[str]:
             found = totals(letters, letters_archived="1", payload_bytes="payload_bytes")
             return counts + Counter(letters_written=found["letters_archived"], **found)
         names = tuple(name for name in work.names if name.service == "ingest")
-        task = LetterArchive(work.url, names, work.run)
+        last_ids = asyncio.run(read_last_ids(work.root, names))
+        task = LetterArchive(work.url, names, last_ids, work.run)
         counts.update(counted(_in_days(letters), task))
         work.artifacts.append(FOLDER)
     return counts

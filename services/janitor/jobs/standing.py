@@ -1,11 +1,24 @@
-"""Where the brokers stand, by their snapshots: how far each is in each log, and what replays."""
+"""Where logs and brokers stand, by their snapshots.
+
+How far each broker is in each log, what replays, and up to where the logs were in the snapshots.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
-from libs.storage.own_keys import parse_routing_cursor_key, replay_range, routing_cursor_range
+from libs.storage.errors import CorruptRecord
+from libs.storage.ids import MAX_SEQUENCE, message_id
+from libs.storage.keys import log_range, parse_log_key
+from libs.storage.log_bounds import decode_log_bounds
+from libs.storage.metadata import last_message_id
+from libs.storage.own_keys import (
+    LOG_BOUNDS_KEY,
+    parse_routing_cursor_key,
+    replay_range,
+    routing_cursor_range,
+)
 from libs.storage.replay_records import decode_replay
 from libs.storage.roots import Root
 from libs.storage.snapshots import SnapshotReader
@@ -13,7 +26,7 @@ from libs.storage.states import decode_routing_cursor
 from services.janitor.jobs.unreferenced import judged_positions
 from services.janitor.planning import SnapshotName
 
-__all__ = ["read_judged"]
+__all__ = ["read_judged", "read_last_ids"]
 
 
 async def read_judged(root: Root, names: Sequence[SnapshotName]) -> dict[int, int]:
@@ -26,6 +39,30 @@ async def read_judged(root: Root, names: Sequence[SnapshotName]) -> dict[int, in
     stands = await asyncio.gather(*(_read(root, name) for name in brokers))
     replays = [replay for _, some in stands for replay in some]
     return judged_positions(ingests, [cursors for cursors, _ in stands], replays)
+
+
+async def read_last_ids(root: Root, names: Sequence[SnapshotName]) -> dict[int, int]:
+    """By ingest shard, the last message that its snapshot can have; what is later came later."""
+    ingests = [name for name in names if name.service == "ingest"]
+    last_ids = await asyncio.gather(*(_last_id(root, name) for name in ingests))
+    return {name.shard: last_id for name, last_id in zip(ingests, last_ids, strict=True)}
+
+
+async def _last_id(root: Root, name: SnapshotName) -> int:
+    reader = await root.open_snapshot(name.database, name.snapshot_id)
+    try:
+        told = await reader.get(LOG_BOUNDS_KEY)
+        last_id = 0 if told is None else decode_log_bounds(told).last_message_id
+        span = log_range(message_id(name.shard, 1), message_id(name.shard, MAX_SEQUENCE))
+        async for rows in reader.scan(*span, limit=1, descending=True):
+            key, value = rows[0]
+            try:
+                last_id = max(last_id, last_message_id(value))
+            except CorruptRecord:
+                last_id = max(last_id, parse_log_key(key))
+        return last_id
+    finally:
+        await reader.close()
 
 
 async def _read(

@@ -11,8 +11,17 @@ import pytest
 
 from libs.storage.blobs import Blobs
 from libs.storage.execution_records import encode_outbox
-from libs.storage.keys import payload_key
-from libs.storage.own_keys import outbox_key, refused_push_key, replay_key, routing_cursor_key
+from libs.storage.ids import message_id
+from libs.storage.keys import log_key, payload_key
+from libs.storage.log_bounds import LogBoundsRecord, encode_log_bounds
+from libs.storage.metadata import MessageMetadata, encode_log_entry
+from libs.storage.own_keys import (
+    LOG_BOUNDS_KEY,
+    outbox_key,
+    refused_push_key,
+    replay_key,
+    routing_cursor_key,
+)
 from libs.storage.payloads import PayloadUri, encode_inline, encode_uri
 from libs.storage.refused_pushes import RefusedPushRecord, encode_refused_push
 from libs.storage.replay_records import ReplayRange, encode_replay
@@ -20,12 +29,13 @@ from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch
 from libs.storage.states import encode_routing_cursor
+from services.janitor.jobs.archiving import LetterArchive
 from services.janitor.jobs.batches import grouped
 from services.janitor.jobs.contents import Contents
 from services.janitor.jobs.leftovers import _PushUris, store_time_ms
 from services.janitor.jobs.owners import owners_of
 from services.janitor.jobs.run import refuse_unknown_shards
-from services.janitor.jobs.standing import read_judged
+from services.janitor.jobs.standing import read_judged, read_last_ids
 from services.janitor.jobs.unreferenced import judged_positions
 from services.janitor.planning import SnapshotName
 from slatemq.errors import Unavailable
@@ -74,6 +84,40 @@ async def test_logs_are_judged_up_to_the_broker_that_is_farthest_behind(tmp_path
 
     # 1 is replayed from 40 on; of 2 the second broker knows nothing.
     assert await read_judged(root, names) == {0: 60, 1: 40, 2: 0}
+
+
+async def test_a_letter_whose_message_came_after_the_snapshot_of_its_ingest_is_not_archived(
+    tmp_path: Path,
+) -> None:
+    root = open_root(tmp_path.as_uri(), sync=False)
+
+    def entry(*ids: int) -> tuple[bytes, bytes]:
+        messages = [MessageMetadata(one, 1, 1, 0, 0, {}) for one in ids]
+        return log_key(ids[0]), encode_log_entry(messages)
+
+    second = message_id(1, 1)
+    names = [
+        await snapshot(root, "ingest/0", [entry(3, 4), entry(8, 9)]),
+        await snapshot(
+            root,
+            "ingest/1",
+            [
+                entry(second + 5, second + 6),
+                (LOG_BOUNDS_KEY, encode_log_bounds(LogBoundsRecord(1, second + 9, second + 12))),
+            ],
+        ),
+        await snapshot(root, "ingest/2", [(payload_key(1), encode_inline(b""))]),
+        await snapshot(root, "broker/0", [(routing_cursor_key(0), encode_routing_cursor(9))]),
+    ]
+
+    last_ids = await read_last_ids(root, names)
+
+    assert last_ids == {0: 9, 1: second + 12, 2: 0}
+    archive = LetterArchive(root.url, tuple(names[:3]), last_ids, "run")
+    # Of 5 to 9 some are gone: that is known. What is behind the end may have all its content.
+    ids = [5, 9, 10, second + 12, second + 13, message_id(2, 1), message_id(7, 1)]
+    known = archive.can_be_known(pa.table({"message_id": ids}))
+    assert known["message_id"].to_pylist() == [5, 9, second + 12]
 
 
 def test_without_a_broker_nothing_is_judged() -> None:
