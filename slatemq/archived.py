@@ -95,18 +95,23 @@ class ArchivedCalls:
         rows = []
         for place, letter in enumerate(each):
             archived = _archived_of(f"letters[{place}].entry", letter.entry)
-            content = outgoing(letter.payload, letter.headers)
-            rows.append(
-                message_of(
-                    removal_pb2.ArchivedRow,
-                    message_id=letter.entry.message_id,
-                    failed_at_ms=letter.entry.finished_at_ms,
-                    bucket_order=archived.bucket_order,
-                    run=archived.run,
-                    payload=content.payload,
-                    headers=content.headers,
+            try:
+                content = outgoing(letter.payload, letter.headers)
+                rows.append(
+                    message_of(
+                        removal_pb2.ArchivedRow,
+                        message_id=letter.entry.message_id,
+                        failed_at_ms=letter.entry.finished_at_ms,
+                        bucket_order=archived.bucket_order,
+                        run=archived.run,
+                        payload=content.payload,
+                        headers=content.headers,
+                    )
                 )
-            )
+            except InvalidArgument as error:
+                raise InvalidArgument(
+                    f"letters[{place}].{error.field}", error.description, reason=error.reason
+                ) from error
         queue_id = _queue_of("letters", [letter.entry for letter in each])
         request = message_of(
             removal_pb2.RedriveArchivedRequest, queue_id=queue_id, target_queue_id=into, rows=rows

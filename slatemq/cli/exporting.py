@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +22,7 @@ from slatemq.cli.parameters import WORDS
 from slatemq.cli.queue_files import exported, head
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.client import Client
-from slatemq.entry_models import EntryState, EntryView
+from slatemq.entry_models import Entry, EntryState, EntryView
 
 STDOUT = "-"
 
@@ -33,12 +33,14 @@ EPILOG = """\
 Examples:
   slatemq export orders --state failed --out failed.tq
   slatemq export orders --state done --from 2026-11-21T08:00:00Z --out done.tq
+  slatemq export orders --state archived --out archived.tq
   slatemq export orders --state available --limit 100 --out - | less
 
 \b
 The file is a TextQueue, which people read and edit: available messages begin
-with -, done ones with =, dead letters with !. ID, headers, attempts, times and
-reason are variables under each message. A payload that is no text is base64,
+with -, done ones with =, dead letters and archived ones with !. ID, headers, attempts, times and
+reason are variables under each message. Archived letters are read by the
+janitor, each day's as they lie in the archive. A payload that is no text is base64,
 under the variable encoding. Nothing is claimed, the queue stays as it is.
 
 \b
@@ -58,12 +60,12 @@ TOLD = """ Messages of a queue of SlateMQ, as `slatemq export` found them.
 @click.option(
     "--state",
     required=True,
-    type=click.Choice(["available", "failed", "done"]),
+    type=click.Choice(["available", "failed", "done", "archived"]),
     help="Which messages.",
 )
 @click.option("--out", required=True, type=click.Path(), metavar="F.tq", help="Where to; - stdout.")
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
-@listing_options("done or failed", headers=False)
+@listing_options("done, failed or archived", headers=False)
 @session_options
 @pass_session
 def export(
@@ -80,7 +82,7 @@ def export(
     """Write the messages of QUEUE that are in one state into a queue file."""
     wanted = EntryState(state)
     if wanted is EntryState.AVAILABLE and (newest or since is not None or until is not None):
-        raise click.UsageError("--newest, --from and --until are for done and failed messages")
+        raise click.UsageError("--newest, --from and --until are not for available messages")
     bounds = {"newest_first": newest, "finished_from": since, "finished_until": until}
 
     async def work() -> tuple[int, int]:
@@ -111,7 +113,7 @@ async def write_export(
     total = getattr(counts, f"{state.value}_count")
     buffer = bytearray(head(queue, state.value, told, name or uuid4().hex[:12], _now_ms()))
     count = size = 0
-    entries = client.list_entries(queue, state, view=EntryView.FULL, **bounds)
+    entries = _entries(client, queue, state, limit, bounds)
     with progress(session, "export", min(total, limit or total)) as advance:
         async for entry in entries:
             buffer += exported(entry)
@@ -124,6 +126,21 @@ async def write_export(
                 break
         size += stream.write(buffer)
     return count, size
+
+
+def _entries(
+    client: Client, queue: str, state: EntryState, limit: int | None, bounds: dict[str, Any]
+) -> AsyncIterator[Entry]:
+    """With their content; that of archived ones is not in the queue but in the archive."""
+    if state is not EntryState.ARCHIVED:
+        return client.list_entries(queue, state, view=EntryView.FULL, **bounds)
+    return client.read_archived(
+        queue,
+        archived_from=bounds["finished_from"],
+        archived_until=bounds["finished_until"],
+        newest_first=bounds["newest_first"],
+        limit=limit or 0,
+    )
 
 
 @contextmanager

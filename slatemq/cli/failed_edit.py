@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import click
 
+from slatemq.cli.archive_settling import ArchiveDesk
 from slatemq.cli.entry_output import listing_options
 from slatemq.cli.exporting import write_export
 from slatemq.cli.failures import EXIT_REFUSED, BadInput
@@ -53,6 +54,7 @@ Examples:
   slatemq export orders --state failed --out f.tq
   sed -i 's/^!/-/' f.tq
   slatemq failed edit orders --file f.tq --yes    without an editor
+  slatemq failed edit orders --archived --newest --limit 20
 
 \b
 Each dead letter is an entry that begins with !. Change that character:
@@ -68,6 +70,11 @@ etag and content as they are.
 What changed is shown, and done after a yes. A letter that was settled
 otherwise meanwhile, or has failed again, is told of and left alone: exit code
 1, and the file is kept. Going on with --file does nothing twice.
+
+\b
+With --archived these are letters that the janitor has archived. They come back
+as new messages, keep no notes, and are not listed as done; of one that is not
+archived any more nobody knows what it became: it is told of, too.
 """
 
 TOLD = """ Dead letters of a queue of SlateMQ, for you to settle: change the first character
@@ -75,6 +82,11 @@ TOLD = """ Dead letters of a queue of SlateMQ, for you to settle: change the fir
  or to = to drop it. What keeps its !, is deleted or commented out stays as it is.
  A comment of yours above a letter is kept as a note on it. Lines of a text after
  the first begin with a space. Save and close: you are asked before anything is done."""
+
+TOLD_ARCHIVED = """ Archived dead letters of a queue of SlateMQ, for you to settle: change the first
+ character of one to - to send it again as a new message (with its text and headers as you have
+ edited them), or to = to drop it. What keeps its !, is deleted or commented out stays archived.
+ Lines of a text after the first begin with a space. Save and close: you are asked first."""
 
 
 @click.command("edit", epilog=EPILOG)
@@ -86,14 +98,16 @@ TOLD = """ Dead letters of a queue of SlateMQ, for you to settle: change the fir
     metavar="F.tq",
     help="Act on this export, which was edited already.",
 )
+@click.option("--archived", is_flag=True, help="Those whose content was moved into the archive.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@listing_options("failed", headers=False)
+@listing_options("failed, or archived,", headers=False)
 @session_options
 @pass_session
 def edit(
     session: Session,
     queue: str,
     file: str | None,
+    archived: bool,
     yes: bool,
     limit: int | None,
     newest: bool,
@@ -105,7 +119,7 @@ def edit(
     if file is not None and chosen:
         raise click.UsageError("--file has its letters already")
     if file is not None:
-        _act(session, queue, file, yes)
+        _act(session, queue, file, archived, yes)
         return
     bounds = {"newest_first": newest, "finished_from": since, "finished_until": until}
     path = _new_file(queue)
@@ -117,11 +131,11 @@ def edit(
                     session,
                     client,
                     queue,
-                    EntryState.FAILED,
+                    EntryState.ARCHIVED if archived else EntryState.FAILED,
                     stream,
                     limit,
                     bounds,
-                    TOLD,
+                    TOLD_ARCHIVED if archived else TOLD,
                     path.stem.rpartition("-")[2],
                 )
             return done[0]
@@ -133,27 +147,28 @@ def edit(
         raise
     if not count:
         path.unlink()
-        note(f"{queue} has no dead letters")
+        note(f"{queue} has no {'archived ' if archived else ''}dead letters")
         return
     before = path.read_bytes() if path.stat().st_size < 1 << 20 else None
     try:
         _open_editor(path)
         is_same = before is not None and path.read_bytes() == before
         if not is_same:
-            _act_again(session, queue, path, yes)
+            _act_again(session, queue, path, archived, yes)
     except BaseException:
-        note(f"what you edited is in {path}: `slatemq failed edit {queue} --file` goes on with it")
+        again = f"slatemq failed edit {queue}{' --archived' if archived else ''} --file"
+        note(f"what you edited is in {path}: `{again}` goes on with it")
         raise
     if is_same:
         note("nothing was changed")
     path.unlink(missing_ok=True)
 
 
-def _act_again(session: Session, queue: str, path: Path, yes: bool) -> None:
+def _act_again(session: Session, queue: str, path: Path, archived: bool, yes: bool) -> None:
     """Acts on the file; one that cannot be read is edited once more, if somebody is there."""
     while True:
         try:
-            _act(session, queue, str(path), yes)
+            _act(session, queue, str(path), archived, yes)
         except BadInput as error:
             if not sys.stdin.isatty():
                 raise
@@ -164,19 +179,20 @@ def _act_again(session: Session, queue: str, path: Path, yes: bool) -> None:
             return
 
 
-def _act(session: Session, queue: str, file: str, yes: bool) -> None:
+def _act(session: Session, queue: str, file: str, archived: bool, yes: bool) -> None:
     """Shows what a file asks for, asks, and does it."""
     name = session_of_file(file)
+    desk_of = ArchiveDesk if archived else LetterDesk
     who = f"{_user()}, slatemq failed edit {name}"[:200]
 
     async def look() -> Counter[str]:
         async with session.connect() as client:
             with told():
-                return await review(LetterDesk(client, who, session.json), steps(file, queue))
+                return await review(desk_of(client, who, session.json), steps(file, queue))
 
     async def settle() -> Counter[str]:
         async with session.connect() as client:
-            desk = LetterDesk(client, who, session.json)
+            desk = desk_of(client, who, session.json)
             with told():
                 await desk.settle_all(steps(file, queue))
             return desk.counts

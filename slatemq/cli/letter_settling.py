@@ -94,6 +94,10 @@ class LetterDesk:
             return Decision(step, settlement, now, why)
         return Decision(step, settlement, now)
 
+    async def with_message(self, decision: Decision) -> Decision:
+        """The decision with the message of an edited letter, to compare: it has it already."""
+        return decision
+
     async def _look(self, step: Step, view: EntryView) -> Entry | str:
         """The letter as it is now, or what has become of it."""
         handle = step.content.handle
@@ -119,6 +123,8 @@ class LetterDesk:
             if finishing and now.consumer_id == self._who:
                 return ""
             return f"it is done meanwhile, by {now.consumer_id or 'a redrive'} at {when}"
+        if now.state is EntryState.ARCHIVED:
+            return "it was archived meanwhile: `slatemq failed edit --archived` has it"
         if isinstance(step.settlement, RedriveLetter):
             return ""
         return f"it came back meanwhile, and is {now.state.value.replace('_', ' ')}"
@@ -136,13 +142,18 @@ class LetterDesk:
                 self._told(decision, decision.problem)
             if decision.problem or settlement is None:
                 continue
-            taken = len(step.content.payload) if isinstance(settlement, ReplaceLetter) else 0
+            taken = self._size(decision)
             if batch and (len(batch) >= BATCH_SETTLEMENTS or size + taken > BATCH_BYTES):
                 await self._settle(batch)
                 batch, size = [], 0
             batch.append(decision)
             size += taken
         await self._settle(batch)
+
+    def _size(self, decision: Decision) -> int:
+        """Bytes of content that go with it."""
+        replaced = isinstance(decision.settlement, ReplaceLetter)
+        return len(decision.step.content.payload) if replaced else 0
 
     async def _settle(self, batch: list[Decision]) -> None:
         """All of a batch; what cannot be done is told, and left out."""
@@ -231,7 +242,7 @@ async def review(desk: LetterDesk, steps: Iterable[Step]) -> Counter[str]:
         counts["conflict" if decision.problem else decision.action] += 1
         shown += 1
         if shown <= SHOWN_MAX:
-            for line in _lines(decision):
+            for line in _lines(await desk.with_message(decision)):
                 say(line)
     if shown > SHOWN_MAX:
         say(f"… and {shown - SHOWN_MAX} more")

@@ -35,6 +35,7 @@ CONTROL_OF = {
     EntryState.AVAILABLE: State.QUEUED,
     EntryState.DONE: State.PROCESSED,
     EntryState.FAILED: State.ERROR,
+    EntryState.ARCHIVED: State.ERROR,
 }
 """What the entries of a state are in a queue file."""
 
@@ -117,7 +118,9 @@ def exported(entry: Entry) -> bytes:
 
 
 def notes_of(entry: Entry) -> list[str]:
-    """What people have noted on a message, the oldest first."""
+    """What people have noted on a message, the oldest first; archived ones take no new notes."""
+    if entry.state is EntryState.ARCHIVED:
+        return []
     noted = (one.outcome for one in entry.attempts if one.outcome.startswith(NOTED))
     return [outcome.removeprefix(NOTED) for outcome in noted]
 
@@ -144,14 +147,19 @@ def _names(entry: Entry) -> Iterator[str]:
 
 def _facts(entry: Entry) -> Iterator[str]:
     """What people want to know."""
-    if entry.state is EntryState.FAILED:
+    is_letter = entry.state in (EntryState.FAILED, EntryState.ARCHIVED)
+    if is_letter:
         yield f"reason={_one_line(entry.reason)}"
     yield f"attempts={entry.attempts_count}"
     for attempt in entry.attempts:
-        if not attempt.outcome.startswith(NOTED):
+        if entry.state is EntryState.ARCHIVED or not attempt.outcome.startswith(NOTED):
             yield f"attempt={_told(attempt)}"
     if entry.finished_at_ms:
-        yield f"{entry.state.value}_at={format_time(entry.finished_at_ms)}"
+        state = EntryState.FAILED if is_letter else entry.state
+        yield f"{state.value}_at={format_time(entry.finished_at_ms)}"
+    if entry.archived is not None:
+        yield f"archived_at={format_time(entry.archived.archived_at_ms)}"
+        yield f"run={_one_line(entry.archived.run)}"
     if entry.state is EntryState.DONE and entry.consumer_id:
         yield f"consumer={_one_line(entry.consumer_id)}"
     if entry.transferred_to:
