@@ -30,7 +30,9 @@ or empty.
 Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
 """
 
+import struct
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from libs.storage.primitives import Fixed, Reader, number_array, utf8_array
@@ -45,7 +47,9 @@ _OF_AVAILABLE: Final = {
     "attempts": "H",
 }
 _AVAILABLE = Fixed(**_OF_AVAILABLE)
-_SINGLE = Fixed(count="H", **_OF_AVAILABLE)
+_FEW: Final = [struct.Struct("<H" + "".join(_OF_AVAILABLE.values()) * n) for n in range(8)]
+"""An array of available messages, by how many they are."""
+
 _IN_FLIGHT = Fixed(
     message_id="Q", priority="B", claimed_at_ms="q", lease_deadline_ms="q", attempts="H"
 )
@@ -120,8 +124,12 @@ def encode_active(
 ) -> bytes:
     """Active value of one bucket; `in_flight` are InFlightMessages, or tuples of their fields."""
     if not in_flight:
-        if len(available) == 1:  # Where ten thousand queues share the messages, each bucket is.
-            return _SINGLE.pack(1, *available[0]) + _NO_IN_FLIGHT
+        count = len(available)
+        if count < len(_FEW):  # Where ten thousand queues share the messages, each bucket is.
+            try:
+                return _FEW[count].pack(count, *chain.from_iterable(available)) + _NO_IN_FLIGHT
+            except struct.error:
+                pass  # does not name the field at fault; what follows does
         return _AVAILABLE.pack_array("available", available) + _NO_IN_FLIGHT
     columns = list(zip(*in_flight, strict=True))
     return b"".join(

@@ -172,6 +172,13 @@ def test_arbitrary_bytes_decode_or_raise_a_corrupt_record_and_nothing_else(
         decode(data)
 
 
+@pytest.mark.parametrize("count", range(12))
+def test_buckets_of_any_few_messages_read_back(count: int) -> None:
+    waiting = [AVAILABLE._replace(message_id=n) for n in range(count)]
+
+    assert queues.decode_active(queues.encode_active(waiting, [])) == (waiting, [])
+
+
 def test_the_longest_lists_fit_and_one_more_is_refused() -> None:
     waiting, claimed = [AVAILABLE] * 65_535, [IN_FLIGHT] * 65_535
     assert queues.decode_active(queues.encode_active(waiting, claimed)) == (waiting, claimed)
@@ -226,6 +233,10 @@ def test_metadata_that_does_not_fit_is_refused_naming_the_field(
     ("encode", "why"),
     [
         (lambda: queues.encode_active([AVAILABLE._replace(priority=256)], []), "priority = 256"),
+        (
+            lambda: queues.encode_active([*[AVAILABLE] * 9, AVAILABLE._replace(attempts=-1)], []),
+            "attempts = -1",
+        ),
         (lambda: queues.encode_active([], [IN_FLIGHT._replace(attempts=-1)]), "attempts = -1"),
         (lambda: queues.encode_active([], [IN_FLIGHT._replace(lease=2**64)]), "lease holds"),
         (lambda: queues.encode_done([DONE._replace(consumer="\udc80")]), "consumer is not"),
