@@ -92,12 +92,12 @@ class Runner:
         store: RunStore,
         number: int,
         command: Sequence[str],
-        task_of: Callable[[Ask], Mapping[str, Any]],
+        task_of: Callable[[Run], Mapping[str, Any]],
         release: Callable[[Sequence[tuple[str, str]]], Awaitable[None]],
         kept: Kept,
         now_ms: Callable[[], int],
     ) -> None:
-        """Run `command` for what `task_of` makes of an ask; `release` snapshots that are left."""
+        """Run `command` for what `task_of` makes of a run; `release` snapshots that are left."""
         self._store = store
         self._number = number
         self._process = secrets.token_hex(8)
@@ -312,7 +312,7 @@ class Runner:
             return {"end": "cancelled"}
         active.child = Child(self._command, lambda told: self._hear(active, told))
         try:
-            end = await active.child.work(self._task_of(active.run.ask))
+            end = await active.child.work(self._task_of(active.run))
         except OSError as error:
             return {"end": "failed", "error": f"Spark's process could not be started: {error}"}
         finally:

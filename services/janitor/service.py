@@ -26,7 +26,7 @@ from services.janitor.jobs.contract import JobOptions
 from services.janitor.looking import SCHEDULED, Ages, Looker
 from services.janitor.requests import MASTER
 from services.janitor.runner import Kept, Runner
-from services.janitor.runs import Ask, RunStore
+from services.janitor.runs import Run, RunStore
 from services.janitor.schedule import Schedule, parse_schedule
 from services.janitor.servicer import SERVICE_NAME, JanitorServicer
 from services.janitor.timetable import Timetable
@@ -140,9 +140,9 @@ class JanitorProcess:
             await self._withdraw(self._peer)
         await self._directory.close()
 
-    def _task_of(self, ask: Ask) -> Mapping[str, Any]:
+    def _task_of(self, run: Run) -> Mapping[str, Any]:
         """What the child is told to do."""
-        config = self._config
+        config, ask = self._config, run.ask
         older_than_s = ask.older_than_s
         if older_than_s is None:
             older_than_s = config.dead_letters_older_than_s
@@ -153,6 +153,7 @@ class JanitorProcess:
             "log_format": config.log_format,
             "options": {
                 "dry_run": ask.dry_run,
+                "run": run.run_id,
                 "grace_s": config.purge_grace_s,
                 "replay_window_s": config.replay_window_s,
                 "older_than_s": older_than_s,

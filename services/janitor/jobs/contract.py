@@ -55,6 +55,7 @@ class JobOptions:
 
     Attributes:
         dry_run: Count what would go; remove and archive nothing.
+        run: The run's ID, by which archived letters and reports are named; empty: one of its own.
         grace_s: How far clocks of machines may be apart; the owners have a grace of their own.
         now_ms: The time to judge by; None: the owners' own, as they told it with the snapshots.
         replay_window_s: `unreferenced`: how far back new queues may start; 0: for ever, and then
@@ -73,6 +74,7 @@ class JobOptions:
     """
 
     dry_run: bool = False
+    run: str = ""
     grace_s: int = GRACE_S
     now_ms: int | None = None
     replay_window_s: int = REPLAY_WINDOW_S

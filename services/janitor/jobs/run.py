@@ -98,8 +98,7 @@ def run_on(
 ) -> JobResult:
     """The same in a session that is there already; raises what `run_job` does."""
     _check(job, options)
-    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    run = f"{moment}-{secrets.token_hex(4)}"
+    run = options.run or _own_name()
     work = Work(spark, instance.root, options, run, len(PHASES[job]), progress)
     work.phases.append(started)
     with ExitStack() as stack:
@@ -122,6 +121,11 @@ async def refuse_unknown_shards(root: Root, names: Sequence[SnapshotName]) -> No
                     f"{service} {shard} has a database but is not in the topology: what it needs "
                     "is not known"
                 )
+
+
+def _own_name() -> str:
+    """A name for a run that nobody has given an ID."""
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
 
 
 def _check(job: str, options: JobOptions) -> None:

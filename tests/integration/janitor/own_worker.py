@@ -32,6 +32,10 @@ def quick(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
     return JobResult({"messages_purged": 7}, ["reports/a.html"], [("looking", 0.5)])
 
 
+def named(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    return JobResult({}, [f"reports/{options.run}/report.html"])
+
+
 def slow(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
     """Ends when it is told to."""
     tell(Progress("waiting", 1, 1))
@@ -84,6 +88,7 @@ def spark_stubborn(instance: JobInstance, options: JobOptions, tell: Tell) -> Jo
 
 JOBS: dict[str, Callable[[JobInstance, JobOptions, Tell], JobResult]] = {
     "quick": quick,
+    "named": named,
     "slow": slow,
     "stubborn": stubborn,
     "fails": fails,

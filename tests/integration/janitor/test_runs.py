@@ -49,6 +49,13 @@ async def test_a_run_is_begun_watched_and_kept(tmp_path: Path) -> None:
         assert await there.get(run_id) == run
 
 
+async def test_what_a_job_writes_is_named_by_its_run(tmp_path: Path) -> None:
+    async with janitor(tmp_path) as there:
+        run = await there.done(await there.run("report", "named"))
+
+        assert list(run.artifacts) == [f"reports/{run.run_id}/report.html"]
+
+
 @pytest.mark.parametrize(
     ("job", "error"),
     [
