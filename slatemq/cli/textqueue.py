@@ -15,7 +15,7 @@ from slatemq.cli.groups import Group
 from slatemq.cli.output import json_line, note, say, write_json
 from slatemq.cli.parameters import DURATION, WORDS
 from slatemq.cli.session import Session, pass_session
-from slatemq.cli.textqueue_output import entry_fields, entry_line, told, warnings
+from slatemq.cli.textqueue_output import entry_fields, entry_line, oddities, told
 from slatemq.errors import SlateMQError
 from slatemq.textqueue import Claim, Entry, State, TextQueue, reserve
 from slatemq.textqueue.queue import LEASE
@@ -112,7 +112,7 @@ def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> No
 def next_(
     session: Session, file: str, claiming: bool, lease: timedelta, only_text: bool, fsync: bool
 ) -> None:
-    """Print the first queued message of FILE. Nothing there is no error: nothing is printed.
+    """Print the first queued message of FILE. Nothing there is no error: stdout stays empty.
 
     With --claim it is the first that nobody works on; its retries are counted down, and `done`,
     `fail` or `release` with the token that is printed end the claim.
@@ -250,9 +250,11 @@ def check(session: Session, file: str, strict: bool) -> None:
     """Read all of FILE: count its entries, and warn of what is likely a mistake."""
     counts: Counter[State] = Counter()
     with told():
-        for entry in TextQueue(file, strict=strict).entries(*State):
+        queue = TextQueue(file, strict=strict)
+        queue.has_all_appends()
+        for entry in queue.entries(*State):
             counts[entry.state] += 1
-            for warning in warnings(entry):
+            for warning in oddities(entry):
                 note(f"{file}:{entry.line}: {warning}")
     fields = {f"{state}_count": counts[state] for state in State}
     if session.json:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from slatemq.cli.failures import BadInput
-from slatemq.cli.output import printable
+from slatemq.cli.output import note, printable
 from slatemq.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, SlateMQError
 from slatemq.textqueue import (
     AlreadyMarked,
+    AppendLost,
     BadText,
     ClaimLost,
     DoesNotFit,
@@ -41,9 +43,12 @@ def entry_fields(entry: Entry) -> dict[str, Any]:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Errors of queue files as those that commands end with."""
+    """Errors of queue files as those that commands end with, and warnings as notes."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", AppendLost)
+            warnings.showwarning = lambda message, *_, **__: note(str(message))
+            yield
     except FormatError as error:
         raise BadInput(str(error)) from None
     except TextQueueError as error:
@@ -77,7 +82,7 @@ def entry_line(entry: Entry, first: str) -> bytes:
     return f"{first}\t{entry.state}\t{printable(text)}\n".encode()
 
 
-def warnings(entry: Entry) -> Iterator[str]:
+def oddities(entry: Entry) -> Iterator[str]:
     """What is likely a mistake."""
     if entry.state is State.UNKNOWN:
         yield f"unknown control character {entry.control!r}: this entry is skipped"

@@ -16,6 +16,7 @@ from slatemq.textqueue.compacting import Compacted
 from slatemq.textqueue.entries import Entry, State, Variable, Variables, render, reserve
 from slatemq.textqueue.errors import (
     AlreadyMarked,
+    AppendLost,
     BadText,
     Busy,
     ClaimLost,
@@ -33,6 +34,7 @@ from slatemq.textqueue.split import SplitQueue
 
 __all__ = [
     "AlreadyMarked",
+    "AppendLost",
     "BadText",
     "Busy",
     "Claim",

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from slatemq.textqueue.appends import look
 from slatemq.textqueue.editing import again, entry_at, fill, mark
 from slatemq.textqueue.entries import Entry, State, Variable
 from slatemq.textqueue.errors import (
@@ -130,6 +131,7 @@ class Claimer:
                 self._file.holders() as holders,
                 self._file.opened(os.O_RDWR, How.SHARED) as descriptor,
             ):
+                look(self._file.path, self._file.name, descriptor)
                 self._expect_same(descriptor)
                 for offset in sorted(self._known):
                     entry = self._free(descriptor, holders, self._known[offset])

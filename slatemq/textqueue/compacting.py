@@ -8,8 +8,9 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
+from slatemq.textqueue.appends import look, restart
 from slatemq.textqueue.editing import reader
-from slatemq.textqueue.entries import NEWLINE, State
+from slatemq.textqueue.entries import NEWLINE, Entry, State
 from slatemq.textqueue.errors import Rewritten
 from slatemq.textqueue.files import QueueFile
 from slatemq.textqueue.holders import Hold
@@ -38,6 +39,7 @@ def compact(file: QueueFile, drop: Collection[State], now_ms: int) -> Compacted:
     """
     written = beside(file.path)
     with file.holders() as holders, file.opened(os.O_RDWR, How.EXCLUSIVE) as old:
+        look(file.path, file.name, old)
         before = _state_of(old)
         new = os.open(written, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
         try:
@@ -45,11 +47,13 @@ def compact(file: QueueFile, drop: Collection[State], now_ms: int) -> Compacted:
             fcntl.flock(new, fcntl.LOCK_EX)
             _look_alike(old, new)
             moved = {holder.offset: holder.offset for holder in holders}
-            kept, removed = _copy(file, old, new, drop, moved)
+            kept, removed, last = _copy(file, old, new, drop, moved)
             os.fsync(new)
             if _state_of(old) != before or not is_named(old, file.path):
                 raise Rewritten(f"{file.name} was written to without its lock: nothing was done")
             file.keep_locked(new)
+            # What is left out is missed no more; what is kept is in both files.
+            restart(file.path, last, 1, now_ms)
             os.rename(written, file.path)
             for holder in holders:
                 if holder.state(now_ms) is Hold.ALIVE:
@@ -83,9 +87,10 @@ def _look_alike(old: int, new: int) -> None:
 
 def _copy(
     file: QueueFile, old: int, new: int, drop: Collection[State], moved: dict[int, int]
-) -> tuple[int, int]:
-    """Copy what stays; fills in where it went for the offsets in `moved`."""
+) -> tuple[int, int, Entry | None]:
+    """Copy what stays; fills in where it went for the offsets in `moved`. Gives the last, too."""
     kept = removed = offset = 0
+    last: Entry | None = None
     buffer = bytearray()
     for entry in scan(reader(old), file.name, strict=file.strict):
         if not kept + removed and entry.offset:
@@ -96,13 +101,14 @@ def _copy(
         kept += 1
         if entry.offset in moved:
             moved[entry.offset] = offset + len(buffer)
+        last = Entry(entry.raw, offset + len(buffer), 0)
         buffer += entry.raw
         if len(buffer) >= BUFFER_BYTES:
             _write(new, buffer)
             offset += len(buffer)
             buffer.clear()
     _write(new, buffer)
-    return kept, removed
+    return kept, removed, last
 
 
 def _write(descriptor: int, content: bytearray) -> None:

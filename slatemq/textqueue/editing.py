@@ -51,7 +51,11 @@ def entry_at(descriptor: int, offset: int) -> Entry:
     if before != NEWLINE or first in (b"", NEWLINE, b" ", b"\\"):
         raise NoSuchEntry(f"no entry begins at offset {offset}")
     read = reader(descriptor, offset)
-    return next(scan(read, offset=offset, line=0, chunk_bytes=ENTRY_BYTES))
+    entry = next(scan(read, offset=offset, line=0, chunk_bytes=ENTRY_BYTES), None)
+    if entry is None:
+        # An editor that saves in place has emptied the file just now.
+        raise NoSuchEntry(f"no entry begins at offset {offset} any more")
+    return entry
 
 
 def again(descriptor: int, entry: Entry) -> Entry:

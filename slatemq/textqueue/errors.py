@@ -13,12 +13,15 @@
     ├── ClaimLost         the claim ended and somebody else may have the message: drop the work
     ├── Rewritten         somebody rewrote the file: the message is not where it was
     └── Busy              the lock is held by somebody else, and waiting was not wanted
+
+    AppendLost            a warning: what had been appended is no longer in the file
 """
 
 from __future__ import annotations
 
 __all__ = [
     "AlreadyMarked",
+    "AppendLost",
     "BadText",
     "Busy",
     "ClaimLost",
@@ -121,3 +124,27 @@ class Rewritten(TextQueueError):
 
 class Busy(TextQueueError):
     """Somebody else holds the lock of the file."""
+
+
+class AppendLost(UserWarning):
+    """Messages that were appended are no longer in the file.
+
+    An editor has saved a copy that it had read before they were there; or somebody has deleted
+    them, or changed their texts. The next call that appends, claims, compacts or checks tells it,
+    once, and goes on.
+
+    Attributes:
+        count: Of the messages that are gone, as far as the list of appends goes back.
+        appends: Of each append that is gone, where its last message was, and how that begins.
+    """
+
+    def __init__(self, file: str, count: int, appends: tuple[tuple[int, str], ...]) -> None:
+        """Name the first few."""
+        named = ", ".join(f"{start!r} at offset {offset}" for offset, start in appends[:5])
+        more = ", ..." if len(appends) > 5 else ""
+        super().__init__(
+            f"{file}: {count} appended messages are no longer in the file; an editor has saved "
+            f"an older copy, or they were deleted: {named}{more}"
+        )
+        self.count = count
+        self.appends = appends

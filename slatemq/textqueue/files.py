@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
+from slatemq.textqueue.appends import look, remember, restart
 from slatemq.textqueue.editing import add, again, entry_at, reader
 from slatemq.textqueue.entries import NEWLINE, Entry
 from slatemq.textqueue.errors import FormatError, Rewritten
@@ -138,15 +139,26 @@ class QueueFile:
                 line = _newlines_before(descriptor, offset) + 1 + error.line
                 raise FormatError(self.name, line, error.column, error.why) from None
 
-    def append(self, content: bytes) -> int:
-        """Append whole entries; gives the offset of the first. Raises OSError."""
+    def append(self, content: bytes, now_ms: int, last: int = 0, count: int = 1) -> int:
+        """Append whole entries; gives the offset of the first. Raises OSError.
+
+        There are `count` of them, and in `content` the last one begins at `last`.
+        """
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         while True:
+            is_new = not os.path.lexists(self.path)
             with self.opened(flags, How.EXCLUSIVE) as descriptor:
+                if not is_new:
+                    look(self.path, self.name, descriptor)
                 offset = add(descriptor, content)
                 self.sync(descriptor)
                 # Put into a file that an editor has replaced meanwhile, it would be lost.
                 if is_named(descriptor, self.path):
+                    entry = Entry(content[last:], offset + last, 0)
+                    if is_new:
+                        restart(self.path, entry, count, now_ms)
+                    else:
+                        remember(self.path, entry, count, now_ms)
                     break
         if self.fsync and offset == 0:
             self.sync_folder()
@@ -165,6 +177,11 @@ class QueueFile:
         if not is_named(descriptor, self.path):
             raise Rewritten(f"{self.name} was replaced while it was being changed: read again")
         again(descriptor, changed)
+
+    def has_all_appends(self) -> bool:
+        """Whether what was appended is there; warns of AppendLost if not. Raises OSError."""
+        with self.opened(os.O_RDONLY, How.SHARED) as descriptor:
+            return look(self.path, self.name, descriptor)
 
     def signature(self) -> Signature:
         """Tells whether anybody has changed the file. Raises OSError."""

@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
+from slatemq.textqueue.appends import appended
 from slatemq.textqueue.compacting import beside
 from slatemq.textqueue.entries import Entry, State, Variables
 from slatemq.textqueue.holders import sidecar
 from slatemq.textqueue.queue import LEASE, Claim, TextQueue, wall_ms
 
-BESIDE = (sidecar(""), beside(""))
+BESIDE = (sidecar(""), beside(""), appended(""))
 """How the names of files end that are not queues, but beside one."""
 
 

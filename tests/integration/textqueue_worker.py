@@ -9,12 +9,14 @@ import os
 import random
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 from slatemq.textqueue import (
     AlreadyMarked,
+    AppendLost,
     Claim,
     ClaimLost,
     Entry,
@@ -135,11 +137,12 @@ def change(path: str, part: str, parts: str, count: str) -> None:
 
 
 def change_beside_editor(path: str, part: str, parts: str, count: str) -> None:
-    """Random marks and variables of its own part, with claims among them; tells what it was told.
+    """Random marks and variables of its own part, claims, appends; tells what it was told.
 
     Where the file was rewritten, the message is looked for again by its text.
     """
     queue, journal = TextQueue(path), Journal(path + ".journal")
+    tell_losses(journal)
     chance = random.Random(part)
     mine = [f"message-{number}" for number in range(2000) if number % int(parts) == int(part)]
     known: dict[str, Entry] = {}
@@ -152,8 +155,15 @@ def change_beside_editor(path: str, part: str, parts: str, count: str) -> None:
                     text = claim.text
                     finish(claim, journal, chance)
                 continue
+            if chance.random() < 0.1:
+                text = f"part{part}-{number}"
+                journal("appending", text)
+                queue.append(text, {"by": reserve(10), "mutex": reserve(6), "error": reserve(8)})
+                continue
             if text not in known:
                 known = {entry.text: entry for entry in queue.entries(*State)}
+            if text not in known:
+                continue  # an editor has emptied the file, and is about to write it
             what = chance.choice(["done", "fail", "set", "set", "set"])
             if what == "set":
                 queue.set_variable(known[text], "by", str(number))
@@ -165,6 +175,29 @@ def change_beside_editor(path: str, part: str, parts: str, count: str) -> None:
                 known.clear()
 
 
+def tell_losses(journal: Journal) -> None:
+    """Put every message that is reported to be gone into the journal."""
+
+    def show(message: Warning | str, *_: object) -> None:
+        assert isinstance(message, AppendLost)
+        for _, start in message.appends:
+            journal("gone", start)
+
+    warnings.simplefilter("always", AppendLost)
+    warnings.showwarning = show
+
+
+def edit_in_place(path: str, seconds: str) -> None:
+    """Saves an older copy into the same file, time and again; what it changes is one letter."""
+    ends = time.monotonic() + float(seconds)
+    while time.monotonic() < ends:
+        content = Path(path).read_bytes()
+        time.sleep(0.01)
+        first = b"# edited\n" if content.startswith(b"# Edited\n") else b"# Edited\n"
+        Path(path).write_bytes(first + content[len(first) :])
+        time.sleep(0.02)
+
+
 def edit(path: str, seconds: str) -> None:
     """Rewrites the whole file, as an editor without locks does: a comment comes or goes."""
     ends = time.monotonic() + float(seconds)
@@ -172,6 +205,7 @@ def edit(path: str, seconds: str) -> None:
         content = Path(path).read_bytes()
         comment = b"# edited\n"
         new = content[len(comment) :] if content.startswith(comment) else comment + content
+        time.sleep(0.005)  # what changes now is lost
         beside = Path(path + ".editor")
         beside.write_bytes(new)
         beside.replace(path)
@@ -201,6 +235,7 @@ ROLES: dict[str, Callable[..., None]] = {
     "change": change,
     "change_beside_editor": change_beside_editor,
     "edit": edit,
+    "edit_in_place": edit_in_place,
     "compact": compact,
     "read": read,
 }

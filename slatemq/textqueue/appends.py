@@ -1,0 +1,190 @@
+r"""What was appended, to find out when an editor has saved a copy that it had read before.
+
+`FILE.appended` has a line for each append of this library, the newest last, and is kept short::
+
+    [120, "9f86d081884c7d65", 1, 1800000000000, "resize photo 7"]
+
+An older copy lacks whatever was appended after it was read, and nothing before that. So it is
+enough to look for the newest append, where it was; if it is not there, at other places; and if it
+is nowhere, to go back in the list until one is found: what was passed is gone. That this was a
+person's wish cannot be seen from here: it is told all the same, once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from slatemq.textqueue.editing import entry_at, reader
+from slatemq.textqueue.entries import NEWLINE, Entry
+from slatemq.textqueue.errors import AppendLost, FormatError, NoSuchEntry
+from slatemq.textqueue.locks import How, is_named, opened
+from slatemq.textqueue.parsing import scan
+
+LOG_BYTES_MAX = 1 << 16
+"""Above that the older half is left out."""
+
+LINE_BYTES_MAX = 1024
+
+START_LENGTH = 40
+"""Of a text, kept for people."""
+
+SETTLED_SECONDS = 0.005
+"""Between emptying a file and writing it anew an editor takes less."""
+
+SETTLING_ROUNDS_MAX = 40
+
+
+class Append(NamedTuple):
+    """One append, by its last message.
+
+    Attributes:
+        offset: Of the message.
+        digest: Of its text.
+        messages: How many were appended with it, itself included.
+        at_ms: Unix time of the append.
+        start: How its text begins.
+    """
+
+    offset: int
+    digest: str
+    messages: int
+    at_ms: int
+    start: str
+
+
+def appended(path: str) -> str:
+    """The name of the list, which is made by the first append."""
+    return path + ".appended"
+
+
+def remember(path: str, entry: Entry, count: int, now_ms: int) -> None:
+    """Put an append at the end of the list; the file is locked for us. Raises OSError."""
+    made = _append_of(entry, count, now_ms)
+    with opened(appended(path), os.O_RDWR | os.O_CREAT, How.EXCLUSIVE) as log:
+        size = os.fstat(log).st_size
+        if size > LOG_BYTES_MAX:
+            kept = _lines(os.pread(log, size, 0))
+            _rewrite(log, [*kept[len(kept) // 2 :], made])
+        else:
+            os.pwrite(log, _line(made), size)
+
+
+def restart(path: str, entry: Entry | None, count: int, now_ms: int) -> None:
+    """Begin the list anew, with the last entry of a file that we have written. Raises OSError."""
+    with opened(appended(path), os.O_RDWR | os.O_CREAT, How.EXCLUSIVE) as log:
+        _rewrite(log, [] if entry is None else [_append_of(entry, count, now_ms)])
+
+
+def look(path: str, name: str, descriptor: int) -> bool:
+    """Whether all that was appended is there still; warns of AppendLost if not, once.
+
+    The file is locked for us, at least shared. Raises OSError.
+    """
+    try:
+        with opened(appended(path), os.O_RDWR, How.EXCLUSIVE) as log:
+            gone = _gone(path, descriptor, log)
+    except FileNotFoundError:
+        return True
+    if gone:
+        found = tuple((one.offset, one.start) for one in gone)
+        count = sum(one.messages for one in gone)
+        warnings.warn(AppendLost(name, count, found), stacklevel=2)
+    return not gone
+
+
+def _gone(path: str, descriptor: int, log: int) -> list[Append]:
+    """What is gone, which the list then lacks."""
+    size = os.fstat(log).st_size
+    tail = os.pread(log, LINE_BYTES_MAX, max(0, size - LINE_BYTES_MAX))
+    newest = next(_newest_first(tail), None)
+    if newest is None or _is_at(descriptor, newest):
+        return []
+    made = _lines(os.pread(log, size, 0))
+    try:
+        present = _present(descriptor, made)
+        if len(present) < len(made):
+            _settle(descriptor)
+            present = _present(descriptor, made)
+    except FormatError:
+        # Nobody can tell; what reads the file says where it is broken, and we look again then.
+        return []
+    if not is_named(descriptor, path):
+        # Replaced just now: what is at the name may have it all.
+        return []
+    _rewrite(log, present)
+    return made[len(present) :]
+
+
+def _present(descriptor: int, made: list[Append]) -> list[Append]:
+    """The appends up to the newest that is in the file, with its offset as it is now."""
+    digests = {one.digest for one in made}
+    found: Counter[str] = Counter()
+    offsets: dict[str, int] = {}
+    for entry in scan(reader(descriptor)):
+        digest = entry.digest
+        if digest in digests:
+            found[digest] += 1
+            offsets[digest] = entry.offset
+    # Of texts that are the same the older ones are there first.
+    expected = Counter(one.digest for one in made)
+    for place in range(len(made) - 1, -1, -1):
+        digest = made[place].digest
+        if found[digest] >= expected[digest]:
+            return [*made[:place], made[place]._replace(offset=offsets[digest])]
+        expected[digest] -= 1
+    return []
+
+
+def _settle(descriptor: int) -> None:
+    """Wait until nobody is in the middle of saving the file in place."""
+    before = None
+    for _ in range(SETTLING_ROUNDS_MAX):
+        told = os.fstat(descriptor)
+        now = (told.st_size, told.st_mtime_ns)
+        if now == before:
+            return
+        before = now
+        time.sleep(SETTLED_SECONDS)
+
+
+def _is_at(descriptor: int, made: Append) -> bool:
+    try:
+        return entry_at(descriptor, made.offset).digest == made.digest
+    except (NoSuchEntry, FormatError):
+        return False
+
+
+def _append_of(entry: Entry, count: int, now_ms: int) -> Append:
+    return Append(entry.offset, entry.digest, count, now_ms, entry.text[:START_LENGTH])
+
+
+def _rewrite(log: int, made: list[Append]) -> None:
+    content = b"".join(map(_line, made))
+    os.pwrite(log, content, 0)
+    os.ftruncate(log, len(content))
+
+
+def _line(made: Append) -> bytes:
+    return json.dumps(made).encode() + NEWLINE
+
+
+def _lines(content: bytes) -> list[Append]:
+    return list(_newest_first(content))[::-1]
+
+
+def _newest_first(content: bytes) -> Iterator[Append]:
+    """Those that are whole: the first may be cut off, and a power failure may spoil others."""
+    for line in reversed(content.splitlines()):
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            continue
+        kinds = [type(one) for one in fields] if isinstance(fields, list) else []
+        if kinds == [int, str, int, int, str]:
+            yield Append(*fields)

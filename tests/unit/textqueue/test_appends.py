@@ -1,0 +1,150 @@
+"""Appends that an editor's save takes away are missed, and told once."""
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+
+from slatemq.textqueue import AppendLost, TextQueue, appends
+from tests.unit.textqueue.claims import claims
+
+
+def save(path: Path, content: bytes, in_place: bool) -> None:
+    if in_place:
+        path.write_bytes(content)
+        return
+    beside = path.with_name("new")
+    beside.write_bytes(content)
+    beside.replace(path)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("call", ["append", "claim", "compact", "has_all_appends"])
+def test_an_append_that_a_save_took_away_is_told_once(
+    path: Path, call: str, in_place: bool
+) -> None:
+    # Given an editor that reads the file, two appends, and the editor saving what it had
+    queue = TextQueue(path)
+    queue.append("kept")
+    older = path.read_bytes()
+    TextQueue(path).append("lost one")
+    TextQueue(path).append_all(["a", "lost two"])
+    save(path, b"#edited\n" + older, in_place)
+
+    # When the next one comes, then it is told, and its call is done all the same
+    with pytest.warns(AppendLost, match="3 appended messages .*'lost one' at offset 6") as told:
+        result = queue.append("next") if call == "append" else getattr(queue, call)()
+    [warning] = told
+    assert isinstance(warning.message, AppendLost)
+    assert warning.message.appends == ((6, "lost one"), (19, "lost two"))
+    assert result is not None
+    # And nobody is told again (a warning is an error here)
+    assert TextQueue(path).has_all_appends()
+    claims(queue)
+
+
+def test_what_was_marked_moved_set_or_commented_out_is_not_missed(path: Path) -> None:
+    queue = TextQueue(path)
+    queue.append("a", {"v": "1"})
+    last = queue.append("b\nc", {"v": "1"})
+    queue.set_variable(last, "v", "2")
+    queue.done(last)
+    assert queue.has_all_appends()
+
+    for content in (b"#new\n" + path.read_bytes(), b"#b\n c\n\\v=2\n-a\n", b"-b\n c\n"):
+        save(path, content, False)
+        assert queue.has_all_appends()
+
+
+def test_of_texts_that_are_the_same_all_are_missed(path: Path) -> None:
+    queue = TextQueue(path)
+    for _ in range(3):
+        queue.append("tick")
+    older = path.read_bytes()
+    queue.append("tock")
+    queue.append("tick")
+    save(path, b"#\n" + older, False)
+
+    with pytest.warns(AppendLost, match="2 appended messages"):
+        assert not queue.has_all_appends()
+
+
+def test_what_a_compaction_leaves_out_is_not_missed(path: Path) -> None:
+    queue = TextQueue(path)
+    queue.append("a")
+    queue.done(queue.append("b"))
+    queue.compact()
+    assert queue.has_all_appends()
+    queue.append("c")
+    # But a copy from before what is kept is found out
+    save(path, b"#nothing\n", True)
+
+    with pytest.warns(AppendLost, match="2 appended messages .*'a' at offset 0, 'c' at offset 3"):
+        queue.has_all_appends()
+
+
+def test_a_file_that_was_deleted_begins_anew(path: Path) -> None:
+    queue = TextQueue(path)
+    queue.append("a")
+    path.unlink()
+
+    queue.append("b")
+
+    assert queue.has_all_appends()
+
+
+def test_a_broken_file_is_looked_at_again_when_it_is_mended(path: Path) -> None:
+    queue = TextQueue(path)
+    queue.append("a")
+    path.write_bytes(b"-b\xff\n")
+    assert queue.has_all_appends()
+    path.write_bytes(b"-b\n")
+
+    with pytest.warns(AppendLost, match="1 appended"):
+        queue.has_all_appends()
+
+
+def test_a_save_under_way_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an editor that has emptied the file, and writes it while we wait
+    queue = TextQueue(path)
+    queue.append("a")
+    content = path.read_bytes()
+    path.write_bytes(b"")
+    monkeypatch.setattr("time.sleep", lambda _: path.write_bytes(b"#new\n" + content))
+
+    assert queue.has_all_appends()
+
+
+def test_the_list_stays_short_and_may_be_damaged(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a list that is to have no more than a few lines
+    monkeypatch.setattr(appends, "LOG_BYTES_MAX", 500)
+    queue, listed = TextQueue(path), Path(f"{path}.appended")
+    for number in range(50):
+        queue.append(f"\U0001f600 message {number} " + "\U0001f600" * 100)
+    assert listed.stat().st_size < 500 + 2 * appends.LINE_BYTES_MAX
+
+    # Then it still tells what is gone, also with rubbish in it
+    with listed.open("ab") as file:
+        file.write(b"\x00\xff\n[1]\n{}\n[1, 2, 3, 4, 5]\n[0, ")
+    save(path, path.read_bytes().partition(b"message 49")[0].rpartition(b"\n")[0] + b"\n", False)
+    with pytest.warns(AppendLost, match="1 appended messages .* message 49"):
+        queue.has_all_appends()
+
+
+def test_programs_may_take_the_warning_as_an_error(path: Path) -> None:
+    queue = TextQueue(path)
+    queue.append("a")
+    path.write_bytes(b"")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AppendLost)
+        with pytest.raises(AppendLost):
+            queue.append("b")
+
+    # Then nothing was done, nothing is held, and the next call goes on
+    assert os.path.getsize(path) == 0
+    queue.append("b")
+    assert path.read_bytes() == b"-b\n"
