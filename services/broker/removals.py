@@ -127,6 +127,7 @@ def done_row(order: int, messages: Sequence[DoneMessage], before_ms: int) -> Don
 def prune_done(shard: Shard, queue: Queue, rows: Sequence[DoneRow]) -> int:
     """Removes the beginning of the done list; gives how many messages that are."""
     removed = 0
+    tried: list[int] = []
     for row in rows:
         if not 0 < queue.done.oldest_order <= row.order:
             continue
@@ -139,39 +140,46 @@ def prune_done(shard: Shard, queue: Queue, rows: Sequence[DoneRow]) -> int:
         gone = row.messages_count - len(left)
         queue.take_finished(queue.done, row.order, gone, emptied=not left)
         removed += gone
-        _forget_attempts(shard, queue, row.tried)
+        tried += row.tried
+    _forget_attempts(shard, queue, tried)
     return removed
 
 
 # --- Failed and archived ----------------------------------------------------
 
 
-def take_letters(
-    shard: Shard,
-    queue: Queue,
-    order: int,
-    stored: Sequence[FailedMessage],
-    wanted: Sequence[Letter],
-    *,
-    failed_by_ms: int | None = None,
-) -> tuple[list[Outcome], list[FailedMessage]]:
-    """Takes letters out of a row of the failed list, if they failed by then; gives those taken.
+class FailedRow(NamedTuple):
+    """A row of the failed list, as it is stored, and which letters of it are wanted."""
 
-    Their attempts records go with them.
+    order: int
+    stored: Sequence[FailedMessage]
+    wanted: Sequence[Letter]
+
+
+def take_letters(
+    shard: Shard, queue: Queue, rows: Sequence[FailedRow], *, failed_by_ms: int | None = None
+) -> tuple[list[list[Outcome]], list[FailedMessage]]:
+    """Takes letters out of the failed list, if they failed by then; gives those taken.
+
+    The outcomes are by row. Their attempts records go with them.
     """
 
     def judge(letter: FailedMessage) -> Outcome:
         is_over = failed_by_ms is None or letter.failed_at_ms <= failed_by_ms
         return Outcome.REMOVED if is_over else Outcome.NOT_EXPIRED
 
-    outcomes, places = _judged(queue.failed, order, stored, wanted, judge)
-    if places:
-        key = failed_key(queue.queue_id, order)
-        _take_out(shard, queue, queue.failed, (order, key), stored, places, encode_failed)
-        shard.redrives.taken_out(queue.queue_id, {order: places.keys()})
-    taken = [stored[place] for place in places]
+    told: list[list[Outcome]] = []
+    taken: list[FailedMessage] = []
+    for order, stored, wanted in rows:
+        outcomes, places = _judged(queue.failed, order, stored, wanted, judge)
+        told.append(outcomes)
+        if places:
+            key = failed_key(queue.queue_id, order)
+            _take_out(shard, queue, queue.failed, (order, key), stored, places, encode_failed)
+            shard.redrives.taken_out(queue.queue_id, {order: places.keys()})
+            taken += [stored[place] for place in places]
     _forget_attempts(shard, queue, [letter.message_id for letter in taken])
-    return outcomes, taken
+    return told, taken
 
 
 def archive(queue: Queue, letters: Sequence[FailedMessage], run: str, now_ms: int) -> None:
@@ -282,7 +290,10 @@ def _take_out(
 
 
 def _forget_attempts(shard: Shard, queue: Queue, ids: Sequence[int]) -> None:
-    """Deletes attempts records, but of messages that are in flight here a second time."""
+    """Deletes attempts records, but of messages that are in flight here a second time.
+
+    Looks at all leases, some milliseconds for 100,000: once for many messages.
+    """
     in_flight = {lease.message_id for lease in queue.leases()} if ids else ()
     for message_id in ids:
         if message_id not in in_flight:

@@ -13,12 +13,12 @@ from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from libs.storage.archived_records import ArchivedMessage
-from libs.storage.queues import FailedMessage
 from services.broker.finished_pages import ListReaders, Span
 from services.broker.owner import ShardOwner
 from services.broker.queue_machine import Queue
 from services.broker.removals import (
     DoneRow,
+    FailedRow,
     Letter,
     Outcome,
     archive,
@@ -40,6 +40,9 @@ GROUPS_A_COMMIT: Final = 8
 
 LETTER_ROWS_AT_ONCE: Final = 100
 """Rows of a failed list that are read and written in one turn; redrives have theirs in between."""
+
+LETTERS_AT_ONCE: Final = 1000
+"""Dead letters in the rows that one command changes, and those of one row at most beyond that."""
 
 DONE_ROWS_AT_ONCE: Final = 200
 """Rows of a done list that one command removes."""
@@ -98,6 +101,7 @@ class Remover:
             for place in some:
                 for number, outcome in zip(by_place[place], found[place], strict=True):
                     outcomes[number] = outcome
+            await asyncio.sleep(0)  # others have their turn, also where nothing is read or stored
             if count % GROUPS_A_COMMIT == 0:
                 await self._owner.durable()  # not faster than it is stored
         in_flight = {lease.message_id for lease in queue.leases()}
@@ -169,33 +173,31 @@ class Remover:
         for some in _grouped(by_order, LETTER_ROWS_AT_ONCE):
             async with turn(self._owner, queue.queue_id):
                 await self._owner.durable()
+                rows: list[FailedRow] = []
                 for order in some:
                     stored = await self._lists.failed.row(queue, order)
                     letters = [wanted[number].letter for number in by_order[order]]
-                    take = partial(self._take, queue, order, stored, letters, run)
-                    found = await self._run(queue, take, len(stored))
-                    for number, outcome in zip(by_order[order], found, strict=True):
-                        outcomes[number] = outcome
+                    rows.append(FailedRow(order, stored, letters))
+                    count = sum(len(row.stored) for row in rows)
+                    if count < LETTERS_AT_ONCE and order != some[-1]:
+                        continue
+                    found = await self._run(queue, partial(self._take, queue, rows, run), count)
+                    for row, told in zip(rows, found, strict=True):
+                        for number, outcome in zip(by_order[row.order], told, strict=True):
+                            outcomes[number] = outcome
+                    rows = []
                 await self._owner.durable()
         return outcomes
 
     def _take(
-        self,
-        queue: Queue,
-        order: int,
-        stored: Sequence[FailedMessage],
-        letters: Sequence[Letter],
-        run: str,
-        now_ms: int,
-    ) -> list[Outcome]:
+        self, queue: Queue, rows: Sequence[FailedRow], run: str, now_ms: int
+    ) -> list[list[Outcome]]:
         failed_by_ms = None
         if not run:
             retention_s = queue.settings.failed_retention_s
             # What is kept for ever never failed long enough ago.
             failed_by_ms = now_ms - retention_s * 1000 - self._grace_ms if retention_s else -1
-        outcomes, taken = take_letters(
-            self._owner.shard, queue, order, stored, letters, failed_by_ms=failed_by_ms
-        )
+        outcomes, taken = take_letters(self._owner.shard, queue, rows, failed_by_ms=failed_by_ms)
         if run:
             archive(queue, taken, run, now_ms)
         return outcomes

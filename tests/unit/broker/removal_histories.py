@@ -20,6 +20,7 @@ from libs.storage.queues import FailedMessage, decode_done
 from services.broker.finished_lists import FinishedList
 from services.broker.queue_machine import Queue
 from services.broker.removals import (
+    FailedRow,
     Letter,
     Outcome,
     archive,
@@ -112,9 +113,8 @@ class RemovalHistory(ExecuteHistory):
         asked = [
             Letter(one.message_id, one.failed_at_ms + (n == wrong)) for n, one in enumerate(wanted)
         ]
-        outcomes, taken = take_letters(
-            self.shard, queue, order, letters, [*asked, *asked], failed_by_ms=by_ms
-        )
+        row_wanted = FailedRow(order, letters, [*asked, *asked])
+        (outcomes,), taken = take_letters(self.shard, queue, [row_wanted], failed_by_ms=by_ms)
 
         goes = [
             n != wrong and (by_ms is None or o.failed_at_ms <= by_ms) for n, o in enumerate(wanted)
