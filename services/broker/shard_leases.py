@@ -95,7 +95,8 @@ class ShardLeases:
                 lease.queue.give_back(lease, visible_at_ms, now_ms)
             else:
                 lease.queue.nacked_count += 1
-                self._return(lease, f"nack: {item.reason}", visible_at_ms, now_ms)
+                outcome = f"nack: {item.reason}" if item.reason else "nack"
+                self._return(lease, outcome, visible_at_ms, now_ms)
             self.finished.add((item.token,), LeaseOutcome.NACKED)
             results.append(Finish.OK)
         return results

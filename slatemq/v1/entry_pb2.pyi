@@ -196,7 +196,7 @@ class Attempt(_message.Message):
     claimed_at_ms: _builtins.int
     """When."""
     outcome: _builtins.str
-    """How it ended: "nack: <reason>", "lease expired"; or what somebody noted: "note: <text>"."""
+    """How it ended: "nack: <reason>", or "nack" without one, "lease expired"; or what somebody noted: "note: <text>"."""
     queue_id: _builtins.str
     """In which queue: not the entry's where the message came from there by a transfer or a redrive."""
     def __init__(

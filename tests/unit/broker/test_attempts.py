@@ -28,6 +28,18 @@ async def fail_once(rig: Rig, reason: str) -> None:
     await rig.nack(Nack(lease.token, reason))
 
 
+@pytest.mark.parametrize(("reason", "outcome"), [("no paper", "nack: no paper"), ("", "nack")])
+async def test_a_nack_is_told_with_its_reason_if_it_has_one(reason: str, outcome: str) -> None:
+    rig = Rig()
+    rig.create("orders")
+    await rig.route([1])
+
+    await fail_once(rig, reason)
+    rig.commit()
+
+    assert told(rig, "orders") == [(outcome, "")]
+
+
 async def transfer(rig: Rig, source: str, target: str) -> None:
     """From a broker that was started anew: nothing that it needs is in memory."""
     rig.commit()
