@@ -113,7 +113,8 @@ def checked_job(field: str, job: str) -> str:
 def checked_run_id(run_id: str) -> str:
     """An ID that a run may have."""
     if not is_run_id(run_id):
-        raise InvalidArgument("run_id", f"{run_id[:64]!r} is no run's")
+        like = "20261121-130311-482-retention-9f3a2c"
+        raise InvalidArgument("run_id", f"{run_id[:64]!r} is no ID of a run, such as {like}")
     return run_id
 
 

@@ -156,8 +156,8 @@ def edit(
         if not is_same:
             _act_again(session, queue, path, archived, yes)
     except BaseException:
-        again = f"slatemq failed edit {queue}{' --archived' if archived else ''} --file"
-        note(f"what you edited is in {path}: `{again}` goes on with it")
+        again = f"slatemq failed edit {queue}{' --archived' if archived else ''} --file {path}"
+        note(f"what you edited is kept: `{again}` goes on with it")
         raise
     if is_same:
         note("nothing was changed")
