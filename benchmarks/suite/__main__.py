@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--delayed", type=_numbers, help="g: delayed messages beside them: 0,1e6")
     made.add_argument("--rounds", type=_number, help="g: rounds of 1,000 claims: 50")
     made.add_argument("--queues", type=_numbers, help="h: 10,100,1000,10000")
-    made.add_argument("--routed", type=_number, help="h: messages in each of its rounds: 50000")
+    made.add_argument("--routed", type=_number, help="h: messages in each of its rounds: 200000")
     made.add_argument("--written", type=_number, help="i: messages written: 300000")
     made.add_argument("--rates", type=_numbers, help="i: messages a second; 0 is an idle stack")
     made.add_argument("--intervals", type=_numbers, help="i: commit intervals in ms: 100,1000")

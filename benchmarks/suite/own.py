@@ -28,7 +28,7 @@ class Sizes:
     delayed: tuple[int, ...] = (0, 1_000_000)
     rounds: int = 50
     queues: tuple[int, ...] = (10, 100, 1_000, 10_000)
-    routed: int = 50_000
+    routed: int = 200_000
     written: int = 300_000
     rates: tuple[int, ...] = (0, 10, 50, 200, 500, 1_000, 2_000)
     intervals: tuple[int, ...] = (100, 1_000)
