@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from importlib import import_module
 from typing import Any, Final
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from libs.serving.channels import Channels
 from libs.serving.topology import TopologyDirectory
-from libs.storage.errors import ObjectNotFound
 from libs.storage.objects import Objects
-from services.janitor.jobs.archive import KEY, KEY_COLUMNS, day_path, is_part, keys_of
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
 
-__all__ = ["ArchivedLetters", "Asked", "letters_of"]
+__all__ = ["ArchivedLetters", "Asked"]
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +31,10 @@ WINDOW: Final = 10_000
 """Entries that are looked for in the archive at once; without content some megabytes."""
 
 PAGE: Final = 1_000
-"""The most that ListEntries gives at once, and letters that become Python objects at once."""
+"""The most that ListEntries gives at once."""
+
+PARTS: Final = "services.janitor.archive_parts"
+"""Loaded when somebody reads the archive: a janitor that has nothing to do stays small."""
 
 LOOKS: Final = 3
 """A part may be absorbed by another while it is read: then that one has its letters."""
@@ -157,12 +155,13 @@ class ArchivedLetters:
         self, queue_id: str, day: date, wanted: dict[Key, entry_pb2.Entry]
     ) -> AsyncGenerator[entry_pb2.Entry, None]:
         """Those wanted of one day, with what the parts have of them; all come, each once."""
-        path = day_path(queue_id, day)
+        archive = await asyncio.to_thread(import_module, PARTS)
+        path = archive.day_path(queue_id, day)
         for look in range(1, LOOKS + 1):
-            parts = [info for info in await self._objects.describe(path) if is_part(info)]
+            parts = [info for info in await self._objects.describe(path) if archive.is_part(info)]
             try:
                 for part in parts:
-                    reading = letters_of(self._objects, part.path, tuple(wanted))
+                    reading = archive.letters_of(self._objects, part.path, tuple(wanted))
                     while (some := await asyncio.to_thread(next, reading, None)) is not None:
                         for letter in some:
                             entry = wanted.pop(
@@ -172,34 +171,17 @@ class ArchivedLetters:
                                 yield _with_content(entry, letter)
                     if not wanted:
                         return
-            except (ObjectNotFound, OSError, pa.ArrowException) as error:
+            except archive.UNREADABLE as error:
                 if look == LOOKS:
                     raise Unavailable(f"the archive cannot be read: {path}: {error}") from error
                 log.info("%s changes: looking again: %s", path, error)
                 continue
-            if parts == [info for info in await self._objects.describe(path) if is_part(info)]:
+            if parts == [
+                info for info in await self._objects.describe(path) if archive.is_part(info)
+            ]:
                 break
         for entry in wanted.values():
             yield entry
-
-
-def letters_of(
-    objects: Objects, path: str, wanted: Collection[Key]
-) -> Iterator[list[dict[str, Any]]]:
-    """The letters of a part that are wanted, some at a time; for code that may wait.
-
-    Raises ObjectNotFound, OSError, pyarrow.ArrowException.
-    """
-    keys = np.array([(message_id, failed_ms * 1000) for message_id, failed_ms in wanted], KEY)
-    with objects.open(path) as file:
-        part = pq.ParquetFile(file)
-        for group in range(part.num_row_groups):
-            there = np.isin(keys_of(part.read_row_group(group, columns=KEY_COLUMNS)), keys)
-            if not there.any():
-                continue
-            chosen = part.read_row_group(group).filter(pa.array(there))
-            for start in range(0, chosen.num_rows, PAGE):
-                yield chosen.slice(start, PAGE).to_pylist()
 
 
 def _with_content(entry: entry_pb2.Entry, letter: dict[str, Any]) -> entry_pb2.Entry:

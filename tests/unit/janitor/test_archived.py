@@ -16,8 +16,9 @@ from libs.serving.channels import Channels
 from libs.serving.topology import Peer, TopologyDirectory
 from libs.storage.objects import Objects
 from libs.storage.roots import open_root
-from services.janitor import archived
-from services.janitor.archived import ArchivedLetters, Asked, letters_of
+from services.janitor import archive_parts, archived
+from services.janitor.archive_parts import letters_of
+from services.janitor.archived import ArchivedLetters, Asked
 from services.janitor.jobs.archive import LETTERS, DayFolder, day_path
 from slatemq.errors import NotFound, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
@@ -104,7 +105,7 @@ async def test_each_comes_once_while_a_part_absorbs_another(
             looked.append(True)
         yield from reads(*given)
 
-    monkeypatch.setattr(archived, "letters_of", absorbed)
+    monkeypatch.setattr(archive_parts, "letters_of", absorbed)
 
     found = await joined(objects, listed(1, 2, 3))
 
