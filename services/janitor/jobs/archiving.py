@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from libs.storage.ids import shard_of
 from services.janitor.jobs.archive import LETTERS, PART_BYTES, DayFolder
@@ -80,7 +81,7 @@ class LetterArchive:
         for some in self._with_payloads(contents, folder.missing(table)):
             folder.add(some)
             counts["letters_written"] += some.num_rows
-            counts["payload_bytes"] += some["payload"].nbytes
+            counts["payload_bytes"] += pc.sum(pc.binary_length(some["payload"])).as_py() or 0
         for start in range(0, table.num_rows, BATCH_ROWS):
             rows = failed_rows(table.slice(start, BATCH_ROWS))
             archive = removal_pb2.ArchiveRemoval(rows=rows, run=self.run)

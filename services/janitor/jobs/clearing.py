@@ -79,8 +79,8 @@ def done(work: Work) -> Counter[str]:
     with work.phase("done lists"):
         ends = done_ends(work.of_queues("queues"), work.now_ms, work.grace_ms)
         if work.options.dry_run:
-            counts.update(totals(overdue_done(work.table("done"), ends), done_removed=_ONE))
-            counts.update(totals(ends, queues_pruned=_ONE))
+            queues = overdue_done(work.table("done"), ends).groupBy("queue").count()
+            counts.update(totals(queues, done_removed="count", queues_pruned=_ONE))
         else:
             counts.update(counted(ends.repartition("queue"), DonePruning(work.url)))
     return counts

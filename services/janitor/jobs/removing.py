@@ -133,13 +133,14 @@ class DonePruning:
             for table in grouped(batches, ENTRY_KEYS):
                 before_ms = table["done_before_ms"][0].as_py()
                 done = removal_pb2.DoneRemoval(done_before_ms=before_ms)
-                more = True
+                more, removed = True, 0
                 while more:
                     told = remove_entries(owners, table, done=done)
-                    counts["done_removed"] += told.removed_count
+                    removed += told.removed_count
                     # A call that removes nothing would do so again.
                     more = told.more and told.removed_count > 0
-                counts["queues_pruned"] += 1
+                counts["done_removed"] += removed
+                counts["queues_pruned"] += removed > 0
         yield counts_batch(counts)
 
 

@@ -135,8 +135,10 @@ async def test_jobs_remove_what_may_go_while_work_goes_on(
         assert await made.listed("orders", "failed") == failed
         assert await made.listed("brief", "failed") == set()
 
+        dry = await run(spark, made, "done", dry_run=True)
         told = await run(spark, made, "done")
-        assert told.counts["done_removed"] == len(filled.printed)
+        assert told.counts == {"done_removed": len(filled.printed), "queues_pruned": 1}
+        assert dry.counts == told.counts
         assert await made.listed("prints", "done") == set()
 
         told = await run(spark, made, "unreferenced")
@@ -145,8 +147,12 @@ async def test_jobs_remove_what_may_go_while_work_goes_on(
         assert await made.logged() - kept <= set(published)
         assert len(made.objects) == len(letters)
 
-        told = await run(spark, made, "dead-letters")
+        told = await run(spark, made, "dead-letters", dry_run=True)
+        payload_bytes = len(BLOB) * len(letters) + len(b"payload") * len(filled.failed)
+        assert told.counts["payload_bytes"] == payload_bytes
+        told = await run(spark, made, "dead-letters", run="letters-1")
         assert told.counts["letters_archived"] == len(failed)
+        assert told.counts["payload_bytes"] == payload_bytes
         assert await made.listed("orders", "failed") == set()
         assert await made.listed("orders", "archived") == failed
 
@@ -171,6 +177,7 @@ async def _tell(spark: SparkSession, made: Instance, filled: Filled) -> None:
     for row in archived:
         assert row["payload"] == (BLOB if row["message_id"] in filled.letters else b"payload")
         assert (row["queue"], dict(row["headers"])) == ("orders", {"queue": "orders"})
+        assert row["run"] == "letters-1"
         assert [one["outcome"] for one in row["history"]] == ["nack: boom"]
 
     parquet, html = (await run(spark, made, "report")).artifacts
