@@ -174,8 +174,11 @@ def show(session: Session, run_id: str, follow: bool) -> None:
     one = _once(session, lambda client: client.get_job_run(run_id))
     if follow and not one.ended:
         _follow(session, one)
-    else:
-        _tell(session, one)
+        return
+    _tell(session, one)
+    # Whoever follows is told the same, also where the run was quicker.
+    if follow and one.state is not JobRunState.DONE:
+        sys.exit(EXIT_REFUSED)
 
 
 @janitor.command("cancel", epilog="\b\nExample:\n  slatemq janitor cancel RUN")

@@ -92,6 +92,8 @@ async def test_a_run_is_begun_without_waiting_followed_and_cancelled(tmp_path: P
         followed = await following
         assert followed.code == 1
         assert f"run {run_id} is cancelled" in followed.out
+        assert (await cli(there, "show", run_id, "--follow")).code == 1
+        assert (await cli(there, "show", run_id)).code == 0
         assert (await cli(there, "cancel", run_id)).code == 0
 
 
