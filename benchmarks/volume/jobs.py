@@ -105,8 +105,8 @@ def _job(root: str, name: str, told: multiprocessing.Queue[JobResult]) -> None:
     told.put(run_job(name.rstrip("?"), JobInstance(root), options))
 
 
-def run(folder: Path, name: str, server: servers.Server) -> None:
-    """One job, and what it cost."""
+def run(folder: Path, name: str, server: servers.Server, driver_mb_max: float) -> None:
+    """One job, and what it cost. Ends the program when its driver took more memory than that."""
     context = multiprocessing.get_context("spawn")
     told: multiprocessing.Queue[JobResult] = context.Queue()
     services = dict(server.named())
@@ -133,6 +133,8 @@ def run(folder: Path, name: str, server: servers.Server) -> None:
         + ", ".join(f"{one} {mb:.0f}" for one, mb in peak_mb(services).items()),
         flush=True,
     )
+    if watch.driver_mb > driver_mb_max:
+        sys.exit(f"{name}: its driver took {watch.driver_mb:.0f} MB, more than {driver_mb_max:g}")
 
 
 def main() -> None:
@@ -144,13 +146,19 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path, help="whose data/ is the instance's root")
     parser.add_argument("jobs", nargs="+", metavar="JOB")
+    parser.add_argument(
+        "--driver-mb-max",
+        type=float,
+        default=200,
+        help="more memory of the driver is a failure: it may not grow with the rows; 200",
+    )
     given = parser.parse_args()
     # What was started is ended, whoever ends us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder = given.folder.resolve()
     with servers.slatemq(folder) as server:
         for name in given.jobs:
-            run(folder, name, server)
+            run(folder, name, server, given.driver_mb_max)
 
 
 if __name__ == "__main__":
