@@ -70,6 +70,8 @@ class IngestPushes:
         """See OutboxTarget. The choice holds for as long as the process runs."""
         if self._chosen is None:
             shards = list((await _topology(self._directory)).ingests)
+            # One may have come since.
+            shards = shards or list((await self._directory.read(max_age_ms=0)).ingests)
             if not shards:
                 raise Unavailable("no ingest has announced itself", reason="PEER_UNKNOWN")
             self._chosen = shards[self._shard % len(shards)]

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from slatemq.textqueue import (
     AlreadyMarked,
@@ -178,7 +179,7 @@ def change_beside_editor(path: str, part: str, parts: str, count: str) -> None:
 def tell_losses(journal: Journal) -> None:
     """Put every message that is reported to be gone into the journal."""
 
-    def show(message: Warning | str, *_: object) -> None:
+    def show(message: Warning | str, *where: Any, **more: Any) -> None:
         assert isinstance(message, AppendLost)
         for _, start in message.appends:
             journal("gone", start)

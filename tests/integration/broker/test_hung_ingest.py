@@ -84,9 +84,10 @@ async def test_pushes_to_another_ingest_go_on_and_those_for_it_come_when_it_is_b
 ) -> None:
     # Given pushes for ingest 0, which hangs, in the outbox of broker 1
     clock = ManualClock()
+    async with running(tmp_path, clock, pushes=IngestPushes, shard=1) as rig:
+        await rig.create()  # its first queue would need the ingest
     async with hung(tmp_path, 0) as taken:
         async with running(tmp_path, clock, pushes=IngestPushes, shard=1) as rig:
-            await rig.create()
             await execute(rig, push(payload=b"for 0"))
             await eventually(lambda: taken)
         # When the broker, started anew, pushes to another one

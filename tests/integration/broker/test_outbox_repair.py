@@ -62,9 +62,12 @@ async def stored(ingest: Ingest) -> list[bytes]:
 
 
 async def known(root: Path) -> None:
-    """An ingest has announced itself, with the limits of before, and is away."""
-    async with serving(root.as_uri()):
-        return
+    """An ingest has announced itself, with the limits of before, and is away.
+
+    The broker has had a queue: its first one would need the ingest.
+    """
+    async with serving(root.as_uri()), running(root, pushes=IngestPushes) as rig:
+        await rig.create("before")
 
 
 # --- Refused for good -----------------------------------------------------------
