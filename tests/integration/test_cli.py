@@ -86,6 +86,7 @@ def test_queues_are_listed_one_object_per_line(cli: Cli) -> None:
         "in_flight_count": 0,
         "done_count": 0,
         "failed_count": 0,
+        "archived_count": 0,
         "by_priority": {},
         "oldest_claimable_age_ms": None,
     }
@@ -228,6 +229,7 @@ def test_the_status_names_every_service(cli: Cli, queue: str) -> None:
         ("ingest", 0, True),
         ("router", 0, True),
         ("broker", 0, True),
+        ("janitor", 0, True),
     }
     assert told["routes"][0]["cursor"].isdigit()
     depths = {one["queue_id"]: one["counts"]["available_count"] for one in told["queues"]}
