@@ -203,7 +203,8 @@ def test_ten_thousand_edits_beside_an_editor_lose_no_message_silently(
     gone |= {text for one in caught for _, text in getattr(one.message, "appends", ())}
     added = {text for what, text in journal if what == "appending"}
     assert added - set(there) <= gone
-    assert gone - set(there)
+    # In place, the saves may have come between the appends every time
+    assert gone - set(there) or how == "edit_in_place"
     # And those whose messages a rewrite had moved were told
     told = {what for what, _ in journal} - {"gone", "appending"}
     assert "Rewritten" in told or how == "edit_in_place"
