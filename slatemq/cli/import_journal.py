@@ -2,7 +2,7 @@
 
 `F.tq.importing` is there from the first batch to the end of the import::
 
-    {"target": …, "states": […], "through": 4711, "last": 4600, "digest": …,
+    {"target": …, "states": […], "secret": …, "through": 4711, "last": 4600, "digest": …,
      "sending": {"offsets": […], "request_id": …, "at_ms": …}}
 
 `sending` is a batch of which nobody knows whether it has arrived: it is stored before it is sent,
@@ -16,6 +16,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from slatemq.cli.failures import BadInput
 
@@ -41,6 +42,7 @@ class Journal:
         path: Of the journal.
         target: Into which queue, or that it publishes.
         states: Which entries it takes.
+        secret: Part of all its request IDs and dedupe keys.
         through: Where in the file it goes on.
         last: The last entry that was imported, and the digest of its text; -1 for none.
         sending: What may have been imported.
@@ -49,10 +51,11 @@ class Journal:
     path: Path
     target: str
     states: list[str]
+    secret: str = field(default_factory=lambda: uuid4().hex)
     through: int = 0
     last: int = -1
     digest: str = ""
-    sending: Sending | None = field(default=None)
+    sending: Sending | None = None
 
     @classmethod
     def beside(cls, file: str, target: str, states: list[str]) -> Journal:
@@ -78,6 +81,7 @@ class Journal:
         fields: dict[str, Any] = {
             "target": self.target,
             "states": self.states,
+            "secret": self.secret,
             "through": self.through,
             "last": self.last,
             "digest": self.digest,

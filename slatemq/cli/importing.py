@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import NamedTuple
 
 import click
 
 from slatemq import textqueue
 from slatemq.cli.exporting import progress
 from slatemq.cli.failures import BadInput
+from slatemq.cli.import_items import Item, outgoing_of, push_of, request_id
 from slatemq.cli.import_journal import REPEATABLE_MS, Journal, Sending
 from slatemq.cli.output import note, say, write_json
 from slatemq.cli.parameters import WORDS
-from slatemq.cli.queue_files import Content, content_of
+from slatemq.cli.queue_files import content_of
+from slatemq.cli.runs import Run
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.textqueue_output import told
+from slatemq.cli.threads import in_thread
 from slatemq.client import Client
-from slatemq.commands import Push
 from slatemq.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -31,10 +32,12 @@ from slatemq.errors import (
     NotFound,
     Unavailable,
 )
-from slatemq.models import OutgoingMessage
 from slatemq.textqueue import AlreadyMarked, Rewritten, State, TextQueue, scan
 
 STDIN = "-"
+
+_PLACE = re.compile(r"(?:messages|commands)\[(\d+)\]\.?(?:push\.)?")
+"""In whose place the line of the file is told."""
 
 BATCH_MESSAGES = 500
 BATCH_BYTES = 4 << 20
@@ -51,23 +54,21 @@ Examples:
 \b
 Queued messages (-) are imported, and marked as processed (=) when they are
 durable: run it again after a failure, or a kill, and it goes on where it was.
-What was under way then has a request ID (--to) or dedupe keys (--publish)
-made of the file's content and the messages' IDs, so that within 10 minutes it
-is not imported twice; after that you are asked: look whether it has arrived.
-With --no-mark, or other states, the file stays as it is.
+What was under way then is known by a request ID (--to) or dedupe keys
+(--publish), so that within 10 minutes it is not imported twice; after that
+you are asked: look whether it has arrived. Stdin can be given again within
+10 minutes of a failure; after that it is imported anew.
+
+\b
+With --no-mark, or other states, the file stays as it is, and nothing in it
+tells that it was imported: a second import imports it again, but for messages
+with an ID that --publish has published within the dedupe window.
 
 \b
 Headers, retention and base64 are those of the variables, as `slatemq export`
 writes them; a message without variables is its text. Nobody else can change
 the file meanwhile (it is locked); editors that do not ask are noticed.
 """
-
-
-class Item(NamedTuple):
-    """An entry of the file, and what it says."""
-
-    entry: textqueue.Entry
-    content: Content
 
 
 @click.command("import", epilog=EPILOG)
@@ -152,15 +153,15 @@ class Importer:
         self._to = to
         self._states = states
         self._is_stream = file == STDIN
+        self._name = "stdin" if self._is_stream else file
         self._marking = marking and not self._is_stream
         self._unsure = unsure
+        self._secret = ""
 
     async def run(self) -> None:
         """Imports all. Raises BadInput, SlateMQError, OSError; what was done stays so."""
         if self._is_stream:
-            entries = scan(lambda wanted: os.read(sys.stdin.fileno(), wanted), "stdin")
-            for batch in self._batches(entries, 0):
-                await self._send(batch, _request_id(self._target, batch))
+            await self._run_stream()
             return
         size = os.stat(self._file).st_size
         self._queue = TextQueue(self._file)
@@ -169,12 +170,13 @@ class Importer:
             progress(self._session, "bytes", size) as advance,
         ):
             journal = Journal.beside(self._file, self._target, sorted(self._states))
+            self._secret = journal.secret
             if journal.sending is not None:
                 await self._go_on(journal, journal.sending)
             for batch in self._batches(self._queue.entries(*State), self._start(journal)):
                 sending = Sending(
                     [item.entry.offset for item in batch],
-                    _request_id(self._target, batch),
+                    request_id(self._target, batch, self._secret),
                     time.time_ns() // 1_000_000,
                 )
                 journal.sending = sending
@@ -183,6 +185,26 @@ class Importer:
                 self._settled(journal, batch)
                 advance(batch[-1].entry.end)
             journal.remove()
+
+    async def _run_stream(self) -> None:
+        """What stdin has; it is read in a thread, since whoever writes it may take their time."""
+        entries = scan(lambda wanted: os.read(sys.stdin.fileno(), wanted), self._name)
+        batches = self._batches(entries, 0)
+        # All on one shard, whichever that is.
+        this_run = Run(STDIN, ["import", self._target, sorted(self._states)], [0])
+        self._secret = this_run.secret
+        try:
+            while (batch := await in_thread(lambda: next(batches, None))) is not None:
+                await self._send(batch, request_id(self._target, batch, self._secret))
+        except BaseException:
+            if self.counts["imported"]:
+                note(
+                    f"{self.counts['imported']} were imported before that: within 10 minutes the "
+                    "same input, given again, goes on behind them"
+                )
+            this_run.close()
+            raise
+        this_run.finish()
 
     @property
     def _target(self) -> str:
@@ -227,9 +249,9 @@ class Importer:
     def _item(self, entry: textqueue.Entry) -> Item | None:
         if entry.state not in self._states:
             return None
-        content = content_of(entry, self._file)
+        content = content_of(entry, self._name)
         if content.is_gone:
-            note(f"{self._file}:{entry.line}: its message was not stored any more: left out")
+            note(f"{self._name}:{entry.line}: its message was not stored any more: left out")
             return None
         return Item(entry, content)
 
@@ -261,10 +283,10 @@ class Importer:
         try:
             for offset in sending.offsets:
                 entry = self._queue.entry(offset)
-                batch.append(Item(entry, content_of(entry, self._file)))
+                batch.append(Item(entry, content_of(entry, self._name)))
         except (textqueue.TextQueueError, BadInput):
             batch = []
-        if _request_id(self._target, batch) != sending.request_id:
+        if request_id(self._target, batch, self._secret) != sending.request_id:
             self._doubt(journal, "and the file was changed since")
             if self._unsure == "skip":
                 raise BadInput(
@@ -301,7 +323,8 @@ class Importer:
             await self._send(batch, request_id)
         except (BadInput, NotFound, FailedPrecondition):
             journal.sending = None
-            if journal.last < 0:
+            # Of what is published a part may be stored, and must be known by its keys then.
+            if journal.last < 0 and self._to is not None:
                 journal.remove()
             else:
                 journal.store()
@@ -311,50 +334,21 @@ class Importer:
         """All of a batch, durable when this returns."""
         try:
             if self._to is not None:
-                pushes = [_push(self._to, item.content) for item in batch]
+                pushes = [push_of(self._to, item.content) for item in batch]
                 await self._client.execute(pushes, request_id=request_id)
                 self.counts["imported"] += len(batch)
                 return
-            done = await self._client.publish_many([_outgoing(item) for item in batch])
+            done = await self._client.publish_many(
+                [outgoing_of(item, self._secret) for item in batch]
+            )
         except InvalidArgument as error:
-            place = error.metadata.get("command", "0")
-            line = batch[int(place) if place.isdigit() else 0].entry.line
-            raise BadInput(f"{self._file}: from line {line} on: {error.message}") from None
+            place = _PLACE.match(error.field)
+            line = batch[int(place[1]) if place else 0].entry.line
+            why = error.field[place.end() :] + f": {error.description}" if place else error.message
+            raise BadInput(f"{self._name}:{line}: {why}") from None
         except (Unavailable, DeadlineExceeded):
             note("what was not answered is under way: run the same again to go on")
             raise
         duplicates = sum(one.duplicate for one in done)
         self.counts["duplicate"] += duplicates
         self.counts["imported"] += len(batch) - duplicates
-
-
-def _push(queue_id: str, content: Content) -> Push:
-    return Push(queue_id, content.payload, content.headers, retention=content.retention_s)
-
-
-def _outgoing(item: Item) -> OutgoingMessage:
-    content = item.content
-    return OutgoingMessage(
-        content.payload,
-        content.headers,
-        content.created_at_ms,
-        content.retention_s,
-        dedupe_key="tq-" + _key(item),
-    )
-
-
-def _key(item: Item) -> str:
-    """Names a message of the file: by its ID, or its place where it has none, and its content."""
-    entry, content = item
-    name = f"id {content.message_id}" if content.message_id else f"at {entry.offset}"
-    digest = hashlib.blake2b(f"{name} {sorted(content.headers.items())} ".encode(), digest_size=16)
-    digest.update(content.payload)
-    return digest.hexdigest()
-
-
-def _request_id(target: str, batch: list[Item]) -> str:
-    """The same for the same batch of the same file, into the same queue."""
-    digest = hashlib.blake2b(target.encode(), digest_size=16)
-    for item in batch:
-        digest.update(_key(item).encode())
-    return digest.hexdigest()

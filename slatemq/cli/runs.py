@@ -8,7 +8,7 @@ file, which the next run of the same source and options takes up:
     $XDG_STATE_HOME/slatemq/publish/<digest of source and options>.json   {"secret": …, "shards": …}
 
 The server remembers request IDs for 10 minutes. The file is locked while its run goes on: a second
-run beside it is one of its own.
+run beside it is one of its own. An import from stdin uses it as well, for the secret alone.
 """
 
 from __future__ import annotations

@@ -29,8 +29,7 @@ def objects(cli: Cli, *arguments: str) -> list[Any]:
 def contents(cli: Cli, queue: str) -> list[tuple[Any, dict[str, str]]]:
     """Payloads and headers of what is available, in order; claims it, and gives it back."""
     found = objects(cli, "claim", queue, "--max", "100", "--wait", "5s")
-    for one in found:
-        cli.ok("nack", "--release", one["lease_token"])
+    cli.ok("nack", "--release", *(one["lease_token"] for one in found))
     return [(one.get("payload", one.get("payload_base64")), one["headers"]) for one in found]
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from slatemq.cli.import_items import Item, request_id
 from slatemq.cli.import_journal import Journal, Sending
-from slatemq.cli.importing import Item, _request_id
 from slatemq.cli.queue_files import content_of
 from slatemq.textqueue import State, TextQueue
 from tests.acceptance.local_stack import LocalStack, wait_until
@@ -135,19 +135,75 @@ def test_an_import_marks_what_it_has_done_and_a_second_one_does_nothing(
     assert (second["imported_count"], second["skipped_count"]) == (0, 4)
     assert file.read_text() == "# mine\n=one\n=two\n=three\n!four\n"
     wait_until(lambda: counts(cli, queue) == {"available": 2}, 60)
-    # The same content from stdin within ten minutes is another batch only if it is another content
-    for _ in range(2):
-        cli.ok("import", "-", "--to", queue, stdin=b"-again\n-and again\n")
-    wait_until(lambda: counts(cli, queue) == {"available": 4}, 60)
     # And each state may be asked for
     cli.ok("import", str(file), "--to", queue, "--state", "error")
-    wait_until(lambda: counts(cli, queue) == {"available": 5}, 60)
+    wait_until(lambda: counts(cli, queue) == {"available": 3}, 60)
     assert file.read_text() == "# mine\n=one\n=two\n=three\n!four\n"
+
+
+@pytest.mark.parametrize("how", ["--to", "--publish"])
+def test_messages_that_are_alike_are_each_imported(cli: Cli, tmp_path: Path, how: str) -> None:
+    # Given two files with the same message at the same place
+    queue = new_queue(cli)
+    target = ["--to", queue] if how == "--to" else ["--publish"]
+    content = f"-tick\n\\header.queue={queue}\n"
+    files = [tmp_path / "a.tq", tmp_path / "b.tq"]
+    for file in files:
+        file.write_text(content)
+
+    # When both are imported, one is filled again, and the same comes from stdin, twice
+    for file in files:
+        cli.ok("import", str(file), *target)
+    cli.ok("tq", "compact", str(files[0]))
+    cli.ok("tq", "append", str(files[0]), "tick", "--var", f"header.queue={queue}")
+    (third,) = objects(cli, "import", str(files[0]), *target)
+    for _ in range(2):
+        cli.ok("import", "-", *target, stdin=content.encode())
+
+    # Then each is in the queue, as the counts have it
+    assert (third["imported_count"], third["duplicate_count"]) == (1, 0)
+    wait_until(lambda: counts(cli, queue) == {"available": 5}, 60)
+
+
+def test_stdin_given_again_after_a_failure_is_imported_once(cli: Cli) -> None:
+    # Given input that cannot be read to its end
+    queue = new_queue(cli, "--filter", "false")
+    good = b"".join(b"-message %d\n" % number for number in range(1200))
+    failed = cli.run("import", "-", "--to", queue, stdin=good + b"-bad\n\\encoding=rot13\n")
+    assert failed.code == 2
+    assert "stdin:1201: the variable encoding" in failed.err
+    assert "1000 were imported before that" in failed.err
+
+    # When it is mended, and given again
+    (done,) = cli.ok("import", "-", "--to", queue, "--json", stdin=good).objects
+
+    assert done["imported_count"] == 1200
+    wait_until(lambda: counts(cli, queue) == {"available": 1200}, 60)
+
+
+def test_ctrl_c_ends_an_import_whose_input_is_silent(cli: Cli) -> None:
+    process = cli.start("import", "-", "--to", new_queue(cli, "--filter", "false"))
+    assert process.stdin is not None
+    process.stdin.write(b"-one\n")
+    process.stdin.flush()
+    # It has begun to read when it has taken up the name of its run.
+    folder = cli.state / "slatemq" / "publish"
+    before = set(folder.glob("*.json")) if folder.exists() else set()
+    wait_until(lambda: folder.exists() and bool(set(folder.glob("*.json")) - before), 60)
+
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(30) == 130
+    process.communicate()
 
 
 def test_a_published_import_has_its_headers_and_dedupe_keys(cli: Cli, tmp_path: Path) -> None:
     queue, file = new_queue(cli), tmp_path / "jobs.tq"
-    content = f"-one\n\\header.queue={queue}\n-two\n\\header.queue={queue}\n-nobody wants\n"
+    content = "".join(
+        f"-{text}\n\\id={number}\n\\header.queue={queue}\n"
+        for number, text in enumerate(("one", "two"), 1)
+    )
+    content += "-nobody wants\n\\id=3\n"
     file.write_text(content)
 
     (first,) = objects(cli, "import", str(file), "--publish")
@@ -200,8 +256,8 @@ def test_what_was_under_way_long_ago_is_asked_about(cli: Cli, tmp_path: Path) ->
         file.write_text("-one\n-two\n")
         batch = [Item(entry, content_of(entry, "")) for entry in TextQueue(file)]
         at_ms = time.time_ns() // 1_000_000 - 3_600_000
-        sending = Sending([0, 5], _request_id(f"--to {queue}", batch), at_ms)
-        Journal(journal, f"--to {queue}", ["queued"], sending=sending).store()
+        sending = Sending([0, 5], request_id(f"--to {queue}", batch, "secret"), at_ms)
+        Journal(journal, f"--to {queue}", ["queued"], "secret", sending=sending).store()
 
     left()
     refused = cli.run("import", str(file), "--to", queue)
