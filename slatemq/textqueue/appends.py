@@ -12,12 +12,14 @@ person's wish cannot be seen from here: it is told all the same, once.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from slatemq.textqueue.editing import entry_at, reader
@@ -38,6 +40,8 @@ SETTLED_SECONDS = 0.005
 """Between emptying a file and writing it anew an editor takes less."""
 
 SETTLING_ROUNDS_MAX = 40
+
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Append(NamedTuple):
@@ -63,34 +67,49 @@ def appended(path: str) -> str:
     return path + ".appended"
 
 
-def remember(path: str, entry: Entry, count: int, now_ms: int) -> None:
+@contextmanager
+def listing(path: str) -> Iterator[int]:
+    """The list, open and locked; made where there is none. Raises OSError."""
+    with opened(appended(path), os.O_RDWR | os.O_CREAT, How.EXCLUSIVE) as log:
+        yield log
+
+
+def remember(log: int, entry: Entry, count: int, now_ms: int) -> None:
     """Put an append at the end of the list; the file is locked for us. Raises OSError."""
     made = _append_of(entry, count, now_ms)
-    with opened(appended(path), os.O_RDWR | os.O_CREAT, How.EXCLUSIVE) as log:
-        size = os.fstat(log).st_size
-        if size > LOG_BYTES_MAX:
-            kept = _lines(os.pread(log, size, 0))
-            _rewrite(log, [*kept[len(kept) // 2 :], made])
-        else:
-            os.pwrite(log, _line(made), size)
+    size = os.fstat(log).st_size
+    if size > LOG_BYTES_MAX:
+        kept = _lines(os.pread(log, size, 0))
+        _rewrite(log, [*kept[len(kept) // 2 :], made])
+    else:
+        os.pwrite(log, _line(made), size)
 
 
-def restart(path: str, entry: Entry | None, count: int, now_ms: int) -> None:
+def restart(log: int, entry: Entry | None, count: int, now_ms: int) -> None:
     """Begin the list anew, with the last entry of a file that we have written. Raises OSError."""
-    with opened(appended(path), os.O_RDWR | os.O_CREAT, How.EXCLUSIVE) as log:
-        _rewrite(log, [] if entry is None else [_append_of(entry, count, now_ms)])
+    _rewrite(log, [] if entry is None else [_append_of(entry, count, now_ms)])
 
 
 def look(path: str, name: str, descriptor: int) -> bool:
     """Whether all that was appended is there still; warns of AppendLost if not, once.
 
-    The file is locked for us, at least shared. Raises OSError.
+    Who may only read the list is told every time. The file is locked for us, at least shared.
+    Raises OSError.
     """
-    try:
-        with opened(appended(path), os.O_RDWR, How.EXCLUSIVE) as log:
-            gone = _gone(path, descriptor, log)
-    except FileNotFoundError:
-        return True
+    flags, kept = os.O_RDWR, True
+    while True:
+        try:
+            with opened(appended(path), flags, How.EXCLUSIVE) as log:
+                gone, present = _gone(path, descriptor, log)
+                if gone and kept:
+                    _rewrite(log, present)
+            break
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if not kept or error.errno not in _READ_ONLY:
+                raise
+            flags, kept = os.O_RDONLY, False
     if gone:
         found = tuple((one.offset, one.start) for one in gone)
         count = sum(one.messages for one in gone)
@@ -98,13 +117,13 @@ def look(path: str, name: str, descriptor: int) -> bool:
     return not gone
 
 
-def _gone(path: str, descriptor: int, log: int) -> list[Append]:
-    """What is gone, which the list then lacks."""
+def _gone(path: str, descriptor: int, log: int) -> tuple[list[Append], list[Append]]:
+    """What is gone, and what the list is without that."""
     size = os.fstat(log).st_size
     tail = os.pread(log, LINE_BYTES_MAX, max(0, size - LINE_BYTES_MAX))
     newest = next(_newest_first(tail), None)
     if newest is None or _is_at(descriptor, newest):
-        return []
+        return [], []
     made = _lines(os.pread(log, size, 0))
     try:
         present = _present(descriptor, made)
@@ -113,12 +132,11 @@ def _gone(path: str, descriptor: int, log: int) -> list[Append]:
             present = _present(descriptor, made)
     except FormatError:
         # Nobody can tell; what reads the file says where it is broken, and we look again then.
-        return []
+        return [], []
     if not is_named(descriptor, path):
         # Replaced just now: what is at the name may have it all.
-        return []
-    _rewrite(log, present)
-    return made[len(present) :]
+        return [], []
+    return made[len(present) :], present
 
 
 def _present(descriptor: int, made: list[Append]) -> list[Append]:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
-from slatemq.textqueue.appends import look, restart
+from slatemq.textqueue.appends import listing, look, restart
 from slatemq.textqueue.editing import reader
 from slatemq.textqueue.entries import NEWLINE, Entry, State
 from slatemq.textqueue.errors import Rewritten
@@ -53,7 +53,8 @@ def compact(file: QueueFile, drop: Collection[State], now_ms: int) -> Compacted:
                 raise Rewritten(f"{file.name} was written to without its lock: nothing was done")
             file.keep_locked(new)
             # What is left out is missed no more; what is kept is in both files.
-            restart(file.path, last, 1, now_ms)
+            with listing(file.path) as log:
+                restart(log, last, 1, now_ms)
             os.rename(written, file.path)
             for holder in holders:
                 if holder.state(now_ms) is Hold.ALIVE:

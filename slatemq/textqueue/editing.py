@@ -127,3 +127,9 @@ def add(descriptor: int, content: bytes) -> int:
         os.ftruncate(descriptor, end - written)
         raise OSError(f"only {written} of {len(missing) + len(content)} bytes could be written")
     return end - len(content)
+
+
+def take_back(descriptor: int, offset: int, content: bytes) -> None:
+    """Undo an append, unless somebody without the lock has appended behind it."""
+    if os.fstat(descriptor).st_size == offset + len(content):
+        os.ftruncate(descriptor, offset)

@@ -14,8 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from slatemq.textqueue.appends import look, remember, restart
-from slatemq.textqueue.editing import add, again, entry_at, reader
+from slatemq.textqueue.appends import listing, look, remember, restart
+from slatemq.textqueue.editing import add, again, entry_at, reader, take_back
 from slatemq.textqueue.entries import NEWLINE, Entry
 from slatemq.textqueue.errors import FormatError, Rewritten
 from slatemq.textqueue.holders import Holders, sidecar
@@ -150,15 +150,19 @@ class QueueFile:
             with self.opened(flags, How.EXCLUSIVE) as descriptor:
                 if not is_new:
                     look(self.path, self.name, descriptor)
-                offset = add(descriptor, content)
-                self.sync(descriptor)
-                # Put into a file that an editor has replaced meanwhile, it would be lost.
-                if is_named(descriptor, self.path):
+                # Opened first: where that is refused nothing is to be appended.
+                with listing(self.path) as log:
+                    offset = add(descriptor, content)
+                    self.sync(descriptor)
+                    # Put into a file that an editor has replaced meanwhile, it would be lost.
+                    if not is_named(descriptor, self.path):
+                        continue
                     entry = Entry(content[last:], offset + last, 0)
-                    if is_new:
-                        restart(self.path, entry, count, now_ms)
-                    else:
-                        remember(self.path, entry, count, now_ms)
+                    try:
+                        (restart if is_new else remember)(log, entry, count, now_ms)
+                    except OSError:
+                        take_back(descriptor, offset, content)
+                        raise
                     break
         if self.fsync and offset == 0:
             self.sync_folder()

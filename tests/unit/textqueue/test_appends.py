@@ -1,13 +1,20 @@
 """Appends that an editor's save takes away are missed, and told once."""
 
 import os
+import resource
+import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from slatemq.textqueue import AppendLost, TextQueue, appends
 from tests.unit.textqueue.claims import claims
+
+NOBODY = 65534
+"""A user who owns nothing."""
 
 
 def save(path: Path, content: bytes, in_place: bool) -> None:
@@ -148,3 +155,77 @@ def test_programs_may_take_the_warning_as_an_error(path: Path) -> None:
     assert os.path.getsize(path) == 0
     queue.append("b")
     assert path.read_bytes() == b"-b\n"
+
+
+def test_an_append_that_cannot_be_listed_is_refused_and_leaves_nothing(path: Path) -> None:
+    # Given something else in the place of the list
+    path.write_bytes(b"-one")
+    Path(f"{path}.appended").mkdir()
+
+    with pytest.raises(IsADirectoryError):
+        TextQueue(path).append("two")
+
+    assert path.read_bytes() == b"-one"
+
+
+def test_an_append_whose_line_in_the_list_does_not_fit_on_the_disk_is_taken_back(
+    path: Path,
+) -> None:
+    # Given a list that can grow no more, and a file that can
+    queue = TextQueue(path)
+    queue.append("one")
+    listed = Path(f"{path}.appended")
+    listed.write_bytes(listed.read_bytes() * 100)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (listed.stat().st_size, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            queue.append("two")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert path.read_bytes() == b"-one\n"
+    queue.append("two")
+    assert queue.has_all_appends()
+
+
+def test_who_may_only_read_is_told_of_losses_each_time() -> None:
+    # Given files that are somebody else's, and a save that took an append away
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "jobs.tq")
+        os.chmod(folder, 0o755)
+        queue = TextQueue(path)
+        queue.append("one")
+        queue.append("two")
+        with as_a_reader(path, Path(f"{path}.appended")):
+            assert queue.has_all_appends()
+        save(path, b"-one\n", True)
+
+        # When they look twice, and the owner does
+        for _ in range(2):
+            with (
+                as_a_reader(path, Path(f"{path}.appended")),
+                pytest.warns(AppendLost, match="'two' at offset 5"),
+            ):
+                assert not queue.has_all_appends()
+        with pytest.warns(AppendLost, match="'two' at offset 5"):
+            assert not queue.has_all_appends()
+
+        # Then nobody is told any more
+        assert queue.has_all_appends()
+
+
+@contextmanager
+def as_a_reader(*paths: Path) -> Iterator[None]:
+    """As somebody who may read the files, and not write them."""
+    for path in paths:
+        path.chmod(0o444)
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+        for path in paths:
+            path.chmod(0o644)
