@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from libs.storage.archived_records import ArchivedMessage
 from libs.storage.blobs import Blobs
-from libs.storage.execution_records import OutboxRecord, encode_outbox
-from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
 from services.broker.execute_conversion import PushLimits
 from services.broker.executor import UPLOAD_AGE_MS_MAX
 from services.broker.finished_pages import FinishedReader
+from services.broker.letter_pushes import outbox_row
 from services.broker.other_shards import OtherBrokers, OutboxTarget
 from services.broker.owner import ShardOwner
 from services.broker.queue_machine import Queue
@@ -94,7 +93,13 @@ class ArchiveRedriver:
         began_ms = self._owner.clock.now_ms()
         _, places = judge_archived(queue, order, stored, letters, began_ms)
         pushes = {
-            number: await self._push(into.queue_id, stored[place], contents[number])
+            number: await outbox_row(
+                into.queue_id,
+                contents[number],
+                stored[place].retention_deadline_ms,
+                self._blobs,
+                began_ms,
+            )
             for place, number in places.items()
         }
 
@@ -110,23 +115,6 @@ class ArchiveRedriver:
             )
 
         return await self._owner.run(run, sum(map(len, pushes.values())))
-
-    async def _push(self, target_id: str, one: ArchivedMessage, content: Content) -> bytes:
-        """The outbox row of a new message with the same content and the same end."""
-        payload: bytes | PayloadUri = content.payload
-        if len(content.payload) > INLINE_PAYLOAD_MAX_BYTES:
-            payload = PayloadUri(await self._blobs.put(content.payload))
-        return encode_outbox(
-            OutboxRecord(
-                pushed_at_ms=self._owner.clock.now_ms(),
-                queue_id=target_id,
-                payload=payload,
-                payload_bytes=len(content.payload),
-                headers=dict(content.headers),
-                retention_s=0,
-                retention_deadline_ms=one.retention_deadline_ms,
-            )
-        )
 
 
 class _Target(NamedTuple):

@@ -20,15 +20,14 @@ import cel
 from libs.filters import Filter, FilterError, compile_filter, context, timestamp
 from libs.storage.blobs import Blobs
 from libs.storage.errors import CorruptRecord, StoreUnavailable
-from libs.storage.execution_records import OutboxRecord, encode_outbox
 from libs.storage.ids import shard_of
-from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
 from libs.storage.queues import AvailableMessage, FailedMessage
 from libs.storage.redrive_records import RedriveRecord, RedriveState
 from services.broker.commands import Needs
 from services.broker.execute_conversion import PushLimits
 from services.broker.executor import UPLOAD_AGE_MS_MAX
 from services.broker.finished_pages import FinishedReader, Span, Spot
+from services.broker.letter_pushes import outbox_row
 from services.broker.other_shards import OtherBrokers, OutboxTarget
 from services.broker.owner import ShardOwner
 from services.broker.payloads import Ingests
@@ -323,7 +322,13 @@ class RedriveRunner:
                     if len(content.payload) > limits.payload_bytes:
                         _log_too_large(content, limits)
                         continue
-                    pushes[letter.message_id] = await self._push(record, letter, content)
+                    pushes[letter.message_id] = await outbox_row(
+                        record.target_queue_id,
+                        content,
+                        letter.retention_deadline_ms,
+                        self._blobs,
+                        self._owner.clock.now_ms(),
+                    )
                 passed.add(letter)
             await asyncio.sleep(0)  # a filter may take some milliseconds for each
         return [
@@ -346,23 +351,6 @@ class RedriveRunner:
                     yield message
                 told = {*gone, *(message.message_id for message in messages)}
                 left = [one for one in left if one not in told]
-
-    async def _push(self, record: RedriveRecord, letter: FailedMessage, content: Message) -> bytes:
-        """The outbox row of a new message with the same content and the same end."""
-        payload: bytes | PayloadUri = content.payload
-        if len(content.payload) > INLINE_PAYLOAD_MAX_BYTES:
-            payload = PayloadUri(await self._blobs.put(content.payload))
-        return encode_outbox(
-            OutboxRecord(
-                pushed_at_ms=self._owner.clock.now_ms(),
-                queue_id=record.target_queue_id,
-                payload=payload,
-                payload_bytes=len(content.payload),
-                headers=dict(content.headers),
-                retention_s=0,
-                retention_deadline_ms=letter.retention_deadline_ms,
-            )
-        )
 
 
 def _chosen(steps: Sequence[Step]) -> Iterator[FailedMessage]:

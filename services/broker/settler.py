@@ -8,8 +8,6 @@ from typing import Final
 
 from libs.serving.headers import encoded_headers
 from libs.storage.blobs import Blobs
-from libs.storage.execution_records import OutboxRecord, encode_outbox
-from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
 from libs.storage.queues import FailedMessage
 from libs.storage.states import FINGERPRINT_BYTES
 from services.broker.answers import consumer_id
@@ -17,6 +15,7 @@ from services.broker.entry_handles import Handle, parse_handle
 from services.broker.execute_conversion import PUSHES_BYTES_MAX, REQUEST_ID_BYTES_MAX, PushLimits
 from services.broker.executor import UPLOAD_AGE_MS_MAX
 from services.broker.finished_pages import FinishedReader
+from services.broker.letter_pushes import outbox_row
 from services.broker.other_shards import OutboxTarget
 from services.broker.owner import ShardOwner
 from services.broker.queue_machine import Queue
@@ -90,7 +89,9 @@ class LetterSettler:
                 told = request.settlements[number].replace
                 _check_payload(number, told, limits)
                 letter = wanted.rows[wanted.each[number].order][places[number]]
-                pushes[number] = await self._push(queue, told, letter)
+                pushes[number] = await outbox_row(
+                    queue.queue_id, told, letter.retention_deadline_ms, self._blobs, began_ms
+                )
         final = Settlements(
             wanted.each,
             wanted.rows,
@@ -114,24 +115,6 @@ class LetterSettler:
     async def _rows(self, queue: Queue, each: list[Settlement]) -> dict[int, list[FailedMessage]]:
         await self._owner.durable()
         return {order: await self._failed.row(queue, order) for order in {o.order for o in each}}
-
-    async def _push(
-        self, queue: Queue, told: entry_pb2.ReplaceLetter, letter: FailedMessage
-    ) -> bytes:
-        payload: bytes | PayloadUri = told.payload
-        if len(told.payload) > INLINE_PAYLOAD_MAX_BYTES:
-            payload = PayloadUri(await self._blobs.put(told.payload))
-        return encode_outbox(
-            OutboxRecord(
-                pushed_at_ms=self._owner.clock.now_ms(),
-                queue_id=queue.queue_id,
-                payload=payload,
-                payload_bytes=len(told.payload),
-                headers=dict(told.headers),
-                retention_s=0,
-                retention_deadline_ms=letter.retention_deadline_ms,
-            )
-        )
 
     # --- The request --------------------------------------------------------
 
