@@ -156,7 +156,6 @@ class Database:
         self._flushes = 0
         self._bounding: asyncio.Task[None] | None = None
         self._handle: Any = None  # of the newest write
-        self._synced: Any = None  # of the newest write that is known to be durable
         self._thread: CommitThread | None = None
         self._closed = False
         self.name = name
@@ -234,8 +233,6 @@ class Database:
         """Make everything durable that was written before this call."""
         self._check()
         handle = self._handle
-        if handle is not None and handle is self._synced:
-            return  # the flush before this one took this write along
         try:
             with _translated(f"making a commit of {self.name} durable"):
                 await self._db.flush_with_options(_FLUSH_WAL)
