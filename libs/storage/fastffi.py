@@ -32,12 +32,14 @@ import slatedb.uniffi._slatedb_uniffi.slatedb as binding
 
 __all__ = [
     "CALLS",
+    "FUNCTION",
     "BatchWriter",
     "Borrowed",
     "Buffer",
     "Calls",
     "Change",
     "DirectCalls",
+    "Library",
     "Row",
     "Status",
     "StockCalls",
@@ -46,6 +48,9 @@ __all__ = [
 ]
 
 KNOWN_VERSION: Final = "0.17.0"
+
+FUNCTION: Final = "uniffi_slatedb_uniffi_fn"
+"""What the names of the binding's own functions begin with."""
 
 Row = tuple[bytes, bytes]
 """A key and its value."""
@@ -141,30 +146,36 @@ class Status(ctypes.Structure):
     _fields_ = (("code", ctypes.c_int8), ("error", Buffer))
 
 
-class _Library:
-    """The foreign functions of the write path, declared with the structures above."""
+class Library:
+    """The binding's foreign functions, declared with the structures above; they keep the GIL."""
 
     def __init__(self) -> None:
         loaded = binding._UniffiLib
         self._library = ctypes.PyDLL(loaded._name, handle=loaded._handle)
         # A plain address: it is given as an int, which costs nothing, other than a pointer object.
         u64, status = ctypes.c_uint64, ctypes.c_void_p
-        prefix = "uniffi_slatedb_uniffi_fn"
-        self.from_bytes = self._declare(
+        self.from_bytes = self.declared(
             "ffi_slatedb_uniffi_rustbuffer_from_bytes", Buffer, Borrowed, status
         )
-        self.clone = self._declare(f"{prefix}_clone_writebatch", u64, u64, status)
-        self.put = self._declare(
-            f"{prefix}_method_writebatch_put", None, u64, Buffer, Buffer, status
-        )
-        self.delete = self._declare(f"{prefix}_method_writebatch_delete", None, u64, Buffer, status)
+        self.clone_batch = self.declared(f"{FUNCTION}_clone_writebatch", u64, u64, status)
 
-    def _declare(self, name: str, result: Any, *arguments: Any) -> Any:
-        # Indexing makes a function object of our own; the binding's declarations stay as they are.
+    def declared(self, name: str, result: Any, *arguments: Any) -> Any:
+        """A function object of our own; the binding's declarations stay as they are."""
         function = self._library[name]
         function.restype = result
         function.argtypes = arguments
         return function
+
+
+class _WriteLibrary(Library):
+    """Those that fill a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        u64, status = ctypes.c_uint64, ctypes.c_void_p
+        method = f"{FUNCTION}_method_writebatch"
+        self.put = self.declared(f"{method}_put", None, u64, Buffer, Buffer, status)
+        self.delete = self.declared(f"{method}_delete", None, u64, Buffer, status)
 
 
 class DirectBatchWriter:
@@ -172,7 +183,7 @@ class DirectBatchWriter:
 
     __slots__ = ("_at", "_handle", "_key", "_library", "_status", "_value", "raw")
 
-    def __init__(self, library: _Library) -> None:
+    def __init__(self, library: _WriteLibrary) -> None:
         self.raw = binding.WriteBatch()
         self._handle: int = self.raw._handle
         self._library = library
@@ -189,7 +200,7 @@ class DirectBatchWriter:
     def put_all(self, rows: Iterable[Change]) -> None:
         """Append a put or a delete for each row."""
         library, at, status, handle = self._library, self._at, self._status, self._handle
-        put, clone, from_bytes = library.put, library.clone, library.from_bytes
+        put, clone, from_bytes = library.put, library.clone_batch, library.from_bytes
         length = _LENGTH.pack
         lent_key, lent_value = self._key, self._value
         # As _framed does, but without a call for each: a commit may have twenty thousand rows.
@@ -209,7 +220,7 @@ class DirectBatchWriter:
         """Append a delete."""
         library, at = self._library, self._at
         library.delete(
-            library.clone(self._handle, at),
+            library.clone_batch(self._handle, at),
             library.from_bytes(_framed(self._key, key), at),
             at,
         )
@@ -235,7 +246,7 @@ class DirectCalls:
     """For the known version: the write path straight, rows in one pass."""
 
     def __init__(self) -> None:
-        self._library = _Library()
+        self._library = _WriteLibrary()
 
     def new_batch_writer(self) -> BatchWriter:
         """A writer for a fresh batch."""
@@ -300,9 +311,9 @@ def _try_internals() -> None:
     The functions' declared argument types must have our structures' sizes, our buffer builder must
     give the stock builder's bytes, and our rows the stock reader's.
     """
-    ours = _Library()
+    ours = _WriteLibrary()
     for name, function in (("put", ours.put), ("delete", ours.delete)):
-        stock = getattr(binding._UniffiLib, f"uniffi_slatedb_uniffi_fn_method_writebatch_{name}")
+        stock = getattr(binding._UniffiLib, f"{FUNCTION}_method_writebatch_{name}")
         stock_sizes = [ctypes.sizeof(argument) for argument in stock.argtypes]
         if stock_sizes != [ctypes.sizeof(argument) for argument in function.argtypes]:
             raise AssertionError(f"WriteBatch.{name} takes other arguments")

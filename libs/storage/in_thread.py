@@ -23,7 +23,16 @@ from typing import Any, Final
 
 import slatedb.uniffi._slatedb_uniffi.slatedb as binding
 
-from libs.storage.fastffi import CALLS, Borrowed, Buffer, DirectCalls, Status, raise_of
+from libs.storage.fastffi import (
+    CALLS,
+    FUNCTION,
+    Borrowed,
+    Buffer,
+    DirectCalls,
+    Library,
+    Status,
+    raise_of,
+)
 
 __all__ = ["CommitThread", "available"]
 
@@ -33,30 +42,24 @@ _SEMAPHORE_BYTES: Final = 64
 """More than a sem_t has anywhere."""
 
 
-class _Library:
-    """The foreign functions of a commit. All but the wait keep the interpreter's lock."""
+class _CommitLibrary(Library):
+    """Those of a commit. All but the wait keep the interpreter's lock."""
 
     def __init__(self) -> None:
-        loaded = binding._UniffiLib
-        self._library = ctypes.PyDLL(loaded._name, handle=loaded._handle)
+        super().__init__()
         u64, pointer = ctypes.c_uint64, ctypes.c_void_p
-        prefix = "uniffi_slatedb_uniffi_fn"
         future = "ffi_slatedb_uniffi_rust_future"
-        self.clone_db = self._declare(f"{prefix}_clone_db", u64, u64, pointer)
-        self.clone_batch = self._declare(f"{prefix}_clone_writebatch", u64, u64, pointer)
-        self.clone_handle = self._declare(f"{prefix}_clone_writehandle", u64, u64, pointer)
-        self.from_bytes = self._declare(
-            "ffi_slatedb_uniffi_rustbuffer_from_bytes", Buffer, Borrowed, pointer
-        )
-        self.write = self._declare(f"{prefix}_method_db_write", u64, u64, u64)
-        self.flush = self._declare(f"{prefix}_method_db_flush_with_options", u64, u64, Buffer)
-        self.await_durable = self._declare(f"{prefix}_method_writehandle_await_durable", u64, u64)
+        self.clone_db = self.declared(f"{FUNCTION}_clone_db", u64, u64, pointer)
+        self.clone_handle = self.declared(f"{FUNCTION}_clone_writehandle", u64, u64, pointer)
+        self.write = self.declared(f"{FUNCTION}_method_db_write", u64, u64, u64)
+        self.flush = self.declared(f"{FUNCTION}_method_db_flush_with_options", u64, u64, Buffer)
+        self.await_durable = self.declared(f"{FUNCTION}_method_writehandle_await_durable", u64, u64)
         kinds = {}
         for kind, result in (("u64", u64), ("void", None)):
             kinds[kind] = (
-                self._declare(f"{future}_poll_{kind}", None, u64, pointer, u64),
-                self._declare(f"{future}_complete_{kind}", result, u64, pointer),
-                self._declare(f"{future}_free_{kind}", None, u64),
+                self.declared(f"{future}_poll_{kind}", None, u64, pointer, u64),
+                self.declared(f"{future}_complete_{kind}", result, u64, pointer),
+                self.declared(f"{future}_free_{kind}", None, u64),
             )
         self.kinds = kinds
         libc, libc_short = ctypes.CDLL(None), ctypes.PyDLL(None)
@@ -68,18 +71,12 @@ class _Library:
         self.sem_trywait = libc_short.sem_trywait
         self.sem_trywait.argtypes = (pointer,)
 
-    def _declare(self, name: str, result: Any, *arguments: Any) -> Any:
-        function = self._library[name]
-        function.restype = result
-        function.argtypes = arguments
-        return function
 
-
-def _load() -> _Library | None:
+def _load() -> _CommitLibrary | None:
     if sys.platform != "linux" or not isinstance(CALLS, DirectCalls):
         return None
     try:
-        return _Library()
+        return _CommitLibrary()
     except (AttributeError, OSError, ValueError) as why:
         _log.warning("small commits take the longer way: %s", why)
         return None
@@ -96,7 +93,7 @@ def available() -> bool:
 class _Waiter:
     """Brings futures of the binding to their end, in the thread that calls."""
 
-    def __init__(self, library: _Library) -> None:
+    def __init__(self, library: _CommitLibrary) -> None:
         self._library = library
         self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
         self._at = ctypes.addressof(self._semaphore)
