@@ -144,6 +144,18 @@ class ServingConfig:
     )
 
 
+def purge_grace_setting() -> Any:
+    """The field `purge_grace_s` of every service that removes what it owns."""
+    return setting(
+        "How long something must have been over, by this process's clock, before it is removed for "
+        "good, in seconds: more than clocks of the instance's machines differ.",
+        default=60,
+        scope=Scope.INSTANCE,
+        minimum=0,
+        maximum=24 * 3600,
+    )
+
+
 def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mapping[str, str]) -> C:
     """Read the settings of `config_type`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libs.serving.config import Scope, ServingConfig, setting
+from libs.serving.config import Scope, ServingConfig, purge_grace_setting, setting
 from libs.serving.limits import MESSAGE_DELAY_MS_MAX, RETENTION_S_MAX
 from libs.storage.ids import MAX_SHARD
 from services.broker import outbox, redrives
@@ -52,14 +52,7 @@ class BrokerConfig(ServingConfig):
         minimum=0,
         maximum=RETENTION_S_MAX,
     )
-    purge_grace_s: int = setting(
-        "How long something must have been over, by this process's clock, before it is removed for "
-        "good, in seconds: more than clocks of the instance's machines differ.",
-        default=60,
-        scope=Scope.INSTANCE,
-        minimum=0,
-        maximum=24 * 3600,
-    )
+    purge_grace_s: int = purge_grace_setting()
     outbox_rows_max: int = setting(
         "Pushed messages that may wait for an ingest; over it pushes get RESOURCE_EXHAUSTED.",
         default=outbox.ROWS_MAX,

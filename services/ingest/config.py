@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from libs.serving.config import Scope, ServingConfig, setting
+from libs.serving.config import Scope, ServingConfig, purge_grace_setting, setting
 from libs.serving.limits import MESSAGE_DELAY_MS_MAX, RETENTION_S_MAX
 from libs.storage.ids import DEFAULT_BLOCK_SIZE, MAX_SHARD
 
@@ -68,14 +68,7 @@ class IngestConfig(ServingConfig):
         minimum=0,
         maximum=RETENTION_S_MAX,
     )
-    purge_grace_s: int = setting(
-        "How long something must have been over, by this process's clock, before it is removed for "
-        "good, in seconds: more than clocks of the instance's machines differ.",
-        default=60,
-        scope=Scope.INSTANCE,
-        minimum=0,
-        maximum=24 * 3600,
-    )
+    purge_grace_s: int = purge_grace_setting()
     id_block_size: int = setting(
         "Message IDs reserved by one block record; a restart skips the rest of a block.",
         default=DEFAULT_BLOCK_SIZE,
