@@ -132,7 +132,7 @@ class Objects(Protocol):
 class TopologyDirectory:
     """Announces this process, and tells of all others.
 
-    Every method raises StoreUnavailable when the store cannot be used and nothing is known yet.
+    Methods raise StoreUnavailable when the store cannot be used and nothing is known yet.
     """
 
     def __init__(self, objects: Objects, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -155,8 +155,17 @@ class TopologyDirectory:
         self._read_at = float("-inf")
 
     async def withdraw(self, peer: Peer) -> None:
-        """Take this process off the list: for routers, which come and go; shards stay for ever."""
-        await self._objects.delete(peer.path)
+        """Take this process off the list, unless another has taken its number over already.
+
+        For routers and janitors, which come and go; shards stay for ever. Raises nothing: who ends
+        while the store is away stays on the list, and the log says so.
+        """
+        try:
+            topology = await self.read(max_age_ms=0)
+            if topology.advertised(peer.service).get(peer.shard) == peer.address:
+                await self._objects.delete(peer.path)
+        except StorageError as error:
+            log.warning("still in the topology: %s", error)
         self._read_at = float("-inf")
 
     async def read(self, max_age_ms: int = CACHE_MS) -> Topology:

@@ -137,7 +137,7 @@ class JanitorProcess:
         await self.runner.stop()
         await self._channels.close()
         if self._peer is not None:
-            await self._withdraw(self._peer)
+            await self._directory.withdraw(self._peer)
         await self._directory.close()
 
     def _task_of(self, run: Run) -> Mapping[str, Any]:
@@ -183,15 +183,6 @@ class JanitorProcess:
                 await stub.ReleaseSnapshot(request, timeout=RELEASE_S)
         except (SlateMQError, StorageError) as error:
             log.warning("the snapshot of %s is left to its lifetime: %s", database, error)
-
-    async def _withdraw(self, peer: Peer) -> None:
-        """Leave the topology, unless another process has taken the number over already."""
-        try:
-            topology = await self._directory.read(max_age_ms=0)
-            if topology.advertised(peer.service).get(peer.shard) == peer.address:
-                await self._directory.withdraw(peer)
-        except StorageError as error:
-            log.warning("still in the topology: %s", error)
 
 
 def _now_ms() -> int:

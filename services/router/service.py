@@ -108,14 +108,5 @@ class RouterProcess:
             await asyncio.gather(self._routing, return_exceptions=True)
         await self._channels.close()
         if self._peer is not None:
-            await self._withdraw(self._peer)
+            await self._directory.withdraw(self._peer)
         await self._directory.close()
-
-    async def _withdraw(self, peer: Peer) -> None:
-        """Leave the topology, unless another process has taken the number over already."""
-        try:
-            topology = await self._directory.read(max_age_ms=0)
-            if topology.advertised(peer.service).get(peer.shard) == peer.address:
-                await self._directory.withdraw(peer)
-        except StorageError as error:
-            log.warning("still in the topology: %s", error)

@@ -39,11 +39,12 @@ async def test_the_first_queue_of_a_shard_raises_the_epoch_of_every_ingest_and_l
 async def test_without_all_ingests_a_shard_gets_no_first_queue(tmp_path: Path) -> None:
     directory = TopologyDirectory(open_root(tmp_path.as_uri()).objects)
     async with serving(tmp_path.as_uri()) as ingest, running(tmp_path) as rig:
-        await directory.announce(Peer("ingest", 5, "127.0.0.1:1"))
+        gone = Peer("ingest", 5, "127.0.0.1:1")
+        await directory.announce(gone)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await rig.create("a")
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "ingest 5 is away" in str(refused.value.details())
-        await directory.withdraw(Peer("ingest", 5, ""))
+        await directory.withdraw(gone)
         await rig.create("a")
         assert await epoch(ingest) >= 1

@@ -123,6 +123,18 @@ async def test_a_withdrawn_router_is_gone(objects: Objects) -> None:
     assert dict((await directory.read()).routers) == {}
 
 
+async def test_who_took_a_number_over_stays_when_its_predecessor_leaves(objects: Objects) -> None:
+    directory = TopologyDirectory(objects)
+    old, new = Peer("router", 0, "old:1"), Peer("router", 0, "new:1")
+    await directory.announce(old)
+    await directory.read()
+    await TopologyDirectory(objects).announce(new)
+
+    await directory.withdraw(old)
+
+    assert dict((await directory.read()).routers) == {0: "new:1"}
+
+
 class _AwayAtTimes:
     """A store that can be switched off, around a real one."""
 
@@ -156,6 +168,21 @@ async def test_the_last_reading_serves_while_the_store_is_away(objects: Objects)
     assert dict((await directory.read(max_age_ms=-1)).brokers) == {0: "b:0"}
     with pytest.raises(StoreUnavailable):
         await TopologyDirectory(store).read()
+
+
+async def test_who_leaves_while_the_store_is_away_says_that_its_entry_stays(
+    objects: Objects, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = _AwayAtTimes(objects)
+    directory = TopologyDirectory(store)
+    janitor = Peer("janitor", 0, "j:0")
+    await directory.announce(janitor)
+    store.away = True
+
+    await directory.withdraw(janitor)
+
+    assert "still in the topology" in caplog.text
+    assert dict((await TopologyDirectory(objects).read()).janitors) == {0: "j:0"}
 
 
 async def test_an_entry_is_plain_json(objects: Objects) -> None:
