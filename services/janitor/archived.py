@@ -19,8 +19,8 @@ from typing import Any, Final
 from libs.serving.channels import Channels
 from libs.serving.topology import TopologyDirectory
 from libs.storage.objects import Objects
+from services.janitor.asking import asking
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
 
 __all__ = ["ArchivedLetters", "Asked"]
@@ -115,8 +115,8 @@ class ArchivedLetters:
             finished_until_ms=asked.archived_until_ms,
             newest_first=asked.newest_first,
         )
-        stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
-        with raising_slatemq_errors():
+        with asking("broker", shard):
+            stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
             return await stub.ListEntries(request)
 
     async def _shard(self, queue_id: str) -> int:
@@ -137,9 +137,9 @@ class ArchivedLetters:
         found = []
         for place, handle in enumerate(asked.handles):
             request = entry_pb2.GetEntryRequest(handle=handle, view=entry_pb2.ENTRY_VIEW_BASIC)
-            stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
             try:
-                with raising_slatemq_errors():
+                with asking("broker", shard):
+                    stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
                     entry = (await stub.GetEntry(request)).entry
             except InvalidArgument as error:
                 raise InvalidArgument(f"handles[{place}]", error.description) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -12,6 +12,7 @@ from typing import Final
 from libs.serving.channels import Channels
 from libs.serving.topology import Topology, TopologyDirectory
 from libs.storage.errors import StorageError
+from services.janitor.asking import asking
 from services.janitor.planning import SnapshotName
 from slatemq.errors import NotFound, SlateMQError, Unavailable
 from slatemq.rpc_status import raising_slatemq_errors
@@ -101,8 +102,7 @@ async def taken_snapshots(
         if not topology.ingests and not topology.brokers:
             raise Unavailable("no ingest or broker has ever announced itself below this root")
         for service in services:
-            shards = topology.shards(service)
-            await asyncio.gather(*(owners.take(service, shard) for shard in shards))
+            await owners.take_all(service, topology.shards(service))
         now = await _read(directory)
         if any(
             now.shards(service).keys() != topology.shards(service).keys() for service in SHARDED
@@ -140,10 +140,19 @@ class _Owners:
         self._channels = channels
         self._lifetime_ms = lifetime_ms
 
-    async def take(self, service: str, shard: int) -> None:
-        stub = await self._stub(service, shard)
+    async def take_all(self, service: str, shards: Iterable[int]) -> None:
+        """Raises only when all have answered: what is taken is known then, and is released."""
+        told = await asyncio.gather(
+            *(self._take(service, shard) for shard in shards), return_exceptions=True
+        )
+        for one in told:
+            if one is not None:
+                raise one
+
+    async def _take(self, service: str, shard: int) -> None:
         request = snapshot_pb2.CreateSnapshotRequest(lifetime_ms=self._lifetime_ms)
-        with raising_slatemq_errors():
+        with asking(service, shard):
+            stub = await self._stub(service, shard)
             told = (await stub.CreateSnapshot(request, timeout=CALL_S)).snapshot
         name = SnapshotName(told.database, told.snapshot_id)
         epoch = told.purge_epoch if told.HasField("purge_epoch") else None

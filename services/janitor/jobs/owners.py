@@ -20,8 +20,8 @@ from libs.serving.peers import Backoff
 from libs.serving.topology import TopologyDirectory
 from libs.storage.errors import StoreUnavailable
 from libs.storage.roots import Root, open_root
+from services.janitor.asking import asking
 from slatemq.errors import Aborted, DeadlineExceeded, ResourceExhausted, Unavailable
-from slatemq.rpc_status import raising_slatemq_errors
 
 __all__ = ["CALL_S", "Owners", "owners_of"]
 
@@ -75,12 +75,12 @@ class Owners:
         backoff = Backoff()
         while True:
             try:
-                with raising_slatemq_errors():
+                with asking(service, shard):
                     return await call(await self._channels.to(service, shard))
             except _PASSING as error:
                 if time.monotonic() > until:
                     raise
-                log.info("%s %d: trying again: %s", service, shard, error)
+                log.info("trying again: %s", error)
             await asyncio.sleep(backoff.next_seconds())
 
     async def close(self) -> None:

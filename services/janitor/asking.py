@@ -1,0 +1,26 @@
+"""Calls to owners whose failure tells which of them is away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from slatemq.errors import DeadlineExceeded, Unavailable
+from slatemq.rpc_status import raising_slatemq_errors
+
+__all__ = ["asking"]
+
+
+@contextmanager
+def asking(service: str, shard: int) -> Iterator[None]:
+    """Within, calls to one shard raise SlateMQError; one that is away is named."""
+    try:
+        with raising_slatemq_errors():
+            yield
+    except (Unavailable, DeadlineExceeded) as error:
+        name = f"{service} {shard}"
+        if name not in error.message:
+            what = "is away" if isinstance(error, Unavailable) else "does not answer"
+            error.message = f"{name} {what}: {error.message}"
+            error.args = (error.message,)
+        raise
