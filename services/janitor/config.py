@@ -90,3 +90,9 @@ class JanitorConfig(ServingConfig):
         minimum=0,
         maximum=U32_MAX,
     )
+    reports_kept: int = setting(
+        "Reports kept, the newest; the others go after the next one was written.",
+        default=100,
+        minimum=1,
+        maximum=100_000,
+    )

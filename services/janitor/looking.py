@@ -8,7 +8,8 @@ happens starts no Spark, and one in which nothing has happened since yesterday s
 ==============  ================================================================================
 retention       the log has entries older than an hour (the last of them); dead letters past
                 their queue's retention
-unreferenced    the log has entries that are older than any new queue may start (the last of them)
+unreferenced    the log has entries that are older than any new queue may start (the last of them);
+                there is a payload object that is old enough to be removed if nothing names it
 done            queues that are older than their done retention list done messages (how many)
 dead-letters    a dead letter is old enough for the archive (how many there are of any age)
 report          there are entries, or messages in a state
@@ -24,7 +25,9 @@ from typing import Final
 
 from libs.serving.channels import Channels
 from libs.serving.topology import TopologyDirectory
-from slatemq.rpc_status import raising_slatemq_errors
+from libs.storage.objects import Objects
+from services.janitor.asking import asking
+from services.janitor.jobs.contract import ORPHAN_AGE_MS
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, ingest_pb2, ingest_pb2_grpc, queue_pb2
 from slatemq.v1 import queue_pb2_grpc as queue_grpc
 
@@ -40,6 +43,9 @@ YOUNG_MS: Final = 3_600_000
 """Messages may live for a second; Spark is not started for those that came within the hour."""
 
 PAGE_QUEUES: Final = 1_000
+
+BLOBS: Final = "blobs"
+"""The folder of payloads that are objects of their own."""
 
 Evidence = Mapping[str, int]
 
@@ -61,9 +67,12 @@ def is_news(evidence: Evidence, before: Evidence | None, since_ms: int) -> bool:
 class Looker:
     """Looks; raises Unavailable and the like when a shard is away, StoreUnavailable."""
 
-    def __init__(self, directory: TopologyDirectory, channels: Channels, ages: Ages) -> None:
-        """Ask the processes of this directory."""
+    def __init__(
+        self, directory: TopologyDirectory, channels: Channels, objects: Objects, ages: Ages
+    ) -> None:
+        """Ask the processes of this directory, and look at these objects."""
         self._directory = directory
+        self._objects = objects
         self._channels = channels
         self._ages = ages
 
@@ -78,7 +87,8 @@ class Looker:
                 }
             case "unreferenced":
                 window_ms = self._ages.replay_window_s * 1000
-                return await self._logs(now_ms - window_ms - grace_ms) if window_ms else {}
+                logs = await self._logs(now_ms - window_ms - grace_ms) if window_ms else {}
+                return {**logs, **await self._objects_of_old(now_ms - ORPHAN_AGE_MS - grace_ms)}
             case "done":
                 return await self._done(now_ms - grace_ms)
             case "dead-letters":
@@ -94,13 +104,25 @@ class Looker:
         return {f"ingest/{shard}": last for shard, last in zip(shards, found, strict=True) if last}
 
     async def _log(self, shard: int, before_ms: int | None) -> int:
-        stub = ingest_pb2_grpc.IngestServiceStub(await self._channels.to("ingest", shard))
         # The status of a log tells its end though all of it was removed: this finds what is there.
         asked = ingest_pb2.FindLogPositionRequest(
             received_at_ms=_EVER_MS if before_ms is None else max(before_ms, 0)
         )
-        with raising_slatemq_errors():
+        with asking("ingest", shard):
+            stub = ingest_pb2_grpc.IngestServiceStub(await self._channels.to("ingest", shard))
             return (await stub.FindLogPosition(asked)).after_sequence
+
+    async def _objects_of_old(self, before_ms: int) -> Evidence:
+        """Whether there is such an object: which are named by nothing only the job can tell.
+
+        So whoever has large payloads has the job look once a day. One is enough, and the first
+        folder of 256 has one, unless there are hardly any.
+        """
+        for folder in await self._objects.folders(BLOBS):
+            for info in await self._objects.describe(folder):
+                if info.modified_ms < before_ms:
+                    return {"objects": 1}
+        return {}
 
     async def _done(self, now_ms: int) -> Evidence:
         found: dict[str, int] = {}
@@ -132,8 +154,8 @@ class Looker:
             page_size=1,
             finished_until_ms=before_ms,
         )
-        stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
-        with raising_slatemq_errors():
+        with asking("broker", shard):
+            stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
             return bool((await stub.ListEntries(asked)).entries)
 
     async def _states(self) -> Evidence:
@@ -155,9 +177,9 @@ class Looker:
         for shard in (await self._directory.read()).brokers:
             token = ""
             while True:
-                stub = queue_grpc.QueueServiceStub(await self._channels.to("broker", shard))
                 asked = queue_pb2.ListQueuesRequest(page_size=PAGE_QUEUES, page_token=token)
-                with raising_slatemq_errors():
+                with asking("broker", shard):
+                    stub = queue_grpc.QueueServiceStub(await self._channels.to("broker", shard))
                     page = await stub.ListQueues(asked)
                 for queue in page.queues:
                     yield shard, queue

@@ -8,11 +8,12 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from libs.serving.peers import Backoff
 from libs.storage.errors import ObjectNotFound, StorageError
+from services.janitor.active import Active, Kept
 from services.janitor.child import Child
 from services.janitor.jobs.contract import Progress
 from services.janitor.runs import (
@@ -21,7 +22,6 @@ from services.janitor.runs import (
     Run,
     RunStore,
     State,
-    Stored,
     Trigger,
     interrupted,
     new_run_id,
@@ -29,7 +29,7 @@ from services.janitor.runs import (
 )
 from slatemq.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 
-__all__ = ["Kept", "Runner"]
+__all__ = ["Runner"]
 
 log = logging.getLogger(__name__)
 
@@ -50,38 +50,6 @@ _ENDS: Final = {
     "cancelled": State.CANCELLED,
     "lost": State.FAILED,
 }
-
-
-@dataclass(frozen=True)
-class Kept:
-    """How much of the history is kept: so many runs, each so long after its end (0: for ever)."""
-
-    runs: int
-    for_ms: int
-
-
-@dataclass
-class _Active:
-    """A run of this process that has not ended.
-
-    Attributes:
-        run: As it is now; `stored` is what was last written of it.
-        changed: Set, and replaced, with each change.
-        why: Why it is to end before its time.
-    """
-
-    stored: Stored
-    run: Run
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    child: Child | None = None
-    why: State | None = None
-    replaced: bool = False
-    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def update(self, **changes: Any) -> None:
-        self.run = replace(self.run, **changes)
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
 
 
 class Runner:
@@ -107,11 +75,11 @@ class Runner:
         self._kept = kept
         self._now_ms = now_ms
         self._beginning = asyncio.Lock()
-        self._waiting: deque[_Active] = deque()
-        self._active: dict[str, _Active] = {}
+        self._waiting: deque[Active] = deque()
+        self._active: dict[str, Active] = {}
         self._wake = asyncio.Event()
         self._write = asyncio.Event()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._tasks = asyncio.TaskGroup()
         self._stopping = False
 
     async def take_over(self) -> None:
@@ -143,8 +111,7 @@ class Runner:
         """
         async with self._beginning:
             self._check_open()
-            for stored in await self._store.latest(ask.job):
-                run = self.current(seen_now(stored.run, self._now_ms()))
+            for run in await self._latest(ask.job):
                 if request_id and run.request_id == request_id:
                     return run
                 if not run.ended:
@@ -171,13 +138,22 @@ class Runner:
                 request_id=request_id,
                 seen=seen or {},
             )
-            active = _Active(await self._store.create(run), run)
+            active = Active(await self._store.create(run), run)
             self._active[run.run_id] = active
             self._waiting.append(active)
             self._wake.set()
             if self._stopping:  # Since a moment ago.
                 self._end(active, State.INTERRUPTED)
             return run
+
+    async def begun(self, job: str, request_id: str) -> Run | None:
+        """The run that a request ID has begun, if one has. Raises StoreUnavailable."""
+        known = await self._latest(job) if request_id else []
+        return next((run for run in known if run.request_id == request_id), None)
+
+    async def _latest(self, job: str) -> list[Run]:
+        now_ms = self._now_ms()
+        return [self.current(seen_now(one.run, now_ms)) for one in await self._store.latest(job)]
 
     async def find(self, run_id: str) -> Run:
         """A run, of whichever janitor. Raises NotFound, StoreUnavailable."""
@@ -237,19 +213,15 @@ class Runner:
     # --- The work -----------------------------------------------------------
 
     async def work(self) -> None:
-        """Run what waits, for as long as this is not cancelled."""
-        alive = asyncio.create_task(self._keep_alive())
-        try:
+        """Run what waits, for as long as this is not cancelled. A fault of ours ends it."""
+        async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self._keep_alive())
             while True:
                 while self._waiting:
                     await self._do(self._waiting.popleft())
                     await self._prune()
                 self._wake.clear()
                 await self._wake.wait()
-        finally:
-            for task in (alive, *self._ending):
-                task.cancel()
-            await asyncio.wait([alive, *self._ending])
 
     async def drain(self) -> None:
         """Begin nothing any more, and end what waits and runs; returns when it has ended."""
@@ -268,7 +240,7 @@ class Runner:
                 await self._store.save(active.stored, run)
             self._forget(active, run)
 
-    def _end(self, active: _Active, why: State) -> None:
+    def _end(self, active: Active, why: State) -> None:
         if active.run.ended:
             return
         active.why = active.why or why
@@ -277,11 +249,9 @@ class Runner:
             active.child.cancel()
         elif active in self._waiting:  # It need not wait for others to end.
             self._waiting.remove(active)
-            ending = asyncio.create_task(self._do(active))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            self._tasks.create_task(self._do(active))
 
-    async def _do(self, active: _Active) -> None:
+    async def _do(self, active: Active) -> None:
         """Bring a run to its end, whatever that is, and write it down."""
         if active.why is None:
             now_ms = self._now_ms()
@@ -307,7 +277,7 @@ class Runner:
         log.log(level, "a run has ended: %s", state, extra=extra)
         await self._save_end(active, run)
 
-    async def _have_done(self, active: _Active) -> Mapping[str, Any]:
+    async def _have_done(self, active: Active) -> Mapping[str, Any]:
         if active.why is not None:
             return {"end": "cancelled"}
         active.child = Child(self._command, lambda told: self._hear(active, told))
@@ -315,13 +285,17 @@ class Runner:
             end = await active.child.work(self._task_of(active.run))
         except OSError as error:
             return {"end": "failed", "error": f"Spark's process could not be started: {error}"}
+        except Exception as error:  # the history is to tell it, and the janitor goes on
+            log.exception("a fault of the janitor", extra={"run": active.run.run_id})
+            told = f"{type(error).__name__}: {error}"
+            end = {"end": "lost", "error": f"a fault of the janitor: {told}"}
         finally:
             active.child = None
         if end["end"] == "lost":
             await self._release(active.run.snapshots)
         return end
 
-    def _hear(self, active: _Active, told: Mapping[str, Any]) -> None:
+    def _hear(self, active: Active, told: Mapping[str, Any]) -> None:
         if "progress" in told:
             active.update(progress=Progress(**told["progress"]))
         elif "snapshot" in told:
@@ -340,7 +314,7 @@ class Runner:
             for active in list(self._active.values()):
                 await self._save(active)
 
-    async def _save(self, active: _Active) -> None:
+    async def _save(self, active: Active) -> None:
         run = replace(active.run, alive_at_ms=self._now_ms())
         try:
             async with active.writing:
@@ -354,7 +328,7 @@ class Runner:
         active.replaced = True
         self._end(active, State.INTERRUPTED)
 
-    async def _save_end(self, active: _Active, run: Run) -> None:
+    async def _save_end(self, active: Active, run: Run) -> None:
         """Write the end; goes on for as long as the store is away."""
         backoff = Backoff()
         try:
@@ -372,7 +346,7 @@ class Runner:
         finally:
             self._forget(active, run)
 
-    def _forget(self, active: _Active, run: Run) -> None:
+    def _forget(self, active: Active, run: Run) -> None:
         self._active.pop(run.run_id, None)
         active.run = run
         active.update()

@@ -20,12 +20,14 @@ from libs.serving.topology import Peer, TopologyDirectory
 from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.topology_servicer import TopologyServicer
 from libs.storage.errors import StorageError
+from services.janitor.active import Kept
 from services.janitor.archived import ArchivedLetters
 from services.janitor.config import JanitorConfig
 from services.janitor.jobs.contract import JobOptions
 from services.janitor.looking import SCHEDULED, Ages, Looker
+from services.janitor.queues import NamedQueues
 from services.janitor.requests import MASTER
-from services.janitor.runner import Kept, Runner
+from services.janitor.runner import Runner
 from services.janitor.runs import Run, RunStore
 from services.janitor.schedule import Schedule, parse_schedule
 from services.janitor.servicer import SERVICE_NAME, JanitorServicer
@@ -63,6 +65,7 @@ class JanitorProcess:
         self._channels = Channels(self._directory, payload_bytes_max=config.payload_bytes_max)
         self._store = RunStore(objects)
         self._archived = ArchivedLetters(objects, self._directory, self._channels)
+        self._queues = NamedQueues(self._directory, self._channels)
         self.runner = Runner(
             self._store,
             config.shard,
@@ -75,7 +78,7 @@ class JanitorProcess:
         ages = Ages(config.replay_window_s, config.dead_letters_older_than_s, config.purge_grace_s)
         self._timetable = Timetable(
             _schedules(config),
-            Looker(self._directory, self._channels, ages).look,
+            Looker(self._directory, self._channels, objects, ages).look,
             self.runner.begin,
             self._store,
             config.schedule_jitter_s * 1000,
@@ -97,7 +100,7 @@ class JanitorProcess:
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""
         servicer = JanitorServicer(
-            self.runner, self._store, self._archived, self._channels, _now_ms
+            self.runner, self._store, self._archived, self._queues, self._channels, _now_ms
         )
         janitor_pb2_grpc.add_JanitorServiceServicer_to_server(servicer, server)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(
@@ -163,6 +166,7 @@ class JanitorProcess:
                 "failed_from_ms": ask.failed_from_ms or None,
                 "failed_until_ms": ask.failed_until_ms or None,
                 "days": ask.days or JobOptions.days,
+                "reports_kept": config.reports_kept,
                 "master": ask.master or config.spark_master,
                 "memory": config.spark_memory,
             },

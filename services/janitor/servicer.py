@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from libs.serving.channels import Channels
 from services.janitor.archived import ArchivedLetters
+from services.janitor.asking import asking
+from services.janitor.queues import NamedQueues
 from services.janitor.requests import ask_of, checked_job, checked_run_id, letters_asked
 from services.janitor.runner import Runner
 from services.janitor.runs import Ask, Run, RunStore, State, Trigger, is_run_id, seen_now
-from slatemq.errors import FailedPrecondition, InvalidArgument
-from slatemq.rpc_status import raising_slatemq_errors
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.v1 import janitor_pb2, janitor_pb2_grpc
 
 __all__ = ["SERVICE_NAME", "JanitorServicer"]
@@ -46,11 +47,13 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
         runner: Runner,
         store: RunStore,
         archived: ArchivedLetters,
+        queues: NamedQueues,
         channels: Channels,
         now_ms: Callable[[], int],
     ) -> None:
         """Answer for this runner; the channels lead to other janitors."""
         self._archived = archived
+        self._queues = queues
         self._runner = runner
         self._store = store
         self._channels = channels
@@ -60,7 +63,16 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
         self, request: janitor_pb2.RunJobRequest, context: Any
     ) -> janitor_pb2.RunJobResponse:
         """See the proto."""
-        run = await self._runner.begin(ask_of(request), Trigger.REQUEST, request.request_id)
+        ask = ask_of(request)
+        try:
+            await self._queues.check(ask)
+        except NotFound:
+            # The queue may have gone since the run was begun that this asks for once more.
+            known = await self._runner.begun(ask.job, request.request_id)
+            if known is None:
+                raise
+            return janitor_pb2.RunJobResponse(run=_told(known))
+        run = await self._runner.begin(ask, Trigger.REQUEST, request.request_id)
         return janitor_pb2.RunJobResponse(run=_told(run))
 
     async def GetRun(  # noqa: N802 - the RPC's name
@@ -105,10 +117,9 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
             )
         if self._runner.is_here(run):
             return janitor_pb2.CancelRunResponse(run=_told(self._runner.cancel(run.run_id)))
-        stub = janitor_pb2_grpc.JanitorServiceStub(
-            await self._channels.to("janitor", self._runner.elsewhere(run))
-        )
-        with raising_slatemq_errors():
+        number = self._runner.elsewhere(run)
+        with asking("janitor", number):
+            stub = janitor_pb2_grpc.JanitorServiceStub(await self._channels.to("janitor", number))
             return await stub.CancelRun(request)
 
     async def WatchRun(  # noqa: N802 - the RPC's name

@@ -80,8 +80,9 @@ class JanitorServiceServicer:
     def RunJob(self, request, context):
         """Begins a run, and answers at once. It waits for those begun before.
 
-        Errors: INVALID_ARGUMENT (the field is named), FAILED_PRECONDITION (JOB_RUNNING: the same job waits or runs already, in this janitor or
-        in another; the ErrorInfo's metadata has its `run_id`), RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is away; draining).
+        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has a queue that is named), FAILED_PRECONDITION
+        (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`),
+        RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is away, or a broker that may have a queue that is named; draining).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,8 +40,9 @@ class JanitorServiceStub:
     RunJob: _grpc.UnaryUnaryMultiCallable[_janitor_pb2.RunJobRequest, _janitor_pb2.RunJobResponse]
     """Begins a run, and answers at once. It waits for those begun before.
 
-    Errors: INVALID_ARGUMENT (the field is named), FAILED_PRECONDITION (JOB_RUNNING: the same job waits or runs already, in this janitor or
-    in another; the ErrorInfo's metadata has its `run_id`), RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is away; draining).
+    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has a queue that is named), FAILED_PRECONDITION
+    (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`),
+    RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is away, or a broker that may have a queue that is named; draining).
     """
     GetRun: _grpc.UnaryUnaryMultiCallable[_janitor_pb2.GetRunRequest, _janitor_pb2.GetRunResponse]
     """Reads how far a run is.
@@ -85,8 +86,9 @@ class JanitorServiceAsyncStub(JanitorServiceStub):
     RunJob: _aio.UnaryUnaryMultiCallable[_janitor_pb2.RunJobRequest, _janitor_pb2.RunJobResponse]  # type: ignore[assignment]
     """Begins a run, and answers at once. It waits for those begun before.
 
-    Errors: INVALID_ARGUMENT (the field is named), FAILED_PRECONDITION (JOB_RUNNING: the same job waits or runs already, in this janitor or
-    in another; the ErrorInfo's metadata has its `run_id`), RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is away; draining).
+    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has a queue that is named), FAILED_PRECONDITION
+    (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`),
+    RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is away, or a broker that may have a queue that is named; draining).
     """
     GetRun: _aio.UnaryUnaryMultiCallable[_janitor_pb2.GetRunRequest, _janitor_pb2.GetRunResponse]  # type: ignore[assignment]
     """Reads how far a run is.
@@ -133,8 +135,9 @@ class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_janitor_pb2.RunJobResponse, _abc.Awaitable[_janitor_pb2.RunJobResponse]]:
         """Begins a run, and answers at once. It waits for those begun before.
 
-        Errors: INVALID_ARGUMENT (the field is named), FAILED_PRECONDITION (JOB_RUNNING: the same job waits or runs already, in this janitor or
-        in another; the ErrorInfo's metadata has its `run_id`), RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is away; draining).
+        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has a queue that is named), FAILED_PRECONDITION
+        (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`),
+        RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is away, or a broker that may have a queue that is named; draining).
         """
 
     @_abc_1.abstractmethod

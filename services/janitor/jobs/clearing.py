@@ -14,9 +14,9 @@ from pyspark.sql import functions as sf
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
 from services.janitor.instance import held_snapshots, table_of
 from services.janitor.jobs.batches import Task, counted, in_list_order, in_log_order, totals
+from services.janitor.jobs.contract import ORPHAN_AGE_MS
 from services.janitor.jobs.done import done_ends, overdue_done
 from services.janitor.jobs.leftovers import (
-    ORPHAN_AGE_MS,
     ObjectRemoval,
     named_by_messages,
     named_by_pushes,

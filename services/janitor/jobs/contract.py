@@ -9,6 +9,7 @@ from typing import Final
 
 __all__ = [
     "JOBS",
+    "ORPHAN_AGE_MS",
     "REPLAY_WINDOW_S",
     "JobCancelled",
     "JobFailed",
@@ -25,6 +26,10 @@ JOBS: Final = ("retention", "unreferenced", "done", "dead-letters", "report", "r
 REPLAY_WINDOW_S: Final = 7 * 24 * 3600
 GRACE_S: Final = 60
 OLDER_THAN_S: Final = 7 * 24 * 3600
+REPORTS_KEPT: Final = 100
+
+ORPHAN_AGE_MS: Final = 24 * 3600 * 1000
+"""How old an object is by the store that nothing names, before it goes."""
 
 
 class JobFailed(Exception):
@@ -67,6 +72,7 @@ class JobOptions:
         failed_from_ms: `restore`: what failed then or later.
         failed_until_ms: `restore`: what failed before.
         days: `report`: how many days back from today.
+        reports_kept: `report`: how many stay, this one included.
         master: The Spark master.
         memory: Heap of the Spark driver.
         spark: Spark's own settings, in place of ours.
@@ -85,6 +91,7 @@ class JobOptions:
     failed_from_ms: int | None = None
     failed_until_ms: int | None = None
     days: int = 30
+    reports_kept: int = REPORTS_KEPT
     master: str = "local[*]"
     memory: str = "1g"
     spark: dict[str, str] = field(default_factory=dict)

@@ -32,7 +32,6 @@ from services.janitor.jobs.owners import owners_of
 from services.janitor.planning import SnapshotName
 
 __all__ = [
-    "ORPHAN_AGE_MS",
     "ObjectRemoval",
     "named_by_messages",
     "named_by_pushes",
@@ -40,7 +39,8 @@ __all__ = [
     "stored_objects",
 ]
 
-ORPHAN_AGE_MS: Final = 24 * 3600 * 1000
+_PROBES: Final = "janitor/probe"
+_PROBE_AGE_MS: Final = 3600 * 1000
 
 FOLDERS: Final = 256
 """Of blobs: two hexadecimal digits."""
@@ -60,10 +60,14 @@ _PATH: Final = re.compile(rb"blobs/[0-9a-f]{2}/[0-9a-f]{30}")
 
 async def store_time_ms(objects: Objects) -> int:
     """The time by the store's own clock, which dates the objects."""
-    path = f"janitor/probe/{secrets.token_hex(16)}"
+    path = f"{_PROBES}/{secrets.token_hex(16)}"
     await objects.put(path, b"")
     try:
-        return await objects.modified_ms(path)
+        now_ms = await objects.modified_ms(path)
+        for left in await objects.describe(_PROBES):  # by whoever was killed here
+            if left.modified_ms < now_ms - _PROBE_AGE_MS:
+                await objects.delete(left.path)
+        return now_ms
     finally:
         await objects.delete(path)
 

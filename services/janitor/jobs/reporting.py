@@ -18,11 +18,10 @@ from libs.storage.roots import open_root
 from services.janitor.jobs.batches import counted, counts_batch
 from services.janitor.jobs.report import queue_days
 from services.janitor.jobs.report_page import page
+from services.janitor.jobs.reports_kept import FOLDER, HTML, PARQUET, forget_reports
 from services.janitor.jobs.work import Work
 
-__all__ = ["FOLDER", "QUEUES_SHOWN", "report"]
-
-FOLDER: Final = "reports"
+__all__ = ["QUEUES_SHOWN", "report"]
 
 QUEUES_SHOWN: Final = 50
 """On the page, those with most messages; the Parquet has all."""
@@ -39,11 +38,14 @@ def report(work: Work) -> Counter[str]:
         try:
             if work.options.dry_run:
                 return Counter(report_rows=days.count())
-            parquet, html = (f"{FOLDER}/{work.run}/report.{kind}" for kind in ("parquet", "html"))
+            parquet, html = (f"{FOLDER}/{work.run}/{name}" for name in (PARQUET, HTML))
             counts = counted(days.coalesce(1), _Parquet(work.url, parquet, days.columns))
             told = page(work.run, work.now_ms, _shown(days), work.options.days)
-            asyncio.run(work.root.objects.put(html, told.encode()))
+            objects = work.root.objects
+            asyncio.run(objects.put(html, told.encode()))
             work.artifacts += [parquet, html]
+            if gone := asyncio.run(forget_reports(objects, work.options.reports_kept)):
+                counts["reports_removed"] = gone
             return counts
         finally:
             days.unpersist()

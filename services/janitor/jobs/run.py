@@ -134,8 +134,9 @@ def _check(job: str, options: JobOptions) -> None:
     for name in ("grace_s", "replay_window_s", "older_than_s"):
         if getattr(options, name) < 0:
             raise ValueError(f"{name}: must not be negative")
-    if options.days < 1:
-        raise ValueError("days: must be at least 1")
+    for name in ("days", "reports_kept"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"{name}: must be at least 1")
     if options.queues is not None:
         if job == "unreferenced":
             raise ValueError("queues: what no queue needs is known only of all of them")

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from services.janitor.instance import open_tables
 from services.janitor.jobs.contract import (
@@ -20,6 +21,7 @@ from services.janitor.jobs.contract import (
 )
 from services.janitor.session import spark_session
 from services.janitor.working import work
+from tests.integration.janitor.own_janitor import OWN_JOBS
 
 SMALL = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
 
@@ -53,6 +55,18 @@ def stubborn(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResul
 
 def fails(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
     raise JobFailed("broker 0 is away")
+
+
+@dataclass(frozen=True)
+class Babble(Progress):
+    """More than a janitor understands."""
+
+    mood: str = "fine"
+
+
+def babbles(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    tell(Babble("babbling", 1, 1))
+    return slow(instance, options, lambda _: None)
 
 
 def breaks(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
@@ -92,6 +106,7 @@ JOBS: dict[str, Callable[[JobInstance, JobOptions, Tell], JobResult]] = {
     "slow": slow,
     "stubborn": stubborn,
     "fails": fails,
+    "babbles": babbles,
     "breaks": breaks,
     "dies": dies,
     "spark": spark,
@@ -100,7 +115,8 @@ JOBS: dict[str, Callable[[JobInstance, JobOptions, Tell], JobResult]] = {
 
 
 def run_job(job: str, instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
-    return JOBS[options.queues[0] if options.queues else "quick"](instance, options, tell)
+    named = [one for one in options.queues or () if one in OWN_JOBS]
+    return JOBS[named[0] if named else "quick"](instance, options, tell)
 
 
 if __name__ == "__main__":

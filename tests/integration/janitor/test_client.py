@@ -12,6 +12,7 @@ import slatemq
 import slatemq.sync
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.janitor import JobRun, JobRunState
+from tests.integration.broker.rig import running
 from tests.integration.janitor.janitors import QUIET, Janitor, janitor
 
 
@@ -42,7 +43,13 @@ async def test_a_run_is_begun_waited_for_and_listed(tmp_path: Path) -> None:
 
 
 async def test_the_options_of_each_job_arrive(tmp_path: Path) -> None:
-    async with janitor(tmp_path) as there, slatemq.connect(there.address) as client:
+    data = tmp_path / "data"
+    async with (
+        running(data) as rig,
+        janitor(tmp_path) as there,
+        slatemq.connect(there.address) as client,
+    ):
+        await rig.create("t")
         restore = await client.run_job(
             "restore", into="t", message_ids=[7], failed_from=1, failed_until=2
         )

@@ -13,6 +13,7 @@ import pytest
 
 from libs.serving.channels import Channels
 from libs.serving.topology import Peer, TopologyDirectory
+from libs.storage.blobs import Blobs
 from libs.storage.roots import open_root
 from services.janitor.looking import SCHEDULED, Ages, Looker
 from slatemq.errors import Unavailable
@@ -30,10 +31,11 @@ AGES = Ages(replay_window_s=7 * 86_400, dead_letters_s=3 * 86_400, grace_s=60)
 async def looked_at(
     folder: Path, ages: Ages = AGES
 ) -> AsyncIterator[tuple[Looker, Ingest, Rig, TopologyDirectory]]:
-    directory = TopologyDirectory(open_root(folder.as_uri()).objects)
+    objects = open_root(folder.as_uri()).objects
+    directory = TopologyDirectory(objects)
     channels = Channels(directory)
     async with serving(folder.as_uri()) as ingest, running(folder) as rig:
-        yield Looker(directory, channels, ages), ingest, rig, directory
+        yield Looker(directory, channels, objects, ages), ingest, rig, directory
         await channels.close()
         await directory.close()
 
@@ -77,6 +79,18 @@ async def test_with_a_replay_window_for_ever_nothing_is_unreferenced(tmp_path: P
         assert await looker.look("unreferenced", time.time_ns() // 1_000_000 + 99 * DAY_MS) == {}
 
 
+async def test_objects_that_may_belong_to_nobody_are_work_once_they_are_old_enough(
+    tmp_path: Path,
+) -> None:
+    async with looked_at(tmp_path, Ages(0, 0, 60)) as (looker, _, _, _):
+        blobs = Blobs(open_root(tmp_path.as_uri()))
+        await blobs.put(b"an upload that was never committed")
+        now_ms = time.time_ns() // 1_000_000
+
+        assert await looker.look("unreferenced", now_ms) == {}
+        assert await looker.look("unreferenced", now_ms + DAY_MS + 62_000) == {"objects": 1}
+
+
 async def test_done_messages_are_work_once_one_of_them_may_be_past_its_retention(
     tmp_path: Path,
 ) -> None:
@@ -116,7 +130,7 @@ async def test_while_a_shard_is_away_nobody_can_tell(tmp_path: Path) -> None:
         await directory.announce(Peer("ingest", 7, "127.0.0.1:1"))
 
         for job in SCHEDULED:
-            with pytest.raises(Unavailable):
+            with pytest.raises(Unavailable, match=r"(broker|ingest) 7 is away"):
                 await looker.look(job, 1000 * DAY_MS)
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from libs.serving.topology import Peer, TopologyDirectory
 from libs.storage.roots import open_root
 from services.janitor.planning import SnapshotName
 from services.janitor.runs import RunStore
-from slatemq.v1 import janitor_pb2
+from slatemq.v1 import janitor_pb2, queue_pb2
 from tests.integration.broker.rig import refusal, running
 from tests.integration.ingest_server import serving
 from tests.integration.janitor.janitors import QUIET, Run, janitor, until
@@ -62,13 +63,45 @@ async def test_what_a_job_writes_is_named_by_its_run(tmp_path: Path) -> None:
         ("fails", "broker 0 is away"),
         ("breaks", "ValueError: a fault"),
         ("dies", "Spark's process ended (-9)"),
+        ("babbles", "a fault of the janitor: TypeError: Progress.__init__() got an unexpected"),
     ],
 )
 async def test_a_job_that_fails_tells_why(tmp_path: Path, job: str, error: str) -> None:
     async with janitor(tmp_path) as there:
         run = await there.done(await there.run("done", job))
 
-    assert (run.state, run.error) == (Run.STATE_FAILED, error)
+        again = await there.done(await there.run("done", "quick"))
+
+    assert (run.state, run.error[: len(error)]) == (Run.STATE_FAILED, error)
+    assert again.state == Run.STATE_DONE
+
+
+async def test_queues_that_do_not_exist_are_refused_before_anything_begins(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with serving(data.as_uri()), running(data) as rig, janitor(tmp_path) as there:
+        await rig.create("orders")
+        run_id = await there.run("done", "orders", request_id="first")
+        await there.done(run_id)
+
+        for queues, rest in (
+            (["orders", "oders"], {"job": "done"}),
+            (["orders"], {"job": "restore", "target_queue_id": "oders"}),
+        ):
+            request = Request(queue_ids=queues, **rest)
+            _, *told = await refusal(there.stub.RunJob(request))
+            assert told == ["QUEUE_NOT_FOUND", "queue 'oders' does not exist"]
+
+        # A repeated request has its run, also when the queue is gone
+        await rig.queues.DeleteQueue(queue_pb2.DeleteQueueRequest(queue_id="orders"))
+        assert await there.run("done", "orders", request_id="first") == run_id
+        assert (await refusal(there.run("done", "orders")))[1] == "QUEUE_NOT_FOUND"
+
+        directory = TopologyDirectory(open_root(data.as_uri()).objects)
+        await directory.announce(Peer("broker", 7, "127.0.0.1:1"))
+        told = await refusal(there.run("done", "orders"))
+        assert "broker 7 is away: " in told[2]
+        listed = await there.stub.ListRuns(janitor_pb2.ListRunsRequest())
+        assert [run.run_id for run in listed.runs] == [run_id]
 
 
 @pytest.mark.parametrize("job", ["slow", "stubborn"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -196,11 +198,14 @@ async def test_the_store_is_asked_what_time_it_is_and_nothing_is_left_there(
 ) -> None:
     objects = open_root(tmp_path.as_uri(), sync=False).objects
     await objects.put("mark", b"")
+    for left, age_s in (("old", 4000), ("young", 10)):  # by janitors that were killed
+        await objects.put(f"janitor/probe/{left}", b"")
+        os.utime(tmp_path / "janitor/probe" / left, (time.time() - age_s,) * 2)
 
     now_ms = await store_time_ms(objects)
 
     assert abs(now_ms - await objects.modified_ms("mark")) < 60_000
-    assert await objects.list("janitor") == []
+    assert await objects.list("janitor") == ["janitor/probe/young"]
 
 
 def test_neighbours_with_equal_keys_go_together_and_no_more_than_fit() -> None:
