@@ -11,16 +11,17 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 
 from libs.storage.errors import StorageError
 from services.janitor.instance import open_tables
+from services.janitor.plain_values import plain
 from services.janitor.session import LOCAL_MASTER, spark_session
 from services.janitor.tables import TABLES
 from slatemq.errors import SlateMQError
@@ -104,21 +105,20 @@ def tell(frame: DataFrame, form: str, out: TextIO) -> None:
         with redirect_stdout(out):
             frame.show(SHOWN_ROWS, truncate=False)
     elif form == "csv":
-        _tell_csv(frame.columns, frame.toLocalIterator(), out)
+        _tell_csv(frame, out)
     else:
         for row in frame.toLocalIterator():
-            json.dump(row.asDict(recursive=True), out, default=str, ensure_ascii=False)
+            json.dump(plain(row, frame.schema), out, allow_nan=False, ensure_ascii=False)
             out.write("\n")
 
 
-def _tell_csv(columns: Sequence[str], rows: Iterable[Row], out: TextIO) -> None:
+def _tell_csv(frame: DataFrame, out: TextIO) -> None:
     writer = csv.writer(out)
-    writer.writerow(columns)
-    writer.writerows([_cell(value) for value in row] for row in rows)
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value, default=str) if isinstance(value, dict | list) else value
+    writer.writerow(frame.columns)
+    kinds = [field.dataType for field in frame.schema.fields]
+    for row in frame.toLocalIterator():
+        values = [plain(value, kind) for value, kind in zip(row, kinds, strict=True)]
+        writer.writerow(json.dumps(one) if isinstance(one, dict | list) else one for one in values)
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:

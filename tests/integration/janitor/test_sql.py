@@ -24,7 +24,7 @@ def without_java(folder: Path) -> dict[str, str]:
             if program.name != "java" and not link.is_symlink():
                 link.symlink_to(program)
     kept = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
-    return {**kept, "PATH": str(folder), "PYTHONPATH": str(ROOT)}
+    return {**kept, "PATH": str(folder), "PYTHONPATH": str(ROOT), "TZ": "Asia/Tokyo"}
 
 
 @pytest.mark.slow  # starts Spark twice
@@ -49,15 +49,20 @@ async def test_questions_are_answered_on_stdout_on_a_machine_without_java(tmp_pa
         await ingest.send(b"1", b"2", type="order")
 
         answered = await sql(
-            "SELECT headers, count(*) AS count, (SELECT max(queue) FROM queues) AS queue "
-            "FROM messages GROUP BY headers",
+            "SELECT headers, count(*) AS count, (SELECT max(queue) FROM queues) AS queue, "
+            "TIMESTAMP'2026-07-01 12:00:00' AS at FROM messages GROUP BY headers",
             *("--format", "json"),
         )
         wrong = await sql("SELECT nothing FROM queues")
 
     code, out, err = answered
     assert code == 0, err
-    assert json.loads(out) == {"headers": {"type": "order"}, "count": 2, "queue": "orders"}
+    assert json.loads(out) == {
+        "headers": {"type": "order"},
+        "count": 2,
+        "queue": "orders",
+        "at": "2026-07-01T12:00:00.000Z",
+    }
     assert wrong[0] == 1
     assert wrong[1] == ""
     assert "`nothing` cannot be resolved" in wrong[2]
