@@ -45,7 +45,9 @@ LETTERS_AT_ONCE: Final = 1000
 """Dead letters in the rows that one command changes, and those of one row at most beyond that."""
 
 DONE_ROWS_AT_ONCE: Final = 200
-"""Rows of a done list that one command removes."""
+DONE_MESSAGES_AT_ONCE: Final = 20_000
+"""Rows of a done list that one command removes, and messages in them, those of one row at most
+beyond that."""
 
 DONE_ROWS_MAX: Final = 5000
 DONE_MESSAGES_MAX: Final = 500_000
@@ -120,7 +122,7 @@ class Remover:
 
     async def done(self, queue: Queue, before_ms: int) -> tuple[int, bool]:
         """Removes what was done long enough ago: how many messages, and whether there is more."""
-        removed = looked_at = 0
+        removed = looked_at = waiting = 0
         async with turn(self._owner, f"done/{queue.queue_id}"):
             await self._owner.durable()
             before_ms = done_before(queue, before_ms, self._grace_ms, self._owner.clock.now_ms())
@@ -129,10 +131,12 @@ class Remover:
             async for row in self._done_rows(queue, before_ms):
                 rows.append(row)
                 looked_at += 1
-                more = looked_at >= DONE_ROWS_MAX or removed >= DONE_MESSAGES_MAX
-                if more or len(rows) >= DONE_ROWS_AT_ONCE:
+                waiting += row.messages_count
+                more = looked_at >= DONE_ROWS_MAX or removed + waiting >= DONE_MESSAGES_MAX
+                full = len(rows) >= DONE_ROWS_AT_ONCE or waiting >= DONE_MESSAGES_AT_ONCE
+                if more or full:
                     removed += await self._prune(queue, rows)
-                    rows = []
+                    rows, waiting = [], 0
                 if more:
                     break
             removed += await self._prune(queue, rows)
@@ -160,7 +164,8 @@ class Remover:
         def prune(_: int) -> int:
             return prune_done(self._owner.shard, queue, rows)
 
-        return await self._run(queue, prune, len(rows)) if rows else 0
+        written = sum(len(row.left) + len(row.tried) + 1 for row in rows)
+        return await self._run(queue, prune, written) if rows else 0
 
     # --- Failed -------------------------------------------------------------
 

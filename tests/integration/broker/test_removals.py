@@ -247,11 +247,12 @@ async def test_the_done_list_loses_its_beginning_as_far_as_the_queue_and_the_cal
         assert await rig.counts() == {"done": 3}
 
 
+@pytest.mark.parametrize(("of", "at_once", "most"), [("ROWS", 5, 20), ("MESSAGES", 15, 60)])
 async def test_a_long_done_list_goes_in_several_calls_while_acks_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str, at_once: int, most: int
 ) -> None:
-    monkeypatch.setattr(remover, "DONE_ROWS_AT_ONCE", 5)
-    monkeypatch.setattr(remover, "DONE_ROWS_MAX", 20)
+    monkeypatch.setattr(remover, f"DONE_{of}_AT_ONCE", at_once)
+    monkeypatch.setattr(remover, f"DONE_{of}_MAX", most)
     clock = ManualClock()
     async with running(tmp_path, clock) as rig:
         await rig.create(done_retention_s=60)
