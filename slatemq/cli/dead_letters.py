@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from slatemq.cli.failed_edit import edit
 from slatemq.cli.failures import EXIT_REFUSED
@@ -18,6 +15,7 @@ from slatemq.cli.groups import Group
 from slatemq.cli.messages import finished_listing, show_message
 from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.parameters import MESSAGE_ID, WHICH, WORDS
+from slatemq.cli.progress import progress
 from slatemq.cli.queue_options import format_time
 from slatemq.cli.queues import purge_states
 from slatemq.cli.session import Session, pass_session, run, session_options
@@ -140,8 +138,14 @@ def redrive(
                 return begun
             note(f"redrive {begun.redrive_id} has begun")
             try:
-                with _progress(session) as told:
-                    return await client.wait_redrive(begun, on_progress=told, every=0.2)
+                with progress(not session.json, "redrive", None) as update:
+                    return await client.wait_redrive(
+                        begun,
+                        on_progress=lambda one: update(
+                            total=one.total_count, completed=one.examined_count
+                        ),
+                        every=0.2,
+                    )
             except (asyncio.CancelledError, SlateMQError):
                 name = begun.redrive_id
                 note(f"it goes on without us; `slatemq failed cancel {name}` stops it")
@@ -226,16 +230,3 @@ def _tell(session: Session, one: Redrive) -> None:
     if one.state is RedriveState.FAILED:
         note(f"{one.error}; `slatemq failed resume {one.redrive_id}` tries again")
         sys.exit(EXIT_REFUSED)
-
-
-@contextmanager
-def _progress(session: Session) -> Iterator[Callable[[Redrive], None]]:
-    """A bar on stderr, where that is a terminal; gives what to tell how far it is."""
-    console = Console(stderr=True)
-    if session.json or not console.is_terminal:
-        yield lambda one: None
-        return
-    columns = (TextColumn("redrive"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("redrive", total=None)
-        yield lambda one: bar.update(task, total=one.total_count, completed=one.examined_count)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from slatemq.cli.entry_output import listing_options
 from slatemq.cli.failures import BadInput
 from slatemq.cli.output import say, write_json
 from slatemq.cli.parameters import WORDS
+from slatemq.cli.progress import progress
 from slatemq.cli.queue_files import exported, head
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.client import Client
@@ -114,14 +113,14 @@ async def write_export(
     buffer = bytearray(head(queue, state.value, told, name or uuid4().hex[:12], _now_ms()))
     count = size = 0
     entries = _entries(client, queue, state, limit, bounds)
-    with progress(session, "export", min(total, limit or total)) as advance:
+    with progress(not session.json, "export", min(total, limit or total)) as update:
         async for entry in entries:
             buffer += exported(entry)
             count += 1
             if len(buffer) >= WRITE_BYTES:
                 size += stream.write(buffer)
                 buffer.clear()
-                advance(count)
+                update(completed=count)
             if count == limit:
                 break
         size += stream.write(buffer)
@@ -141,19 +140,6 @@ def _entries(
         newest_first=bounds["newest_first"],
         limit=limit or 0,
     )
-
-
-@contextmanager
-def progress(session: Session, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, where that is a terminal; gives what to tell how far it is."""
-    console = Console(stderr=True)
-    if session.json or not console.is_terminal:
-        yield lambda done: None
-        return
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.update(task, completed=done)
 
 
 @contextmanager

@@ -13,12 +13,12 @@ from contextlib import nullcontext
 import click
 
 from slatemq import textqueue
-from slatemq.cli.exporting import progress
 from slatemq.cli.failures import BadInput
 from slatemq.cli.import_items import Item, outgoing_of, push_of, request_id
 from slatemq.cli.import_journal import REPEATABLE_MS, Journal, Sending
 from slatemq.cli.output import note, say, write_json
 from slatemq.cli.parameters import WORDS
+from slatemq.cli.progress import progress
 from slatemq.cli.queue_files import content_of
 from slatemq.cli.runs import Run
 from slatemq.cli.session import Session, pass_session, run, session_options
@@ -167,7 +167,7 @@ class Importer:
         self._queue = TextQueue(self._file)
         with (
             self._queue.lock(wait=False) if self._marking else nullcontext(),
-            progress(self._session, "bytes", size) as advance,
+            progress(not self._session.json, "bytes", size) as update,
         ):
             journal = Journal.beside(self._file, self._target, sorted(self._states))
             self._secret = journal.secret
@@ -183,7 +183,7 @@ class Importer:
                 journal.store()
                 await self._sent(journal, batch, sending.request_id)
                 self._settled(journal, batch)
-                advance(batch[-1].entry.end)
+                update(completed=batch[-1].entry.end)
             journal.remove()
 
     async def _run_stream(self) -> None:

@@ -10,7 +10,7 @@ import click
 
 from slatemq.cli.failures import EXIT_UNREACHABLE
 from slatemq.cli.output import note, write_json, write_table
-from slatemq.cli.parameters import TIME, WORDS, header_option, headers_of
+from slatemq.cli.parameters import TIME, header_option, headers_of, queues_option
 from slatemq.cli.queue_options import COUNTS, count_cells, queue_fields, state_of
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.models import Explanation, RouteStatus, Status
@@ -42,14 +42,7 @@ queues. Depth is what waits in each queue.
     "--size", type=click.IntRange(min=0), default=0, metavar="BYTES", help="Of its payload."
 )
 @click.option("--created-at", type=TIME, help="When it was made.  [default: now]")
-@click.option(
-    "--queue",
-    "queues",
-    type=WORDS,
-    multiple=True,
-    metavar="QUEUE",
-    help="Only this one; repeatable.",
-)
+@queues_option
 @session_options
 @pass_session
 def explain(

@@ -10,14 +10,14 @@ from datetime import timedelta
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
 from slatemq.cli.durations import format_duration
 from slatemq.cli.failures import EXIT_REFUSED, Interrupted
 from slatemq.cli.groups import Group
 from slatemq.cli.output import note, say, write_json, write_table
-from slatemq.cli.parameters import MESSAGE_ID, SECONDS, TIME, WORDS
+from slatemq.cli.parameters import MESSAGE_ID, SECONDS, TIME, WORDS, queues_option
+from slatemq.cli.progress import progress
 from slatemq.cli.queue_options import format_time
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.client import Client
@@ -59,14 +59,7 @@ def janitor() -> None:
 @click.argument("job", type=click.Choice(JOBS))
 @click.option("--dry-run", is_flag=True, help="Count what would go; remove nothing.")
 @click.option("--master", type=WORDS, default="", metavar="URL", help="Spark master.")
-@click.option(
-    "--queue",
-    "queues",
-    type=WORDS,
-    multiple=True,
-    metavar="QUEUE",
-    help="Only this one; repeatable.",
-)
+@queues_option
 @click.option("--older-than", type=SECONDS, help="Of dead-letters: how long ago they failed.")
 @click.option(
     "--days", type=click.IntRange(1, 3_660), metavar="N", help="Of report: how many days back."
@@ -297,27 +290,21 @@ def _took(one: JobRun) -> str:
 @contextmanager
 def _progress(session: Session) -> Iterator[Callable[[JobRun], None]]:
     """A bar on stderr, where that is a terminal; gives what to tell how far it is."""
-    console = Console(stderr=True)
-    if session.json or not console.is_terminal:
-        yield lambda one: None
-        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.fields[tasks]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("waiting", total=None, tasks="")
+    with progress(not session.json, "waiting", None, columns, tasks="") as update:
 
         def tell(one: JobRun) -> None:
             told = one.progress
             if told is None or one.state is not JobRunState.RUNNING:
                 what = "starting Spark" if one.state is JobRunState.RUNNING else one.state.value
-                bar.update(task, description=what, total=None, tasks="")
+                update(description=what, total=None, tasks="")
                 return
-            bar.update(
-                task,
+            update(
                 description=f"{told.phase} ({told.phase_number} of {told.phases_count})",
                 total=told.tasks_count or None,
                 completed=told.tasks_done,

@@ -164,6 +164,18 @@ def header_option(what: str) -> Callable[[F], F]:
     return add
 
 
+def queues_option(function: F) -> F:
+    """`--queue QUEUE`, any number of times."""
+    return click.option(
+        "--queue",
+        "queues",
+        type=WORDS,
+        multiple=True,
+        metavar="QUEUE",
+        help="Only this one; repeatable.",
+    )(function)
+
+
 def headers_of(to: str | None, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     """The headers given on the command line; one given twice is wrong usage."""
     headers: dict[str, str] = {}

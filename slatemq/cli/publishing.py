@@ -10,11 +10,9 @@ from datetime import timedelta
 from typing import Any, BinaryIO
 
 import click
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    Progress,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
@@ -26,6 +24,7 @@ from slatemq.cli.moments import WHEN, FromNow
 from slatemq.cli.output import note, say, write_json
 from slatemq.cli.parameters import DURATION, SECONDS, TIME, WORDS, header_option, headers_of
 from slatemq.cli.pointers import Pointer, parse_pointers
+from slatemq.cli.progress import progress
 from slatemq.cli.runs import Run
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.threads import in_thread
@@ -295,13 +294,8 @@ def _say_how_to_go_on(durable: int, kept: bool, to_mend: str) -> None:
 @contextmanager
 def _progress(stream: BinaryIO) -> Iterator[Callable[[int], None]]:
     """A bar on stderr, where that is a terminal; gives what to call with bytes made durable."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda count: None
-        return
     told = os.fstat(stream.fileno())
     total = told.st_size if stat.S_ISREG(told.st_mode) else None
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("publish", total=total)
-        yield lambda count: bar.advance(task, count)
+    with progress(True, "publish", total, columns) as update:
+        yield lambda count: update(advance=count)
