@@ -13,10 +13,10 @@ from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In
 
 from libs.storage.roots import open_root
 from services.janitor import planning
-from slatemq.v1 import queue_pb2
+from slatemq.v1 import queue_pb2, removal_pb2
 from tests.integration.broker import entry_calls
 from tests.integration.broker.queue_calls import delete
-from tests.integration.broker.removal_calls import ARCHIVED, archive, failed_rows
+from tests.integration.broker.removal_calls import ARCHIVED, archive, failed_rows, remove
 from tests.integration.broker.rig import Rig, running
 from tests.integration.janitor.tables_read import Read, read
 from tests.integration.test_snapshots import stub_of, take
@@ -206,6 +206,36 @@ async def test_a_query_on_one_queue_reads_its_rows_alone(tmp_path: Path) -> None
     assert [row["queue"] for row in queues.rows] == ["q3"]
     assert everything.rows_read == len(everything.rows) == 30
     assert none == Read([], 0, 0)
+
+
+async def test_a_query_on_one_queue_reads_its_dead_letters_and_their_attempts_alone(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as rig:
+        for number in range(4):
+            await rig.create(f"q{number}", max_attempts=1)
+            for n in range(6):  # in rows of their own
+                await entry_calls.fail(rig, [100 * number + n + 1], queue_id=f"q{number}")
+            letters = failed_rows(
+                await entry_calls.listed(rig, entry_calls.FAILED, queue_id=f"q{number}")
+            )
+            for letter in letters[:2]:
+                removal = removal_pb2.ArchiveRemoval(rows=[letter], run="run")
+                await remove(rig, f"q{number}", archive=removal)
+        options = await options_of(rig)
+        tables = ("failed", "archived", "attempts", "queues")
+        one, id_ = EqualTo(("queue",), "q2"), EqualTo(("message_id",), 205)
+
+        of_one = {table: await read(options, table, one) for table in tables}
+        everything = {table: await read(options, table) for table in tables}
+        one_id = await read(options, "attempts", one, id_)
+
+    for table, count in (("failed", 4), ("archived", 2), ("attempts", 4), ("queues", 1)):
+        found, all_ = of_one[table], everything[table]
+        assert [row["queue"] for row in found.rows] == ["q2"] * count, table
+        assert len(all_.rows) == 4 * count
+        assert found.rows_read * 4 <= all_.rows_read, (table, found.rows_read, all_.rows_read)
+    assert (ids(one_id.rows), one_id.rows_read) == ([205], 1)
 
 
 async def test_a_query_on_one_day_of_done_or_failed_messages_reads_its_rows_alone(
