@@ -18,9 +18,6 @@ from slatemq.v1 import entry_pb2, entry_pb2_grpc
 SETTLEMENTS_MAX = 1000
 """Settlements that the server takes in one call."""
 
-SETTLEMENT_BYTES_MAX = 64 << 20
-"""Of what replaces letters, in one call."""
-
 
 @dataclass(frozen=True, slots=True)
 class RedriveLetter:

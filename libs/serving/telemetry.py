@@ -31,17 +31,11 @@ MESSAGING_SYSTEM = "messaging.system"
 MESSAGING_OPERATION_NAME = "messaging.operation.name"
 MESSAGING_OPERATION_TYPE = "messaging.operation.type"
 MESSAGING_DESTINATION_NAME = "messaging.destination.name"
-MESSAGING_MESSAGE_ID = "messaging.message.id"
-MESSAGING_MESSAGE_BODY_SIZE = "messaging.message.body.size"
 MESSAGING_BATCH_MESSAGE_COUNT = "messaging.batch.message_count"
-MESSAGING_CLIENT_ID = "messaging.client.id"
 """Attribute names of OpenTelemetry's messaging conventions, as services use them."""
 
 SENT_MESSAGES = "messaging.client.sent.messages"
-CONSUMED_MESSAGES = "messaging.client.consumed.messages"
-OPERATION_DURATION = "messaging.client.operation.duration"
-PROCESS_DURATION = "messaging.process.duration"
-"""Names of OpenTelemetry's messaging metrics; durations are in seconds there."""
+"""Name of OpenTelemetry's metric of what was published."""
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 

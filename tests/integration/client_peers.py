@@ -32,7 +32,6 @@ from tests.integration.client_ingest import RECEIVED_AT_MS, Ingest, refuse
 __all__ = ["RECEIVED_AT_MS", "Broker", "Directory", "Ingest", "Instance", "refuse"]
 
 T = TypeVar("T")
-Mishap = Callable[[Any], SlateMQError | None]
 
 
 @dataclass

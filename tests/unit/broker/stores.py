@@ -50,10 +50,6 @@ class DictStore:
         """What no crash takes back."""
         return self._durable
 
-    @property
-    def undurable_count(self) -> int:
-        return len(self._batches)
-
     def crash(self, surviving: int) -> DictStore:
         """What a restart finds if the first so many undurable batches survived."""
         after = DictStore()

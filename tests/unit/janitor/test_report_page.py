@@ -14,7 +14,6 @@ from services.janitor.jobs.report import ATTEMPTS
 from services.janitor.jobs.report_page import duration, page, size
 
 NOW_MS = 1_767_312_000_000  # 2026-01-02
-NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 def row(queue: str | None, day: date, **told: Any) -> dict[str, Any]:
