@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from libs.storage.buckets import BucketKind
 from services.broker.entry_conversion import (
@@ -18,7 +18,7 @@ from services.broker.entry_conversion import (
     in_flight_entry,
     waiting_entry,
 )
-from services.broker.finished_pages import ListReaders, Span, Spot
+from services.broker.finished_pages import FinishedReader, Listed, ListReaders, Span, Spot
 from services.broker.leases import Lease
 from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import checked_id
@@ -32,6 +32,7 @@ PAGE_SIZE_MAX = 1000
 TOKEN_CHARS_MAX = 1000
 
 State: TypeAlias = queue_pb2.EntryState.ValueType
+T = TypeVar("T")
 Numbers: TypeAlias = tuple[int, ...]
 """Behind which entry to go on: of which list is told by the state."""
 
@@ -83,15 +84,19 @@ class EntryLister:
     async def _list(
         self, queue: Queue, request: entry_pb2.ListEntriesRequest, after: Numbers | None, limit: int
     ) -> Told:
+        asked = (queue, request, after, limit)
+        lists, settings = self._lists, queue.settings
         match request.state:
             case queue_pb2.ENTRY_STATE_IN_FLIGHT:
                 return _in_flight(queue, after, limit)
             case queue_pb2.ENTRY_STATE_DONE:
-                return await self._done_page(queue, request, after, limit)
+                kept_s = settings.done_retention_s
+                return await self._finished_page(*asked, lists.done, kept_s, done_entry)
             case queue_pb2.ENTRY_STATE_FAILED:
-                return await self._failed_page(queue, request, after, limit)
+                kept_s = settings.failed_retention_s
+                return await self._finished_page(*asked, lists.failed, kept_s, failed_entry)
             case queue_pb2.ENTRY_STATE_ARCHIVED:
-                return await self._archived_page(queue, request, after, limit)
+                return await self._finished_page(*asked, lists.archived, 0, archived_entry)
         return await self._waiting_page(queue, request.state, after, limit)
 
     async def _waiting_page(
@@ -113,33 +118,21 @@ class EntryLister:
             entries.append((entry, behind))
         return Told(entries, None if page.next is None else tuple(map(int, page.next)))
 
-    async def _done_page(
-        self, queue: Queue, request: entry_pb2.ListEntriesRequest, after: Numbers | None, limit: int
+    async def _finished_page(
+        self,
+        queue: Queue,
+        request: entry_pb2.ListEntriesRequest,
+        after: Numbers | None,
+        limit: int,
+        reader: FinishedReader[T],
+        retention_s: int,
+        entry_of: Callable[[str, Listed[T]], entry_pb2.Entry],
     ) -> Told:
-        span = self._span(request, queue.settings.done_retention_s)
-        page = await self._lists.done.page(
+        span = self._span(request, retention_s)
+        page = await reader.page(
             queue, span, _spot(after), limit, newest_first=request.newest_first
         )
-        entries = [(done_entry(queue.queue_id, one), tuple(one.spot)) for one in page.messages]
-        return Told(entries, None if page.next is None else tuple(page.next))
-
-    async def _failed_page(
-        self, queue: Queue, request: entry_pb2.ListEntriesRequest, after: Numbers | None, limit: int
-    ) -> Told:
-        span = self._span(request, queue.settings.failed_retention_s)
-        page = await self._lists.failed.page(
-            queue, span, _spot(after), limit, newest_first=request.newest_first
-        )
-        entries = [(failed_entry(queue.queue_id, one), tuple(one.spot)) for one in page.messages]
-        return Told(entries, None if page.next is None else tuple(page.next))
-
-    async def _archived_page(
-        self, queue: Queue, request: entry_pb2.ListEntriesRequest, after: Numbers | None, limit: int
-    ) -> Told:
-        page = await self._lists.archived.page(
-            queue, self._span(request, 0), _spot(after), limit, newest_first=request.newest_first
-        )
-        entries = [(archived_entry(queue.queue_id, one), tuple(one.spot)) for one in page.messages]
+        entries = [(entry_of(queue.queue_id, one), tuple(one.spot)) for one in page.messages]
         return Told(entries, None if page.next is None else tuple(page.next))
 
     def _span(self, request: entry_pb2.ListEntriesRequest, retention_s: int) -> Span:
