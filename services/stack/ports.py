@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import os
 import socket
 from collections.abc import Sequence
 
@@ -12,7 +12,9 @@ FREE_PORTS = range(20_000, 32_000)
 """Below the range from which systems take ports for outgoing connections: a service that is being
 restarted must find its port as it left it, which no client of anything may have taken."""
 
-TRIES = 1_000
+PORTS_APART = 16
+"""How far from each other launchers of consecutive process IDs begin to look: those that start at
+the same time do not choose a port that another has chosen and not taken yet."""
 
 
 class PortInUse(Exception):
@@ -31,14 +33,12 @@ def choose_ports(base: int | None, names: Sequence[str]) -> dict[str, int]:
             if not is_free(port):
                 raise PortInUse(f"port {port} on {HOST}, for {name}, is in use")
         return ports
-    chosen: dict[str, int] = {}
-    for _ in range(TRIES):
-        port = random.choice(FREE_PORTS)
-        if port not in chosen.values() and is_free(port):
-            chosen[names[len(chosen)]] = port
-            if len(chosen) == len(names):
-                return chosen
-    raise PortInUse(f"no free ports between {FREE_PORTS.start} and {FREE_PORTS.stop} on {HOST}")
+    begin = os.getpid() * PORTS_APART % len(FREE_PORTS)
+    free = filter(is_free, (*FREE_PORTS[begin:], *FREE_PORTS[:begin]))
+    chosen = dict(zip(names, free, strict=False))
+    if len(chosen) < len(names):
+        raise PortInUse(f"no free ports between {FREE_PORTS.start} and {FREE_PORTS.stop} on {HOST}")
+    return chosen
 
 
 def is_free(port: int) -> bool:

@@ -1,4 +1,7 @@
 import socket
+import subprocess
+import sys
+from ast import literal_eval
 from collections.abc import Iterator
 
 import pytest
@@ -30,3 +33,20 @@ def test_free_ports_differ_and_lie_below_those_of_outgoing_connections() -> None
 
     assert len(set(ports.values())) == 3
     assert set(ports.values()) <= set(FREE_PORTS)
+
+
+def test_a_free_port_that_was_taken_meanwhile_is_passed_over() -> None:
+    (first,) = choose_ports(None, ["a"]).values()
+    with socket.socket() as listener:
+        listener.bind((HOST, first))
+        listener.listen()
+
+        assert first not in choose_ports(None, ["a", "b"]).values()
+
+
+def test_processes_that_start_one_after_the_other_choose_different_ports() -> None:
+    program = "from services.stack.ports import choose_ports; print(choose_ports(None, 'abcde'))"
+    said = [subprocess.check_output([sys.executable, "-c", program]) for _ in range(2)]
+    one, other = (set(literal_eval(words.decode()).values()) for words in said)
+
+    assert not one & other
