@@ -35,8 +35,10 @@ demo: setup ## Show it all in a minute: publish, route, consume, kill a broker, 
 up: setup ## Run the whole stack on this machine, data in ./data
 	$(BIN)/python -m services --data data --ports 7420 $(ARGS)
 
-test: setup ## Run every test
-	$(BIN)/python -m pytest tests -m 'not compose' $(ARGS)
+# Two files at a time: many tests wait for processes and disks. In the order of their folders, since
+# the longest come first then, and what is short comes last.
+test: setup ## Run every test; one after the other with ARGS='-n 0'
+	$(BIN)/python -m pytest tests -m 'not compose' -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup ## Check style, import contracts and protos
 	$(BIN)/ruff check .
