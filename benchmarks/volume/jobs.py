@@ -13,10 +13,12 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import queue
 import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,19 +28,26 @@ from services.janitor.jobs.contract import JobInstance, JobOptions, JobResult
 from services.janitor.jobs.run import run_job
 
 SAMPLED_S = 0.25
+LOOK_S = 1.0
+JVM, WORKERS, DRIVER = PARTS = ("JVM", "Python workers", "driver")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Process(NamedTuple):
-    """A process of this machine."""
+    """A process of this machine, with the processor time of it, and of its children that ended."""
 
     parent: int
-    cpu_s: float
     name: str
+    own_s: float
+    ended_s: float
+
+    @property
+    def cpu_s(self) -> float:
+        return self.own_s + self.ended_s
 
 
 def processes() -> dict[int, Process]:
-    """All that run, with the processor time of their children that ended."""
+    """All that run."""
     found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -48,8 +57,8 @@ def processes() -> dict[int, Process]:
         except OSError:
             continue  # it has ended
         fields = rest.split()
-        cpu_s = sum(map(int, fields[11:15])) / TICKS
-        found[int(folder.name)] = Process(int(fields[1]), cpu_s, name)
+        own, ended = sum(map(int, fields[11:13])), sum(map(int, fields[13:15]))
+        found[int(folder.name)] = Process(int(fields[1]), name, own / TICKS, ended / TICKS)
     return found
 
 
@@ -74,11 +83,18 @@ def proportional_mb(pid: int) -> float:
 
 
 class Watch:
-    """Samples a process and those below it until it ends."""
+    """Samples a process and those below it until it ends.
+
+    Attributes:
+        cpu_s: Processor time: of Spark's JVM, of its Python workers, of the driver.
+        peak_mb: Memory, in the same way; of the workers together.
+        worker_mb: Memory of the largest worker.
+    """
 
     def __init__(self, pid: int) -> None:
-        self.cpu_s = 0.0
-        self.java_mb = self.python_mb = self.driver_mb = 0.0
+        self.cpu_s = dict.fromkeys(PARTS, 0.0)
+        self.peak_mb = dict.fromkeys(PARTS, 0.0)
+        self.worker_mb = 0.0
         self._pid = pid
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -86,14 +102,24 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.wait(SAMPLED_S):
-            told = family(self._pid)
-            self.cpu_s = max(self.cpu_s, sum(one.cpu_s for one in told.values()))
-            memory = {pid: proportional_mb(pid) for pid in told}
-            java = sum(mb for pid, mb in memory.items() if told[pid].name == "java")
-            driver = memory.get(self._pid, 0)
-            self.java_mb = max(self.java_mb, java)
-            self.driver_mb = max(self.driver_mb, driver)
-            self.python_mb = max(self.python_mb, sum(memory.values()) - java - driver)
+            now_s, now_mb = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
+            for pid, told in family(self._pid).items():
+                part = self._part(pid, told.name)
+                now_s[part] += told.own_s
+                # Those below the driver and the JVM that ended are Python's.
+                now_s[WORKERS] += told.ended_s
+                mb = proportional_mb(pid)
+                now_mb[part] += mb
+                if part == WORKERS:
+                    self.worker_mb = max(self.worker_mb, mb)
+            for part in PARTS:
+                self.cpu_s[part] = max(self.cpu_s[part], now_s[part])
+                self.peak_mb[part] = max(self.peak_mb[part], now_mb[part])
+
+    def _part(self, pid: int, name: str) -> str:
+        if pid == self._pid:
+            return DRIVER
+        return JVM if name == "java" else WORKERS
 
     def end(self) -> None:
         self._over.set()
@@ -116,25 +142,42 @@ def run(folder: Path, name: str, server: servers.Server, driver_mb_max: float) -
     child.start()
     watch = Watch(child.pid or 0)
     try:
-        result = told.get(timeout=3600)
+        result = answer(child, told, name)
         child.join()
     finally:
         watch.end()
         child.kill()
     seconds, after = time.monotonic() - began, processes()
-    print(f"{name}: {seconds:.1f} s, {watch.cpu_s:.1f} s of processor time in Spark", flush=True)
+    used = {one: after[pid].cpu_s - before[pid].cpu_s for one, pid in services.items()}
+    print(f"{name}: {seconds:.1f} s")
     print("  " + ", ".join(f"{phase} {took:.1f} s" for phase, took in result.phases))
     print("  " + ", ".join(f"{what} {count:,}" for what, count in result.counts.items()))
-    used = {one: after[pid].cpu_s - before[pid].cpu_s for one, pid in services.items()}
-    print("  services, s: " + ", ".join(f"{one} {cpu:.1f}" for one, cpu in used.items()))
+    print("  processor s: " + listed({**watch.cpu_s, **used}, ".1f"))
     print(
-        f"  peak MB: JVM {watch.java_mb:.0f}, driver {watch.driver_mb:.0f}, "
-        f"Python workers {watch.python_mb:.0f}, "
-        + ", ".join(f"{one} {mb:.0f}" for one, mb in peak_mb(services).items()),
+        f"  peak MB: {listed({**watch.peak_mb, **peak_mb(services)}, '.0f')}, "
+        f"largest worker {watch.worker_mb:.0f}",
         flush=True,
     )
-    if watch.driver_mb > driver_mb_max:
-        sys.exit(f"{name}: its driver took {watch.driver_mb:.0f} MB, more than {driver_mb_max:g}")
+    if watch.peak_mb[DRIVER] > driver_mb_max:
+        sys.exit(f"{name}: its driver took {watch.peak_mb[DRIVER]:.0f} MB, > {driver_mb_max:g}")
+
+
+def answer(
+    child: multiprocessing.process.BaseProcess, told: multiprocessing.Queue[JobResult], name: str
+) -> JobResult:
+    """What the job gives back; ends the program if it ends without."""
+    while True:
+        ended = not child.is_alive()
+        try:
+            return told.get(timeout=LOOK_S)
+        except queue.Empty:
+            if ended:
+                sys.exit(f"{name}: failed, its exit code is {child.exitcode}")
+
+
+def listed(numbers: Mapping[str, float], form: str) -> str:
+    """Numbers by name, in a row."""
+    return ", ".join(f"{name} {number:{form}}" for name, number in numbers.items())
 
 
 def main() -> None:
