@@ -131,7 +131,13 @@ def encode_active(
             except struct.error:
                 pass  # does not name the field at fault; what follows does
         return _AVAILABLE.pack_array("available", available) + _NO_IN_FLIGHT
-    columns = list(zip(*in_flight, strict=True))
+    return encode_in_flight(list(zip(*in_flight, strict=True)), available)
+
+
+def encode_in_flight(
+    columns: Sequence[Sequence[Any]], available: Sequence[AvailableMessage] = ()
+) -> bytes:
+    """As `encode_active`, of the columns of InFlightMessages."""
     return b"".join(
         (
             _AVAILABLE.pack_array("available", available),

@@ -7,6 +7,7 @@ The pure core, in the order in which to read it:
 `lanes`           the available messages of one priority and kind, of which memory holds a prefix
 `walks`           the way of a claim over the lanes of one priority
 `available`       all lanes of a queue
+`lease_buckets`   leases that share a record, of a large claim as columns
 `leases`          the messages in flight, when they end, and what became of those that are not
 `queue_machine`   one queue: what each command does to its messages
 `queue_lifecycle` how the records of a queue begin and end

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 from uuid import uuid4
 
 from libs.serving.protobytes import number_field, varint
+from services.broker.lease_buckets import Claimed
 from services.broker.owner import ShardOwner
 from services.broker.queue_machine import Queue
 from services.broker.tokens import token_texts
-from services.broker.waiters import Delivered
+from services.broker.waiters import Given
 from slatemq.errors import InvalidArgument, Unavailable
 
 CONSUMER_ID_BYTES_MAX = 255
@@ -33,48 +35,71 @@ def stopping() -> Unavailable:
     return Unavailable("the broker is stopping", reason="DRAINING")
 
 
-def tell(shard: int, given: Sequence[Delivered]) -> bytes:
+def tell(shard: int, given: Sequence[Given]) -> bytes:
     """The messages of an answer: field 1 of ClaimResponse and of ConsumeResponse, encoded."""
-    # Those of one claim differ in little but their tokens.
-    ends: dict[tuple[int, int, int, int], bytes] = {}
-    parts: list[bytes] = []
-    tokens = token_texts(shard, [lease.token for lease, _ in given])
-    for (lease, held), token in zip(given, tokens, strict=True):
-        key = (lease.deadline_ms, lease.attempts, lease.priority, lease.length_ms)
-        end = ends.get(key)
-        if end is None:
-            end = ends[key] = b"".join(map(number_field, _ENDS, key))
-        head = _MESSAGE + varint(len(held.message))
-        size = len(head) + len(held.message) + 2 + len(token) + len(end)
-        parts += (
-            _MESSAGES,
-            varint(size),
-            head,
-            held.message,
-            _TOKEN,
-            varint(len(token)),
-            token,
-            end,
+    return b"".join(part for one in given for part in _parts(shard, one))
+
+
+def _parts(shard: int, given: Given) -> list[bytes]:
+    claimed, held = given
+    if not held:
+        return []
+    messages = list(map(_MESSAGE_BYTES, held))
+    tokens = token_texts(shard, claimed.tokens)
+    ends = _ends(claimed)
+    # Messages of one claim differ in little but their bytes and tokens: heads repeat as ends do.
+    sizes = list(zip(map(len, messages), map(len, ends), strict=True))
+    heads = {key: _head(*key, len(tokens[0])) for key in set(sizes)}
+    before_token = _TOKEN + varint(len(tokens[0]))
+    parts = [before_token] * (5 * len(messages))
+    parts[0::5] = map(heads.__getitem__, sizes)
+    parts[1::5] = messages
+    parts[3::5] = tokens
+    parts[4::5] = ends
+    return parts
+
+
+def _head(message_size: int, end_size: int, token_size: int) -> bytes:
+    """What stands before a message in an answer."""
+    head = _MESSAGE + varint(message_size)
+    size = len(head) + message_size + 2 + token_size + end_size
+    return _MESSAGES + varint(size) + head
+
+
+def _ends(claimed: Claimed) -> list[bytes]:
+    """What stands behind the token of each message."""
+    terms = claimed.terms
+    keys = list(map(_DIFFERING, claimed.items))
+    ends = {
+        (attempts, priority): b"".join(
+            map(number_field, _ENDS, (terms.deadline_ms, attempts + 1, priority, terms.length_ms))
         )
-    return b"".join(parts)
+        for attempts, priority in set(keys)
+    }
+    return list(map(ends.__getitem__, keys))
 
 
 _MESSAGES: Final = b"\x0a"
 _MESSAGE: Final = b"\x0a"
 _TOKEN: Final = b"\x12"
+_MESSAGE_BYTES: Final = attrgetter("message")
+_DIFFERING: Final = attrgetter("attempts", "priority")
 _ENDS: Final = (3, 4, 5, 6)
 """Fields of ClaimedMessage: lease_deadline_ms, attempts_count, priority, lease_ms."""
 
 
-def too_late(owner: ShardOwner, given: Sequence[Delivered]) -> bool:
+def too_late(owner: ShardOwner, given: Sequence[Given]) -> bool:
     """Whether storing a claim took so much of its leases that it had better be undone."""
     now_ms = owner.clock.now_ms()
-    return any(now_ms - lease.claimed_at_ms > lease.length_ms // 2 for lease, _ in given[:1])
+    return any(
+        now_ms - one.claimed.terms.claimed_at_ms > one.claimed.terms.length_ms // 2
+        for one in given[:1]
+    )
 
 
-async def release(owner: ShardOwner, given: Sequence[Delivered]) -> None:
+async def release(owner: ShardOwner, given: Sequence[Given]) -> None:
     """Undoes claims of which nobody was told."""
-    leases = [lease for lease, _ in given]
+    tokens = [token for one in given for token in one.claimed.tokens]
     # After a failed commit nobody knows what the disk holds: the restart will tell.
-    if leases and owner.commits.failed is None:
-        await owner.run(lambda _: owner.shard.release(leases))
+    if tokens and owner.commits.failed is None:
+        await owner.run(lambda _: owner.shard.release(tokens))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
 from libs.storage.buckets import (
@@ -23,14 +23,16 @@ from services.broker.waiting_buckets import Bucket, Place
 from services.broker.walks import (
     Choice,
     Chooser,
+    Many,
     Needs,
     NeedsBucket,
     NeedsDue,
     NeedsLane,
     NeedsRows,
     NeedsSlot,
+    Over,
+    Segment,
     StoredBucket,
-    Taken,
     Walk,
 )
 
@@ -262,18 +264,20 @@ class Available:
     def walk(
         self,
         choose: Chooser,
-        is_over: Callable[[AvailableMessage], bool],
+        over: Over,
         now_ms: int,
         found: Sequence[object],
-    ) -> list[Taken]:
+        many: Many | None = None,
+    ) -> list[Segment]:
         """Offers visible messages in the order of delivery; gives those taken. May raise NeedsLane.
 
-        Drops those of which `is_over` is true; `found` is what the walk has come upon so far.
+        Drops those that are over; `found` is what the walk has come upon so far. Where `many` is
+        given, it is asked first, about whole buckets.
 
         Something is read from the database only for a walk that has not found anything yet, and
         only so much of a lane, however much of it cannot be had; lower priorities wait then too.
         """
-        taken: list[Taken] = []
+        taken: list[Segment] = []
         self._walked_ms = max(self._walked_ms, now_ms)
         for priority in sorted({priority for priority, _ in self._lanes}):
             lanes = [
@@ -287,7 +291,10 @@ class Available:
                 if bucket is None:
                     cold = lane
                     break
-                taken += self._offer(walk, lane, bucket, choose, is_over)
+                segment = many and self._offer_many(walk, lane, bucket, many, over)
+                segment = segment or self._offer(walk, lane, bucket, choose, over)
+                if segment.items:
+                    taken.append(segment)
             walk.settle()
             if cold is not None and not (found or taken) and (cold.head is None or cold.roomy):
                 raise NeedsLane(self, cold)
@@ -295,25 +302,38 @@ class Available:
                 break
         return taken
 
+    def _offer_many(
+        self, walk: Walk, lane: Lane, bucket: Bucket, many: Many, over: Over
+    ) -> Segment | None:
+        """What was taken; None when the messages must be offered one by one."""
+        start, count = bucket.start, len(bucket.items)
+        end = min(count, start + many.room())
+        items = bucket.items[start:end]
+        if over.any_is(items) or not many.offer(items):
+            return None
+        walk.stopped = end < count
+        if not many.takes or not items:
+            return Segment((), lane.kind, bucket.order, ())
+        segment = Segment(items, lane.kind, bucket.order, bucket.places_of(start, end))
+        self._taken(lane, bucket, end, ())
+        return segment
+
     def _offer(
-        self,
-        walk: Walk,
-        lane: Lane,
-        bucket: Bucket,
-        choose: Chooser,
-        is_over: Callable[[AvailableMessage], bool],
-    ) -> list[Taken]:
-        items, kind, order = bucket.items, lane.kind, bucket.order
-        taken: list[Taken] = []
+        self, walk: Walk, lane: Lane, bucket: Bucket, choose: Chooser, over: Over
+    ) -> Segment:
+        items = bucket.items
+        taken: list[AvailableMessage] = []
+        places: list[int] = []
         kept: list[int] = []
         until = len(items)
         for index in range(bucket.start, until):
             item = items[index]
-            if is_over(item):
+            if over.drop(item):
                 continue
             choice = choose(item)
             if choice is Choice.TAKE:
-                taken.append((item, (kind, order, bucket.place(index))))
+                taken.append(item)
+                places.append(bucket.place(index))
             elif choice is Choice.SKIP:
                 kept.append(index)
             else:
@@ -321,12 +341,15 @@ class Available:
                 until = index
                 break
         if until - bucket.start > len(kept):
-            lane.taken(bucket, until, kept)
-            self.changed = True
-            if kind is BucketKind.TIMED:
-                # What comes now is behind these, also where they are given back.
-                self._open_ready.pop(lane.priority, None)
-        return taken
+            self._taken(lane, bucket, until, kept)
+        return Segment(taken, lane.kind, bucket.order, places)
+
+    def _taken(self, lane: Lane, bucket: Bucket, until: int, kept: Sequence[int]) -> None:
+        lane.taken(bucket, until, kept)
+        self.changed = True
+        if lane.kind is BucketKind.TIMED:
+            # What comes now is behind these, also where they are given back.
+            self._open_ready.pop(lane.priority, None)
 
     # --- Records ------------------------------------------------------------
 

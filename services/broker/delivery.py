@@ -18,12 +18,13 @@ from itertools import islice
 
 from libs.storage.ids import shard_of
 from libs.storage.queues import AvailableMessage
+from services.broker.choosing import Choosing
 from services.broker.desks import LOOK_AHEAD, Desk
 from services.broker.ingest_presence import IngestPresence
 from services.broker.owner import ShardOwner
 from services.broker.payloads import Fetched, Held, Payloads
 from services.broker.queue_machine import Choice, NeedsLane, Queue
-from services.broker.waiters import Delivered, Waiter
+from services.broker.waiters import Given, Waiter
 from slatemq.errors import (
     FailedPrecondition,
     NotFound,
@@ -33,9 +34,6 @@ from slatemq.errors import (
 )
 
 log = logging.getLogger(__name__)
-
-ANSWER_BYTES_MAX = 64 << 20
-"""Messages in one answer, headers and all, unless one alone is larger: gRPC's limit is above it."""
 
 SHARE_MIN = 100
 """When several wait for what little there is, each gets its share, but no less than this at once:
@@ -209,13 +207,12 @@ class Delivery:
         wanted = desk.wanted()
         passed: set[int] = set()  # ingest shards whose messages were passed over
 
-        def reachable(message_id: int) -> bool:
-            if message_id in self._kept_back:
-                return False
-            if self._ingests.can_give(message_id):
-                return True
-            passed.add(shard_of(message_id))
-            return False
+        def reachable(ids: Sequence[int]) -> Sequence[int]:
+            if not self._kept_back and self._ingests.can_give_all:
+                return ids
+            ids = [message_id for message_id in ids if message_id not in self._kept_back]
+            passed.update(shard_of(one) for one in ids if not self._ingests.can_give(one))
+            return [message_id for message_id in ids if shard_of(message_id) not in passed]
 
         def peek(now_ms: int) -> list[int]:
             # Looking drops what has expired: a queue that was deleted meanwhile must not change.
@@ -275,8 +272,8 @@ class Delivery:
             return Choice.TAKE
 
         if self._owner.owns(queue):
-            leases = self._owner.shard.claim(queue, choose, 0, "", now_ms)
-            self._owner.shard.fail(leases, reason, now_ms)
+            claimed = self._owner.shard.claim(queue, choose, 0, "", now_ms)
+            self._owner.shard.fail(claimed.leases(), reason, now_ms)
 
     def _rest(self, desk: Desk) -> None:
         """Nothing more can be claimed now: answers the impatient, sets a timer for the rest."""
@@ -345,9 +342,9 @@ class Delivery:
         for _ in range(len(desk.line)):
             waiter = next(iter(desk.line))
             given = self._claim(desk.queue, waiter, max(share, SHARE_MIN), held, now_ms)
-            if not given:
+            if not given.held:
                 break
-            claimed += len(given)
+            claimed += len(given.held)
             waiter.take(given)
             if waiter.wants:
                 desk.line.move_to_end(waiter)
@@ -357,31 +354,19 @@ class Delivery:
 
     def _claim(
         self, queue: Queue, waiter: Waiter, share: int, held: Mapping[int, Held], now_ms: int
-    ) -> list[Delivered]:
-        chosen: list[Held] = []
-        count_max = min(waiter.wants, share)
-        payload_bytes_left = waiter.bytes_left
-        bytes_left = ANSWER_BYTES_MAX
-        get = self._payloads.get
-
-        def choose(item: AvailableMessage) -> Choice:
-            nonlocal payload_bytes_left, bytes_left
-            if len(chosen) >= count_max:
-                return Choice.STOP
-            one = held.get(item.message_id) or get(item.message_id)
-            if item.message_id in self._kept_back:
-                return Choice.SKIP
-            if one is None:
-                return Choice.STOP if self._ingests.can_give(item.message_id) else Choice.SKIP
-            payload_bytes_left -= one.payload_bytes
-            bytes_left -= len(one.message)
-            if chosen and (payload_bytes_left < 0 or bytes_left < 0):
-                return Choice.STOP
-            chosen.append(one)
-            return Choice.TAKE
-
-        leases = self._owner.shard.claim(queue, choose, waiter.lease_ms, waiter.consumer, now_ms)
-        return list(zip(leases, chosen, strict=True))
+    ) -> Given:
+        choosing = Choosing(
+            min(waiter.wants, share, queue.room),
+            waiter.bytes_left,
+            held,
+            self._payloads.get,
+            self._kept_back,
+            self._ingests.can_give,
+        )
+        claimed = self._owner.shard.claim(
+            queue, choosing.choose, waiter.lease_ms, waiter.consumer, now_ms, choosing
+        )
+        return Given(claimed, choosing.chosen)
 
 
 def paused(queue: Queue) -> FailedPrecondition:

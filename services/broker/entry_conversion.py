@@ -18,7 +18,7 @@ from services.broker.attempts_reading import Store, read_attempts
 from services.broker.entry_finding import Found
 from services.broker.entry_handles import listed_handle, waiting_handle
 from services.broker.finished_pages import Listed
-from services.broker.leases import Lease
+from services.broker.lease_buckets import Lease
 from services.broker.owner import ShardOwner
 from services.broker.payloads import Ingests
 from services.broker.waiting_buckets import Place

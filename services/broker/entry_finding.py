@@ -11,7 +11,7 @@ from libs.storage.buckets import split_order
 from libs.storage.queues import AvailableMessage, DoneMessage, FailedMessage
 from services.broker.entry_handles import Handle
 from services.broker.finished_pages import FinishedReader, Listed, ListReaders, M, Span, Spot
-from services.broker.leases import Lease
+from services.broker.lease_buckets import Lease
 from services.broker.owner import ShardOwner
 from services.broker.queue_machine import Queue
 from services.broker.waiting_buckets import Place

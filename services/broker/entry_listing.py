@@ -19,7 +19,7 @@ from services.broker.entry_conversion import (
     waiting_entry,
 )
 from services.broker.finished_pages import FinishedReader, Listed, ListReaders, Span, Spot
-from services.broker.leases import Lease
+from services.broker.lease_buckets import Lease
 from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import checked_id
 from services.broker.queue_machine import Queue

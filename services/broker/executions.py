@@ -15,7 +15,7 @@ from libs.storage.queues import AvailableMessage, FailedAttempt
 from libs.storage.states import LeaseOutcome
 from services.broker.attempts import Key, attempts_at
 from services.broker.commands import Needs
-from services.broker.leases import Lease
+from services.broker.lease_buckets import Lease
 from services.broker.queue_machine import NeedsSlot, Queue
 from services.broker.shard_machine import Shard
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError

@@ -21,6 +21,11 @@ class IngestPresence:
         self._on_back = on_back
         self._probes: dict[int, asyncio.Task[None]] = {}
 
+    @property
+    def can_give_all(self) -> bool:
+        """Whether every ingest may be asked."""
+        return not self._probes
+
     def can_give(self, message_id: int) -> bool:
         """Whether this message's ingest may be asked."""
         return not self._probes or shard_of(message_id) not in self._probes

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from services.broker.leases import Lease
+from services.broker.lease_buckets import Lease
 from services.broker.owner import ShardOwner
 from services.broker.waiters import Stream
 

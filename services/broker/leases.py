@@ -9,23 +9,20 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
 
 from libs.storage.buckets import BucketKind, bucket_number
 from libs.storage.keys import active_key
-from libs.storage.queues import InFlightMessage, encode_active
 from libs.storage.states import FinishedLeasesRecord, LeaseOutcome
-from services.broker.walks import Origin
-
-if TYPE_CHECKING:
-    from services.broker.queue_machine import Queue
+from services.broker.lease_buckets import Claimed, Lease, LeaseBucket
 
 Row = tuple[bytes, bytes | None]
 """A key and its new value; None deletes it."""
 
 IN_FLIGHT_BUCKET_MAX = 200
 """Leases in a bucket at most: finishing one writes the others again, about 60 bytes each."""
+
+PACKED_MIN = 50
+"""Leases of one claim from which on they get a bucket of their own, where they are columns."""
 
 FINISHED_SLOTS = 2048
 """Rows of the ring of finished leases; each takes FINISHED_SLOT_MIN before the next one."""
@@ -42,102 +39,6 @@ GRACE_MS = 30_000
 could extend or ack while the broker was away."""
 
 
-class Lease:
-    """One message in flight. `origin` is the bucket it came from, for giving it back."""
-
-    __slots__ = (
-        "attempts",
-        "bucket",
-        "claimed_at_ms",
-        "consumer",
-        "deadline_ms",
-        "length_ms",
-        "message_id",
-        "origin",
-        "priority",
-        "queue",
-        "retention_deadline_ms",
-        "token",
-        "visible_at_ms",
-    )
-
-    bucket: LeaseBucket
-
-    def __init__(
-        self,
-        token: int,
-        message_id: int,
-        priority: int,
-        claimed_at_ms: int,
-        deadline_ms: int,
-        attempts: int,
-        retention_deadline_ms: int,
-        length_ms: int,
-        consumer: str,
-        queue: Queue,
-        visible_at_ms: int = 0,
-        origin: Origin | None = None,
-    ) -> None:
-        self.token = token
-        self.message_id = message_id
-        self.priority = priority
-        self.claimed_at_ms = claimed_at_ms
-        self.deadline_ms = deadline_ms
-        self.attempts = attempts
-        self.retention_deadline_ms = retention_deadline_ms
-        self.length_ms = length_ms
-        self.consumer = consumer
-        self.queue = queue
-        self.visible_at_ms = visible_at_ms
-        self.origin = origin
-
-    @classmethod
-    def restore(cls, stored: InFlightMessage, deadline_ms: int, queue: Queue) -> Lease:
-        """The lease as it was stored, with the deadline that holds after a restart."""
-        return cls(
-            stored.lease,
-            stored.message_id,
-            stored.priority,
-            stored.claimed_at_ms,
-            deadline_ms,
-            stored.attempts,
-            stored.retention_deadline_ms,
-            stored.lease_length_ms,
-            stored.consumer,
-            queue,
-        )
-
-
-_RECORD: Final[Callable[[Lease], tuple[Any, ...]]] = attrgetter(
-    "message_id",
-    "priority",
-    "claimed_at_ms",
-    "deadline_ms",
-    "attempts",
-    "retention_deadline_ms",
-    "length_ms",
-    "consumer",
-    "token",
-)
-"""The fields of an InFlightMessage, without the time that its making takes."""
-
-
-class LeaseBucket:
-    """Leases that share a record."""
-
-    __slots__ = ("leases", "order", "stored", "watched_ms")
-
-    def __init__(self, order: int, *, stored: bool = False) -> None:
-        self.order = order
-        self.leases: dict[int, Lease] = {}
-        self.stored = stored
-        self.watched_ms: int | None = None  # see Deadlines
-
-    def earliest_ms(self) -> int:
-        """The first deadline of its leases."""
-        return min(lease.deadline_ms for lease in self.leases.values())
-
-
 class InFlight:
     """The in-flight messages of one queue, in buckets by the order in which they were claimed."""
 
@@ -145,8 +46,6 @@ class InFlight:
         self.count = 0
         self._queue_id = queue_id
         self._buckets: dict[int, LeaseBucket] = {}
-        self._by_message: dict[int, Lease] = {}
-        self._others: dict[int, list[Lease]] = {}  # of messages with several entries in flight
         self._open: LeaseBucket | None = None
         self._changed: dict[int, LeaseBucket] = {}
 
@@ -155,31 +54,35 @@ class InFlight:
         """The order of the first bucket; 0 when there is none."""
         return next(iter(self._buckets), 0)
 
-    def put(self, leases: Sequence[Lease], next_order: Callable[[], int]) -> None:
+    def put(self, claimed: Claimed, next_order: Callable[[], int]) -> None:
         """Adds leases; `next_order` gives orders above all others, for the buckets needed."""
-        done = 0
-        while done < len(leases):
-            bucket = self._open
-            if bucket is None or len(bucket.leases) >= IN_FLIGHT_BUCKET_MAX:
-                bucket = self._open = LeaseBucket(next_order())
+        first, count = 0, len(claimed.tokens)
+        while first < count:
+            if count - first >= PACKED_MIN:
+                end = min(count, first + IN_FLIGHT_BUCKET_MAX)
+                bucket = LeaseBucket.packed(next_order(), claimed, first, end)
                 self._buckets[bucket.order] = bucket
-            part = leases[done : done + IN_FLIGHT_BUCKET_MAX - len(bucket.leases)]
-            for lease in part:
-                lease.bucket = bucket
-                bucket.leases[lease.token] = lease
+            else:
+                bucket = self._open or LeaseBucket(claimed.terms.queue, next_order())
+                self._buckets[bucket.order] = bucket
+                end = min(count, first + IN_FLIGHT_BUCKET_MAX - bucket.count)
+                bucket.put(claimed.make(first, end))
+                self._open = bucket if bucket.count < IN_FLIGHT_BUCKET_MAX else None
             self._changed[bucket.order] = bucket
-            done += len(part)
-        self.count += len(leases)
+            claimed.parts.append((bucket, first, end))
+            first = end
+        self.count += count
 
     def take_out(self, leases: Iterable[Lease]) -> None:
         """Removes leases."""
-        bucket: LeaseBucket | None = None
         for lease in leases:
-            if lease.bucket is not bucket:
-                bucket = lease.bucket
-                self._changed[bucket.order] = bucket
-            del bucket.leases[lease.token]
-            self.count -= 1
+            del lease.bucket.leases[lease.token]
+            self.taken_out(lease.bucket, 1)
+
+    def taken_out(self, bucket: LeaseBucket, count: int) -> None:
+        """Notes that leases have left a bucket."""
+        self._changed[bucket.order] = bucket
+        self.count -= count
 
     def changed(self, bucket: LeaseBucket) -> None:
         """Notes that a lease of this bucket differs from what is stored."""
@@ -189,9 +92,8 @@ class InFlight:
         """Takes in a stored lease; orders must come ascending."""
         bucket = self._buckets.get(order)
         if bucket is None:
-            bucket = self._buckets[order] = LeaseBucket(order, stored=True)
-        bucket.leases[lease.token] = lease
-        lease.bucket = bucket
+            bucket = self._buckets[order] = LeaseBucket(lease.queue, order, stored=True)
+        bucket.put((lease,))
         if changed:
             self._changed[order] = bucket
         self.count += 1
@@ -202,7 +104,17 @@ class InFlight:
 
         An index would cost every claim, and only a handle that is out of date asks.
         """
-        return [lease for lease in self.leases() if lease.message_id == message_id]
+        return [
+            lease
+            for bucket in self._buckets.values()
+            if message_id in bucket.message_ids()
+            for lease in bucket.leases.values()
+            if lease.message_id == message_id
+        ]
+
+    def message_ids(self) -> set[int]:
+        """The messages of all leases: some milliseconds for 100,000."""
+        return {one for bucket in self._buckets.values() for one in bucket.message_ids()}
 
     def leases(self) -> Iterator[Lease]:
         """All of them."""
@@ -217,11 +129,10 @@ class InFlight:
 
     def clear(self) -> list[int]:
         """Drops all leases and gives their tokens; nothing of it is written."""
-        tokens = [lease.token for lease in self.leases()]
+        tokens = [token for bucket in self._buckets.values() for token in bucket.tokens()]
         for bucket in self._buckets.values():
-            bucket.leases.clear()
+            bucket.clear()
         self.count, self._buckets, self._changed, self._open = 0, {}, {}, None
-        self._by_message, self._others = {}, {}
         return tokens
 
     @property
@@ -233,8 +144,8 @@ class InFlight:
         """The rows of the buckets that changed since the last drain."""
         for order, bucket in self._changed.items():
             key = active_key(self._queue_id, bucket_number(0, BucketKind.IN_FLIGHT, order))
-            if bucket.leases:
-                yield key, encode_active((), list(map(_RECORD, bucket.leases.values())))
+            if bucket.count:
+                yield key, bucket.value()
                 bucket.stored = True
             else:
                 del self._buckets[order]
@@ -284,7 +195,7 @@ class Deadlines:
             if _is_live(entry):
                 bucket.watched_ms = None
                 looked_at.append(bucket)
-                due += [lease for lease in bucket.leases.values() if lease.deadline_ms <= now_ms]
+                due += bucket.ended(now_ms)
         for bucket in looked_at:
             self.watch(bucket, bucket.earliest_ms())
         return due
@@ -295,7 +206,7 @@ def _is_live(entry: tuple[int, int, LeaseBucket]) -> bool:
     deadline_ms, _, bucket = entry
     if bucket.watched_ms != deadline_ms:
         return False
-    if not bucket.leases:
+    if not bucket.count:
         bucket.watched_ms = None  # it may be open still, and be filled again
         return False
     return True

@@ -58,7 +58,8 @@ from services.broker.available import Available
 from services.broker.executed import MINUTE_MS, WINDOW_MINUTES, Executed
 from services.broker.lane_memory import COMPLETE
 from services.broker.lanes import Lane
-from services.broker.leases import GRACE_MS, Lease
+from services.broker.lease_buckets import Lease
+from services.broker.leases import GRACE_MS
 from services.broker.outbox import Outbox, RefusedPush
 from services.broker.queue_machine import NeedsLane, Queue
 from services.broker.queue_settings import QueueSettings

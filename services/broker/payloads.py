@@ -232,10 +232,10 @@ class Payloads:
             hand.pop(message_id, None)
 
     def _keep(self, came: dict[int, Held]) -> None:
-        for message_id, held in came.items():
-            if message_id not in self._cache:
-                self._cache[message_id] = held
-                self._bytes += len(held.message) + _OVERHEAD_BYTES
+        if not self._cache.keys().isdisjoint(came):
+            came = {one: held for one, held in came.items() if one not in self._cache}
+        self._cache.update(came)
+        self._bytes += sum(len(held.message) + _OVERHEAD_BYTES for held in came.values())
         while self._bytes > self._bytes_max:
             _, oldest = self._cache.popitem(last=False)
             self._bytes -= len(oldest.message) + _OVERHEAD_BYTES

@@ -26,7 +26,8 @@ from services.broker.available import Available, Beyond
 from services.broker.counts import Counts
 from services.broker.delayed_journal import DelayedJournal
 from services.broker.finished_lists import FinishedList
-from services.broker.leases import InFlight, Lease, Row
+from services.broker.lease_buckets import Lease
+from services.broker.leases import InFlight, Row
 from services.broker.orders import Orders, free_epoch, in_epoch
 from services.broker.queue_settings import QueueSettings
 from services.broker.waiting_buckets import Place
@@ -120,7 +121,12 @@ class QueueEntries(ABC):
     @property
     def has_room(self) -> bool:
         """Whether another message may go in flight."""
-        return self.in_flight_count < self.settings.max_in_flight
+        return self.room > 0
+
+    @property
+    def room(self) -> int:
+        """How many messages more may go in flight."""
+        return max(0, self.settings.max_in_flight - self.in_flight.count)
 
     def next_due_ms(self) -> int | None:
         """When the first timed message falls due, or a lower bound; None when there is none."""

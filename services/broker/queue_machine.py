@@ -13,16 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import attrgetter
 
 from libs.storage.buckets import BucketKind
 from libs.storage.queues import AvailableMessage, FailedMessage
 from libs.storage.states import QueueStateRecord
-from services.broker.leases import Lease, LeaseBucket, Row
+from services.broker.lease_buckets import Claimed, Lease, LeaseBucket, Terms, done
+from services.broker.leases import Row
 from services.broker.queue_entries import QueueEntries
 from services.broker.queue_settings import QueueSettings
-from services.broker.walks import Choice, Chooser, NeedsLane, NeedsSlot, Taken
+from services.broker.walks import Choice, Chooser, Many, NeedsLane, NeedsSlot, Segment
 
 __all__ = ["Choice", "Chooser", "NeedsLane", "NeedsSlot", "Notes", "Queue", "Row"]
+
+Wanted = Callable[[Sequence[int]], Sequence[int]]
+"""Those of some messages that are to be looked at, by their IDs."""
 
 ATTEMPTS_USED_UP = "no attempts left"
 """The reason of a dead letter whose queue allows fewer attempts than it had already."""
@@ -58,18 +64,17 @@ class Queue(QueueEntries):
 
     # --- Messages are claimed -----------------------------------------------
 
-    def peek(self, limit: int, wanted: Callable[[int], bool], now_ms: int) -> list[int]:
+    def peek(self, limit: int, wanted: Wanted, now_ms: int) -> list[int]:
         """IDs of the wanted messages that come next, at most `limit`. May raise NeedsLane."""
         ids: list[int] = []
 
         def choose(item: AvailableMessage) -> Choice:
             if len(ids) >= limit:
                 return Choice.STOP
-            if wanted(item.message_id):
-                ids.append(item.message_id)
+            ids.extend(wanted((item.message_id,)))
             return Choice.SKIP
 
-        self._walk(choose, now_ms, ids)
+        self._walk(choose, now_ms, ids, _Look(limit, wanted, ids))
         return ids
 
     def claim(
@@ -79,9 +84,13 @@ class Queue(QueueEntries):
         lease_ms: int,
         consumer: str,
         now_ms: int,
-    ) -> list[Lease]:
-        """Moves the messages chosen to in flight. May raise NeedsLane."""
-        room = self.settings.max_in_flight - self.in_flight.count
+        many: Many | None = None,
+    ) -> Claimed:
+        """Moves the messages chosen to in flight. May raise NeedsLane.
+
+        `many` chooses no more than may go in flight; `choose` may.
+        """
+        room = self.room
 
         def bounded(item: AvailableMessage) -> Choice:
             nonlocal room
@@ -90,47 +99,25 @@ class Queue(QueueEntries):
                 room -= 1
             return choice
 
-        taken = self._walk(bounded, now_ms, ())
-        leases = [
-            Lease(
-                token,
-                item.message_id,
-                item.priority,
-                now_ms,
-                now_ms + lease_ms,
-                item.attempts + 1,
-                item.retention_deadline_ms,
-                lease_ms,
-                consumer,
-                self,
-                item.visible_at_ms,
-                origin,
-            )
-            for (item, origin), token in zip(taken, tokens, strict=False)
-        ]
-        self.in_flight.put(leases, lambda: self._orders.next(now_ms))
-        return leases
+        segments = self._walk(bounded, now_ms, (), many)
+        terms = Terms(self, consumer, now_ms, now_ms + lease_ms, lease_ms)
+        count = sum(len(segment.items) for segment in segments)
+        claimed = Claimed(terms, list(islice(tokens, count)), segments)
+        self.in_flight.put(claimed, lambda: self._orders.next(now_ms))
+        return claimed
 
-    def _walk(self, choose: Chooser, now_ms: int, found: Sequence[object]) -> list[Taken]:
-        max_attempts = self.settings.max_attempts
-
-        def is_over(item: AvailableMessage) -> bool:
-            if 0 < item.retention_deadline_ms <= now_ms:
-                self.expired_count += 1
-                return True
-            if item.attempts >= max_attempts:
-                self._use_up(item, now_ms)
-                return True
-            return False
-
+    def _walk(
+        self, choose: Chooser, now_ms: int, found: Sequence[object], many: Many | None
+    ) -> list[Segment]:
         try:
-            return self._available.walk(choose, is_over, now_ms, found)
+            return self._available.walk(choose, _Over(self, now_ms), now_ms, found, many)
         finally:
             if self._available.changed:
                 self._available.changed = False
                 self.touch()
 
-    def _use_up(self, item: AvailableMessage, now_ms: int) -> None:
+    def use_up(self, item: AvailableMessage, now_ms: int) -> None:
+        """Moves a message that has no attempts left to failed, when a walk comes upon it."""
         failed = FailedMessage(
             item.message_id,
             now_ms,
@@ -161,20 +148,13 @@ class Queue(QueueEntries):
     def ack(self, leases: Sequence[Lease], now_ms: int, transferred_to: str = "") -> None:
         """Moves messages to done; `transferred_to` names the queue that has them now."""
         self._take_out(leases)
-        self.done.add(
-            [
-                (
-                    lease.message_id,
-                    now_ms,
-                    lease.attempts,
-                    lease.consumer,
-                    lease.claimed_at_ms,
-                    lease.token,
-                    transferred_to,
-                )
-                for lease in leases
-            ]
-        )
+        self.done.add([done(lease, now_ms, transferred_to) for lease in leases])
+
+    def ack_in(self, bucket: LeaseBucket, tokens: Sequence[int], now_ms: int) -> None:
+        """Moves messages to done, whose leases lie in one bucket."""
+        self.done.add(bucket.take_done(tokens, now_ms))
+        self.in_flight.taken_out(bucket, len(tokens))
+        self.touch()
 
     def give_back(self, lease: Lease, visible_at_ms: int, now_ms: int) -> bool:
         """Makes the message available again, or drops it when its retention is over (False)."""
@@ -229,6 +209,59 @@ class Queue(QueueEntries):
     def _take_out(self, leases: Iterable[Lease]) -> None:
         self.in_flight.take_out(leases)
         self.touch()
+
+
+class _Over:
+    """What is past its retention, or has no attempts left."""
+
+    def __init__(self, queue: Queue, now_ms: int) -> None:
+        self._queue = queue
+        self._max_attempts = queue.settings.max_attempts
+        self._now_ms = now_ms
+
+    def drop(self, item: AvailableMessage) -> bool:
+        """See walks.Over."""
+        if 0 < item.retention_deadline_ms <= self._now_ms:
+            self._queue.expired_count += 1
+            return True
+        if item.attempts >= self._max_attempts:
+            self._queue.use_up(item, self._now_ms)
+            return True
+        return False
+
+    def any_is(self, items: Sequence[AvailableMessage]) -> bool:
+        """See walks.Over."""
+        if max(map(_ATTEMPTS, items), default=0) >= self._max_attempts:
+            return True
+        return any(0 < one <= self._now_ms for one in set(map(_DEADLINE, items)))
+
+
+class _Look(Many):
+    """A look at what comes next: see `Queue.peek`."""
+
+    takes = False
+
+    def __init__(self, limit: int, wanted: Wanted, ids: list[int]) -> None:
+        self._limit = limit
+        self._wanted = wanted
+        self._ids = ids
+
+    def room(self) -> int:
+        """See Many."""
+        return self._limit - len(self._ids)
+
+    def offer(self, items: Sequence[AvailableMessage]) -> bool:
+        """See Many."""
+        ids = list(map(_MESSAGE_ID, items))
+        if len(self._wanted(ids)) < len(ids):
+            return False
+        self._ids += ids
+        return True
+
+
+_MESSAGE_ID = attrgetter("message_id")
+_DEADLINE = attrgetter("retention_deadline_ms")
+_ATTEMPTS = attrgetter("attempts")
 
 
 def _returned(lease: Lease, visible_at_ms: int) -> AvailableMessage:

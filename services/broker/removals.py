@@ -294,7 +294,7 @@ def _forget_attempts(shard: Shard, queue: Queue, ids: Sequence[int]) -> None:
 
     Looks at all leases, some milliseconds for 100,000: once for many messages.
     """
-    in_flight = {lease.message_id for lease in queue.leases()} if ids else ()
+    in_flight = queue.in_flight.message_ids() if ids else ()
     for message_id in ids:
         if message_id not in in_flight:
             for key in shard.attempts.forget(queue, message_id):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, repeat
 
 from libs.storage.queues import FailedAttempt
 from libs.storage.states import FinishedLeasesRecord, LeaseOutcome
 from services.broker.attempts import Attempts, attempts_at
 from services.broker.commands import Finish, Nack, Needs
-from services.broker.leases import GRACE_MS, Deadlines, FinishedLeases, Lease
+from services.broker.lease_buckets import Claimed, Lease, LeaseBucket
+from services.broker.leases import GRACE_MS, Deadlines, FinishedLeases
 from services.broker.queue_machine import Chooser, NeedsSlot, Queue
+from services.broker.walks import Many
 
 EXPIRED_LEASE = "lease expired"
 """The outcome of an attempt whose lease ended by the clock."""
@@ -32,42 +35,47 @@ class ShardLeases:
         self.finished = FinishedLeases(finished)
         self.deadlines = Deadlines()
         self.attempts = Attempts()
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, LeaseBucket] = {}  # where each lies, by token
         self._tokens = tokens or random_tokens()
 
     def restore_lease(self, queue: Queue, order: int, lease: Lease, *, changed: bool) -> None:
         """Takes in a lease; `changed` when it is not as it was stored."""
         bucket = queue.restore_lease(lease, order, changed=changed)
-        self._leases[lease.token] = lease
+        self._leases[lease.token] = bucket
         self.deadlines.watch(bucket, lease.deadline_ms)
 
     def claim(
-        self, queue: Queue, choose: Chooser, lease_ms: int, consumer: str, now_ms: int
-    ) -> list[Lease]:
-        """Moves the messages chosen to in flight. May raise NeedsLane."""
+        self,
+        queue: Queue,
+        choose: Chooser,
+        lease_ms: int,
+        consumer: str,
+        now_ms: int,
+        many: Many | None = None,
+    ) -> Claimed:
+        """Moves the messages chosen to in flight. May raise NeedsLane. See `Queue.claim`."""
         lease_ms = min(lease_ms, queue.settings.max_lease_ms)  # it may be a long-lived stream's
-        leases = queue.claim(choose, self._tokens, lease_ms, consumer, now_ms)
-        watched = None
-        for lease in leases:
-            self._leases[lease.token] = lease
-            if lease.bucket is not watched:
-                watched = lease.bucket
-                self.deadlines.watch(watched, lease.deadline_ms)
-        return leases
+        claimed = queue.claim(choose, self._tokens, lease_ms, consumer, now_ms, many)
+        for bucket, first, end in claimed.parts:
+            self._leases.update(dict.fromkeys(claimed.tokens[first:end], bucket))
+            self.deadlines.watch(bucket, claimed.terms.deadline_ms)
+        return claimed
 
     def ack(self, tokens: Sequence[int], now_ms: int) -> list[Finish]:
         """Finishes leases: their messages are done."""
-        leases = [self._leases.pop(token, None) for token in tokens]
-        by_queue: dict[Queue, list[Lease]] = {}
-        for lease in leases:
-            if lease is not None:
-                by_queue.setdefault(lease.queue, []).append(lease)
-        for queue, its_leases in by_queue.items():
-            self.finished.add([lease.token for lease in its_leases], LeaseOutcome.ACKED)
-            queue.ack(its_leases, now_ms)
+        buckets = list(map(self._leases.pop, tokens, repeat(None)))
+        end = 0
+        for bucket, same in groupby(buckets):
+            first, end = end, end + len(list(same))
+            if bucket is not None:
+                part = tokens[first:end]
+                self.finished.add(part, LeaseOutcome.ACKED)
+                bucket.queue.ack_in(bucket, part, now_ms)
+        if all(buckets):
+            return [Finish.OK] * len(tokens)
         return [
-            Finish.OK if lease is not None else self._finished(token, LeaseOutcome.ACKED)
-            for token, lease in zip(tokens, leases, strict=True)
+            Finish.OK if bucket is not None else self._finished(token, LeaseOutcome.ACKED)
+            for token, bucket in zip(tokens, buckets, strict=True)
         ]
 
     def nack(self, items: Sequence[Nack], now_ms: int, came_ms: int | None = None) -> list[Finish]:
@@ -76,7 +84,7 @@ class ShardLeases:
         Delays count from `came_ms`, when the command came; None: now.
         """
         since_ms = now_ms if came_ms is None else came_ms
-        held = [(item, self._leases.get(item.token)) for item in items]
+        held = [(item, self.running(item.token)) for item in items]
         returns = [
             (lease, _later(since_ms, _wait_ms(lease, item)), item.release)
             for item, lease in held
@@ -85,10 +93,11 @@ class ShardLeases:
         self._check_returns(returns, now_ms)
         results = []
         for item in items:
-            lease = self._leases.pop(item.token, None)
+            lease = self.running(item.token)
             if lease is None:
                 results.append(self._finished(item.token, LeaseOutcome.NACKED))
                 continue
+            del self._leases[item.token]
             visible_at_ms = _later(since_ms, _wait_ms(lease, item))
             if item.release:
                 lease.attempts -= 1
@@ -108,7 +117,7 @@ class ShardLeases:
         """
         results = []
         for token in tokens:
-            lease = self._leases.get(token)
+            lease = self.running(token)
             if lease is None:
                 known = self.finished.outcome(token) is not None
                 results.append((Finish.ENDED if known else Finish.UNKNOWN, 0))
@@ -124,7 +133,8 @@ class ShardLeases:
 
     def resumed(self, since_ms: int, now_ms: int) -> None:
         """After a standstill, gives the leases alive at `since_ms` the grace of a restart."""
-        for lease in list(self._leases.values()):
+        leases = [lease for one in set(self._leases.values()) for lease in one.leases.values()]
+        for lease in leases:
             deadline_ms = now_ms + min(lease.length_ms, GRACE_MS)
             if since_ms < lease.deadline_ms < deadline_ms:
                 lease.queue.extended(lease, deadline_ms)
@@ -154,18 +164,21 @@ class ShardLeases:
             lease.attempts -= 1  # nobody saw the message
             lease.queue.fail(lease, reason, now_ms)
 
-    def release(self, leases: Sequence[Lease]) -> None:
+    def release(self, tokens: Iterable[int]) -> None:
         """Undoes claims that nobody was told of; leases that have ended are passed over."""
         by_queue: dict[Queue, list[Lease]] = {}
-        for lease in leases:
-            if self._leases.pop(lease.token, None) is lease:
+        for token in tokens:
+            lease = self.running(token)
+            if lease is not None:
+                del self._leases[token]
                 by_queue.setdefault(lease.queue, []).append(lease)
         for queue, held in by_queue.items():
             queue.release(held)
 
     def running(self, token: int) -> Lease | None:
         """The lease of this token; None when it has ended, or never was."""
-        return self._leases.get(token)
+        bucket = self._leases.get(token)
+        return bucket.leases[token] if bucket is not None else None
 
     def end(self, lease: Lease, outcome: LeaseOutcome) -> None:
         """Ends a lease; what becomes of its message is up to the caller."""

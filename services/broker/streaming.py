@@ -109,7 +109,8 @@ class Streams:
             head = consumer_pb2.ConsumeResponse(consumer_id=stream.consumer).SerializeToString()
             answer = encoded(consumer_pb2.ConsumeResponse, head + tell(self._shard, given))
             if stream.keep_leases:
-                self._keeper.keep(stream, [lease for lease, _ in given])
+                leases = [lease for one in given for lease in one.claimed.leases()]
+                self._keeper.keep(stream, leases)
             stream.sending()
             return answer
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from services.broker.leases import Lease
+from services.broker.lease_buckets import Claimed
 from services.broker.payloads import Held
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.v1 import consumer_pb2
@@ -25,7 +26,12 @@ STREAM_TURN = 2000
 UNLIMITED = 1 << 62
 """Bytes: more than anybody can claim."""
 
-Delivered = tuple[Lease, Held]
+
+class Given(NamedTuple):
+    """What one claim gave: leases, and their messages in the same order."""
+
+    claimed: Claimed
+    held: list[Held]
 
 
 class Waiter(ABC):
@@ -47,8 +53,8 @@ class Waiter(ABC):
         """How many bytes of payloads fit; one message fits always."""
 
     @abstractmethod
-    def take(self, given: list[Delivered]) -> None:
-        """Is given what was claimed for it, at least one."""
+    def take(self, given: Given) -> None:
+        """Is given what was claimed for it, at least one message."""
 
     @abstractmethod
     def failed(self, error: SlateMQError | None) -> None:
@@ -63,7 +69,7 @@ class OneClaim(Waiter):
     ) -> None:
         super().__init__(consumer, lease_ms, patient=patient)
         self.done = asyncio.Event()
-        self.given: list[Delivered] = []
+        self.given: list[Given] = []
         self.error: SlateMQError | None = None
         self._count = count
         self._bytes = payload_bytes
@@ -78,9 +84,9 @@ class OneClaim(Waiter):
         """See Waiter."""
         return self._bytes
 
-    def take(self, given: list[Delivered]) -> None:
+    def take(self, given: Given) -> None:
         """See Waiter."""
-        self.given = given
+        self.given.append(given)
         self.done.set()
 
     def failed(self, error: SlateMQError | None) -> None:
@@ -104,7 +110,7 @@ class Stream(Waiter):
         self._last_credit = False
         self._ended = False
         self._is_sending = False
-        self._in_hand: list[Delivered] = []
+        self._in_hand: list[Given] = []
         self._wake = asyncio.Event()
 
     @property
@@ -162,22 +168,23 @@ class Stream(Waiter):
         self._last_credit = True
         self._wake.set()
 
-    def take(self, given: list[Delivered]) -> None:
+    def take(self, given: Given) -> None:
         """See Waiter."""
-        self._in_hand += given
-        self._spend(given, -1)
+        self._in_hand.append(given)
+        self._spend((given,), -1)
         self._wake.set()
 
-    def give_back(self) -> Sequence[Delivered]:
+    def give_back(self) -> Sequence[Given]:
         """Takes back what is in hand, with its credit; the caller releases it."""
         given, self._in_hand = self._in_hand, []
         self._spend(given, 1)
         return given
 
-    def _spend(self, given: Sequence[Delivered], sign: int) -> None:
-        self._count_left += sign * len(given)
+    def _spend(self, given: Sequence[Given], sign: int) -> None:
+        held = [one for part in given for one in part.held]
+        self._count_left += sign * len(held)
         if self._bytes_left is not None:
-            self._bytes_left += sign * sum(held.payload_bytes for _, held in given)
+            self._bytes_left += sign * sum(one.payload_bytes for one in held)
 
     def failed(self, error: SlateMQError | None) -> None:
         """See Waiter. The stream ends when what is in hand is sent."""
@@ -185,7 +192,7 @@ class Stream(Waiter):
         self.error = self.error or error
         self._wake.set()
 
-    async def next(self) -> Sequence[Delivered]:
+    async def next(self) -> Sequence[Given]:
         """What is in hand, when something is; empty when the stream has ended (see `error`)."""
         while not self._in_hand:
             if self._ended or (self._last_credit and not self._has_credit):

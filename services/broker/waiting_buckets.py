@@ -64,6 +64,12 @@ class Bucket:
         """Where the message at this index stood when it came."""
         return self.first_place + index if self.places is None else self.places[index]
 
+    def places_of(self, first: int, end: int) -> Sequence[int]:
+        """As `place`, of the messages between two indexes."""
+        if self.places is None:
+            return range(self.first_place + first, self.first_place + end)
+        return self.places[first:end]
+
     def append(self, items: Iterable[AvailableMessage]) -> None:
         """Adds messages at the end."""
         before = len(self.items)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from libs.storage.buckets import MAX_ORDER, BucketKind, order_of
 from libs.storage.queues import AvailableMessage
@@ -110,8 +110,42 @@ Chooser = Callable[[AvailableMessage], Choice]
 Origin = tuple[BucketKind, int, int]
 """Where a message was taken from: kind, order and the place within the bucket."""
 
-Taken = tuple[AvailableMessage, Origin]
-"""A message taken for a claim."""
+
+class Segment(NamedTuple):
+    """Messages that were taken from one bucket, with their places in it."""
+
+    items: Sequence[AvailableMessage]
+    kind: BucketKind
+    order: int
+    places: Sequence[int]
+
+
+class Over(Protocol):
+    """Which messages must leave without being handed out."""
+
+    def drop(self, item: AvailableMessage) -> bool:
+        """Whether this one must; it is dropped then."""
+
+    def any_is(self, items: Sequence[AvailableMessage]) -> bool:
+        """Whether any of these must."""
+
+
+class Many(ABC):
+    """Chooses among many messages at once, as long as nothing speaks against any of them.
+
+    A walk asks it first; where it cannot say, the walk asks a Chooser about each message.
+    """
+
+    takes = True
+    """Whether what it says yes to is taken; otherwise left where it is."""
+
+    @abstractmethod
+    def room(self) -> int:
+        """How many messages it may be offered; 0: enough."""
+
+    @abstractmethod
+    def offer(self, items: Sequence[AvailableMessage]) -> bool:
+        """Says yes to all of these, or (False) to none."""
 
 
 class Walk:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.broker.executions import Execution, Release, execute
-from services.broker.leases import Lease
+from services.broker.lease_buckets import Lease
 from services.broker.queue_machine import Choice, NeedsLane
 from services.broker.shard_machine import Nack, Needs
 from services.broker.tokens import parse_token
@@ -37,7 +37,7 @@ async def slowly(rig: Rig, command: Callable[[int], T]) -> tuple[T, int]:
 async def claim(rig: Rig) -> list[Lease]:
     def take(now_ms: int) -> list[Lease]:
         shard = rig.owner.shard
-        return shard.claim(shard.queues["q"], lambda _: Choice.TAKE, 1000, "w", now_ms)
+        return shard.claim(shard.queues["q"], lambda _: Choice.TAKE, 1000, "w", now_ms).leases()
 
     leases, reads = await slowly(rig, take)
     assert reads == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ from services.broker import (
     slots,
     walks,
 )
+from services.broker.lease_buckets import Lease
 from services.broker.leases import GRACE_MS
 from services.broker.loading import Loader, last_clock_ms, load_shard
 from services.broker.queue_machine import ATTEMPTS_USED_UP, NeedsLane, Queue
@@ -50,6 +52,7 @@ LIMITS = [
     (loading, "LOAD_ROWS", 3),
     (occupied, "MAP_BYTES", 8),
     (leases, "IN_FLIGHT_BUCKET_MAX", 3),
+    (leases, "PACKED_MIN", 2),
     (leases, "FINISHED_SLOTS", 64),
     (leases, "FINISHED_SLOT_MIN", 2),
     (leases, "FINISHED_MAX", 130),
@@ -267,7 +270,7 @@ class History(RuleBasedStateMachine):
                     grace_ms = self.now_ms + min(held.length_ms, GRACE_MS)
                     deadline_ms = max(deadline_ms, grace_ms)
                 queue.entries[message_id] = replace(held, deadline_ms=deadline_ms, releasable=False)
-        running = [lease for queue in self.shard.queues.values() for lease in queue.leases()]
+        running = self.leases()
         assert {lease.token: lease.deadline_ms for lease in running} == {
             held.token: held.deadline_ms
             for queue in self.model.queues.values()
@@ -280,6 +283,16 @@ class History(RuleBasedStateMachine):
             for queue_id, ranges in self.shard.replays.by_queue.items()
         } == {name: queue.replays for name, queue in self.model.queues.items() if queue.replays}
         self.unswept = {name for name, was in self.shard.deleted.items() if was.garbage_epochs}
+
+    def leases(self) -> list[Lease]:
+        """Every lease, looked at in copies: the buckets stay packed."""
+        found: list[Lease] = []
+        for queue in self.shard.queues.values():
+            for bucket in queue.in_flight.buckets_from(0):
+                seen = copy(bucket)
+                seen._leases = dict(seen._leases)
+                found += seen.leases.values()
+        return found
 
     # --- What must hold -----------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from services.broker.leases import GRACE_MS, Lease
+from services.broker.leases import GRACE_MS
 from services.broker.shard_machine import Finish, Nack
 from tests.unit.broker.histories import slowly
 from tests.unit.broker.model import Done, Failed
@@ -103,9 +103,7 @@ class LeaseHistory(RemovalHistory):
             if held.deadline_ms <= now_ms
         }
         self.shard.expire(now_ms, limit)
-        running = {
-            lease.token: lease for queue in self.shard.queues.values() for lease in queue.leases()
-        }
+        running = {lease.token: lease for lease in self.leases()}
         ended = [token for token in self.held_tokens() if token not in running]
         assert set(ended) <= due, "a lease ended early"
         assert len(ended) >= min(limit, len(due)), "a lease did not end"
@@ -146,12 +144,10 @@ class LeaseHistory(RemovalHistory):
 
     @rule(chosen=picks, slow=slowly)
     def release(self, chosen: list[int], slow: bool) -> None:
-        mine: list[Lease] = []
         wanted = set(self.tokens(chosen))
-        for queue in self.shard.queues.values():
-            mine += [one for one in queue.leases() if one.token in wanted and one.origin]
+        mine = [one for one in self.leases() if one.token in wanted and one.origin]
         self.tick()
-        self.shard.release([*mine, *mine[:1]])
+        self.shard.release([lease.token for lease in (*mine, *mine[:1])])
         for lease in mine:
             holder = self.model.holder(lease.token)
             assert holder is not None

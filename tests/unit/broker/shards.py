@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from libs.storage.queues import AvailableMessage
-from services.broker.leases import Lease
+from services.broker.lease_buckets import Lease
 from services.broker.loading import Loader, last_clock_ms, load_shard
 from services.broker.queue_machine import Choice, NeedsLane, Queue
 from services.broker.queue_settings import QueueSettings
@@ -76,9 +76,13 @@ class Rig:
                 left -= 1
                 return Choice.TAKE if left >= 0 else Choice.STOP
 
-            return self.shard.claim(self.queue(queue_id), choose, lease_ms, "worker", self.now_ms)
+            queue = self.queue(queue_id)
+            return self.shard.claim(queue, choose, lease_ms, "worker", self.now_ms).leases()
 
         return await self.run(command)
+
+    def release(self, leases: Sequence[Lease]) -> None:
+        self.shard.release([lease.token for lease in leases])
 
     async def nack(self, *items: Nack) -> list[Finish]:
         return await self.run(lambda: self.shard.nack(items, self.now_ms))

@@ -51,9 +51,8 @@ async def test_a_queue_without_delayed_messages_writes_the_same_keys_and_bytes_a
     rig.shard.assign([Range(0, 0, 7, [Assignment("orders", [1, 2, 3], *columns)])], rig.now_ms)
     commit()
     rig.now_ms += 10
-    first, second, _ = rig.shard.claim(
-        queue, lambda item: Choice.TAKE, 30_000, "worker", rig.now_ms
-    )
+    claimed = rig.shard.claim(queue, lambda item: Choice.TAKE, 30_000, "worker", rig.now_ms)
+    first, second, _ = claimed.leases()
     commit()
     rig.now_ms += 10
     rig.shard.ack([first.token], rig.now_ms)
@@ -105,7 +104,8 @@ async def test_messages_that_wait_after_a_failed_attempt_are_not_written() -> No
     queue = rig.create()
     await rig.route([1])
     rig.commit()
-    (lease,) = rig.shard.claim(queue, lambda item: Choice.TAKE, 30_000, "w", rig.now_ms)
+    claimed = rig.shard.claim(queue, lambda item: Choice.TAKE, 30_000, "w", rig.now_ms)
+    (lease,) = claimed.leases()
     await rig.run(lambda: rig.shard.nack([Nack(lease.token, "", 60_000)], rig.now_ms))
     rig.commit()
     assert queue.timed_count == 1

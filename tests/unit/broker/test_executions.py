@@ -22,7 +22,7 @@ from services.broker.executions import (
     Transfer,
     execute,
 )
-from services.broker.leases import Lease
+from services.broker.lease_buckets import Lease
 from slatemq.errors import (
     FailedPrecondition,
     InvalidArgument,

@@ -26,6 +26,8 @@ more than a core (7: two processes; a store or an ingest that is away) is in tes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -36,6 +38,7 @@ from hypothesis.stateful import (
 from libs.storage.queues import AvailableMessage
 from services.broker.queue_machine import Choice, Queue
 from services.broker.shard_machine import Assignment, Range
+from services.broker.walks import Many
 from tests.unit.broker.histories import QUEUES, queue_ids, slowly
 from tests.unit.broker.lease_histories import LeaseHistory
 from tests.unit.broker.model import (
@@ -50,6 +53,31 @@ message_kinds = st.tuples(
     st.sampled_from([0, 0, 0, 50, 100, 100, 100, 100, 400, 3000]),  # visible after
     st.sampled_from([0, 0, 0, 0, 60, 500]),  # retention
 )
+
+
+class Choosing(Many):
+    """Chooses the first messages of all ingest shards but one, all at once or one by one."""
+
+    def __init__(self, limit: int, away: int | None) -> None:
+        self.left = limit
+        self.away = away
+
+    def room(self) -> int:
+        return self.left
+
+    def offer(self, items: Sequence[AvailableMessage]) -> bool:
+        if any(item.message_id % 2 == self.away for item in items):
+            return False
+        self.left -= len(items)
+        return True
+
+    def choose(self, item: AvailableMessage) -> Choice:
+        if not self.left:
+            return Choice.STOP
+        if item.message_id % 2 == self.away:
+            return Choice.SKIP
+        self.left -= 1
+        return Choice.TAKE
 
 
 class Histories(LeaseHistory):
@@ -138,35 +166,41 @@ class Histories(LeaseHistory):
         lease_ms=st.sampled_from([20, 200, 2000, 60_000]),
         away=st.sampled_from([None, None, 0, 1]),
         slow=slowly,
+        at_once=st.booleans(),
     )
-    def claim(self, queue_id: str, limit: int, lease_ms: int, away: int | None, slow: bool) -> None:
+    def claim(
+        self,
+        queue_id: str,
+        limit: int,
+        lease_ms: int,
+        away: int | None,
+        slow: bool,
+        at_once: bool = True,
+    ) -> None:
         queue = self.queue(queue_id)
         if queue is not None:
-            self.run(lambda now: self.claim_now(queue, limit, lease_ms, away, now), slow)
+            self.run(lambda now: self.claim_now(queue, limit, lease_ms, away, now, at_once), slow)
 
     def claim_now(
-        self, queue: Queue, limit: int, lease_ms: int, shard: int | None, now_ms: int
+        self,
+        queue: Queue,
+        limit: int,
+        lease_ms: int,
+        shard: int | None,
+        now_ms: int,
+        at_once: bool,
     ) -> None:
         if self.shard.queues.get(queue.queue_id) is not queue:
             return
         self.walk(queue, now_ms)
-        count = 0
-
-        def choose(item: AvailableMessage) -> Choice:
-            nonlocal count
-            if count >= limit:
-                return Choice.STOP
-            if item.message_id % 2 == shard:
-                return Choice.SKIP
-            count += 1
-            return Choice.TAKE
-
-        given = self.shard.claim(queue, choose, lease_ms, f"c{limit}", now_ms)
+        choosing = Choosing(min(limit, queue.room) if at_once else limit, shard)
+        many = choosing if at_once else None
+        given = self.shard.claim(queue, choosing.choose, lease_ms, f"c{limit}", now_ms, many)
 
         expected = self.model.queues[queue.queue_id]
         in_flight = len(expected.held())
         reachable = {m for m in expected.entries if m % 2 != shard}
-        ids = [lease.message_id for lease in given]
+        ids = [item.message_id for item in given.items]
         assert len(ids) <= limit
         assert not ids or in_flight + len(ids) <= expected.max_in_flight
         expected.check_delivery(ids, now_ms, reachable)
@@ -174,19 +208,20 @@ class Histories(LeaseHistory):
         away = {m for m, e in expected.waiting().items() if e.visible_at_ms <= now_ms} - reachable
         if not ids and in_flight < expected.max_in_flight and len(away) <= FEW:
             assert not visible & reachable, "a claim found nothing"
-        for lease in given:
-            before = expected.waiting()[lease.message_id]
-            assert lease.attempts == before.attempts + 1
-            assert lease.priority == before.priority
-            assert lease.token not in self.given_out
-            self.given_out.add(lease.token)
-            expected.entries[lease.message_id] = Held(
-                lease.token,
-                lease.consumer,
+        assert given.terms == (queue, f"c{limit}", now_ms, now_ms + lease_ms, lease_ms)
+        for item, token in zip(given.items, given.tokens, strict=True):
+            before = expected.waiting()[item.message_id]
+            assert item.attempts == before.attempts
+            assert item.priority == before.priority
+            assert token not in self.given_out
+            self.given_out.add(token)
+            expected.entries[item.message_id] = Held(
+                token,
+                given.terms.consumer,
                 now_ms,
                 now_ms + lease_ms,
                 lease_ms,
-                lease.attempts,
+                item.attempts + 1,
                 before,
                 expected.purges,
             )
@@ -203,7 +238,7 @@ class Histories(LeaseHistory):
 
         def look(now_ms: int) -> None:
             self.walk(queue, now_ms)
-            ids = queue.peek(limit, lambda message_id: message_id % 2 != away, now_ms)
+            ids = queue.peek(limit, lambda ids: [one for one in ids if one % 2 != away], now_ms)
             expected = self.model.queues[queue_id]
             assert len(ids) <= limit
             expected.check_delivery(ids, now_ms, {m for m in expected.entries if m % 2 != away})

@@ -103,8 +103,8 @@ async def test_released_messages_go_back_in_place_and_uncounted() -> None:
     second = await rig.claim(2, skip=[2])
     rig.commit()
 
-    rig.shard.release(first)
-    rig.shard.release(second)
+    rig.release(first)
+    rig.release(second)
 
     given = await rig.claim(10)
     assert [lease.message_id for lease in given] == [1, 2, 3, 4, 5, 6]
@@ -118,7 +118,7 @@ async def test_a_released_message_stays_before_one_that_joined_its_bucket_later(
     given = await rig.claim(1, skip=[1, 2])
     await rig.route([4])
 
-    rig.shard.release(given)
+    rig.release(given)
 
     assert await rig.ids(10) == [1, 2, 3, 4]
 
@@ -132,7 +132,7 @@ async def test_a_released_message_that_fell_due_stays_before_one_that_was_routed
     given = await rig.claim(1, skip=[1])
     await rig.route([3])
 
-    rig.shard.release(given)
+    rig.release(given)
 
     assert await rig.ids(10) == [1, 2, 3]
 
@@ -145,7 +145,7 @@ async def test_released_messages_are_before_the_rest_after_a_restart_too() -> No
     given = await rig.claim(2)
     rig.commit()
 
-    rig.shard.release(given)
+    rig.release(given)
     rig.commit()
     await rig.restart()
 

@@ -98,7 +98,10 @@ class Day:
         dice = self.dice
         away = dice.choice([None, None, None, 0, 1])
         lease_ms = dice.choice(LEASES_MS)
-        self.machine.claim(self.queue_id(), dice.randint(1, 12), lease_ms, away, self.slow())
+        at_once = dice.choice([True, False])
+        self.machine.claim(
+            self.queue_id(), dice.randint(1, 12), lease_ms, away, self.slow(), at_once
+        )
 
     def peek(self) -> None:
         self.machine.peek(self.queue_id(), self.dice.randint(1, 12), self.dice.choice([None, 0]))

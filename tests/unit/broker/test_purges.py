@@ -67,7 +67,7 @@ async def test_a_lease_from_before_a_purge_gives_its_message_back_behind_it() ->
     rig.shard.purge(rig.queue(), {Purge.AVAILABLE})
     await rig.route([4])
 
-    rig.shard.release([released])
+    rig.release([released])
     await rig.run(lambda: rig.shard.nack([Nack(nacked.token)], rig.now_ms))
     rig.commit()
     await rig.restart()
@@ -140,7 +140,7 @@ async def test_a_purge_after_a_restart_is_never_undone_by_a_read_that_began_befo
     await rig.restart()
     lane = rig.queue().available.lanes()[0]
     with pytest.raises(NeedsLane) as needs:
-        rig.queue().peek(1, lambda _: True, rig.now_ms)
+        rig.queue().peek(1, lambda ids: ids, rig.now_ms)
 
     rig.shard.purge(rig.queue(), {Purge.AVAILABLE})
     await rig.loader.answer(needs.value)
@@ -157,7 +157,7 @@ async def test_a_lane_that_is_emptied_before_it_is_read_is_not_read() -> None:
     await rig.restart()
     lane = rig.queue().available.lanes()[0]
     with pytest.raises(NeedsLane) as needs:
-        rig.queue().peek(1, lambda _: True, rig.now_ms)
+        rig.queue().peek(1, lambda ids: ids, rig.now_ms)
     place = Place(0, BucketKind.READY, lane.first_unknown)
 
     # Given a command that takes the message out between the wish to read and the reading.

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from libs.storage.queues import DoneMessage, FailedMessage
-from services.broker.leases import Lease
-from services.broker.queue_machine import Queue
+from services.broker.leases import InFlight
 from services.broker.removals import (
     DoneRow,
     FailedRow,
@@ -27,13 +24,13 @@ class Looks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        leases = Queue.leases
+        message_ids = InFlight.message_ids
 
-        def counted(queue: Queue) -> Iterator[Lease]:
+        def counted(in_flight: InFlight) -> set[int]:
             self.count += 1
-            return leases(queue)
+            return message_ids(in_flight)
 
-        monkeypatch.setattr(Queue, "leases", counted)
+        monkeypatch.setattr(InFlight, "message_ids", counted)
 
 
 async def test_dead_letters_of_many_rows_are_taken_with_one_look(

@@ -245,7 +245,7 @@ async def test_a_lease_that_comes_back_late_does_not_bring_back_what_has_expired
     rig.now_ms += 300
 
     if back == "release":
-        rig.shard.release([lease])
+        rig.release([lease])
     elif back == "nack":
         await rig.run(lambda: rig.shard.nack([Nack(lease.token)], rig.now_ms))
     else:

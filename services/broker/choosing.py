@@ -1,0 +1,87 @@
+"""Which of the messages that come next a claim takes: as many as fit, whose payloads are here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+
+from libs.storage.queues import AvailableMessage
+from services.broker.payloads import Held
+from services.broker.walks import Choice, Many
+
+ANSWER_BYTES_MAX = 64 << 20
+"""Messages in one answer, headers and all, unless one alone is larger: gRPC's limit is above it."""
+
+
+class Choosing(Many):
+    """What one waiter is given at once."""
+
+    def __init__(
+        self,
+        count: int,
+        payload_bytes: int,
+        held: Mapping[int, Held],
+        find: Callable[[int], Held | None],
+        kept_back: Mapping[int, int],
+        can_give: Callable[[int], bool],
+    ) -> None:
+        """Take at most `count` messages, and payload bytes, but for one message alone.
+
+        Messages are in `held` or where `find` looks; of the others those that their ingest can give
+        are waited for, the rest and what is kept back passed over.
+        """
+        self.chosen: list[Held] = []
+        self._count = count
+        self._payload_bytes_left = payload_bytes
+        self._bytes_left = ANSWER_BYTES_MAX
+        self._held = held
+        self._find = find
+        self._kept_back = kept_back
+        self._can_give = can_give
+
+    def room(self) -> int:
+        """See Many."""
+        return self._count - len(self.chosen)
+
+    def offer(self, items: Sequence[AvailableMessage]) -> bool:
+        """See Many."""
+        if self._kept_back:
+            return False
+        ids = list(map(_MESSAGE_ID, items))
+        found = list(map(self._held.get, ids))
+        if not all(found):
+            found = list(map(self._find, ids))
+        held = [one for one in found if one is not None]
+        payload_bytes = sum(map(_PAYLOAD_BYTES, held))
+        size = sum(map(len, map(_MESSAGE, held)))
+        if (
+            len(held) < len(items)
+            or payload_bytes > self._payload_bytes_left
+            or size > self._bytes_left
+        ):
+            return False
+        self._payload_bytes_left -= payload_bytes
+        self._bytes_left -= size
+        self.chosen += held
+        return True
+
+    def choose(self, item: AvailableMessage) -> Choice:
+        """Chooses for one message."""
+        if len(self.chosen) >= self._count:
+            return Choice.STOP
+        if item.message_id in self._kept_back:
+            return Choice.SKIP
+        one = self._held.get(item.message_id) or self._find(item.message_id)
+        if one is None:
+            return Choice.STOP if self._can_give(item.message_id) else Choice.SKIP
+        self._payload_bytes_left -= one.payload_bytes
+        self._bytes_left -= len(one.message)
+        if self.chosen and (self._payload_bytes_left < 0 or self._bytes_left < 0):
+            return Choice.STOP
+        self.chosen.append(one)
+        return Choice.TAKE
+
+
+_MESSAGE_ID = attrgetter("message_id")
+_PAYLOAD_BYTES = attrgetter("payload_bytes")
+_MESSAGE = attrgetter("message")
