@@ -191,8 +191,10 @@ class Finisher:
         async def send(
             stub: consumer_pb2_grpc.ConsumerServiceAsyncStub, part: list[str], timeout: float
         ) -> list[SlateMQError | None]:
-            request = consumer_pb2.AckRequest(lease_tokens=part)
-            return list(map(_error_of, (await stub.Ack(request, timeout=timeout)).results))
+            answer = await stub.Ack(consumer_pb2.AckRequest(lease_tokens=part), timeout=timeout)
+            if len(answer.results) == len(part) and answer.ByteSize() == _OK_BYTES * len(part):
+                return [None] * len(part)
+            return list(map(_error_of, answer.results))
 
         return await self._by_shard(list(tokens), shard_of, send)
 
@@ -287,6 +289,10 @@ class Finisher:
         known = await self._peers.broker_shards()
         if shard not in known and shard not in (await self._peers.fresh_topology()).brokers:
             raise NotFound("lease", "", "no broker gave out this lease", reason="LEASE_UNKNOWN")
+
+
+_OK_BYTES = 2
+"""What a result takes in an answer when it is OK, and no result that is not."""
 
 
 def _tell_failure(done: asyncio.Future[None]) -> None:
