@@ -26,10 +26,12 @@ from slatemq.textqueue.errors import (
 from slatemq.textqueue.files import QueueFile, Signature
 from slatemq.textqueue.holders import (
     OWNER_LENGTH_MAX,
+    TOKEN_BEGINS,
     Hold,
     Holder,
     Holders,
     new_token,
+    plain,
     start_of,
     this_place,
 )
@@ -59,7 +61,7 @@ class Claimer:
     def __init__(self, file: QueueFile, owner: str, clock_ms: Callable[[], int]) -> None:
         """Nothing is read yet."""
         self._file = file
-        self._owner = owner.encode("ascii", "replace").decode()[:OWNER_LENGTH_MAX]
+        self._owner = plain(owner)[:OWNER_LENGTH_MAX]
         self._clock_ms = clock_ms
         self._threads = threading.RLock()
         self._identity: tuple[int, int] | None = None
@@ -281,7 +283,9 @@ def _taken_by_hand(entry: Entry) -> bool:
     Of our tokens the sidecar alone tells whether they count: an editor may bring old ones back.
     """
     slot = mutex_slot(entry)
-    return slot is not None and slot.value not in ("", BARE_FREE) and "@" not in slot.value[:2]
+    if slot is None or slot.name is None:
+        return False  # a bare one that has anything else in it is no mutex
+    return slot.value not in ("", BARE_FREE) and not slot.value.startswith(TOKEN_BEGINS)
 
 
 def count_down(descriptor: int, entry: Entry) -> Entry:

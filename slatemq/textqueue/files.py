@@ -5,8 +5,10 @@ Where both the sidecar and the file are locked, the sidecar comes first.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,6 +62,7 @@ class QueueFile:
         if self._own.files:
             yield
             return
+        self._expect_file()
         with (
             opened(sidecar(self.path), os.O_RDWR | os.O_CREAT, How.EXCLUSIVE, wait=wait) as mutex,
             opened(self.path, os.O_RDWR | os.O_CREAT, How.EXCLUSIVE, wait=wait) as descriptor,
@@ -80,6 +83,7 @@ class QueueFile:
     @contextmanager
     def opened(self, flags: int, how: How) -> Iterator[int]:
         """The file, open and locked, unless this thread has the lock already. Raises OSError."""
+        self._expect_file()
         with opened(self.path, flags, How.NONE if self._own.files else how) as descriptor:
             yield descriptor
 
@@ -90,6 +94,7 @@ class QueueFile:
             yield Holders(self._own.sidecar)
             return
         os.stat(self.path)  # no sidecar beside a name that means nothing
+        self._expect_file()
         flags = os.O_RDWR | os.O_CREAT
         with opened(sidecar(self.path), flags, How.EXCLUSIVE) as descriptor:
             yield Holders(descriptor)
@@ -107,6 +112,7 @@ class QueueFile:
         self, after: Entry | None, hold_back: bool, controls: bytes
     ) -> Iterator[Iterator[Entry]]:
         """One scan of the file, which is open meanwhile."""
+        self._expect_file()
         with opened(self.path, os.O_RDONLY, How.NONE) as descriptor:
             alone = hold_back or bool(self._own.files)
 
@@ -191,6 +197,17 @@ class QueueFile:
         """Tells whether anybody has changed the file. Raises OSError."""
         now = os.stat(self.path)
         return (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+
+    def _expect_file(self) -> None:
+        """Raises OSError where the name means a folder, a pipe or a device."""
+        try:
+            mode = os.stat(self.path).st_mode
+        except FileNotFoundError:
+            return
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "is no regular file", self.name)
 
     def sync(self, descriptor: int) -> None:
         """To the disk, where that is wanted."""

@@ -24,6 +24,7 @@ from pathlib import Path
 
 SLOT_BYTES = 512
 
+TOKEN_BEGINS = "@"
 TOKEN_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 TOKEN_LENGTH = 12
 
@@ -144,7 +145,7 @@ def sidecar(path: str) -> str:
 
 def new_token() -> str:
     """Names a claim; its beginning goes into the message's mutex variable."""
-    return "@" + "".join(secrets.choice(TOKEN_LETTERS) for _ in range(TOKEN_LENGTH))
+    return TOKEN_BEGINS + "".join(secrets.choice(TOKEN_LETTERS) for _ in range(TOKEN_LENGTH))
 
 
 @cache
@@ -155,7 +156,12 @@ def this_place() -> str:
         space = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         boot, space = "", 0
-    return f"{socket.gethostname()[:64]}/{boot[:36]}/{space}".encode().decode("ascii", "replace")
+    return f"{plain(socket.gethostname())[:64]}/{boot[:36]}/{space}"
+
+
+def plain(text: str) -> str:
+    """Text of which each letter is one byte in a slot's JSON: others become question marks."""
+    return "".join(one if " " <= one <= "~" and one not in '"\\' else "?" for one in text)
 
 
 def start_of(pid: int) -> int:

@@ -68,9 +68,10 @@ def test_a_mutex_variable_shows_a_token(path: Path, make: Make, free: bytes, wid
     assert path.read_bytes() == content
 
 
-def test_a_message_that_a_person_took_is_left_to_them(path: Path, make: Make) -> None:
+@pytest.mark.parametrize("name", [b"joe  ", b"j@b.de", b"M@ude"])
+def test_a_message_that_a_person_took_is_left_to_them(make: Make, name: bytes) -> None:
     # Given a message into whose mutex variable a person has written a name
-    queue = make(b"-a\n\\mutex=joe  \n-b\n")
+    queue = make(b"-a\n\\mutex=" + name + b"\n-b\n")
 
     assert claims(queue) == ["b"]
     # When they take it out, it is given to whoever asks

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -268,9 +269,10 @@ def test_a_damaged_sidecar_holds_nothing(path: Path, make: Make) -> None:
     assert claims(queue) == ["a"]
 
 
-def test_a_slot_has_room_for_the_longest_holder(path: Path) -> None:
+@pytest.mark.parametrize("owner", ['"\\é\n', "\x01", "\x7f", "北"])
+def test_a_slot_has_room_for_the_longest_holder(path: Path, owner: str) -> None:
     path.write_bytes(b"-a\n")
-    queue = TextQueue(path, owner='"\\é\n' * 100)
+    queue = TextQueue(path, owner=owner * 100)
 
     claim = queue.claim()
 
@@ -284,6 +286,22 @@ def test_a_queue_that_does_not_exist_leaves_nothing_behind(path: Path) -> None:
         TextQueue(path).claim()
 
     assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "call", [TextQueue.claim, TextQueue.compact, list, lambda queue: queue.append("x")]
+)
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_file_is_named_and_gets_nothing_beside_it(
+    path: Path, call: Callable[[TextQueue], object], kind: str
+) -> None:
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+
+    with pytest.raises(OSError, match=r"directory|regular file") as told:
+        call(TextQueue(path))
+
+    assert told.value.filename == str(path)
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_threads_that_claim_and_one_that_has_the_lock_do_not_wait_for_ever(make: Make) -> None:
