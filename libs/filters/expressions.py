@@ -8,9 +8,8 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-import cel
-
 from libs.filters.conditions import Condition, is_exact, necessary
+from libs.filters.engine import cel
 from libs.filters.signatures import VARIABLES, Type
 from libs.filters.syntax import Node, parse
 from libs.filters.typecheck import type_of

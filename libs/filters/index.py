@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import cel
-
 from libs.filters.conditions import Condition
+from libs.filters.engine import cel
 from libs.filters.expressions import (
     Filter,
     Outcome,

@@ -12,10 +12,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import cel
 from celpy.celparser import CELParseError, CELParser
 from lark import Token, Tree
 
+from libs.filters.engine import cel
 from libs.filters.errors import FilterError
 
 __all__ = ["SOURCE_BYTES_MAX", "Node", "parse"]

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import MappingProxyType
 
-import cel
-
+from libs.filters.engine import cel
 from libs.filters.signatures import (
     BINARY,
     FUNCTIONS,

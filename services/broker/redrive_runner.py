@@ -15,9 +15,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
-import cel
-
 from libs.filters import Filter, FilterError, compile_filter, context, timestamp
+from libs.filters.engine import cel
 from libs.storage.blobs import Blobs
 from libs.storage.errors import CorruptRecord, StoreUnavailable
 from libs.storage.ids import shard_of

@@ -1,0 +1,13 @@
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+from libs.filters import compile_filter, context
+assert compile_filter("size(headers) == 1").matches(context({"a": "b"}, 0, 0, 0))
+print(sorted({"prompt_toolkit", "rich", "typer"} & sys.modules.keys()))
+"""
+
+
+def test_filters_work_without_the_command_line_of_the_library_that_evaluates_them() -> None:
+    assert subprocess.check_output([sys.executable, "-c", PROGRAM], text=True) == "[]\n"
