@@ -25,6 +25,7 @@ from typing import NamedTuple
 from slatemq.textqueue.editing import entry_at, reader
 from slatemq.textqueue.entries import NEWLINE, Entry
 from slatemq.textqueue.errors import AppendLost, FormatError, NoSuchEntry
+from slatemq.textqueue.intents import is_left, mend
 from slatemq.textqueue.locks import How, is_named, opened
 from slatemq.textqueue.parsing import scan
 
@@ -100,6 +101,8 @@ def look(path: str, name: str, descriptor: int) -> bool:
     while True:
         try:
             with opened(appended(path), flags, How.EXCLUSIVE) as log:
+                if kept:
+                    mend(descriptor, log)
                 gone, present = _gone(path, descriptor, log)
                 if gone and kept:
                     _rewrite(log, present)
@@ -115,6 +118,27 @@ def look(path: str, name: str, descriptor: int) -> bool:
         count = sum(one.messages for one in gone)
         warnings.warn(AppendLost(name, count, found), stacklevel=2)
     return not gone
+
+
+def mend_left(path: str, descriptor: int) -> None:
+    """Take out what a killed append has left, if we may. The file is locked. Raises OSError."""
+    try:
+        with opened(appended(path), os.O_RDWR, How.EXCLUSIVE) as log:
+            mend(descriptor, log)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+
+
+def may_be_torn(path: str) -> bool:
+    """Whether an append is under way, or was killed. Raises OSError."""
+    try:
+        with opened(appended(path), os.O_RDONLY, How.NONE) as log:
+            return is_left(log)
+    except (FileNotFoundError, PermissionError):
+        return False
 
 
 def _gone(path: str, descriptor: int, log: int) -> tuple[list[Append], list[Append]]:

@@ -113,23 +113,22 @@ def fitted(variable: Variable, value: str) -> bytes:
     return content.ljust(variable.width)
 
 
+def end_of(descriptor: int) -> int:
+    """Where the next entry begins: behind a last newline, which may be missing still."""
+    size = os.fstat(descriptor).st_size
+    return size + (size > 0 and os.pread(descriptor, 1, size - 1) != NEWLINE)
+
+
 def add(descriptor: int, content: bytes) -> int:
     """Append whole entries with one write; gives the offset of the first.
 
     The descriptor is open for reading and appending. A last line that lacks its newline gets it in
     the same write. When the disk takes only a part, that is taken back, and OSError raised.
     """
-    size = os.fstat(descriptor).st_size
-    missing = b"" if not size or os.pread(descriptor, 1, size - 1) == NEWLINE else NEWLINE
+    missing = NEWLINE * (end_of(descriptor) - os.fstat(descriptor).st_size)
     written = os.write(descriptor, missing + content)
     end = os.lseek(descriptor, 0, os.SEEK_CUR)
     if written != len(missing) + len(content):
         os.ftruncate(descriptor, end - written)
         raise OSError(f"only {written} of {len(missing) + len(content)} bytes could be written")
     return end - len(content)
-
-
-def take_back(descriptor: int, offset: int, content: bytes) -> None:
-    """Undo an append, unless somebody without the lock has appended behind it."""
-    if os.fstat(descriptor).st_size == offset + len(content):
-        os.ftruncate(descriptor, offset)

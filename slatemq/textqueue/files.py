@@ -16,11 +16,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from slatemq.textqueue.appends import listing, look, remember, restart
-from slatemq.textqueue.editing import add, again, entry_at, reader, take_back
+from slatemq.textqueue.appends import listing, look, may_be_torn, mend_left, remember, restart
+from slatemq.textqueue.editing import add, again, end_of, entry_at, reader
 from slatemq.textqueue.entries import NEWLINE, Entry
 from slatemq.textqueue.errors import FormatError, Rewritten
 from slatemq.textqueue.holders import Holders, sidecar
+from slatemq.textqueue.intents import intended
 from slatemq.textqueue.locks import How, is_named, opened
 from slatemq.textqueue.parsing import CHUNK_BYTES, scan
 
@@ -113,6 +114,9 @@ class QueueFile:
     ) -> Iterator[Iterator[Entry]]:
         """One scan of the file, which is open meanwhile."""
         self._expect_file()
+        if not hold_back and may_be_torn(self.path):
+            with self.opened(os.O_RDONLY, How.SHARED) as descriptor:
+                mend_left(self.path, descriptor)
         with opened(self.path, os.O_RDONLY, How.NONE) as descriptor:
             alone = hold_back or bool(self._own.files)
 
@@ -158,18 +162,16 @@ class QueueFile:
                     look(self.path, self.name, descriptor)
                 # Opened first: where that is refused nothing is to be appended.
                 with listing(self.path) as log:
-                    offset = add(descriptor, content)
-                    self.sync(descriptor)
+                    if is_new:
+                        restart(log, None, 0, now_ms)
+                    with intended(log, end_of(descriptor), content):
+                        offset = add(descriptor, content)
+                        self.sync(descriptor)
                     # Put into a file that an editor has replaced meanwhile, it would be lost.
-                    if not is_named(descriptor, self.path):
-                        continue
-                    entry = Entry(content[last:], offset + last, 0)
-                    try:
-                        (restart if is_new else remember)(log, entry, count, now_ms)
-                    except OSError:
-                        take_back(descriptor, offset, content)
-                        raise
-                    break
+                    if is_named(descriptor, self.path):
+                        entry = Entry(content[last:], offset + last, 0)
+                        remember(log, entry, count, now_ms)
+                        break
         if self.fsync and offset == 0:
             self.sync_folder()
         return offset
