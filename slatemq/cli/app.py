@@ -166,8 +166,10 @@ def _run(arguments: Sequence[str], session: Session) -> int:
     except BadInput as error:
         note(str(error))
         return EXIT_USAGE
-    except click.Abort:
-        note("nothing was done")
+    except click.Abort as error:
+        # Who says no is told; what Ctrl-C ends may have done a part.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            note("nothing was done")
         return EXIT_SIGNALLED + signal.SIGINT
     except Interrupted as error:
         return EXIT_SIGNALLED + error.number

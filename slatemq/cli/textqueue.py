@@ -10,11 +10,19 @@ from typing import Any, TypeVar
 
 import click
 
-from slatemq.cli.failures import EXIT_REFUSED, BadInput, error_fields
+from slatemq.cli.failures import EXIT_REFUSED, error_fields
 from slatemq.cli.groups import Group
 from slatemq.cli.output import json_line, note, say, write_json
 from slatemq.cli.parameters import DURATION, WORDS
 from slatemq.cli.session import Session, pass_session
+from slatemq.cli.textqueue_input import (
+    STDIN,
+    entries_of,
+    finishing,
+    stdin_batches,
+    stdin_lines,
+    stdin_text,
+)
 from slatemq.cli.textqueue_output import entry_fields, entry_line, oddities, told
 from slatemq.errors import SlateMQError
 from slatemq.textqueue import Claim, Entry, State, TextQueue, reserve
@@ -22,7 +30,8 @@ from slatemq.textqueue.queue import LEASE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-STDIN = "-"
+RESERVE_BYTES_MAX = 1 << 20
+"""For one variable: whoever wants more has mistyped."""
 
 EPILOG = """\
 \b
@@ -59,7 +68,18 @@ def json_option(function: F) -> F:
 
 def options(function: F) -> F:
     """Adds FILE and --json."""
+    return click.argument("file", type=click.Path(), callback=_no_stream)(json_option(function))
+
+
+def reading_options(function: F) -> F:
+    """The same for what only reads: FILE may be stdin."""
     return click.argument("file", type=click.Path())(json_option(function))
+
+
+def _no_stream(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if value == STDIN:
+        raise click.BadParameter("stdin can only be read: give a file (./- for one of that name)")
+    return value
 
 
 def _keep_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -78,7 +98,7 @@ def tq() -> None:
 
 
 @tq.command("ls")
-@options
+@reading_options
 @click.option(
     "--state",
     "states",
@@ -89,11 +109,11 @@ def tq() -> None:
 @click.option("--strict", is_flag=True, help="Refuse unknown control characters.")
 @pass_session
 def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> None:
-    """List the queued messages of FILE, or entries in other states."""
+    """List the queued messages of FILE (- reads stdin), or entries in other states."""
     wanted = list(State) if "all" in states else [State(state) for state in states]
     with told():
         stream = sys.stdout.buffer
-        for entry in TextQueue(file, strict=strict).entries(*wanted):
+        for entry in entries_of(file, strict, wanted):
             fields = entry_fields(entry)
             stream.write(
                 json_line(fields) if session.json else entry_line(entry, str(entry.offset))
@@ -161,7 +181,8 @@ def append(
 ) -> None:
     """Append TEXT to FILE, or - for stdin without its last newline, or each line with --lines.
 
-    FILE is made if it is not there. The variables belong to each message.
+    FILE is made if it is not there. The variables belong to each message. Lines are appended as
+    they come, and counted however it ends.
     """
     if lines == (text is not None):
         raise click.UsageError("give one of TEXT, - (stdin) and --lines")
@@ -169,10 +190,9 @@ def append(
     queue = TextQueue(file, fsync=fsync)
     with told():
         if lines:
-            count = queue.append_all(_stdin_lines(), variables)
-            write_json({"appended_count": count}) if session.json else say(f"appended: {count}")
+            _append_lines(session, queue, variables)
             return
-        entry = queue.append(_stdin_text() if text in (None, STDIN) else str(text), variables)
+        entry = queue.append(stdin_text() if text in (None, STDIN) else str(text), variables)
     write_json({"offset": entry.offset}) if session.json else say(str(entry.offset))
 
 
@@ -184,7 +204,11 @@ def append(
 def done(session: Session, file: str, which: tuple[str, ...], fsync: bool) -> None:
     """Mark messages of FILE as processed."""
     queue = TextQueue(file, fsync=fsync)
-    _each(session, which, lambda one: _finish(queue, one, TextQueue.done, Claim.done))
+
+    def finish_one(one: str) -> None:
+        _finish(queue, one, TextQueue.done, Claim.done)
+
+    _each(session, which, finish_one)
 
 
 @tq.command("fail")
@@ -198,13 +222,15 @@ def done(session: Session, file: str, which: tuple[str, ...], fsync: bool) -> No
 def fail(session: Session, file: str, which: tuple[str, ...], code: str, fsync: bool) -> None:
     """Mark messages of FILE as failed for good."""
     queue = TextQueue(file, fsync=fsync)
-    _each(
-        session,
-        which,
-        lambda one: _finish(
+
+    def fail_one(one: str) -> None:
+        entry = _finish(
             queue, one, lambda q, entry: q.fail(entry, code), lambda claim: claim.fail(code)
-        ),
-    )
+        )
+        if code and not any(variable.name == "error" for variable in entry.variables):
+            note(f"{one}: it has no variable error: the code is kept nowhere")
+
+    _each(session, which, fail_one)
 
 
 @tq.command("release")
@@ -214,7 +240,13 @@ def fail(session: Session, file: str, which: tuple[str, ...], code: str, fsync: 
 def release(session: Session, file: str, which: tuple[str, ...]) -> None:
     """Give claimed messages of FILE back, still queued."""
     queue = TextQueue(file)
-    _each(session, which, lambda token: queue.claimed(token).release())
+
+    def release_one(token: str) -> None:
+        if not token.startswith("@"):
+            raise click.UsageError(f"{token!r} is no token such as @k3jf9a2mxq4e")
+        queue.claimed(token).release()
+
+    _each(session, which, release_one)
 
 
 @tq.command("set")
@@ -243,16 +275,16 @@ def set_(session: Session, file: str, which: str, name: str, value: str, fsync: 
 
 
 @tq.command("check")
-@options
+@reading_options
 @click.option("--strict", is_flag=True, help="Refuse unknown control characters.")
 @pass_session
 def check(session: Session, file: str, strict: bool) -> None:
-    """Read all of FILE: count its entries, and warn of what is likely a mistake."""
+    """Read all of FILE (- reads stdin): count its entries, and warn of likely mistakes."""
     counts: Counter[State] = Counter()
     with told():
-        queue = TextQueue(file, strict=strict)
-        queue.has_all_appends()
-        for entry in queue.entries(*State):
+        if file != STDIN:
+            TextQueue(file).has_all_appends()
+        for entry in entries_of(file, strict, list(State)):
             counts[entry.state] += 1
             for warning in oddities(entry):
                 note(f"{file}:{entry.line}: {warning}")
@@ -284,16 +316,28 @@ def compact(session: Session, file: str, errors: bool) -> None:
         say(f"removed: {result.removed_count}  kept: {result.kept_count}")
 
 
+def _append_lines(session: Session, queue: TextQueue, variables: list[str]) -> None:
+    count = 0
+    try:
+        for texts in stdin_batches():
+            with finishing():
+                count += queue.append_all(texts, variables)
+    finally:
+        write_json({"appended_count": count}) if session.json else say(f"appended: {count}")
+
+
 def _finish(
     queue: TextQueue,
     one: str,
     mark: Callable[[TextQueue, Entry], Entry],
     finish: Callable[[Claim], None],
-) -> None:
-    if one.startswith("@"):
-        finish(queue.claimed(one))
-    else:
-        mark(queue, queue.entry(_offset(one)))
+) -> Entry:
+    """The message as it is then."""
+    if not one.startswith("@"):
+        return mark(queue, queue.entry(_offset(one)))
+    claim = queue.claimed(one)
+    finish(claim)
+    return claim.entry
 
 
 def _each(session: Session, which: Sequence[str], change: Callable[[str], None]) -> None:
@@ -318,7 +362,7 @@ def _each(session: Session, which: Sequence[str], change: Callable[[str], None])
 def _spelt_out(which: Sequence[str]) -> Iterator[str]:
     for one in which:
         if one == STDIN:
-            yield from (line.strip() for line in _stdin_lines() if line.strip())
+            yield from (line.strip() for line in stdin_lines() if line.strip())
         else:
             yield one
 
@@ -333,23 +377,10 @@ def _reserved(room: str) -> str:
     name, equals, width = room.partition("=")
     if not equals or not (width.isascii() and width.isdigit()):
         raise click.UsageError(f"--reserve takes NAME=N, with N bytes: {room!r}")
+    # Compared by its length first: a number of thousands of digits cannot even be read.
+    if len(width) > len(str(RESERVE_BYTES_MAX)) or int(width) > RESERVE_BYTES_MAX:
+        raise click.UsageError(f"--reserve takes at most {RESERVE_BYTES_MAX} bytes: {room!r}")
     return f"{name}={reserve(int(width))}"
-
-
-def _stdin_text() -> str:
-    content = sys.stdin.buffer.read().removesuffix(b"\n")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise BadInput(f"stdin is not UTF-8, at byte {error.start}") from None
-
-
-def _stdin_lines() -> Iterator[str]:
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield line.removesuffix(b"\n").decode()
-        except UnicodeDecodeError:
-            raise BadInput(f"line {number} of stdin is not UTF-8") from None
 
 
 def _write(content: bytes) -> None:

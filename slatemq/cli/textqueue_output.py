@@ -14,6 +14,7 @@ from slatemq.textqueue import (
     AlreadyMarked,
     AppendLost,
     BadText,
+    Busy,
     ClaimLost,
     DoesNotFit,
     Entry,
@@ -73,6 +74,8 @@ def _as_refusal(error: TextQueueError) -> SlateMQError:
             return FailedPrecondition("ALREADY_MARKED", str(error))
         case ClaimLost():
             return FailedPrecondition("CLAIM_LOST", str(error))
+        case Busy():
+            return FailedPrecondition("FILE_LOCKED", str(error))
     return FailedPrecondition("NOT_A_MESSAGE", str(error))
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from slatemq.cli.app import invoke
+from tests.acceptance.local_stack import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -122,6 +124,55 @@ def test_append_takes_text_stdin_and_lines(run: Terminal, file: Path) -> None:
     assert file.read_text() == "-one\n\\n=1\n\\error=    \n-two\n lines\n-a\n-\n-b\n"
 
 
+def test_lines_before_a_broken_one_are_appended_and_counted(run: Terminal, file: Path) -> None:
+    out = run("append", "new.tq", "--lines", stdin=b"a\nb\n\xff\nc\n", code=2)
+
+    assert out == "appended: 2\n"
+    assert run.err == "slatemq: line 3 of stdin is not UTF-8\n"
+    assert Path("new.tq").read_text() == "-a\n-b\n"
+
+
+def test_ls_and_check_read_stdin(run: Terminal, file: Path) -> None:
+    for words in (["ls"], ["ls", "--state", "all", "--json"], ["check"]):
+        assert run(*words, "-", stdin=CONTENT.encode()) == run(*words, "jobs.tq")
+    run("ls", "-", stdin=b"\\v\n", code=2)
+    assert run.err == "slatemq: stdin:1:1: a variable before any entry\n"
+
+
+def test_lines_are_appended_as_they_come_and_counted_at_ctrl_c(file: Path) -> None:
+    # Given a pipe whose writer is slow
+    process = subprocess.Popen(
+        [sys.executable, "-m", "slatemq.cli", "tq", "append", "slow.tq", "--lines"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(b"one\ntwo\n")
+    process.stdin.flush()
+
+    # Then what has come is in the file
+    slow = Path("slow.tq")
+    wait_until(lambda: slow.exists() and slow.read_text() == "-one\n-two\n", 60)
+
+    # And Ctrl-C ends it with the count
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.strip()) == (130, b"appended: 2\n", b"")
+
+
+def test_a_code_without_room_for_it_is_told(run: Terminal, file: Path) -> None:
+    offset = str(CONTENT.index("-photo 8"))
+
+    run("fail", "jobs.tq", offset, "--code", "E-1")
+
+    assert run.err == f"slatemq: {offset}: it has no variable error: the code is kept nowhere\n"
+    token = run("next", "jobs.tq", "--claim").split("\t")[0]
+    run("fail", "jobs.tq", token, "--code", "E-1")
+    assert run.err == ""
+
+
 def test_done_takes_offsets_from_a_pipe_and_tells_each(run: Terminal, file: Path) -> None:
     offsets = [line.split("\t")[0] for line in run("ls", "jobs.tq").splitlines()]
     stdin = "\n".join([*offsets, offsets[0], "1"]).encode()
@@ -182,6 +233,10 @@ def test_compact_leaves_out_what_is_finished(run: Terminal, file: Path) -> None:
         ("append", "jobs.tq"),
         ("append", "jobs.tq", "a", "--lines"),
         ("append", "jobs.tq", "a", "--reserve", "x"),
+        ("append", "jobs.tq", "a", "--reserve", "x=" + "9" * 5000),
+        ("append", "-", "a"),
+        ("release", "jobs.tq", "0"),
+        ("ls", "."),
         ("check", "jobs.tq", "--strict"),
     ],
 )

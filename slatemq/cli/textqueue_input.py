@@ -1,0 +1,88 @@
+"""What the commands of queue files read: files, and stdin as it comes."""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+from slatemq.cli.failures import BadInput
+from slatemq.textqueue import Entry, State, TextQueue, scan
+
+STDIN = "-"
+
+READ_BYTES = 1 << 20
+
+
+def entries_of(file: str, strict: bool, states: Collection[State]) -> Iterator[Entry]:
+    """Entries of a file or of stdin in these states; the queued ones unless states are given."""
+    if file != STDIN:
+        return TextQueue(file, strict=strict).entries(*states)
+    wanted = states or (State.QUEUED,)
+    every = scan(_stdin().read1, "stdin", strict=strict)
+    return (entry for entry in every if entry.state in wanted)
+
+
+def stdin_text() -> str:
+    """All of it, without its last newline. Raises BadInput."""
+    content = _stdin().read().removesuffix(b"\n")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise BadInput(f"stdin is not UTF-8, at byte {error.start}") from None
+
+
+def stdin_lines() -> Iterator[str]:
+    """Line by line. Raises BadInput."""
+    for number, line in enumerate(_stdin(), 1):
+        yield _decoded(line.removesuffix(b"\n"), number)
+
+
+def stdin_batches() -> Iterator[list[str]]:
+    """Lines, those together that have come together. Raises BadInput, after those before it."""
+    stream, number = _stdin(), 0
+    while chunk := stream.read1(READ_BYTES):
+        if not chunk.endswith(b"\n"):
+            chunk += stream.readline()
+        texts: list[str] = []
+        try:
+            for line in chunk.removesuffix(b"\n").split(b"\n"):
+                number += 1
+                texts.append(_decoded(line, number))
+        except BadInput:
+            yield texts
+            raise
+        yield texts
+
+
+@contextmanager
+def finishing() -> Iterator[None]:
+    """Ctrl-C waits until what is done here is done, and counted; a second one does not wait."""
+    received: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if received:
+        raise KeyboardInterrupt
+
+
+def _decoded(line: bytes, number: int) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        raise BadInput(f"line {number} of stdin is not UTF-8") from None
+
+
+def _stdin() -> io.BufferedReader:
+    return cast("io.BufferedReader", sys.stdin.buffer)
