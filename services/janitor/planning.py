@@ -23,7 +23,9 @@ from libs.storage.keys import (
     queue_state_key,
     queue_state_range,
 )
+from libs.storage.log_bounds import decode_log_bounds
 from libs.storage.log_positions import position_before
+from libs.storage.own_keys import LOG_BOUNDS_KEY
 from libs.storage.queue_ranges import (
     Run,
     active_runs,
@@ -125,31 +127,39 @@ async def read_queues(
 async def _ingest_parts(
     reader: SnapshotReader, name: SnapshotName, table: Table, wanted: Wanted
 ) -> AsyncIterator[Part]:
-    of = Bucketed(Place("", name.shard))
+    of, begin = Bucketed(Place("", name.shard)), await _log_begin(reader)
     if table.name == "payloads":
         last_id = MAX_MESSAGE_ID if wanted.last_id is None else min(wanted.last_id, MAX_MESSAGE_ID)
-        run = await _tight(reader, payload_run(max(wanted.first_id or 0, 0), max(last_id, 0)))
+        run = await _tight(reader, payload_run(max(wanted.first_id or 0, begin), max(last_id, 0)))
         if run is not None:
             yield Part(run, of, run.last - run.first + 1)
         return
-    whole = await _tight(reader, log_run())
+    whole = await _tight(reader, log_run(begin))
     if whole is None:
         return
     first, last = whole.first, whole.last
     if wanted.first_id is not None and wanted.first_id > first:
         # An entry's IDs go up to that of the next one: the last entry up to here may have it.
-        before = log_run(first, min(wanted.first_id, LAST_NUMBER))
-        first = await _number(reader, before, last=True) or first
+        until = log_run(first, min(wanted.first_id, LAST_NUMBER))
+        first = await _number(reader, until, last=True) or first
     if wanted.last_id is not None:
         last = min(last, wanted.last_id)
     if wanted.first_ms is not None:
-        first = max(first, await position_before(reader, whole.last, wanted.first_ms) + 1)
+        before = await position_before(reader, whole.last, wanted.first_ms, whole.first)
+        first = max(first, before + 1)
     if wanted.last_ms is not None:
-        last = min(last, await position_before(reader, whole.last, wanted.last_ms + 1))
+        until_ms = wanted.last_ms + 1
+        last = min(last, await position_before(reader, whole.last, until_ms, whole.first))
     if first <= last:
         run = await _tight(reader, log_run(first, last))
         if run is not None:
             yield Part(run, of, run.last - run.first + 1)
+
+
+async def _log_begin(reader: SnapshotReader) -> int:
+    """Before which nothing is left: what was removed there costs a scan 1.5 µs a row."""
+    bounds = await reader.get(LOG_BOUNDS_KEY)
+    return 0 if bounds is None else decode_log_bounds(bounds).first_sequence
 
 
 async def _broker_parts(

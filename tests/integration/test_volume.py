@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import slatemq
 from benchmarks.suite import payloads, servers
 from benchmarks.volume import Layout, Volume, write
 from benchmarks.volume.plan import State
+from libs.storage.keys import log_key
+from libs.storage.roots import open_root
+from libs.storage.settings import Kind
+from libs.storage.snapshots import SnapshotReader
+from services.ingest.purging import PIECE_MESSAGES
+from services.janitor.instance import held_snapshots
+from services.janitor.jobs.owners import Owners
+from services.janitor.jobs.removing import MessagePurge
+from services.janitor.planning import SnapshotName
+from services.janitor.source import SlateMQSource, options_of
 from slatemq import EntryState
 from slatemq.client import Client
+from slatemq.v1 import purge_pb2
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # starts the whole stack
 
@@ -137,3 +151,131 @@ async def test_nothing_is_written_over_an_instance(tmp_path: Path) -> None:
     await write(tmp_path.as_uri(), Volume(waiting=10))
     with pytest.raises(ValueError, match="already"):
         await write(tmp_path.as_uri(), Volume(waiting=10))
+
+
+# --- What the janitor reads of it -------------------------------------------
+
+LISTS = ("messages", "active", "done", "failed")
+
+
+def scanned(root: str, names: list[SnapshotName], table: str) -> tuple[list[pa.RecordBatch], int]:
+    """A table as the tasks of Spark read it, and how many rows of the store that took."""
+    source: Any = SlateMQSource({**options_of(root, names), "table": table})
+    reader = source.reader(source.schema())
+    batches = [batch for piece in reader.partitions() for batch in reader.read(piece)]
+    return batches, reader.rows_read
+
+
+async def rows_read(folder: Path, volume: Volume) -> dict[str, int]:
+    """How many rows of the store each table of a new instance takes, all messages being there."""
+    await write(folder.as_uri(), volume)
+    root = open_root(folder.as_uri())
+    names = []
+    for kind in (Kind.INGEST, Kind.BROKER):
+        database = await root.database(f"{kind}/0", kind)
+        names.append(SnapshotName(database.name, await root.snapshots(database).take(600_000)))
+        await database.close()
+    told = {}
+    for table in LISTS:
+        batches, told[table] = await asyncio.to_thread(scanned, root.url, names, table)
+        assert (
+            sum(batch.num_rows for batch in batches)
+            == {
+                "messages": volume.stored,
+                "active": volume.expired + volume.waiting,
+                "done": volume.done,
+                "failed": volume.failed,
+            }[table]
+        )
+    return told
+
+
+async def test_ten_times_the_messages_are_ten_times_the_rows_to_read_and_cleaned_ones_are_none(
+    tmp_path: Path,
+) -> None:
+    def of(times: int, cleaned: int = 0) -> Volume:
+        return Volume(
+            cleaned=cleaned,
+            done=2000 * times,
+            failed=200 * times,
+            expired=800 * times,
+            waiting=2000 * times,
+            payload_bytes=BYTES,
+            entry=100,
+        )
+
+    few = await rows_read(tmp_path / "few", of(1))
+    many = await rows_read(tmp_path / "many", of(10))
+    left = await rows_read(tmp_path / "left", of(1, cleaned=45_000))
+
+    assert few == {"messages": 50, "active": 28, "done": 20, "failed": 2}
+    assert many == {table: 10 * count for table, count in few.items()}
+    assert left == few
+
+
+def placed(batches: list[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Each with the number of rows before it."""
+    at = 0
+    for batch in batches:
+        yield at, batch
+        at += batch.num_rows
+
+
+def counting(call: Callable[..., Any], asked: Counter[str]) -> Callable[..., Any]:
+    """The same, counted by service."""
+
+    def counted(owners: Owners, service: str, *rest: Any) -> Any:
+        asked[service] += 1
+        return call(owners, service, *rest)
+
+    return counted
+
+
+def noting(scan: Callable[..., Any], begins: list[bytes]) -> Callable[..., Any]:
+    """The same, with the keys noted at which scans begin."""
+
+    def noted(reader: SnapshotReader, start: bytes, *rest: Any, **more: Any) -> Any:
+        begins.append(start)
+        return scan(reader, start, *rest, **more)
+
+    return noted
+
+
+async def test_removals_go_out_in_batches_and_what_they_removed_is_not_passed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a log of 20,000, three quarters of which are older than any new queue may start
+    volume = Volume(done=15_000, waiting=5000, payload_bytes=BYTES, entry=100, days=28)
+    layout = Layout(volume)
+    root = (tmp_path / "data").as_uri()
+    await write(root, volume, layout)
+    asked: Counter[str] = Counter()
+    begins: list[bytes] = []
+    monkeypatch.setattr(Owners, "call", counting(Owners.call, asked))
+    monkeypatch.setattr(SnapshotReader, "scan", noting(SnapshotReader.scan, begins))
+
+    def purge() -> int:
+        with held_snapshots(root) as taken:
+            batches, count = scanned(root, taken.names, "messages")
+            epochs = {one.name.shard: one.purge_epoch or 0 for one in taken.all}
+        task = MessagePurge(root, epochs, purge_pb2.PURGE_REASON_UNREFERENCED)
+        old = [batch.slice(0, max(0, 14_000 - at)) for at, batch in placed(batches)]
+        told = {row["name"]: row["count"] for one in task(iter(old)) for row in one.to_pylist()}
+        assert told["messages_purged"] == 14_000
+        return count
+
+    def read_again() -> int:
+        with held_snapshots(root) as taken:
+            begins.clear()
+            return scanned(root, taken.names, "messages")[1]
+
+    with servers.slatemq(tmp_path):
+        # When 14,000 are removed, as a task of Spark does it
+        before = await asyncio.to_thread(purge)
+        after = await asyncio.to_thread(read_again)
+
+    # Then there were three requests, and nothing looks for what is gone
+    assert asked == {"ingest": 3}
+    assert (before, after) == (200, 60)
+    # A removal tells where the log began before it.
+    assert min(begins) >= log_key(layout.id_of(14_000 - PIECE_MESSAGES))
