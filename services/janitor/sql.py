@@ -28,6 +28,9 @@ from slatemq.errors import SlateMQError
 
 __all__ = ["Question", "ask", "main", "parse"]
 
+INTERRUPTED: Final = 130
+"""After Ctrl-C: 128 and the number of the signal, as shells tell it."""
+
 SHOWN_ROWS: Final = 1000
 """Rows of a table for people; the other forms have all."""
 
@@ -131,6 +134,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except (SlateMQError, StorageError, PySparkException, ValueError) as error:
         sys.stderr.write(f"{_first_lines(error)}\n")
         return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
 
 

@@ -83,11 +83,10 @@ async def test_queues_that_do_not_exist_are_refused_before_anything_begins(tmp_p
         run_id = await there.run("done", "orders", request_id="first")
         await there.done(run_id)
 
-        for queues, rest in (
-            (["orders", "oders"], {"job": "done"}),
-            (["orders"], {"job": "restore", "target_queue_id": "oders"}),
+        for request in (
+            Request(job="done", queue_ids=["orders", "oders"]),
+            Request(job="restore", queue_ids=["orders"], target_queue_id="oders"),
         ):
-            request = Request(queue_ids=queues, **rest)
             _, *told = await refusal(there.stub.RunJob(request))
             assert told == ["QUEUE_NOT_FOUND", "queue 'oders' does not exist"]
 
@@ -98,8 +97,7 @@ async def test_queues_that_do_not_exist_are_refused_before_anything_begins(tmp_p
 
         directory = TopologyDirectory(open_root(data.as_uri()).objects)
         await directory.announce(Peer("broker", 7, "127.0.0.1:1"))
-        told = await refusal(there.run("done", "orders"))
-        assert "broker 7 is away: " in told[2]
+        assert "broker 7 is away: " in (await refusal(there.run("done", "orders")))[2]
         listed = await there.stub.ListRuns(janitor_pb2.ListRunsRequest())
         assert [run.run_id for run in listed.runs] == [run_id]
 
