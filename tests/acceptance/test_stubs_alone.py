@@ -1,14 +1,23 @@
 """All of the straight way through, with generated stubs and nothing else of ours."""
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
 from slatemq.v1 import consumer_pb2, ingest_pb2, queue_pb2, router_pb2
+from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
 
 pytestmark = pytest.mark.stack
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """One for all of them: each has queues of its own."""
+    with LocalStack(tmp_path_factory.mktemp("stack")) as running:
+        yield running
 
 
 async def test_each_queue_gets_exactly_the_messages_that_its_filter_lets_in(stubs: Stubs) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from slatemq.v1 import (
     assignment_pb2,
@@ -20,12 +20,15 @@ from slatemq.v1 import (
 )
 from tests.integration.process_stack import Stack, running
 
-pytestmark = pytest.mark.slow  # Four processes start, and some of them again.
+pytestmark = [
+    pytest.mark.slow,  # Four processes start, and some of them again.
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    async with running(tmp_path) as stack:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    async with running(tmp_path_factory.mktemp("stack")) as stack:
         yield stack
 
 
@@ -74,7 +77,7 @@ async def test_every_queue_gets_exactly_its_messages_whoever_is_killed(stack: St
 
 
 async def test_a_forged_assign_with_a_hole_is_refused(stack: Stack) -> None:
-    await stack.create_queue("all", "true")
+    await stack.create_queue("forged", "true")
     first = await stack.publish("a")
     await stack.routed()
     shard = assignment_pb2_grpc.AssignmentServiceStub(stack.broker.there)
@@ -88,7 +91,9 @@ async def test_a_forged_assign_with_a_hole_is_refused(stack: Stack) -> None:
                     previous_sequence=first[0] + 5,
                     last_sequence=first[0] + 9,
                     assignments=[
-                        assignment_pb2.QueueAssignment(queue_id="all", message_ids=[first[0] + 9])
+                        assignment_pb2.QueueAssignment(
+                            queue_id="forged", message_ids=[first[0] + 9]
+                        )
                     ],
                 )
             ],
@@ -98,16 +103,19 @@ async def test_a_forged_assign_with_a_hole_is_refused(stack: Stack) -> None:
     await stack.routed()
 
     assert (answer.results[0].applied, answer.results[0].cursor) == (False, first[0])
-    assert await stack.drained("all") == Counter(first + second)
+    assert await stack.drained("forged") == Counter(first + second)
 
 
 async def test_explain_agrees_with_what_routing_does(stack: Stack) -> None:
-    await stack.create_queue("gold", 'headers["kind"] == "gold"')
+    for queue_id in ("gold", "silver"):
+        await stack.create_queue(queue_id, f'headers["kind"] == "{queue_id}"')
     router = router_pb2_grpc.RouterServiceStub(stack.routers[0].there)
 
     told = await router.Explain(router_pb2.ExplainRequest(headers={"kind": "gold"}))
     ids = await stack.publish("gold")
     await stack.routed()
 
-    assert [(queue.queue_id, queue.matched) for queue in told.queues] == [("gold", True)]
+    matched = {queue.queue_id: queue.matched for queue in told.queues}
+    assert (matched["gold"], matched["silver"]) == (True, False)
     assert await stack.drained("gold") == Counter(ids)
+    assert await stack.drained("silver") == Counter()
