@@ -68,6 +68,7 @@ async def test_messages_are_work_once_they_are_old_enough(tmp_path: Path) -> Non
 
         # And newer ones are other evidence.
         later = (await ingest.send(b"2"))[-1]
+        now_ms = time.time_ns() // 1_000_000
         newer = await looker.look("unreferenced", now_ms + 7 * DAY_MS + 61_000)
         assert newer == {"ingest/0": later}
 
