@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import grpc
 import grpc.aio
 
-from libs.serving.channels import Channels
-from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
 from services.router.route import PieceLimits
 from services.router.router import Router
@@ -19,6 +17,7 @@ from tests.integration.broker import rig as broker_rig
 from tests.integration.broker.queue_calls import get
 from tests.integration.broker.rig import Disk, Rig, memory_root
 from tests.integration.router_peers import LogMemory, MemoryIngest, Running
+from tests.integration.router_stack import running_router
 from tests.manual_clock import ManualClock
 
 SMALL = PieceLimits(messages_max=5, step_max=2, hold_ms=10)
@@ -50,21 +49,8 @@ class World:
         ) as rig:
             yield rig
 
-    @asynccontextmanager
-    async def router(self, limits: PieceLimits = SMALL) -> AsyncIterator[Router]:
-        directory = TopologyDirectory(self.root.objects)
-        channels = Channels(directory)
-        router = Router(directory, channels, Telemetry(), limits=limits, look_again_ms=50)
-        running = asyncio.create_task(router.run())
-        try:
-            yield router
-            if running.done():
-                running.result()
-        finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
-            await channels.close()
+    def router(self, limits: PieceLimits = SMALL) -> AbstractAsyncContextManager[Router]:
+        return running_router(self.root, limits)
 
     async def routed(self, rig: Rig) -> None:
         """Waits until every log is routed to its end."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
 from libs.serving.channels import Channels
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
-from libs.storage.roots import open_root
+from libs.storage.roots import Root, open_root
 from services.router.route import PieceLimits
 from services.router.router import Router
 from services.router.tails import Buffer
@@ -31,6 +31,28 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
+@asynccontextmanager
+async def running_router(
+    root: Root, limits: PieceLimits | None = None, buffer: Buffer | None = None
+) -> AsyncIterator[Router]:
+    """A router that routes between all whom the topology of this root names."""
+    directory = TopologyDirectory(root.objects)
+    channels = Channels(directory)
+    router = Router(
+        directory, channels, Telemetry(), limits=limits, buffer=buffer, look_again_ms=50
+    )
+    running = asyncio.create_task(router.run())
+    try:
+        yield router
+        if running.done():
+            running.result()
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await channels.close()
+
+
 class Stack:
     """Peers in one topology, and routers to be run between them."""
 
@@ -44,25 +66,10 @@ class Stack:
         self.ingest_server = Running(self.directory, self.ingest)
         self.broker_server = Running(self.directory, self.broker)
 
-    @asynccontextmanager
-    async def router(
+    def router(
         self, limits: PieceLimits | None = None, buffer: Buffer | None = None
-    ) -> AsyncIterator[Router]:
-        directory = TopologyDirectory(open_root(self.root_url).objects)
-        channels = Channels(directory)
-        router = Router(
-            directory, channels, Telemetry(), limits=limits, buffer=buffer, look_again_ms=50
-        )
-        running = asyncio.create_task(router.run())
-        try:
-            yield router
-            if running.done():
-                running.result()
-        finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
-            await channels.close()
+    ) -> AbstractAsyncContextManager[Router]:
+        return running_router(open_root(self.root_url), limits, buffer)
 
     def got(self, queue_id: str) -> list[int]:
         return self.shard.assigned.get(queue_id, [])
