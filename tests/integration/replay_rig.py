@@ -18,6 +18,7 @@ from tests.integration.broker.queue_calls import get
 from tests.integration.broker.rig import Disk, Rig, memory_root
 from tests.integration.router_peers import LogMemory, MemoryIngest, Running
 from tests.integration.router_stack import running_router
+from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
 SMALL = PieceLimits(messages_max=5, step_max=2, hold_ms=10)
@@ -55,7 +56,7 @@ class World:
     async def routed(self, rig: Rig) -> None:
         """Waits until every log is routed to its end."""
         ends = {log.shard: log.end for log in self.logs if log.end}
-        await until(lambda: rig.owner.durable_cursors == ends)
+        await eventually(lambda: rig.owner.durable_cursors == ends)
 
 
 @asynccontextmanager
@@ -68,12 +69,6 @@ async def world(logs: int = 1, window_s: int = 0) -> AsyncIterator[World]:
     finally:
         for server in there.servers:
             await server.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def create(

@@ -25,6 +25,7 @@ from slatemq.v1 import ingest_pb2
 from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest, PublishStreamRequest
 from tests.integration.ingest_server import Ingest, Server, message, process, serving
 from tests.integration.test_ingest import BAD_PUBLISHES, bad_publish
+from tests.integration.waiting import eventually
 
 METHOD = "/slatemq.v1.IngestService/PublishStream"
 
@@ -83,12 +84,6 @@ async def server(**settings: Any) -> AsyncIterator[tuple[Server, Ingest]]:
             yield made, Ingest(channel)
     finally:
         await made.stop()
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_requests_are_stored_in_their_order_and_answered_with_their_numbers() -> None:
@@ -253,7 +248,7 @@ async def test_so_many_requests_wait_for_answers_and_the_others_in_the_connectio
         count = 4 * publish_streams.UNANSWERED_MAX
         sending = asyncio.create_task(send_many(stream, count))
         (served,) = running.service._servicer.streams._open
-        await until(lambda: served._unanswered == publish_streams.UNANSWERED_MAX)
+        await eventually(lambda: served._unanswered == publish_streams.UNANSWERED_MAX)
         await asyncio.sleep(0.2)
         assert served._unanswered == publish_streams.UNANSWERED_MAX
 
@@ -274,7 +269,7 @@ async def test_a_drain_answers_what_it_has_read_and_ends_the_stream() -> None:
         await stream.ids(1)
         number = await stream.send(message(b"read"))
         (served,) = running.service._servicer.streams._open
-        await until(lambda: served._unanswered == 1)
+        await eventually(lambda: served._unanswered == 1)
 
         # When it drains
         await running.service.drain()
@@ -297,11 +292,11 @@ async def test_a_producer_that_goes_leaves_nothing_behind() -> None:
         await stream.send(PublishMessage(payload=b"with a key", dedupe_key="k"))
         streams = running.service._servicer.streams
         (served,) = streams._open
-        await until(lambda: served._unanswered == 2)
+        await eventually(lambda: served._unanswered == 2)
 
         stream.cancel()
 
-        await until(lambda: not streams._open and running.gate.calls_count == 0)
+        await eventually(lambda: not streams._open and running.gate.calls_count == 0)
         # What was on its way may be stored; its answer has nobody to go to, and nothing breaks.
         later = await ingest.send(b"later")
         payloads = await ingest.payloads(*(one.message_id for one in await ingest.log()))

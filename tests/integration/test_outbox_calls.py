@@ -16,10 +16,11 @@ import slatemq
 from services.broker.other_shards import IngestPushes
 from slatemq.errors import FailedPrecondition, NotFound
 from tests.integration.broker.rig import Rig, running
-from tests.integration.broker.test_executing import eventually, execute, push
+from tests.integration.broker.test_executing import execute, push
 from tests.integration.broker.test_outbox import waiting
 from tests.integration.broker.test_outbox_repair import BELOW_LARGE, LARGE, known, stored
 from tests.integration.ingest_server import serving
+from tests.integration.waiting import eventually
 
 
 @pytest.fixture

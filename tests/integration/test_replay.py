@@ -20,9 +20,9 @@ from tests.integration.replay_rig import (
     patiently,
     replayed,
     spans,
-    until,
     world,
 )
+from tests.integration.waiting import eventually
 
 AWAY = grpc.StatusCode.UNAVAILABLE
 GONE = grpc.StatusCode.NOT_FOUND
@@ -149,7 +149,7 @@ async def test_a_piece_whose_router_died_before_the_answer_comes_once() -> None:
 
         there.disk.free.clear()
         async with there.router():
-            await until(lambda: rig.owner.shard.replays.of("late")[0].cursor > 0)
+            await eventually(lambda: rig.owner.shard.replays.of("late")[0].cursor > 0)
         async with there.router():
             there.disk.free.set()
             await replayed(rig, "late")
@@ -168,7 +168,7 @@ async def test_a_broker_that_does_not_answer_holds_the_log_for_a_while_only(
         await create(rig, "q")
         there.disk.free.clear()
         async with there.router():
-            await until(lambda: "the replay of log 0 into broker 0" in caplog.text)
+            await eventually(lambda: "the replay of log 0 into broker 0" in caplog.text)
             there.disk.free.set()
             await replayed(rig, "q")
         assert await drained(rig, "q") == ids
@@ -181,7 +181,7 @@ async def test_a_replay_goes_on_at_an_ingest_that_has_moved() -> None:
         there.ingests[0].free.clear()
         there.ingests[0].held_before = there.log.end
         await create(rig, "late")
-        await until(lambda: there.ingests[0].streams_count == 2)
+        await eventually(lambda: there.ingests[0].streams_count == 2)
 
         await there.servers[0].stop()
         there.ingests[0].free.set()
@@ -277,7 +277,7 @@ async def test_a_filter_that_changes_while_a_piece_is_under_way_judges_it_again(
         there.ingests[0].free.clear()
         there.ingests[0].held_before = there.log.end
         await create(rig, "late", source='headers["n"] == "0"')
-        await until(lambda: there.ingests[0].streams_count == 2)
+        await eventually(lambda: there.ingests[0].streams_count == 2)
 
         # The piece is being read, for the filter of before.
         await update(rig, ["filter"], "late", filter='headers["n"] == "1"')

@@ -12,7 +12,8 @@ from services.router.explain import Explainer
 from services.router.route import PieceLimits
 from services.router.routing import LogMessage
 from slatemq.errors import NotFound, Unavailable
-from tests.integration.router_stack import Stack, peers, until
+from tests.integration.router_stack import Stack, peers
+from tests.integration.waiting import eventually
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ async def test_messages_reach_the_queues_whose_filters_match_with_all_their_colu
 
     async with stack.router():
         ids = await stack.log.publish([{"region": "eu", "n": "7"}, {"region": "us"}], 60)
-        await until(lambda: stack.got("all") == ids)
+        await eventually(lambda: stack.got("all") == ids)
 
     assert stack.got("eu") == ids[:1]
     assert stack.shard.rows[ids[1]] == (128, 62_000, 0)
@@ -42,7 +43,7 @@ async def test_a_queue_without_a_filter_takes_what_names_it(stack: Stack) -> Non
 
     async with stack.router():
         ids = await stack.log.publish([{"queue": "orders"}, {"queue": "others"}])
-        await until(lambda: stack.shard.cursors.get(0) == ids[0])
+        await eventually(lambda: stack.shard.cursors.get(0) == ids[0])
 
     assert stack.got("orders") == ids[:1]
 
@@ -59,7 +60,7 @@ async def test_a_pushed_message_reaches_its_queue_alone_and_a_delayed_queue_dela
         own = await stack.log.publish([{}], direct_queue_id="mine", delay_ms=0)
         nowhere = await stack.log.publish([{}], direct_queue_id="gone")
         ids = await stack.log.publish([{}])
-        await until(lambda: stack.got("all") == ids)
+        await eventually(lambda: stack.got("all") == ids)
 
     assert stack.got("mine") == pushed + own
     assert [stack.shard.rows[i][2] for i in (*pushed, *own)] == [2_500, 2_000]
@@ -71,7 +72,7 @@ async def test_what_was_stored_before_the_router_started_is_routed_too(stack: St
     ids = [i for _ in range(120) for i in await stack.log.publish([{}, {}])]
 
     async with stack.router(PieceLimits(messages_max=7, step_max=3)):
-        await until(lambda: len(stack.got("all")) == len(ids))
+        await eventually(lambda: len(stack.got("all")) == len(ids))
 
     assert stack.got("all") == ids
 
@@ -81,8 +82,8 @@ async def test_entries_without_a_match_move_the_cursor_after_the_hold(stack: Sta
 
     async with stack.router(PieceLimits(hold_ms=50)) as router:
         await stack.log.publish([{}])
-        await until(lambda: stack.shard.cursors.get(0) == stack.log.end)
-        await until(lambda: [p.pending_count for p in router.progress()] == [0])
+        await eventually(lambda: stack.shard.cursors.get(0) == stack.log.end)
+        await eventually(lambda: [p.pending_count for p in router.progress()] == [0])
 
     assert [(p.cursor, p.durable_sequence) for p in router.progress()] == [(1, 1)]
 
@@ -93,7 +94,7 @@ async def test_a_match_does_not_wait_for_the_hold(stack: Stack) -> None:
     async with stack.router(PieceLimits(hold_ms=3_600_000)):
         await stack.log.publish([{"k": "b"}])
         ids = await stack.log.publish([{"k": "a"}])
-        await until(lambda: stack.got("a") == ids)
+        await eventually(lambda: stack.got("a") == ids)
 
     assert stack.shard.cursors[0] == stack.log.end
 
@@ -106,7 +107,7 @@ async def test_two_routers_at_once_route_nothing_twice(stack: Stack) -> None:
         for _ in range(200):
             published += await stack.log.publish([{}])
             await asyncio.sleep(0)
-        await until(lambda: stack.shard.cursors.get(0) == stack.log.end)
+        await eventually(lambda: stack.shard.cursors.get(0) == stack.log.end)
 
     assert stack.got("all") == published
 
@@ -116,12 +117,12 @@ async def test_a_message_published_after_a_queue_was_created_is_judged_by_it(sta
     created = 20
 
     async with stack.router(PieceLimits(hold_ms=20)) as router:
-        await until(lambda: router.is_routing)
+        await eventually(lambda: router.is_routing)
         firsts = []
         for number in range(created):
             await stack.shard.set_queue(f"q{number}", "true")
             firsts.append((await stack.log.publish([{}]))[0])
-        await until(lambda: stack.shard.cursors.get(0) == stack.log.end)
+        await eventually(lambda: stack.shard.cursors.get(0) == stack.log.end)
 
     for number, first in enumerate(firsts):
         assert set(firsts[number:]) <= set(stack.got(f"q{number}")), first
@@ -131,10 +132,10 @@ async def test_a_message_published_after_a_queue_was_created_is_judged_by_it(sta
 async def test_a_held_message_goes_at_once_when_a_new_queue_wants_it(stack: Stack) -> None:
     async with stack.router(PieceLimits(hold_ms=3_600_000)) as router:
         ids = await stack.log.publish([{"k": "v"}])
-        await until(lambda: [p.pending_count for p in router.progress()] == [1])
+        await eventually(lambda: [p.pending_count for p in router.progress()] == [1])
 
         await stack.shard.set_queue("late", 'headers["k"] == "v"')
-        await until(lambda: stack.got("late") == ids)
+        await eventually(lambda: stack.got("late") == ids)
 
 
 async def test_a_deleted_queue_gets_nothing_more(stack: Stack) -> None:
@@ -143,10 +144,10 @@ async def test_a_deleted_queue_gets_nothing_more(stack: Stack) -> None:
 
     async with stack.router():
         before = await stack.log.publish([{}])
-        await until(lambda: stack.got("gone") == before)
+        await eventually(lambda: stack.got("gone") == before)
         await stack.shard.delete_queue("gone")
         after = await stack.log.publish([{}])
-        await until(lambda: stack.got("stays") == before + after)
+        await eventually(lambda: stack.got("stays") == before + after)
 
     assert stack.got("gone") == before
 
@@ -156,7 +157,7 @@ async def test_explain_sees_a_queue_that_was_just_created(stack: Stack) -> None:
     message = LogMessage(0, {"k": "v"}, 0, 0, 0, 0, 0)
 
     async with stack.router() as router:
-        await until(lambda: router.is_routing)
+        await eventually(lambda: router.is_routing)
         await stack.shard.set_queue("b-no", "false")
         await stack.shard.set_queue("c-yes", 'headers["k"] == "v"', "3")
         outcomes = await Explainer(router).explain(message, [])
@@ -174,7 +175,7 @@ async def test_explain_goes_by_what_is_known_while_the_broker_is_away(stack: Sta
     message = LogMessage(0, {}, 0, 0, 0, 0, 0)
 
     async with stack.router() as router:
-        await until(lambda: router.is_routing)
+        await eventually(lambda: router.is_routing)
         await stack.broker_server.stop()
 
         assert [o.matched for o in await Explainer(router).explain(message, ["all"])] == [True]
@@ -189,7 +190,7 @@ async def test_a_filter_that_fails_on_a_message_stops_nothing(stack: Stack) -> N
 
     async with stack.router() as router:
         ids = await stack.log.publish([{"n": "x"}, {}, {"n": "9"}, {"\ud7ff": "\x00"}])
-        await until(lambda: stack.got("all") == ids)
+        await eventually(lambda: stack.got("all") == ids)
         message = LogMessage(0, {}, 0, 0, 0, 0, 0)
         told = await Explainer(router).explain(message, ["unreadable"])
 

@@ -16,7 +16,8 @@ from tests.integration.router_peers import (
     Running,
     ShardMemory,
 )
-from tests.integration.router_stack import Stack, peers, until
+from tests.integration.router_stack import Stack, peers
+from tests.integration.waiting import eventually
 
 
 @pytest.fixture
@@ -31,12 +32,12 @@ async def test_a_broker_that_restarts_after_a_lost_answer_gets_nothing_twice(sta
     async with stack.router():
         stack.broker.answering.clear()
         first = await stack.log.publish([{}])
-        await until(lambda: stack.got("all") == first)  # Applied, never answered.
+        await eventually(lambda: stack.got("all") == first)  # Applied, never answered.
         await stack.broker_server.stop()
         stack.broker.answering.set()
         second = await stack.log.publish([{}])
         await stack.broker_server.start()
-        await until(lambda: stack.got("all") == first + second)
+        await eventually(lambda: stack.got("all") == first + second)
 
 
 async def test_an_ingest_that_moves_is_found_again(stack: Stack) -> None:
@@ -44,11 +45,11 @@ async def test_an_ingest_that_moves_is_found_again(stack: Stack) -> None:
 
     async with stack.router():
         first = await stack.log.publish([{}])
-        await until(lambda: stack.got("all") == first)
+        await eventually(lambda: stack.got("all") == first)
         await stack.ingest_server.stop()
         await stack.ingest_server.start()
         second = await stack.log.publish([{}])
-        await until(lambda: stack.got("all") == first + second)
+        await eventually(lambda: stack.got("all") == first + second)
 
 
 async def test_a_router_that_is_killed_leaves_nothing_out(stack: Stack) -> None:
@@ -58,10 +59,10 @@ async def test_a_router_that_is_killed_leaves_nothing_out(stack: Stack) -> None:
     for _ in range(5):
         async with stack.router() as router:
             published += await stack.log.publish([{}])
-            await until(lambda: bool(router.logs))
+            await eventually(lambda: bool(router.logs))
             published += await stack.log.publish([{}])
     async with stack.router():
-        await until(lambda: stack.shard.cursors.get(0) == stack.log.end)
+        await eventually(lambda: stack.shard.cursors.get(0) == stack.log.end)
 
     assert stack.got("all") == published
 
@@ -76,19 +77,23 @@ async def test_a_broker_that_is_away_stops_no_other_and_gets_everything_later(
     await other.start()
 
     async with stack.router(buffer=Buffer(messages_max=10)) as router:
-        await until(lambda: router.is_routing)
+        await eventually(lambda: router.is_routing)
         await other.stop()
         published = [i for _ in range(300) for i in await stack.log.publish([{}])]
-        await until(lambda: stack.got("here") == published)
+        await eventually(lambda: stack.got("here") == published)
         away = router.links[1].route(0)
         assert away is not None
-        await until(lambda: away.pending_count == 0)  # Full and away: its memory is given back.
+        await eventually(
+            lambda: away.pending_count == 0
+        )  # Full and away: its memory is given back.
 
         await other.start()
         published += await stack.log.publish([{}])
-        await until(lambda: other_shard.assigned.get("there") == published)
-        await until(lambda: stack.got("here") == published)
-        await until(lambda: len(router.logs[0].tails) == 1)  # It has caught up and shares again.
+        await eventually(lambda: other_shard.assigned.get("there") == published)
+        await eventually(lambda: stack.got("here") == published)
+        await eventually(
+            lambda: len(router.logs[0].tails) == 1
+        )  # It has caught up and shares again.
     await other.stop()
 
 
@@ -101,16 +106,16 @@ async def test_a_slow_broker_holds_the_others_up_only_for_the_grace(stack: Stack
     await slow_server.start()
 
     async with stack.router(buffer=Buffer(messages_max=10, grace_ms=20)) as router:
-        await until(lambda: router.is_routing)
+        await eventually(lambda: router.is_routing)
         slow.answering.clear()
         published = [i for _ in range(300) for i in await stack.log.publish([{}])]
-        await until(lambda: stack.got("quick") == published)
+        await eventually(lambda: stack.got("quick") == published)
         held = router.links[1].route(0)
         assert held is not None
         assert held.pending_count < 100
 
         slow.answering.set()
-        await until(lambda: slow_shard.assigned.get("slow") == published)
+        await eventually(lambda: slow_shard.assigned.get("slow") == published)
     await slow_server.stop()
 
 
@@ -122,9 +127,9 @@ async def test_a_broker_added_later_reads_the_whole_log(stack: Stack) -> None:
 
     async with stack.router():
         published = [i for _ in range(20) for i in await stack.log.publish([{}])]
-        await until(lambda: stack.got("old") == published)
+        await eventually(lambda: stack.got("old") == published)
         await new.start()
-        await until(lambda: new_shard.assigned.get("new") == published)
+        await eventually(lambda: new_shard.assigned.get("new") == published)
     await new.stop()
 
 
@@ -134,15 +139,15 @@ async def test_a_broker_put_back_to_an_older_state_is_routed_from_there(stack: S
 
     async with stack.router() as router:
         published = [i for _ in range(20) for i in await stack.log.publish([{}])]
-        await until(lambda: stack.got("all") == published)
-        await until(lambda: [p.pending_count for p in router.progress()] == [0])
+        await eventually(lambda: stack.got("all") == published)
+        await eventually(lambda: [p.pending_count for p in router.progress()] == [0])
 
         shard = stack.shard
         shard.cursors[0], shard.revision = published[9], 1
         shard.changes.pop("dropped")
         shard.assigned.clear()
         published += await stack.log.publish([{}])
-        await until(lambda: stack.got("all") == published[10:])
+        await eventually(lambda: stack.got("all") == published[10:])
 
     assert stack.got("dropped") == []
 
@@ -167,7 +172,7 @@ async def test_wrong_answers_and_wrong_peers_are_survived(stack: Stack) -> None:
 
     async with stack.router():
         ids = await stack.log.publish([{}])
-        await until(lambda: stack.got("all") == ids)
+        await eventually(lambda: stack.got("all") == ids)
     await server.stop()
 
     assert liar.lies == 0
@@ -187,10 +192,10 @@ async def test_another_process_on_a_known_address_is_not_taken_for_the_broker(
 
     async with stack.router() as router:
         ids = await stack.log.publish([{}])
-        await until(lambda: bool(router.logs) and router.logs[0].durable_sequence == ids[0])
+        await eventually(lambda: bool(router.logs) and router.logs[0].durable_sequence == ids[0])
         assert not router.links[0].is_known
         await stack.broker_server.start()
-        await until(lambda: stack.got("all") == ids)
+        await eventually(lambda: stack.got("all") == ids)
     await wrong_server.stop(0)
 
     assert wrong.memory.calls_count == 0
@@ -202,7 +207,7 @@ async def test_an_assign_with_a_hole_is_refused_and_costs_nothing(stack: Stack) 
     await stack.log.publish([{}])
 
     async with stack.router() as router, AsyncExitStack() as forged:
-        await until(lambda: stack.shard.cursors[0] == 1)
+        await eventually(lambda: stack.shard.cursors[0] == 1)
         channel = await forged.enter_async_context(
             grpc.aio.insecure_channel(
                 (await stack.directory.read(0)).brokers[0],
@@ -218,5 +223,5 @@ async def test_an_assign_with_a_hole_is_refused_and_costs_nothing(stack: Stack) 
         )
         assert (answer.results[0].applied, answer.results[0].cursor) == (False, 1)
         ids = await stack.log.publish([{}])
-        await until(lambda: stack.got("all")[-1:] == ids)
+        await eventually(lambda: stack.got("all")[-1:] == ids)
         assert router.is_routing

@@ -24,8 +24,8 @@ from tests.integration.broker.removal_calls import (
     revision,
 )
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
-from tests.integration.broker.test_executing import eventually
 from tests.integration.broker.test_outbox import UNANSWERED, Fault
+from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
 ROW = removal_pb2.ArchivedRow

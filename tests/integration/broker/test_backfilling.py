@@ -11,7 +11,8 @@ import pytest
 from slatemq.v1 import assignment_pb2
 from tests.integration.broker.queue_calls import delete, get, update
 from tests.integration.broker.rig import Rig, refusal
-from tests.integration.replay_rig import create, drained, patiently, spans, until, world
+from tests.integration.replay_rig import create, drained, patiently, spans, world
+from tests.integration.waiting import eventually
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 Matches = assignment_pb2.QueueAssignment
@@ -88,7 +89,7 @@ async def test_a_claim_that_waits_gets_what_a_replay_brings(rig: Rig) -> None:
     claim = asyncio.create_task(rig.claim("q", wait_ms=20_000))
     delivery = rig.service._delivery
     assert delivery is not None
-    await until(lambda: delivery.has_waiters("q"))
+    await eventually(lambda: delivery.has_waiters("q"))
     assert await backfill(rig, piece(0, 5, 3)) == (True, 5, 2)
     [claimed] = await claim
     assert claimed.message.message_id == 3

@@ -25,6 +25,7 @@ from slatemq.v1.consumer_pb2 import (
 )
 from tests.integration.broker.pushes import Pushes
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
+from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -54,12 +55,6 @@ async def refused(rig: Rig, *commands: Command, request_id: str = "") -> SlateMQ
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await execute(rig, *commands, request_id=request_id)
     return from_rpc_error(failure.value)
-
-
-async def eventually(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_all_commands_take_effect_together_and_stay_after_a_restart() -> None:

@@ -28,8 +28,9 @@ from tests.integration.broker.entry_calls import (
     start,
 )
 from tests.integration.broker.rig import Rig, running
-from tests.integration.broker.test_executing import eventually, execute, push
+from tests.integration.broker.test_executing import execute, push
 from tests.integration.ingest_server import message, serving
+from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
 REAL: Any = IngestClient

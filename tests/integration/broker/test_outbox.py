@@ -15,8 +15,9 @@ from services.broker import outbox_sender
 from services.broker.other_shards import IngestPushes
 from tests.integration.broker.pushes import Pushes
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
-from tests.integration.broker.test_executing import complete, eventually, execute, push, refused
+from tests.integration.broker.test_executing import complete, execute, push, refused
 from tests.integration.ingest_server import serving
+from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
 

@@ -19,9 +19,10 @@ from services.broker.other_shards import IngestPushes
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import outbox_pb2, outbox_pb2_grpc
 from tests.integration.broker.rig import Rig, refusal, running
-from tests.integration.broker.test_executing import complete, eventually, execute, push, refused
+from tests.integration.broker.test_executing import complete, execute, push, refused
 from tests.integration.broker.test_outbox import Fault, waiting
 from tests.integration.ingest_server import Ingest, serving
+from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
 LARGE = b"large " * 20_000
@@ -167,9 +168,11 @@ async def test_what_is_refused_is_put_aside_once_whichever_commit_fails(
             serving(tmp_path.as_uri(), **BELOW_LARGE) as ingest,
             running(tmp_path, clock, pushes=IngestPushes) as rig,
         ):
-            await eventually(
-                lambda rig=rig, before=before: waiting(rig) == 0 or fault.struck is not before
-            )
+
+            def is_over(rig: Rig = rig, before: object = before) -> bool:
+                return waiting(rig) == 0 or fault.struck is not before
+
+            await eventually(is_over)
 
     # Then each is where it belongs, once
     async with (

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 
 import pytest
 
@@ -15,6 +13,7 @@ from services.broker.commands import Purge
 from services.broker.queue_machine import Queue
 from slatemq.v1 import queue_pb2
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
+from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
 AVAILABLE = queue_pb2.ENTRY_STATE_AVAILABLE
@@ -40,15 +39,8 @@ def garbage(queue: Queue) -> bool:
     return bool(queue.garbage_lane_epochs or lists)
 
 
-async def until(done: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < give_up
-        await asyncio.sleep(0.005)
-
-
 async def swept(rig: Rig) -> None:
-    await until(lambda: not garbage(rig.owner.shard.queues["q"]))
+    await eventually(lambda: not garbage(rig.owner.shard.queues["q"]))
     await rig.owner.durable()
 
 
@@ -129,7 +121,7 @@ async def test_a_queue_deleted_while_its_purge_is_swept_is_swept_whole(
         await purge(rig)
         await rig.assign([5001])
         await rig.queues.DeleteQueue(queue_pb2.DeleteQueueRequest(queue_id="q"))
-        await until(lambda: not rig.owner.shard.deleted["q"].garbage_epochs)
+        await eventually(lambda: not rig.owner.shard.deleted["q"].garbage_epochs)
         await rig.owner.durable()
 
         assert await rows_of_lists(rig) == 0
@@ -153,7 +145,7 @@ async def test_a_message_that_ends_before_its_delay_leaves_though_nobody_claims(
         assert await rig.counts() == {"delayed": 2}
 
         rig.clock.advance(100)
-        await until(lambda: rig.owner.shard.queues["q"].timed_count == 1)
+        await eventually(lambda: rig.owner.shard.queues["q"].timed_count == 1)
 
         rig.clock.advance(60_000)
         assert [m.message.message_id for m in await rig.claim(max_messages=9)] == [2]

@@ -11,7 +11,7 @@ from slatemq.v1 import entry_pb2
 from tests.integration.broker.entry_calls import FAILED, fail, ids, redriven
 from tests.integration.broker.pushes import Pushes
 from tests.integration.broker.rig import Disk, memory_root, running
-from tests.integration.broker.test_executing import eventually
+from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
 

@@ -33,8 +33,8 @@ from tests.integration.broker.entry_calls import (
 from tests.integration.broker.pushes import Pushes
 from tests.integration.broker.queue_calls import delete
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
-from tests.integration.broker.test_executing import eventually
 from tests.integration.broker.test_outbox import UNANSWERED, Fault
+from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

@@ -34,7 +34,7 @@ from tests.integration.broker.entry_calls import (
 )
 from tests.integration.broker.pushes import Pushes
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
-from tests.integration.broker.test_executing import eventually
+from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
 WITH_ATTEMPTS = entry_pb2.ENTRY_VIEW_ATTEMPTS

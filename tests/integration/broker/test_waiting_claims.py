@@ -1,7 +1,7 @@
 """Who waits beside others: nobody is held up by a stream that ended or an ingest that hangs."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,12 +10,7 @@ from services.broker.payloads import Held
 from slatemq.errors import Unavailable
 from slatemq.v1 import assignment_pb2, consumer_pb2
 from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, running
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not is_so():
-            await asyncio.sleep(0.001)
+from tests.integration.waiting import eventually
 
 
 async def assign(rig: Rig, queue_id: str, sequence: int, message: int) -> None:
@@ -45,21 +40,21 @@ async def test_a_stream_that_ended_by_an_error_keeps_nothing_from_those_behind_i
         call = rig.consumers.Consume()
         await call.write(consumer_pb2.ConsumeRequest(start=start))
         await call.read()
-        await until(lambda: len(delivery._desks[queue].line) == 1)
+        await eventually(lambda: len(delivery._desks[queue].line) == 1)
         disk.free.clear()
         others = asyncio.create_task(assign(rig, "other", 1, 1))
-        await until(lambda: rig.owner.shard.queues["other"].ready_count == 1)
+        await eventually(lambda: rig.owner.shard.queues["other"].ready_count == 1)
 
         # When the stream is ended by a bad request, which its consumer hears after the commit
         waiting = asyncio.create_task(rig.claim(wait_ms=30_000))
-        await until(lambda: len(delivery._desks[queue].line) == 2)
+        await eventually(lambda: len(delivery._desks[queue].line) == 2)
         bad = consumer_pb2.ConsumeCredit(messages_count=-1)
         await call.write(consumer_pb2.ConsumeRequest(credit=bad))
-        await until(lambda: all(stream.error for stream in delivery.streams))  # type: ignore[attr-defined]
+        await eventually(lambda: all(stream.error for stream in delivery.streams))  # type: ignore[attr-defined]
         assigning = asyncio.create_task(assign(rig, "q", 2, 2))
 
         # Then the claim behind it gets what comes
-        await until(lambda: queue.in_flight_count == 1)
+        await eventually(lambda: queue.in_flight_count == 1)
         disk.free.set()
         assert [claimed.message.message_id for claimed in await waiting] == [2]
         await asyncio.gather(others, assigning)
@@ -75,7 +70,7 @@ async def test_a_wait_that_ends_while_payloads_are_read_gives_them() -> None:
         ingest.read_gate.clear()
 
         claiming = asyncio.create_task(rig.claim(wait_ms=1))
-        await until(lambda: bool(ingest.reads))
+        await eventually(lambda: bool(ingest.reads))
         await asyncio.sleep(0.05)
         ingest.read_gate.set()
 
@@ -109,7 +104,7 @@ async def test_messages_of_other_ingests_pass_one_that_hangs(kind: str) -> None:
         await rig.create()
         await assign(rig, "q", 1, hanging)
         first = asyncio.create_task(rig.claim(wait_ms=30_000))
-        await until(lambda: ingest.hangs == 2)
+        await eventually(lambda: ingest.hangs == 2)
 
         # When a message of another one comes to who waits, or waits already
         async with asyncio.timeout(5):
