@@ -65,10 +65,10 @@ def test_marking_takes_as_long_in_a_large_file(tmp_path: Path) -> None:
         path.write_bytes(b"-message\n" * count)
         queue = TextQueue(path)
         entries = [queue.entry(9 * (count - place)) for place in range(1, 101)]
-        started = time.perf_counter()
+        started = time.process_time()
         for entry in entries:
             queue.done(entry)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     # When their last messages are marked, then it takes about the same time
     small = min(seconds_to_mark(100) for _ in range(3))
