@@ -5,7 +5,8 @@ python -m benchmarks.volume.jobs /tmp/volume unreferenced unreferenced
 
 Starts ingest, router and broker on FOLDER/data, and runs the jobs one after the other, each in a
 process and a Spark of its own. A job that is named twice finds what the first run has left.
-`retention?` is a dry run.
+`retention?` is a dry run. With `--master 'local-cluster[2,1,1024]'` the JVM of the driver is one of
+its own, beside those of two executors.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from services.janitor.jobs.run import run_job
 
 SAMPLED_S = 0.25
 LOOK_S = 1.0
-JVM, WORKERS, DRIVER = PARTS = ("JVM", "Python workers", "driver")
+PARTS = JVM, EXECUTORS, WORKERS, DRIVER = ("JVM", "executors' JVMs", "Python workers", "driver")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -86,7 +87,7 @@ class Watch:
     """Samples a process and those below it until it ends.
 
     Attributes:
-        cpu_s: Processor time: of Spark's JVM, of its Python workers, of the driver.
+        cpu_s: Processor time: of Spark's JVM, those of executors, Python workers, the driver.
         peak_mb: Memory, in the same way; of the workers together.
         worker_mb: Memory of the largest worker.
     """
@@ -104,7 +105,7 @@ class Watch:
         while not self._over.wait(SAMPLED_S):
             now_s, now_mb = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
             for pid, told in family(self._pid).items():
-                part = self._part(pid, told.name)
+                part = self._part(pid, told)
                 now_s[part] += told.own_s
                 # Those below the driver and the JVM that ended are Python's.
                 now_s[WORKERS] += told.ended_s
@@ -116,29 +117,31 @@ class Watch:
                 self.cpu_s[part] = max(self.cpu_s[part], now_s[part])
                 self.peak_mb[part] = max(self.peak_mb[part], now_mb[part])
 
-    def _part(self, pid: int, name: str) -> str:
+    def _part(self, pid: int, told: Process) -> str:
         if pid == self._pid:
             return DRIVER
-        return JVM if name == "java" else WORKERS
+        if told.name != "java":
+            return WORKERS
+        return JVM if told.parent == self._pid else EXECUTORS
 
     def end(self) -> None:
         self._over.set()
         self._thread.join()
 
 
-def _job(root: str, name: str, told: multiprocessing.Queue[JobResult]) -> None:
-    options = JobOptions(dry_run=name.endswith("?"))
+def _job(root: str, name: str, master: str, told: multiprocessing.Queue[JobResult]) -> None:
+    options = JobOptions(dry_run=name.endswith("?"), master=master)
     told.put(run_job(name.rstrip("?"), JobInstance(root), options))
 
 
-def run(folder: Path, name: str, server: servers.Server, driver_mb_max: float) -> None:
+def run(folder: Path, name: str, server: servers.Server, master: str, driver_mb_max: float) -> None:
     """One job, and what it cost. Ends the program when its driver took more memory than that."""
     context = multiprocessing.get_context("spawn")
     told: multiprocessing.Queue[JobResult] = context.Queue()
     services = dict(server.named())
     before = processes()
     began = time.monotonic()
-    child = context.Process(target=_job, args=((folder / "data").as_uri(), name, told))
+    child = context.Process(target=_job, args=((folder / "data").as_uri(), name, master, told))
     child.start()
     watch = Watch(child.pid or 0)
     try:
@@ -176,8 +179,8 @@ def answer(
 
 
 def listed(numbers: Mapping[str, float], form: str) -> str:
-    """Numbers by name, in a row."""
-    return ", ".join(f"{name} {number:{form}}" for name, number in numbers.items())
+    """Numbers by name, in a row, without those that are 0."""
+    return ", ".join(f"{name} {number:{form}}" for name, number in numbers.items() if number)
 
 
 def main() -> None:
@@ -195,13 +198,14 @@ def main() -> None:
         default=200,
         help="more memory of the driver is a failure: it may not grow with the rows; 200",
     )
+    parser.add_argument("--master", default="local[*]", help="of Spark; local[*]")
     given = parser.parse_args()
     # What was started is ended, whoever ends us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder = given.folder.resolve()
     with servers.slatemq(folder) as server:
         for name in given.jobs:
-            run(folder, name, server, given.driver_mb_max)
+            run(folder, name, server, given.master, given.driver_mb_max)
 
 
 if __name__ == "__main__":
