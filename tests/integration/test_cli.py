@@ -5,23 +5,15 @@ from __future__ import annotations
 import base64
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from tests.acceptance.local_stack import LocalStack, wait_until
+from tests.acceptance.local_stack import wait_until
 from tests.integration.cli_stack import COMMAND, Cli, Result
 
 pytestmark = pytest.mark.stack
-
-
-@pytest.fixture(scope="module")
-def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
-    folder = tmp_path_factory.mktemp("cli")
-    with LocalStack(folder / "stack") as stack:
-        yield Cli(stack, folder / "state")
 
 
 @pytest.fixture

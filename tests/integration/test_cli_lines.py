@@ -8,26 +8,18 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
 from uuid import uuid4
 
 import pytest
 
-from tests.acceptance.local_stack import LocalStack, wait_until
+from tests.acceptance.local_stack import wait_until
 from tests.integration.cli_stack import COMMAND, Cli
 
 pytestmark = pytest.mark.stack
 
 ODD_LINES = [b"", b"\r", b"\x00\xff\xfe", b' {"a": 1} ', "\u2028\x85é".encode(), b"x" * 70_000]
-
-
-@pytest.fixture(scope="module")
-def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
-    folder = tmp_path_factory.mktemp("cli")
-    with LocalStack(folder / "stack") as stack:
-        yield Cli(stack, folder / "state")
 
 
 @pytest.fixture

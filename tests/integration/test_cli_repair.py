@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -15,17 +14,10 @@ import pytest
 from slatemq.v1 import removal_pb2, topology_pb2
 from slatemq.v1.removal_pb2_grpc import RemovalServiceStub
 from slatemq.v1.topology_pb2_grpc import TopologyServiceStub
-from tests.acceptance.local_stack import LocalStack, wait_until
+from tests.acceptance.local_stack import wait_until
 from tests.integration.cli_stack import COMMAND, Cli
 
 pytestmark = pytest.mark.stack
-
-
-@pytest.fixture(scope="module")
-def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
-    folder = tmp_path_factory.mktemp("cli")
-    with LocalStack(folder / "stack") as stack:
-        yield Cli(stack, folder / "state")
 
 
 def new_queue(cli: Cli, *options: str) -> str:
