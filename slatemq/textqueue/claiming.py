@@ -135,13 +135,28 @@ class Claimer:
             ):
                 look(self._file.path, self._file.name, descriptor)
                 self._expect_same(descriptor)
+                held = self._held(holders)
                 for offset in sorted(self._known):
+                    if offset in held and held[offset] == self._known[offset].digest:
+                        continue
                     entry = self._free(descriptor, holders, self._known[offset])
                     if entry is None:
                         continue
                     return self._begin(descriptor, holders, entry, lease_ms, tied)
             if not self._read_on():
                 return None
+
+    def _held(self, holders: Holders) -> dict[int, str]:
+        """Digests of messages whose claims go on, by offset: nothing of these has to be read."""
+        now_ms, held = self._clock_ms(), dict[int, str]()
+        lives: dict[tuple[str, int, int], bool] = {}
+        for holder in holders:
+            process = (holder.place, holder.pid, holder.started)
+            if process not in lives:
+                lives[process] = holder.state(0) is not Hold.CRASHED
+            if lives[process] and now_ms < holder.deadline_ms:
+                held[holder.offset] = holder.digest
+        return held
 
     def _expect_same(self, descriptor: int) -> None:
         told = os.fstat(descriptor)

@@ -14,10 +14,13 @@ import pytest
 from slatemq.textqueue import (
     AlreadyMarked,
     ClaimLost,
+    Entry,
     FormatError,
     Rewritten,
     TextQueue,
+    claiming,
 )
+from slatemq.textqueue.editing import again
 from slatemq.textqueue.holders import SLOT_BYTES, Holder, Holders, start_of, this_place
 from tests.unit.textqueue.claims import Clock, Make, claims, taken
 
@@ -286,6 +289,27 @@ def test_a_queue_that_does_not_exist_leaves_nothing_behind(path: Path) -> None:
         TextQueue(path).claim()
 
     assert list(path.parent.iterdir()) == []
+
+
+def test_what_others_hold_is_not_read_again_for_each_claim(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given many messages that are worked on
+    queue, looks = make(b"".join(b"-%d\n" % number for number in range(101))), list[Entry]()
+    held = [taken(queue) for _ in range(100)]
+
+    def counting(descriptor: int, entry: Entry) -> Entry:
+        looks.append(entry)
+        return again(descriptor, entry)
+
+    monkeypatch.setattr(claiming, "again", counting)
+
+    # When one more is claimed, then that one alone is looked at
+    assert taken(queue).text == "100"
+    assert len(looks) == 1
+    # And what is given back is found
+    held[50].release()
+    assert taken(queue).text == "50"
 
 
 @pytest.mark.parametrize(
