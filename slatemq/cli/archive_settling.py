@@ -14,9 +14,12 @@ from itertools import groupby
 from slatemq.archived import ArchivedLetter, ArchivedOutcome
 from slatemq.cli.letter_plans import Step
 from slatemq.cli.letter_settling import Decision, LetterDesk
+from slatemq.cli.output import note
+from slatemq.cli.queue_files import SETTLED, SETTLED_NO, SETTLED_YES
 from slatemq.entry_models import Entry, EntryState, EntryView
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.settling import DropLetter
+from slatemq.textqueue import TextQueue, TextQueueError
 
 GONE = "it is not archived any more: brought back, dropped or purged, by this edit or otherwise"
 
@@ -40,6 +43,8 @@ class ArchiveDesk(LetterDesk):
             told = "archived letters keep no notes" if step.notes else ""
             return Decision(step, None, problem=told)
         now = await self._now(step.content.handle)
+        if now is GONE and step.content.is_settled:
+            return Decision(step, step.settlement, is_done=True)
         if isinstance(now, str):
             return Decision(step, step.settlement, problem=now)
         return Decision(step, step.settlement, now)
@@ -67,6 +72,11 @@ class ArchiveDesk(LetterDesk):
         if now.state is EntryState.FAILED:
             return "it is a dead letter that is not archived: edit those without --archived"
         return GONE
+
+    def _told(self, decision: Decision, problem: str | None) -> None:
+        if problem is None:
+            _mark(decision.step)
+        super()._told(decision, problem)
 
     def _size(self, decision: Decision) -> int:
         dropped = isinstance(decision.settlement, DropLetter)
@@ -104,3 +114,14 @@ class ArchiveDesk(LetterDesk):
             for decision, outcome in zip(batch, outcomes, strict=True):
                 self._told(decision, PROBLEMS[outcome])
             return
+
+
+def _mark(step: Step) -> None:
+    """Notes in the file what was done: the broker forgets a letter that it does not list."""
+    queue = TextQueue(step.file)
+    try:
+        entry = queue.entry(step.offset)
+        if entry.get("handle") == step.content.handle and entry.get(SETTLED) == SETTLED_NO:
+            queue.set_variable(entry, SETTLED, SETTLED_YES)
+    except (TextQueueError, OSError) as error:
+        note(f"{step.name}: it was done, and the file could not be marked: {error}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,6 +36,7 @@ _WANTED = {
     "replace": "to be replaced",
     "drop": "to be dropped",
     "note": "to get a note",
+    "already": "done already",
     "conflict": "that cannot be done",
     "none": "left alone",
 }
@@ -73,8 +76,9 @@ otherwise meanwhile, or has failed again, is told of and left alone: exit code
 
 \b
 With --archived these are letters that the janitor has archived. They come back
-as new messages, keep no notes, and are not listed as done; of one that is not
-archived any more nobody knows what it became: it is told of, too.
+as new messages, keep no notes, and are not listed as done. What was done is
+noted in the file (\\settled=ok); of another one that is not archived any more
+nobody knows what it became: it is told of, too.
 """
 
 TOLD = """ Dead letters of a queue of SlateMQ, for you to settle: change the first character
@@ -149,17 +153,20 @@ def edit(
         path.unlink()
         note(f"{queue} has no {'archived ' if archived else ''}dead letters")
         return
-    before = path.read_bytes() if path.stat().st_size < 1 << 20 else None
+    before = _digest(path)
     try:
         _open_editor(path)
-        is_same = before is not None and path.read_bytes() == before
-        if not is_same:
+        is_edited = _digest(path) != before
+        if is_edited:
             _act_again(session, queue, path, archived, yes)
     except BaseException:
-        again = f"slatemq failed edit {queue}{' --archived' if archived else ''} --file {path}"
-        note(f"what you edited is kept: `{again}` goes on with it")
+        if path.exists() and _digest(path) != before:
+            again = f"slatemq failed edit {queue}{' --archived' if archived else ''} --file {path}"
+            note(f"what you edited is kept: `{again}` goes on with it")
+        else:
+            path.unlink(missing_ok=True)
         raise
-    if is_same:
+    if not is_edited:
         note("nothing was changed")
     path.unlink(missing_ok=True)
 
@@ -225,9 +232,20 @@ def _sentence(counts: Counter[str], words: Mapping[str, str]) -> str:
     return ", ".join(f"{counts[kind]} {word}" for kind, word in words.items() if counts[kind])
 
 
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "blake2b").digest()
+
+
 def _open_editor(path: Path) -> None:
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or FALLBACK_EDITOR
-    ended = subprocess.run(["sh", "-c", f'{editor} "$@"', editor, str(path)], check=False)
+    # Ctrl-C is the editor's while it runs: it may mean anything there. A handler, since a signal
+    # that is ignored would be ignored by the editor too.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        ended = subprocess.run(["sh", "-c", f'{editor} "$@"', editor, str(path)], check=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
     if ended.returncode:
         raise BadInput(f"the editor ({editor}) ended with {ended.returncode}: nothing was done")
 

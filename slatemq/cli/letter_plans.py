@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slatemq import textqueue
 from slatemq.bounds import cut_reason
@@ -32,16 +32,20 @@ class Step:
     """What the file asks for one letter.
 
     Attributes:
+        file: Where it stands.
+        offset: Of the entry.
         line: Of the entry.
         notes: What stands above it as comments, those of its history included.
         settlement: What to do; None when it is left alone but for new notes.
         problem: Why it cannot be done; empty when it can.
     """
 
+    file: str
+    offset: int
     line: int
     content: Content
     notes: tuple[str, ...]
-    settlement: Settlement | None
+    settlement: Settlement | None = None
     problem: str = ""
 
     @property
@@ -94,15 +98,16 @@ def _is_letter(entry: textqueue.Entry) -> bool:
 
 
 def _step(entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ...]) -> Step | None:
+    place = (file, entry.offset, entry.line)
     if entry.state in (State.COMMENT, State.UNKNOWN):
         # Left alone, whatever has become of its text.
         content = Content(b"", {}, handle=entry.get("handle"))
-        return Step(entry.line, content, notes, None) if notes and content.handle else None
+        return Step(*place, content, notes) if notes and content.handle else None
     try:
-        content = content_of(entry, file)
+        step = Step(*place, content_of(entry, file), notes)
     except BadInput as error:
-        return Step(entry.line, Content(b"", {}), notes, None, str(error))
-    step = Step(entry.line, content, notes, None)
+        return Step(*place, Content(b"", {}), notes, problem=str(error))
+    content = step.content
     if entry.state is State.ERROR:
         if content.digest and content.is_edited:
             return _stopped(step, "it was edited, and still has its !: make that a - to send it")
@@ -130,8 +135,8 @@ def _queue(handle: str) -> str:
 
 
 def _asks(step: Step, settlement: Settlement) -> Step:
-    return Step(step.line, step.content, step.notes, settlement)
+    return replace(step, settlement=settlement)
 
 
 def _stopped(step: Step, why: str) -> Step:
-    return Step(step.line, step.content, step.notes, None, why)
+    return replace(step, problem=why)

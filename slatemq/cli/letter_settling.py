@@ -45,12 +45,19 @@ ACTIONS: dict[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done about a letter, now that the broker was asked where that was needed."""
+    """What is to be done about a letter, now that the broker was asked where that was needed.
+
+    Attributes:
+        now: The letter as it is, where that was asked.
+        problem: Why it cannot be done; empty when it can.
+        is_done: It was done before.
+    """
 
     step: Step
     settlement: Settlement | None
     now: Entry | None = None
     problem: str = ""
+    is_done: bool = False
 
     @property
     def action(self) -> str:
@@ -86,8 +93,11 @@ class LetterDesk:
             if step.settlement is None:
                 return Decision(step, None)  # its notes are those of somebody else's letter by now
             return Decision(step, step.settlement, problem=now)
-        known = notes_of(now)
-        fresh = "\n".join(one for one in step.notes if one not in known)
+        # Comments that were noted together are one note.
+        known = [f"\n{one}\n" for one in notes_of(now)]
+        fresh = "\n".join(
+            one for one in step.notes if not any(f"\n{one}\n" in note for note in known)
+        )
         settlement = with_note(step.settlement, step.content, fresh)
         if isinstance(settlement, ReplaceLetter) and now.etag != step.content.etag:
             why = "the message was edited by somebody else meanwhile: export it again"
@@ -138,6 +148,9 @@ class LetterDesk:
         for step in steps:
             decision = await self.decide(step)
             settlement = decision.settlement
+            if decision.is_done:
+                self._told(decision, "")
+                continue
             if decision.problem and settlement is not None:
                 self._told(decision, decision.problem)
             if decision.problem or settlement is None:
@@ -213,6 +226,7 @@ class LetterDesk:
                 "line": decision.step.line,
                 "action": decision.action,
                 "ok": not problem,
+                "already": problem == "",
             }
             write_json(fields | ({"error": problem} if problem else {}))
         elif problem:
@@ -236,8 +250,8 @@ async def review(desk: LetterDesk, steps: Iterable[Step]) -> Counter[str]:
     shown = 0
     for step in steps:
         decision = await desk.decide(step)
-        if decision.settlement is None and not decision.problem:
-            counts["none"] += 1
+        if decision.is_done or (decision.settlement is None and not decision.problem):
+            counts["already" if decision.is_done else "none"] += 1
             continue
         counts["conflict" if decision.problem else decision.action] += 1
         shown += 1

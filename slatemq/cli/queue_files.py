@@ -50,8 +50,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SLATEMQ = "slatemq"
 """The variable of the comment at the head of an export, which is no note."""
 
+SETTLED = "settled"
+SETTLED_NO, SETTLED_YES = "no", "ok"
+"""The variable of an archived letter that says whether it was: nobody else remembers."""
+
 _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Control characters that editors may lose; tabs, newlines and carriage returns stay."""
+
+_NOT_IN_LINES = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
+"""The same for headers, each of which is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class Content:
         handle: Where the message was when it was exported; empty when it is not told.
         digest: Of payload and headers as they were exported; empty when it is not told.
         is_gone: The message was not stored any more when it was exported.
+        is_settled: What the file asks for this archived letter was done.
     """
 
     payload: bytes
@@ -74,6 +82,7 @@ class Content:
     retention_s: int | None = None
     created_at_ms: int | None = None
     is_gone: bool = False
+    is_settled: bool = False
 
     @property
     def is_edited(self) -> bool:
@@ -160,6 +169,7 @@ def _facts(entry: Entry) -> Iterator[str]:
     if entry.archived is not None:
         yield f"archived_at={format_time(entry.archived.archived_at_ms)}"
         yield f"run={_one_line(entry.archived.run)}"
+        yield f"{SETTLED}={SETTLED_NO}"
     if entry.state is EntryState.DONE and entry.consumer_id:
         yield f"consumer={_one_line(entry.consumer_id)}"
     if entry.transferred_to:
@@ -178,12 +188,14 @@ def _told(attempt: Attempt) -> str:
 
 
 def _one_line(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
+    escaped = text.replace("\\", "\\\\")
+    return _NOT_IN_LINES.sub(lambda found: repr(found[0])[1:-1], escaped)
 
 
 def _header(name: str, value: str) -> str:
-    if "=" in name or "\n" in name + value or value.endswith(" "):
-        return f"header-json={json.dumps([name, value], ensure_ascii=False)}"
+    if "=" in name or _NOT_IN_LINES.search(name + value) or value.endswith(" "):
+        pair = json.dumps([name, value], ensure_ascii=False).replace("\x7f", "\\u007f")
+        return f"header-json={pair}"
     return f"header.{name}={value}"
 
 
@@ -204,6 +216,7 @@ def content_of(entry: textqueue.Entry, file: str) -> Content:
             retention_s=_whole(known, "retention"),
             created_at_ms=_moment(known, "created_at"),
             is_gone="gone" in known,
+            is_settled=known.get(SETTLED) == SETTLED_YES,
         )
     except ValueError as error:
         raise BadInput(f"{file}:{entry.line}: {error}") from None

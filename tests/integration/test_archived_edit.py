@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from libs.storage.roots import open_root
 from services.janitor.jobs.archive import LETTERS, DayFolder
 from slatemq.archived import ArchivedLetter, ArchivedOutcome
 from slatemq.textqueue import State, TextQueue
-from tests.acceptance.local_stack import LocalStack, wait_until
+from tests.acceptance.local_stack import wait_until
 from tests.integration.cli_stack import Cli
 from tests.integration.queue_file_calls import (
     contents,
@@ -31,13 +30,6 @@ from tests.integration.test_cli_repair import archive
 from tests.unit.janitor.test_archive import Waits
 
 pytestmark = pytest.mark.stack
-
-
-@pytest.fixture(scope="module")
-def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
-    folder = tmp_path_factory.mktemp("cli")
-    with LocalStack(folder / "stack") as stack:
-        yield Cli(stack, folder / "state")
 
 
 def archived_letters(
@@ -139,8 +131,9 @@ open({str(file)!r}, 'w', encoding='utf-8', newline='').write(text)
     left = cli.ok("export", queue, "--state", "archived", "--out", "-").out
     assert (b"!stay" in left, b"!comment" in left, left.count(b"\n!")) == (True, True, 2)
 
-    # The same file once more does nothing, and says so
-    again = cli.run("failed", "edit", queue, "--archived", "--file", str(file), "--yes", "--json")
+    # The file as it was edited finds them gone; once it was acted on, it knows what it did
+    act = ("failed", "edit", queue, "--archived", "--file", str(file), "--yes")
+    again = cli.run(*act, "--json")
     assert again.code == 1
     assert [(one["action"], one["ok"]) for one in again.objects] == [
         ("redrive", False),
@@ -149,6 +142,31 @@ open({str(file)!r}, 'w', encoding='utf-8', newline='').write(text)
     ]
     assert all("not archived any more" in one["error"] for one in again.objects)
     assert counts(cli, queue) == {"available": 2, "archived": 2}
+
+
+def test_a_file_that_is_acted_on_again_knows_what_it_did(cli: Cli, tmp_path: Path) -> None:
+    queue, file = new_queue(cli, "--max-attempts", "1"), tmp_path / "a.tq"
+    archived_letters(cli, queue, b"back", b"mend me", b"drop", b"stay", b"later")
+    cli.ok("export", queue, "--state", "archived", "--out", str(file))
+    text = file.read_text().replace("!back", "-back").replace("!mend me", "-mended")
+    file.write_text(text.replace("!drop", "=drop"))
+    act = ("failed", "edit", queue, "--archived", "--file", str(file), "--yes")
+    cli.ok(*act)
+
+    # When another one is added to what is asked for
+    file.write_text(file.read_text().replace("!later", "-later"))
+    again = objects(cli, *act)
+
+    # Then it is done, and the others were already
+    assert [(one["action"], one["ok"], one["already"]) for one in again] == [
+        ("redrive", True, True),
+        ("replace", True, True),
+        ("drop", True, True),
+        ("redrive", True, False),
+    ]
+    assert counts(cli, queue) == {"available": 3, "archived": 1}
+    told = cli.ok(*act)
+    assert "nothing to do: 4 done already, 1 left alone" in told.err
 
 
 def test_conflicts_are_told_and_the_rest_is_done(cli: Cli, tmp_path: Path) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from slatemq.textqueue import State, TextQueue
-from tests.acceptance.local_stack import LocalStack, wait_until
+from tests.acceptance.local_stack import wait_until
 from tests.integration.cli_stack import Cli
 from tests.integration.queue_file_calls import (
     contents,
@@ -23,13 +22,6 @@ from tests.integration.queue_file_calls import (
 )
 
 pytestmark = pytest.mark.stack
-
-
-@pytest.fixture(scope="module")
-def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
-    folder = tmp_path_factory.mktemp("cli")
-    with LocalStack(folder / "stack") as stack:
-        yield Cli(stack, folder / "state")
 
 
 def test_each_edit_does_what_it_says_after_a_yes(cli: Cli, tmp_path: Path) -> None:
@@ -123,6 +115,55 @@ def test_an_editor_that_fails_and_a_file_that_is_broken_do_nothing(
     assert ":1:1: a continuation before any entry" in broken.err
     assert counts(cli, queue) == {"failed": 1}
     assert edited(cli, new_queue(cli), tmp_path, "sys.exit(3)").code == 0
+    # And a file is kept where something was edited, not otherwise
+    (kept,) = (cli.state / "slatemq" / "edit").glob(f"{queue}*")
+    assert "is kept" in broken.err
+    assert str(kept) in broken.err
+    gone = edited(cli, queue, tmp_path, "import os; os.unlink(path); sys.exit(0)")
+    assert gone.code == 2
+    assert "is kept" not in failed.err + gone.err
+    kept.unlink()
+
+
+def test_comments_are_noted_once_however_often_the_file_is_acted_on(
+    cli: Cli, tmp_path: Path
+) -> None:
+    # Given a letter with two comments above it, which were noted
+    queue, file = new_queue(cli, "--max-attempts", "1"), tmp_path / "f.tq"
+    dead_letters(cli, queue, b"one")
+    cli.ok("export", queue, "--state", "failed", "--out", str(file))
+    file.write_text(file.read_text().replace("!one", "# asked ann\n# and joe\n twice\n!one"))
+    act = ("failed", "edit", queue, "--file", str(file), "--yes")
+    assert "1 noted" in cli.ok(*act).out.decode()
+
+    # When somebody else acts on the file
+    file.write_text(file.read_text().replace("\\session=", "\\session=another-"))
+    again = cli.ok(*act)
+
+    # Then nothing is noted again
+    assert "nothing to do: 1 left alone" in again.err
+    (letter,) = objects(cli, "failed", "ls", queue)
+    assert letter["attempts"][-1]["outcome"] == "note: asked ann\nand joe\ntwice"
+    assert len(letter["attempts"]) == 2
+
+
+def test_ctrl_c_in_the_editor_is_the_editors(cli: Cli, tmp_path: Path) -> None:
+    queue = new_queue(cli, "--max-attempts", "1")
+    dead_letters(cli, queue, b"one")
+
+    script = """
+import os, signal
+pid, command = os.getpid(), b''
+while b'slatemq.cli' not in command:
+    pid = int(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1])
+    command = open(f'/proc/{pid}/cmdline', 'rb').read()
+os.kill(pid, signal.SIGINT)
+text = text.replace('!one', '-one')
+"""
+    done = edited(cli, queue, tmp_path, script)
+
+    assert done.code == 0, done
+    assert counts(cli, queue) == {"available": 1}
 
 
 def test_what_happened_meanwhile_is_told_and_nothing_is_done_twice(

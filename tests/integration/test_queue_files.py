@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from slatemq.cli.import_items import Item, request_id
 from slatemq.cli.import_journal import Journal, Sending
 from slatemq.cli.queue_files import content_of
 from slatemq.textqueue import State, TextQueue
-from tests.acceptance.local_stack import LocalStack, wait_until
+from tests.acceptance.local_stack import wait_until
 from tests.integration.cli_stack import Cli
 from tests.integration.queue_file_calls import (
     contents,
@@ -46,14 +45,8 @@ HEADERS = {
     "lines": "one\ntwo\\n",
     "empty": "",
     "ü": '"quoted"',
+    "controls\x1b": "\0 \x07\r\x7f\ttab",
 }
-
-
-@pytest.fixture(scope="module")
-def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
-    folder = tmp_path_factory.mktemp("cli")
-    with LocalStack(folder / "stack") as stack:
-        yield Cli(stack, folder / "state")
 
 
 def test_any_payload_and_headers_go_through_a_file_and_back_byte_for_byte(
