@@ -121,7 +121,7 @@ class SharedPiece:
             matches_count += rules.judge(entry, columns).matches_count
         self.last = entry.sequence
         self._left = self._left._replace(
-            messages_max=self._left.messages_max - len(entry.messages),
+            messages_max=self._left.messages_max - entry.messages_count,
             matches_max=self._left.matches_max - matches_count,
         )
 
@@ -294,7 +294,7 @@ class Backfills:
                 piece.finish()
                 return
             piece.add(entry)
-            judged_count += len(entry.messages)
+            judged_count += entry.messages_count
             if judged_count >= step_max:
                 judged_count = 0
                 await asyncio.sleep(0)

@@ -208,8 +208,10 @@ class BrokerLink:
         while self._to_judge and judged_count < self._limits.step_max:
             shard = next(iter(self._to_judge))
             del self._to_judge[shard]
-            route = self._lanes[shard][1].route
+            log, subscriber = self._lanes[shard]
+            route = subscriber.route
             judged_count += route.judge(self.rules, now_ms, self._limits)
+            log.refresh(subscriber)  # What is judged takes less room.
             if route.can_judge(self._limits):
                 self._to_judge[shard] = None
             self._sort_in(shard, now_ms)

@@ -34,14 +34,15 @@ class RouterConfig(ServingConfig):
         maximum=60_000,
     )
     buffer_messages: int = setting(
-        "Messages held for one log and one broker shard; about a kilobyte of memory each.",
-        default=49_152,
+        "Messages held for one log and one broker shard; some 200 bytes of memory each, and a "
+        "kilobyte until they are judged.",
+        default=163_840,
         minimum=1,
     )
     buffer_bytes: int = setting(
         "Bytes of log held for one log and one broker shard, as received; in memory they take "
-        "several times as much.",
-        default=8 * 1024 * 1024,
+        "several times as much until they are judged.",
+        default=16 * 1024 * 1024,
         minimum=1,
     )
 

@@ -54,7 +54,7 @@ class PieceLimits(NamedTuple):
     """
 
     messages_max: int = 8_192
-    thin_max: int = 24_576
+    thin_max: int = 65_536
     matches_max: int = 200_000
     step_max: int = 512
     hold_ms: int = 1_000
@@ -117,7 +117,7 @@ class Piece:
         """Judge an entry and put it at the end."""
         judgement = rules.judge(entry, self.columns)
         self.entries.append(entry)
-        self.messages_count += len(entry.messages)
+        self.messages_count += entry.messages_count
         self.matches_count += judgement.matches_count
         self.unmatched_count += judgement.unmatched_count
 
@@ -174,6 +174,12 @@ class Route:
         self.pending_count = 0
         self.pending_bytes = 0
 
+    @property
+    def waiting_count(self) -> int:
+        """Of the messages in hand, those that are not judged."""
+        judged = [piece for piece in (self.judged, self.in_flight) if piece is not None]
+        return self.pending_count - sum(piece.messages_count for piece in judged)
+
     def offer(self, after: int, entries: Sequence[LogEntry]) -> None:
         """Take what the log holds behind `after`; what is in hand already is left out.
 
@@ -184,9 +190,10 @@ class Route:
             raise ValueError(f"entries behind {after} do not join on to {self.position}")
         for entry in entries:
             if entry.sequence > self.position:
+                entry.hold()
                 self._waiting.append(entry)
                 self.position = entry.sequence
-                self.pending_count += len(entry.messages)
+                self.pending_count += entry.messages_count
                 self.pending_bytes += entry.size_bytes
 
     def judge(self, rules: Rules, now_ms: int, limits: PieceLimits) -> int:
@@ -205,7 +212,9 @@ class Route:
         piece.judged_ms = now_ms
         begin = piece.messages_count
         while self.can_judge(limits) and piece.messages_count < begin + limits.step_max:
-            piece.add(self._waiting.popleft(), rules)
+            entry = self._waiting.popleft()
+            piece.add(entry, rules)
+            entry.release()
         return piece.messages_count - begin
 
     def can_judge(self, limits: PieceLimits) -> bool:
@@ -268,11 +277,9 @@ class Route:
         """
         self._unjudge()
         if cursor < self.cursor:
-            self._let_go(self._waiting)
-            self._waiting.clear()
+            self._drop_waiting(self.position)
             self.position = cursor
-        while self._waiting and self._waiting[0].sequence <= cursor:
-            self._let_go((self._waiting.popleft(),))
+        self._drop_waiting(cursor)
         self.cursor = cursor
         self.position = max(self.position, cursor)
 
@@ -280,8 +287,7 @@ class Route:
         """Let go of everything that is not in flight, to free memory; it is wanted again."""
         piece, self.in_flight = self.in_flight, None
         self._unjudge()
-        self._let_go(self._waiting)
-        self._waiting.clear()
+        self._drop_waiting(self.position)
         self.in_flight = piece
         self.position = self.cursor if piece is None else piece.last
 
@@ -289,15 +295,27 @@ class Route:
         """Put what is judged, and what is in flight, back in front of what waits."""
         self._unjudge_next()
         if self.in_flight is not None:
-            self._waiting.extendleft(reversed(self.in_flight.entries))
+            self._wait_again(self.in_flight)
             self.in_flight = None
 
     def _unjudge_next(self) -> None:
         if self.judged is not None:
-            self._waiting.extendleft(reversed(self.judged.entries))
+            self._wait_again(self.judged)
             self.judged = None
+
+    def _wait_again(self, piece: Piece) -> None:
+        for entry in reversed(piece.entries):
+            entry.hold()
+            self._waiting.appendleft(entry)
+
+    def _drop_waiting(self, until: int) -> None:
+        """Let go of what waits, up to this sequence."""
+        while self._waiting and self._waiting[0].sequence <= until:
+            entry = self._waiting.popleft()
+            entry.release()
+            self._let_go((entry,))
 
     def _let_go(self, entries: Iterable[LogEntry]) -> None:
         for entry in entries:
-            self.pending_count -= len(entry.messages)
+            self.pending_count -= entry.messages_count
             self.pending_bytes -= entry.size_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from libs.filters import DEFAULT_FILTER, DEFAULT_PRIORITY, FilterError, QueueOutcome, RuleSet
@@ -32,12 +32,52 @@ class LogMessage(NamedTuple):
     direct_queue_id: str = ""
 
 
-class LogEntry(NamedTuple):
-    """What one commit of ingest added to the log; `size_bytes` is its size on the wire."""
+class LogEntry:
+    """What one commit of ingest added to the log.
 
-    sequence: int
-    messages: Sequence[LogMessage]
-    size_bytes: int
+    A router that is behind holds a hundred thousand messages. Read, each takes a kilobyte, stored a
+    tenth of that; and once it is judged nobody looks at it again, unless it must be judged anew.
+
+    Attributes:
+        sequence: Where it stands in the log.
+        messages_count: How many messages it has.
+        size_bytes: Its size on the wire.
+    """
+
+    __slots__ = ("_held_count", "_messages", "_read", "messages_count", "sequence", "size_bytes")
+
+    def __init__(
+        self,
+        sequence: int,
+        messages: Sequence[LogMessage],
+        size_bytes: int,
+        read: Callable[[], Sequence[LogMessage]] | None = None,
+    ) -> None:
+        """With `read`, which gives the messages again, they need not stay in memory."""
+        self.sequence = sequence
+        self.messages_count = len(messages)
+        self.size_bytes = size_bytes
+        self._messages: Sequence[LogMessage] | None = messages
+        self._read = read
+        self._held_count = 0
+
+    @property
+    def messages(self) -> Sequence[LogMessage]:
+        """Its messages; read again where they were let go of."""
+        if self._messages is None:
+            assert self._read is not None, "only what can be read again is let go of"
+            self._messages = self._read()
+        return self._messages
+
+    def hold(self) -> None:
+        """Somebody is going to judge it, and ends that with `release`."""
+        self._held_count += 1
+
+    def release(self) -> None:
+        """Who held it has judged it, or will not: without others its messages may go."""
+        self._held_count -= 1
+        if not self._held_count and self._read is not None:
+            self._messages = None
 
 
 class QueueRule(NamedTuple):
@@ -60,11 +100,14 @@ class QueueColumns:
     Attributes:
         default_delay_ms: Above 0 the queue is a delayed one.
         fallbacks_count: Of the matches, those whose priority could not be evaluated.
+        is_plain: Whether all have the default priority, no deadline and no time. The other columns
+            are empty then: with ten thousand queues each costs a detour through main memory.
     """
 
     __slots__ = (
         "default_delay_ms",
         "fallbacks_count",
+        "is_plain",
         "message_ids",
         "priorities",
         "retention_deadlines_ms",
@@ -75,10 +118,25 @@ class QueueColumns:
         """Begin without any."""
         self.default_delay_ms = default_delay_ms
         self.fallbacks_count = 0
+        self.is_plain = True
         self.message_ids: list[int] = []
         self.priorities: list[int] = []
         self.retention_deadlines_ms: list[int] = []
         self.visible_at_ms: list[int] = []
+
+    def add(
+        self, message_id: int, priority: int, retention_deadline_ms: int, visible_at_ms: int
+    ) -> None:
+        """Add a match that is not plain, or comes after one."""
+        if self.is_plain:
+            count, self.is_plain = len(self.message_ids), False
+            self.priorities = [DEFAULT_PRIORITY] * count
+            self.retention_deadlines_ms = [0] * count
+            self.visible_at_ms = [0] * count
+        self.message_ids.append(message_id)
+        self.priorities.append(priority)
+        self.retention_deadlines_ms.append(retention_deadline_ms)
+        self.visible_at_ms.append(visible_at_ms)
 
 
 Columns = dict[str, QueueColumns]
@@ -159,10 +217,11 @@ class BrokerRules:
                 if column.default_delay_ms and not visible:
                     # A delay of the message's own wins, one of 0 too.
                     visible_at_ms = received + (delay if delay >= 0 else column.default_delay_ms)
-                column.message_ids.append(message_id)
-                column.priorities.append(priority)
-                column.retention_deadlines_ms.append(deadline_ms)
-                column.visible_at_ms.append(visible_at_ms)
+                plain = priority == DEFAULT_PRIORITY and not (deadline_ms or visible_at_ms)
+                if plain and column.is_plain:
+                    column.message_ids.append(message_id)
+                else:
+                    column.add(message_id, priority, deadline_ms, visible_at_ms)
         fallbacks = self._rules.fallbacks
         if fallbacks:
             for queue_id in fallbacks:

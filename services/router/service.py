@@ -52,7 +52,7 @@ class RouterProcess:
             telemetry,
             ingest_shards=shards,
             limits=PieceLimits(hold_ms=config.hold_ms),
-            buffer=Buffer(config.buffer_messages, config.buffer_bytes),
+            buffer=Buffer(config.buffer_messages, bytes_max=config.buffer_bytes),
         )
         self._routing: asyncio.Task[None] | None = None
         self._peer: Peer | None = None

@@ -9,12 +9,13 @@ A route that is behind every tail (a new broker, one that was away) gets a tail 
 joins the shared one when it has caught up. So an entry is read and decoded once, however many
 brokers there are, except by those who lag; each of them costs ingest one more stream meanwhile.
 
-Bounds: a route holds `Buffer.messages_max` messages or `Buffer.bytes_max` bytes. While one is full
-its tail does not read, and gRPC's flow control holds ingest back. A route that is full while its
-broker is away lets go of its entries and leaves; its log is read again from the broker's cursor
-once that is back. One that is full because its broker is slow leaves the others after `grace_ms`
-and goes on by itself. So a broker that is away costs no memory and stops nobody, and a slow one
-holds the others up once, for that long.
+Bounds: a route holds `Buffer.messages_max` messages or `Buffer.bytes_max` bytes, and far fewer that
+are not judged yet: of judged ones only what is stored stays in memory. While one is full its tail
+does not read, and gRPC's flow control holds ingest back. A route that is full while its broker is
+away lets go of its entries and leaves; its log is read again from the broker's cursor once that is
+back. One that is full because its broker is slow leaves the others after `grace_ms` and goes on by
+itself. So a broker that is away costs no memory and stops nobody, and a slow one holds the others
+up once, for that long.
 """
 
 from __future__ import annotations
@@ -47,20 +48,25 @@ class Buffer(NamedTuple):
     """What one route may hold, and how long a full one may hold up others.
 
     Attributes:
-        messages_max: Messages. Each costs about a kilobyte of memory, shared between routes.
+        messages_max: Messages. Each costs some two hundred bytes of memory once it is judged.
+        waiting_max: Messages of them that are not judged yet. Each costs about a kilobyte, shared
+            between routes.
         bytes_max: Bytes on the wire.
         grace_ms: How long a full route may hold up the other routes of its tail.
         silence_ms: Without an answer for this long a stream is dead: heartbeats come every 10 s.
     """
 
-    messages_max: int = 49_152
-    bytes_max: int = 8 * 1024 * 1024
+    messages_max: int = 163_840
+    waiting_max: int = 32_768
+    bytes_max: int = 16 * 1024 * 1024
     grace_ms: int = 1_000
     silence_ms: int = 25_000
 
     def is_full(self, route: Route) -> bool:
         """Whether the route may not be offered more."""
-        return route.pending_count >= self.messages_max or route.pending_bytes >= self.bytes_max
+        if route.pending_count >= self.messages_max or route.pending_bytes >= self.bytes_max:
+            return True
+        return route.waiting_count >= self.waiting_max
 
 
 @dataclass(eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import starmap
 
 from libs.filters import DEFAULT_PRIORITY
@@ -30,13 +31,16 @@ def log_entries(response: ingest_pb2.TailLogResponse) -> list[LogEntry]:
         for entry in response.entries
     ]
     try:
-        entries += [
-            LogEntry(one.sequence, list(starmap(_row, read_log_rows(one.value))), len(one.value))
-            for one in response.stored_entries
-        ]
+        for one in response.stored_entries:
+            read = partial(_stored, one.value)
+            entries.append(LogEntry(one.sequence, read(), len(one.value), read))
     except CorruptRecord as error:
         raise PeerFailed(f"a log entry cannot be read: {error}") from error
     return entries
+
+
+def _stored(value: bytes) -> list[LogMessage]:
+    return list(starmap(_row, read_log_rows(value)))
 
 
 def _row(
@@ -145,8 +149,10 @@ def _range(
     # a list of messages of its own takes.
     add = told.assignments.add
     for queue_id, column in columns.items():
-        priorities = column.priorities
         assignment = add(queue_id=queue_id, message_ids=column.message_ids)
+        if column.is_plain:
+            continue
+        priorities = column.priorities
         if priorities.count(DEFAULT_PRIORITY) != len(priorities):
             assignment.priorities.extend(priorities)
         if any(column.retention_deadlines_ms):

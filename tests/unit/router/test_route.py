@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import grpc.aio
 import pytest
@@ -151,6 +152,66 @@ def test_what_is_in_hand_already_is_not_taken_twice() -> None:
     route.offer(0, [entry(1, "a"), entry(2, "a"), entry(3, "a")])
 
     assert (route.pending_count, route.pending_bytes) == (3, 300)
+
+
+class ReadEntry:
+    """An entry whose messages can be read again, and how often they were."""
+
+    def __init__(self, sequence: int, *kinds: str) -> None:
+        self.reads_count = 0
+        self._messages = entry(sequence, *kinds).messages
+        self.entry = LogEntry(sequence, self._messages, 100, self._read)
+
+    def _read(self) -> Sequence[LogMessage]:
+        self.reads_count += 1
+        return self._messages
+
+
+def test_messages_are_let_go_of_when_every_route_has_judged_them() -> None:
+    stored, first, second = ReadEntry(1, "a"), Route(), Route()
+    for route in (first, second):
+        route.offer(0, [stored.entry])
+
+    first.judge(rules(q=A_ONLY), 0, LIMITS)
+    second.judge(rules(q=A_ONLY), 0, LIMITS)
+
+    assert stored.reads_count == 0
+    assert stored.entry.messages
+    assert stored.reads_count == 1
+
+
+def test_messages_are_let_go_of_when_the_last_route_does_not_want_them() -> None:
+    stored, first, second = ReadEntry(1, "a"), Route(), Route()
+    for route in (first, second):
+        route.offer(0, [stored.entry])
+
+    first.judge(rules(q=A_ONLY), 0, LIMITS)
+    second.forget()
+
+    assert stored.entry.messages
+    assert stored.reads_count == 1
+
+
+def test_messages_that_were_let_go_of_are_judged_again_all_the_same() -> None:
+    stored, route = ReadEntry(1, "a", "b"), Route()
+    route.offer(0, [stored.entry])
+    route.judge(rules(1, q=A_ONLY), 0, LIMITS)
+
+    route.judge(rules(2, q='headers["kind"] == "b"'), 0, LIMITS)
+
+    assert stored.reads_count == 1
+    assert route.send().columns["q"].message_ids == [2]
+
+
+def test_a_route_has_room_again_for_what_costs_much_memory_when_it_has_judged() -> None:
+    buffer, route = Buffer(messages_max=100, waiting_max=3), Route()
+    route.offer(0, [entry(n, "b") for n in (1, 2, 3)])
+    assert buffer.is_full(route)
+
+    route.judge(rules(q=A_ONLY), 0, LIMITS)
+
+    assert (route.pending_count, route.waiting_count) == (3, 1)
+    assert not buffer.is_full(route)
 
 
 def test_a_piece_goes_on_as_long_as_few_of_its_matches_share_a_queue() -> None:

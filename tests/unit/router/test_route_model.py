@@ -102,7 +102,7 @@ class Routing(RuleBasedStateMachine):
             LogMessage(first + n, {"letter": letter}, 0, 0, 0, 0, 0)
             for n, letter in enumerate(letters)
         ]
-        self.log.append(LogEntry(first, messages, 10 * len(messages)))
+        self.log.append(LogEntry(first, messages, 10 * len(messages), lambda: list(messages)))
 
     @rule(queue_id=st.sampled_from(["x", "y"]), letter=st.sampled_from([*LETTERS, None]))
     def change_queue(self, queue_id: str, letter: str | None) -> None:
@@ -196,6 +196,9 @@ class Routing(RuleBasedStateMachine):
             held = [e for e in self.log if route.cursor < e.sequence <= route.position]
             assert route.pending_count == sum(len(e.messages) for e in held)
             assert route.pending_bytes == sum(e.size_bytes for e in held)
+            judged = [p for p in (route.judged, route.in_flight) if p is not None]
+            waiting = [e for e in held if all(e not in p.entries for p in judged)]
+            assert route.waiting_count == sum(len(e.messages) for e in waiting)
 
     def teardown(self) -> None:
         """Left alone, a router brings the broker to the end of the log."""
