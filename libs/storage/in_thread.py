@@ -43,7 +43,7 @@ _SEMAPHORE_BYTES: Final = 64
 
 
 class _CommitLibrary(Library):
-    """Those of a commit. All but the wait keep the interpreter's lock."""
+    """Those of a commit. All but the waits and `poll_again` keep the interpreter's lock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,9 +55,13 @@ class _CommitLibrary(Library):
         self.flush = self.declared(f"{FUNCTION}_method_db_flush_with_options", u64, u64, Buffer)
         self.await_durable = self.declared(f"{FUNCTION}_method_writehandle_await_durable", u64, u64)
         kinds = {}
+        letting_go = ctypes.CDLL(binding._UniffiLib._name, handle=binding._UniffiLib._handle)
         for kind, result in (("u64", u64), ("void", None)):
+            poll_again = letting_go[f"{future}_poll_{kind}"]
+            poll_again.restype, poll_again.argtypes = None, (u64, pointer, u64)
             kinds[kind] = (
                 self.declared(f"{future}_poll_{kind}", None, u64, pointer, u64),
+                poll_again,
                 self.declared(f"{future}_complete_{kind}", result, u64, pointer),
                 self.declared(f"{future}_free_{kind}", None, u64),
             )
@@ -109,17 +113,18 @@ class _Waiter:
     def result(self, future: int, kind: str) -> Any:
         """What the future gives, or its error; it is used up."""
         library = self._library
-        poll, complete, free = library.kinds[kind]
+        poll, poll_again, complete, free = library.kinds[kind]
         try:
             while library.sem_trywait(self._at) == 0:
                 pass
             poll(future, library.sem_post, self._at)
             while library.sem_trywait(self._at) != 0 and library.sem_wait(self._at) != 0:
                 pass  # interrupted by a signal
-            while True:
-                poll(future, self._tell_at, 0)
-                if self._told.get() == binding._UNIFFI_RUST_FUTURE_POLL_READY:
-                    break
+            poll(future, self._tell_at, 0)
+            while self._told.get() != binding._UNIFFI_RUST_FUTURE_POLL_READY:
+                # SlateDB's thread that has just called back holds a lock of the future until it
+                # has the interpreter once more: who polls now must let go of it.
+                poll_again(future, self._tell_at, 0)
             result = complete(future, self._status_at)
             if self._status.code:
                 raise_of(self._status)

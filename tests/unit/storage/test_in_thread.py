@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -192,3 +193,10 @@ async def test_signals_and_a_busy_loop_disturb_no_commit(tmp_path: Path) -> None
 async def _many(database: Database, count: int) -> None:
     for number in range(count):
         await database.commit(_batch(b"%d" % number))
+
+
+def test_a_future_that_is_polled_too_early_never_stops_the_process(tmp_path: Path) -> None:
+    # In a process of its own: this one would stand still, too.
+    command = [sys.executable, "-m", "tests.unit.storage.early_waker", str(tmp_path)]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
+    assert run.stdout == "200\n"

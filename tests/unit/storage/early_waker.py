@@ -1,0 +1,65 @@
+"""Commits in a thread whose futures are polled again too early: run as a program, by a test.
+
+The semaphore lets the thread go on at once, so that each future is still pending when Python's
+callback is left with it, while other threads want the interpreter all the time. Whoever holds it
+here while waiting for a future's lock stands still for ever, and the whole process with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from libs.storage import in_thread
+from libs.storage.roots import open_root
+from libs.storage.settings import Kind
+from libs.storage.slate import Batch
+
+COMMITS = 200
+BUSY_THREADS = 3
+
+
+class _Hasty:
+    """The library, but for a semaphore that never makes anybody wait."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def sem_trywait(self, _: int) -> int:
+        return -1
+
+    def sem_wait(self, _: int) -> int:
+        return 0
+
+
+async def _commit_all(folder: Path) -> None:
+    database = await open_root(folder.as_uri()).database("ingest/0", Kind.INGEST)
+    for number in range(COMMITS):
+        batch = Batch()
+        batch.put(b"%d" % number, b"v")
+        await database.commit(batch)
+    await database.close()
+
+
+def _keep_busy() -> None:
+    while True:
+        sum(range(1000))
+
+
+def main() -> None:
+    in_thread._LIBRARY = _Hasty(in_thread._LIBRARY)  # type: ignore[assignment, misc]
+    sys.setswitchinterval(1e-5)
+    for _ in range(BUSY_THREADS):
+        threading.Thread(target=_keep_busy, daemon=True).start()
+    asyncio.run(_commit_all(Path(sys.argv[1])))
+    sys.stdout.write(f"{COMMITS}\n")
+
+
+if __name__ == "__main__":
+    main()
