@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
 UV ?= $(BIN)/uv
 STAMP := $(VENV)/.complete
 SERVICES := ingest router broker janitor
-SOURCES := $(wildcard slatemq libs services tests examples)
+SOURCES := $(wildcard slatemq libs services tests examples benchmarks)
 
 .PHONY: help setup demo up test lint types protos lock faults bench bench-page compose-test clean
 

@@ -50,9 +50,9 @@ def main() -> None:
         began = time.perf_counter()
         for turn in range(CLAIMS):
             now_ms = NOW_MS + 10_000_000 + turn
-            leases = shard.claim(queue, bounded(PER_CLAIM), 30_000, "bench", now_ms)
+            claimed = shard.claim(queue, bounded(PER_CLAIM), 30_000, "bench", now_ms)
             written += committed(shard)
-            shard.ack([lease.token for lease in leases], now_ms)
+            shard.ack(claimed.tokens, now_ms)
             written += committed(shard)
         took_us = (time.perf_counter() - began) * 1e6 / (CLAIMS * PER_CLAIM)
         print(

@@ -20,7 +20,7 @@ from pathlib import Path
 import slatemq
 from benchmarks.suite import servers
 from slatemq.client import Client
-from slatemq.publisher import OutgoingMessage
+from slatemq.models import OutgoingMessage
 
 HOUR_S = 3600
 
@@ -79,11 +79,15 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=5000)
     given = parser.parse_args()
     with ExitStack() as stack:
-        urls = []
-        for _ in range(2):
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-            urls.append(stack.enter_context(servers.slatemq(folder)).url)
-        asyncio.run(measure(*urls, given.queues, given.rounds, given.messages))
+        alone, beside = (
+            stack.enter_context(
+                servers.slatemq(
+                    Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+                )
+            ).url
+            for _ in range(2)
+        )
+        asyncio.run(measure(alone, beside, given.queues, given.rounds, given.messages))
 
 
 if __name__ == "__main__":

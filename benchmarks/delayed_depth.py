@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -32,7 +33,7 @@ def resident_mb(pid: int) -> int:
     return next(int(line.split()[1]) for line in status.splitlines() if "VmRSS" in line) // 1024
 
 
-async def created(queues: queue_pb2_grpc.QueueServiceStub) -> None:
+async def created(queues: Any) -> None:
     request = queue_pb2.CreateQueueRequest(queue=queue_pb2.Queue(queue_id="delayed"))
     while True:
         try:

@@ -26,7 +26,7 @@ from benchmarks.suite.workloads import Measured
 from benchmarks.volume import Volume, write
 from slatemq.client import Client
 from slatemq.delivered import Received
-from slatemq.publisher import OutgoingMessage
+from slatemq.models import OutgoingMessage
 
 QUEUE = "backlog"
 BYTES = 100

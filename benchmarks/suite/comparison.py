@@ -27,18 +27,22 @@ SHORT = Scale(2_000, 2_000, 200, 1, 500, queues=3, depths=(2,), processes=(2,))
 Work = Callable[[Server], Measured]
 
 
+def _run(workload: Callable[..., Measured], *args: int) -> Work:
+    return lambda server: workload(server, *args)
+
+
 def works(scale: Scale, chosen: str) -> Iterator[tuple[str, list[Work]]]:
     """Each workload with its variants."""
     ways = list(product(scale.depths, scale.processes))
     many = [1, 2, 4] if len(scale.depths) > 1 else [2]
     every: dict[str, list[Work]] = {
-        "a": [lambda s, w=w: workloads.in_turn(s, 1024, scale.messages, *w) for w in ways],
-        "b": [lambda s, w=w: workloads.in_turn(s, 100, scale.small_messages, *w) for w in ways],
-        "c": [lambda s, w=w: workloads.at_once(s, 1024, scale.messages, *w) for w in ways],
-        "d": [lambda s, n=n: workloads.singles(s, scale.singles, 64, n) for n in many],
+        "a": [_run(workloads.in_turn, 1024, scale.messages, *w) for w in ways],
+        "b": [_run(workloads.in_turn, 100, scale.small_messages, *w) for w in ways],
+        "c": [_run(workloads.at_once, 1024, scale.messages, *w) for w in ways],
+        "d": [_run(workloads.singles, scale.singles, 64, n) for n in many],
         "e500": _paced(scale, 500),
         "e2000": _paced(scale, 2000),
-        "f": [lambda s, w=w: workloads.fan_out(s, scale.fan_out, scale.queues, *w) for w in ways],
+        "f": [_run(workloads.fan_out, scale.fan_out, scale.queues, *w) for w in ways],
     }
     for name, variants in every.items():
         if not chosen or name in chosen.split(",") or name[0] in chosen.split(","):

@@ -58,7 +58,7 @@ def main() -> None:
     run_simple(
         "127.0.0.1",
         int(sys.argv[1]),
-        application,  # type: ignore[arg-type]
+        application,
         threaded=True,
         request_handler=MotoRequestHandler,
     )

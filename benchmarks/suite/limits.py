@@ -48,7 +48,7 @@ def _serve(port: int) -> None:
 
     async def run() -> None:
         server = grpc.aio.server(options=OPTIONS)
-        handlers = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
+        handlers: dict[str, Any] = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("bench.Echo", handlers),)
         )
@@ -62,7 +62,7 @@ def _serve(port: int) -> None:
 
 async def _echo(port: int, request: bytes, batches: int, depth: int) -> float:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as channel:
-        call = channel.unary_unary(METHOD)
+        call: Any = channel.unary_unary(METHOD)
         await call(request, wait_for_ready=True, timeout=30)
         left = iter(range(batches))
 

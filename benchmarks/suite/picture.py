@@ -17,10 +17,11 @@ def draw(results: Results, path: Path) -> None:
     """Writes the picture; the same numbers give the same bytes."""
     # Loaded where there is something to draw: matplotlib comes with `make bench` only.
     import matplotlib as mpl
+    from cycler import cycler
 
     mpl.use("svg")
     mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "slatemq", "font.size": 8}
-    mpl.rcParams["axes.prop_cycle"] = mpl.cycler(color=COLOURS)
+    mpl.rcParams["axes.prop_cycle"] = cycler(color=COLOURS)
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(2, 3, figsize=(12, 7), layout="constrained")

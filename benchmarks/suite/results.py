@@ -116,8 +116,9 @@ def read(paths: Sequence[Path]) -> Results:
                 kept = whole.numbers.setdefault(workload, {}).setdefault(what, {})
                 for system, values in by_system.items():
                     kept.setdefault(system, []).extend(values)
-        for kept, name in ((whole.chosen, "chosen"), (whole.counted, "counted")):
-            for workload, by_system in told[name].items():
-                kept.setdefault(workload, {}).update(by_system)
+        for workload, chosen in told["chosen"].items():
+            whole.chosen.setdefault(workload, {}).update(chosen)
+        for workload, counted in told["counted"].items():
+            whole.counted.setdefault(workload, {}).update(counted)
     whole.command = "` and `".join(dict.fromkeys(commands))
     return whole

@@ -21,7 +21,7 @@ from benchmarks.suite.crew import Failed
 from benchmarks.suite.servers import Server
 from benchmarks.suite.workloads import Measured
 from slatemq.client import Client
-from slatemq.publisher import OutgoingMessage
+from slatemq.models import OutgoingMessage
 
 BYTES = 100
 ROUNDS = 3

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import slatemq
 from benchmarks.suite.clients.contract import Delivery
 from slatemq.client import Client as SlateMQ
-from slatemq.publisher import OutgoingMessage
+from slatemq.models import OutgoingMessage
 
 
 class Client:
