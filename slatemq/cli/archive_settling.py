@@ -35,6 +35,8 @@ _PLACE = re.compile(r"(?:rows|letters)\[(\d+)\]")
 class ArchiveDesk(LetterDesk):
     """Looks at archived letters of one queue, brings them back, and drops them."""
 
+    _is_marking = True
+
     async def decide(self, step: Step) -> Decision:
         """What is to be done: asks the broker whether the letter is archived still."""
         if step.problem:
@@ -74,8 +76,12 @@ class ArchiveDesk(LetterDesk):
         return GONE
 
     def _told(self, decision: Decision, problem: str | None) -> None:
-        if problem is None:
-            _mark(decision.step)
+        if problem is None and self._is_marking:
+            try:
+                _mark(decision.step)
+            except (TextQueueError, OSError) as error:
+                self._is_marking = False
+                note(f"{decision.step.file} cannot be told what was done: {error}")
         super()._told(decision, problem)
 
     def _size(self, decision: Decision) -> int:
@@ -117,11 +123,11 @@ class ArchiveDesk(LetterDesk):
 
 
 def _mark(step: Step) -> None:
-    """Notes in the file what was done: the broker forgets a letter that it does not list."""
+    """Notes in the file what was done: the broker forgets a letter that it does not list.
+
+    Raises TextQueueError, OSError.
+    """
     queue = TextQueue(step.file)
-    try:
-        entry = queue.entry(step.offset)
-        if entry.get("handle") == step.content.handle and entry.get(SETTLED) == SETTLED_NO:
-            queue.set_variable(entry, SETTLED, SETTLED_YES)
-    except (TextQueueError, OSError) as error:
-        note(f"{step.name}: it was done, and the file could not be marked: {error}")
+    entry = queue.entry(step.offset)
+    if entry.get("handle") == step.content.handle and entry.get(SETTLED) == SETTLED_NO:
+        queue.set_variable(entry, SETTLED, SETTLED_YES)

@@ -1,0 +1,50 @@
+"""What an edit of archived letters notes in its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slatemq.cli.archive_settling import ArchiveDesk
+from slatemq.cli.letter_plans import Step
+from slatemq.cli.letter_settling import Decision
+from slatemq.cli.queue_files import Content
+from slatemq.client import Client
+from slatemq.settling import DropLetter
+from slatemq.textqueue import TextQueue
+
+HANDLE = "orders/1/f2"
+
+
+def decision(file: Path, offset: int, handle: str = HANDLE) -> Decision:
+    step = Step(str(file), offset, 1, Content(b"", {}, handle=handle), ())
+    return Decision(step, DropLetter(handle))
+
+
+@pytest.fixture
+def desk() -> ArchiveDesk:
+    return ArchiveDesk(Client("127.0.0.1:1"), "ann", as_json=False)
+
+
+def test_what_was_done_is_noted_under_the_letter_alone(tmp_path: Path, desk: ArchiveDesk) -> None:
+    file = tmp_path / "a.tq"
+    variables = [f"handle={HANDLE}", "settled=no"]
+    entries = [TextQueue(file).append(text, variables) for text in ("one", "two")]
+
+    desk._told(decision(file, entries[1].offset), None)
+    desk._told(decision(file, entries[0].offset), "it is past its retention")
+    desk._told(decision(file, entries[0].offset, "orders/1/other"), None)
+
+    assert [one.get("settled") for one in TextQueue(file)] == ["no", "ok"]
+    assert desk.counts == {"drop": 2, "conflict": 1}
+
+
+def test_a_file_that_cannot_be_noted_in_is_told_once(
+    tmp_path: Path, desk: ArchiveDesk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        desk._told(decision(tmp_path / "gone.tq", 0), None)
+
+    assert capfd.readouterr().err.count("cannot be told what was done") == 1
+    assert desk.counts == {"drop": 3}
