@@ -22,6 +22,9 @@ START_S = 60.0
 STOP_S = 30.0
 OURS = "python -m services: 1 ingest, 1 router, 1 broker; file://, syncfs before answers"
 
+UNSCHEDULED = {f"SLATEMQ_{job}_SCHEDULE": "" for job in ("RETENTION", "UNREFERENCED", "DONE")}
+"""No job of the janitor begins by itself: a Spark beside it is not what is measured."""
+
 
 class NotHere(Exception):
     """The system cannot be had on this machine: says why."""
@@ -108,7 +111,8 @@ def slatemq(
     ready.unlink(missing_ok=True)  # of a stack that was killed here
     place = ["--store", store] if store else ["--data", str(folder / "data")]
     command = [sys.executable, "-m", "services", *place, "--ready-file", str(ready)]
-    with started(command, log, environment, cwd=REPOSITORY) as process:
+    chosen = {**UNSCHEDULED, **(environment or {})}
+    with started(command, log, chosen, cwd=REPOSITORY) as process:
         ends_at = time.monotonic() + START_S
         while not ready.exists():
             if process.poll() is not None or time.monotonic() > ends_at:
