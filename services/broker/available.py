@@ -56,7 +56,8 @@ class Available:
         self._key_head = queue_head(RecordType.ACTIVE, queue_id)
         self._orders = orders
         self._lanes = {(one.priority, one.kind): Lane.restore(one, epoch) for one in records}
-        self._has_timed = any(kind is BucketKind.TIMED for _, kind in self._lanes)  # or had
+        self.has_timed = any(kind is BucketKind.TIMED for _, kind in self._lanes)
+        """Whether there are messages that have to wait for a time, or were once."""
         self._open_ready: dict[int, Bucket] = {}  # by priority: filled until the next commit
         self._walked_ms = 0  # until when timed messages may have been looked at
 
@@ -72,7 +73,7 @@ class Available:
 
     def timed_lanes(self) -> list[Lane]:
         """The lanes of messages that have, or had, to wait for a time; in no order."""
-        if not self._has_timed:  # most queues: asked at every commit, this must cost nothing
+        if not self.has_timed:  # most queues: asked at every commit, this must cost nothing
             return []
         return [lane for lane in self._lanes.values() if lane.kind is BucketKind.TIMED]
 
@@ -181,7 +182,7 @@ class Available:
         lane = self._lanes.get((priority, kind))
         if lane is None:
             lane = self._lanes[priority, kind] = Lane(priority, kind, self.epoch)
-            self._has_timed = self._has_timed or kind is BucketKind.TIMED
+            self.has_timed = self.has_timed or kind is BucketKind.TIMED
         return lane
 
     # --- One message, or all ------------------------------------------------
@@ -353,11 +354,10 @@ class Available:
 
     # --- Records ------------------------------------------------------------
 
-    def drain(self, generation: int) -> tuple[list[Row], list[Beyond]]:
-        """Rows that changed since the last drain, and what may go once they are durable."""
-        rows: list[Row] = []
+    def drain(self, generation: int, rows: list[Row]) -> list[Beyond]:
+        """Adds the rows that changed since the last drain; what may go once they are durable."""
         beyond = []
-        for lane in list(self._lanes.values()):
+        for lane in tuple(self._lanes.values()):
             if lane.to_write:
                 self._put_rows(lane, rows)
                 orders = lane.written(generation)
@@ -367,12 +367,12 @@ class Available:
             if not lane.count:
                 del self._lanes[lane.priority, lane.kind]
         self._open_ready.clear()
-        return rows, beyond
+        return beyond
 
     def _put_rows(self, lane: Lane, rows: list[Row]) -> None:
-        head, priority, kind = self._key_head, lane.priority, lane.kind
+        head, first = self._key_head, bucket_number(lane.priority, lane.kind, 0)
         for order, bucket in lane.changed.items():
-            key = head + BUCKET.pack(bucket_number(priority, kind, order))
+            key = head + BUCKET.pack(first | order)
             if bucket is None:
                 rows.append((key, None))
                 continue

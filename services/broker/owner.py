@@ -140,7 +140,8 @@ class ShardOwner:
     def drain(self, batch: Batch) -> None:
         """Puts what changed since the last commit (see libs.storage.commits.Source)."""
         for queue in self.shard.notes.to_commit:
-            self._due.note(queue)
+            if queue.available.has_timed:  # Most have not, and there may be ten thousand.
+                self._due.note(queue)
         batch.put_all(self.shard.drain(self.clock.now_ms()))
         if len(batch):
             shard = self.shard

@@ -335,9 +335,9 @@ class QueueEntries(ABC):
 
     # --- Records ------------------------------------------------------------
 
-    def drain(self, now_ms: int, generation: int) -> tuple[list[Row], list[Beyond]]:
-        """What changed since the last drain, and what lanes may let go of when that is durable."""
-        rows, beyond = self._available.drain(generation)
+    def drain(self, now_ms: int, generation: int, rows: list[Row]) -> list[Beyond]:
+        """Adds what changed since the last drain; what lanes may let go of when that is durable."""
+        beyond = self._available.drain(generation, rows)
         # A commit may touch ten thousand queues, most of them in one of these at most.
         if self.in_flight.has_changes:
             rows.extend(self.in_flight.drain())
@@ -351,7 +351,7 @@ class QueueEntries(ABC):
             next_order = partial(self._orders.next_of, self.lane_epoch, now_ms)
             rows.extend(self.delayed.drain(self.queue_id, next_order))
         rows.append((self._state_key, encode_queue_state(self.record())))
-        return rows, beyond
+        return beyond
 
     def record(self) -> QueueStateRecord:
         """The queue's state record."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from libs.storage.configs import encode_config
 from libs.storage.keys import (
@@ -232,10 +233,10 @@ class Shard(ShardLeases):
         count = len(ids)
         seen_until_ms = queue.seen_until(now_ms)
         if not (priorities or visible) and (not deadlines or min(deadlines) > seen_until_ms):
-            items = [
-                AvailableMessage(message_id, DEFAULT_PRIORITY, 0, deadline_ms, 0)
-                for message_id, deadline_ms in zip(ids, deadlines or (0,) * count, strict=True)
-            ]
+            # Every message comes through here: made without AvailableMessage's own constructor.
+            new, zero = tuple.__new__, repeat(0)
+            fields = (ids, repeat(DEFAULT_PRIORITY), zero, deadlines or zero, zero)
+            items = [new(AvailableMessage, row) for row in zip(*fields, strict=False)]
             queue.add_ready(DEFAULT_PRIORITY, items, now_ms)
             return
         ready: dict[int, list[AvailableMessage]] = {}
@@ -283,9 +284,7 @@ class Shard(ShardLeases):
         rows, self._rows = self._rows, []
         written = Written(self._generation + 1)
         for queue in self.notes.to_commit:
-            queue_rows, beyond = queue.drain(now_ms, written.generation)
-            rows += queue_rows
-            written.beyond += beyond
+            written.beyond += queue.drain(now_ms, written.generation, rows)
             if queue.delayed.last_order > queue.delayed.durable_order:
                 written.delayed.append((queue.delayed, queue.delayed.last_order))
         self.notes.to_commit.clear()
