@@ -20,7 +20,7 @@ SHORT = ("--replay-window-s", "1", "--purge-grace-s", "0")
 OPTIONS = JobOptions(grace_s=0, replay_window_s=1, older_than_s=0)
 """What fits such an instance."""
 
-WAIT_S = 40
+WAIT_S = 120
 
 
 class Instance:
