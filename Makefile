@@ -69,11 +69,12 @@ lock: ## Pin all dependencies with hashes into requirements/
 LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
   --no-emit-index-url --no-emit-find-links --quiet
 
-faults: setup ## Long runs under faults: kills, an ingest away, chains of pushes, a random history
+faults: setup ## Long runs under faults: kills, an ingest away, chains of pushes, a random history, killed jobs
 	$(BIN)/python -m tests.faults kills --command $(ARGS)
 	$(BIN)/python -m tests.faults ingest-away $(ARGS)
 	$(BIN)/python -m tests.faults chains $(ARGS)
 	$(BIN)/python -m tests.faults histories $(ARGS)
+	$(BIN)/python -m tests.faults janitor $(ARGS)
 
 bench: setup ## Compare with Redis, PostgreSQL, NATS and RabbitMQ, as far as they are installed
 	@$(PIP_INSTALL) --require-hashes -r requirements/bench.txt

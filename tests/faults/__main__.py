@@ -4,6 +4,7 @@ python -m tests.faults kills --messages 100000 --kills 10
 python -m tests.faults ingest-away --seconds 60
 python -m tests.faults histories --commands 100000 --restarts 200
 python -m tests.faults chains --messages 20000 --kills 30
+python -m tests.faults janitor
 
 Ends with 0 if nothing was lost, routed twice, or redelivered before its lease ended.
 """
@@ -21,12 +22,18 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
+
+from services.janitor.session import spark_session
 from tests.acceptance.chains import Chains
 from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.mishaps import SERVICES, ingest_away_under_claims, kill_along
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
 from tests.integration.broker.histories_run import run_history
+from tests.integration.janitor.conftest import SMALL
+from tests.integration.janitor.instances import instance
+from tests.integration.janitor.kills import STAGES, wave
 
 FAULTS_SHOWN = 20
 
@@ -81,6 +88,7 @@ FORMS = {"kills": kills, "ingest-away": ingest_away, "chains": chains}
 
 
 HISTORIES = "histories"
+JANITOR = "janitor"
 
 
 def _parse() -> argparse.Namespace:
@@ -89,7 +97,7 @@ def _parse() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("form", choices=[*FORMS, HISTORIES])
+    parser.add_argument("form", choices=[*FORMS, HISTORIES, JANITOR])
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument(
@@ -122,6 +130,25 @@ def _history(given: argparse.Namespace) -> int:
     return 0
 
 
+def _janitor() -> int:
+    """Every job of the janitor, killed at each of its stages, then done by two at once."""
+
+    async def waves(spark: SparkSession, folder: Path) -> None:
+        async with instance(folder) as made:
+            for number, stages in enumerate(zip(*STAGES.values(), strict=True)):
+                chosen = dict(zip(STAGES, stages, strict=True))
+                print(", ".join(f"{job}: {stage}" for job, stage in chosen.items()), flush=True)
+                await wave(spark, made, str(number), chosen, folder)
+
+    with (
+        spark_session("local[2]", "512m", SMALL) as spark,
+        tempfile.TemporaryDirectory(prefix="slatemq-janitor-") as folder,
+    ):
+        asyncio.run(waves(spark, Path(folder)))
+    print("each job came to its end, and nothing was removed that was needed")
+    return 0
+
+
 async def _run(stack: LocalStack, given: argparse.Namespace) -> Run | Chains:
     form: Any = FORMS[given.form]
     async with Stubs() as stubs:
@@ -136,6 +163,8 @@ def main() -> int:
     print(f"{given.form}, seed {given.seed}")
     if given.form == HISTORIES:
         return _history(given)
+    if given.form == JANITOR:
+        return _janitor()
     with (
         tempfile.TemporaryDirectory(prefix="slatemq-faults-") as folder,
         LocalStack(Path(folder)) as stack,

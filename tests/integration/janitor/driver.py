@@ -5,6 +5,7 @@ python -m tests.integration.janitor.driver ROOT JOB
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from services.janitor.jobs.contract import JobInstance, Progress
 from services.janitor.jobs.run import run_job
 from tests.integration.janitor.conftest import SMALL
 from tests.integration.janitor.instances import OPTIONS
+from tests.integration.janitor.killing import DAEMON, DRIVER, arm
 
 
 def tell(progress: Progress) -> None:
@@ -22,5 +24,8 @@ def tell(progress: Progress) -> None:
 
 if __name__ == "__main__":
     root, job = sys.argv[1:]
-    options = replace(OPTIONS, master="local[2]", memory="512m", spark=SMALL)
+    os.environ[DRIVER] = str(os.getpid())
+    arm()
+    # One task at a time: what is killed within one leaves nothing that goes on.
+    options = replace(OPTIONS, master="local[1]", memory="512m", spark={**SMALL, **DAEMON})
     run_job(job, JobInstance(root), options, tell)

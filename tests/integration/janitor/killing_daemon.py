@@ -1,0 +1,11 @@
+"""Spark's daemon for Python workers, which may kill the driver from within a task."""
+
+from __future__ import annotations
+
+from pyspark import daemon
+
+from tests.integration.janitor.killing import arm
+
+if __name__ == "__main__":
+    arm()
+    daemon.manager()
