@@ -1,21 +1,23 @@
 """What a claim and its ack cost in a queue of some depth: time of the core, bytes for the commit.
 
-python -m benchmarks.claim_depth
+python -m benchmarks.claim_depth [--per-claim 1000]
 """
 
 from __future__ import annotations
 
+import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 
+from libs.storage.queues import AvailableMessage
 from services.broker.queue_machine import Choice
 from services.broker.queue_settings import QueueSettings
 from services.broker.shard_machine import Assignment, Range, Shard
+from services.broker.walks import Many
 
 NOW_MS = 1_767_225_600_000
 DEPTHS = (10_000, 100_000, 1_000_000, 4_000_000)
-PER_CLAIM = 100
-CLAIMS = 100
+CLAIMED = 8_000
 PER_RANGE = 1000
 
 
@@ -36,27 +38,45 @@ def committed(shard: Shard) -> int:
     return sum(len(key) + len(value or b"") for key, value in rows)
 
 
-def bounded(count: int) -> Callable[[object], Choice]:
-    left = iter(range(count))
-    return lambda _: Choice.TAKE if next(left, None) is not None else Choice.STOP
+class First(Many):
+    """Chooses the first messages, all at once as a broker does that has their payloads."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def room(self) -> int:
+        return self.left
+
+    def offer(self, items: Sequence[AvailableMessage]) -> bool:
+        self.left -= len(items)
+        return True
+
+    def choose(self, _: AvailableMessage) -> Choice:
+        self.left -= 1
+        return Choice.TAKE if self.left >= 0 else Choice.STOP
 
 
 def main() -> None:
-    print(f"{CLAIMS} claims of {PER_CLAIM} messages, each committed, acked, committed")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.claim_depth")
+    parser.add_argument("--per-claim", type=int, default=100)
+    per_claim = parser.parse_args().per_claim
+    claims = CLAIMED // per_claim
+    print(f"{claims} claims of {per_claim} messages, each committed, acked, committed")
     for depth in DEPTHS:
         shard = filled(depth)
         queue = shard.queues["q"]
         written = 0
         began = time.perf_counter()
-        for turn in range(CLAIMS):
+        for turn in range(claims):
             now_ms = NOW_MS + 10_000_000 + turn
-            claimed = shard.claim(queue, bounded(PER_CLAIM), 30_000, "bench", now_ms)
+            first = First(per_claim)
+            claimed = shard.claim(queue, first.choose, 30_000, "bench", now_ms, first)
             written += committed(shard)
             shard.ack(claimed.tokens, now_ms)
             written += committed(shard)
-        took_us = (time.perf_counter() - began) * 1e6 / (CLAIMS * PER_CLAIM)
+        took_us = (time.perf_counter() - began) * 1e6 / (claims * per_claim)
         print(
-            f"depth {depth:>9,}: {took_us:5.1f} µs and {written / CLAIMS / PER_CLAIM:5.0f} bytes "
+            f"depth {depth:>9,}: {took_us:5.1f} µs and {written / claims / per_claim:5.0f} bytes "
             "a message"
         )
 
