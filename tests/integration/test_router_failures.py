@@ -123,13 +123,13 @@ async def test_the_log_is_read_and_judged_on_while_a_broker_takes_its_time(stack
     await stack.shard.set_queue("all", "true")
 
     async with stack.router(buffer=Buffer(messages_max=1000, waiting_max=10)) as router:
-        await until(lambda: router.is_routing)
+        await eventually(lambda: router.is_routing)
         stack.broker.answering.clear()
         published = [i for _ in range(300) for i in await stack.log.publish([{}])]
-        await until(lambda: [p.pending_count for p in router.progress()] == [300])
+        await eventually(lambda: [p.pending_count for p in router.progress()] == [300])
 
         stack.broker.answering.set()
-        await until(lambda: stack.got("all") == published)
+        await eventually(lambda: stack.got("all") == published)
 
 
 async def test_a_broker_added_later_reads_the_whole_log(stack: Stack) -> None:
