@@ -71,7 +71,7 @@ class JanitorConfig(ServingConfig):
     )
     spark_master: str = setting(
         "Where Spark runs the jobs that do not say: local[*] is this machine, all its cores; the "
-        "executors of a cluster need the packages, this code and the store's credentials.",
+        "executors of a cluster need the packages and the store's credentials, and get this code.",
         default="local[*]",
     )
     spark_memory: str = setting(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from pyspark.sql import SparkSession
 
 from services.janitor.java import find_java_home
+from services.janitor.shipping import shipped_code
 from services.janitor.source import SlateMQSource
 
 __all__ = ["LOCAL_MASTER", "spark_session"]
@@ -49,7 +50,8 @@ def spark_session(
     os.environ["JAVA_HOME"] = str(find_java_home(os.environ))
     # Executors on this machine must find what this process has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    local = master.startswith("local")
+    # local-cluster has executors of their own, as clusters have.
+    local = master == "local" or master.startswith("local[")
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     chosen = {
@@ -62,8 +64,9 @@ def spark_session(
     for name, value in chosen.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    try:
+    with ExitStack() as stack:
+        stack.callback(spark.stop)
+        if not local:
+            stack.enter_context(shipped_code(spark))
         spark.dataSource.register(SlateMQSource)
         yield spark
-    finally:
-        spark.stop()
