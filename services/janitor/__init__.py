@@ -6,8 +6,9 @@ The process that serves never loads Spark: each run has a child for that.
 `service`    the process: start, health, stop      `servicer`  JanitorService
 `config`     settings                              `requests`  what callers may ask for
 `runner`     runs, one after the other             `runs`      runs, and where they are kept
+`active`     a run that has not ended              `queues`    whether the queues it names exist
 `timetable`  begins what is due and has work       `schedule`  when something is due
-`looking`    whether there is work, without Spark
+`looking`    whether there is work, without Spark  `asking`    calls that name who is away
 `child`      a run's process, as the janitor sees it
 `worker`     the same from inside: the program     `working`   its talk with the janitor
 `jobs`       what the jobs do
@@ -19,9 +20,9 @@ Spark, in children and in programs of one's own:
 `planning`   which keys of which snapshots that is, in pieces of a like size
 `reading`    a piece: rows from the store, columns out of them
 `source`     all of this as Spark's format("slatemq")
-`session`    the Spark session
+`session`    the Spark session                     `shipping`  this code for executors elsewhere
 `snapshots`  of all shards, taken, renewed and released
 `instance`   the tables of an instance, for jobs
-`sql`        the command line: questions in SQL
+`sql`        the command line: questions in SQL    `plain_values`  their answers as JSON has them
 `java`       the Java that Spark runs on, found or brought along
 """
