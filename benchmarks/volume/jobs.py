@@ -104,8 +104,9 @@ class Watch:
     def _run(self) -> None:
         while not self._over.wait(SAMPLED_S):
             now_s, now_mb = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
-            for pid, told in family(self._pid).items():
-                part = self._part(pid, told)
+            now = family(self._pid)
+            for pid, told in now.items():
+                part = self._part(pid, told, now)
                 now_s[part] += told.own_s
                 # Those below the driver and the JVM that ended are Python's.
                 now_s[WORKERS] += told.ended_s
@@ -117,12 +118,13 @@ class Watch:
                 self.cpu_s[part] = max(self.cpu_s[part], now_s[part])
                 self.peak_mb[part] = max(self.peak_mb[part], now_mb[part])
 
-    def _part(self, pid: int, told: Process) -> str:
+    def _part(self, pid: int, told: Process, now: Mapping[int, Process]) -> str:
         if pid == self._pid:
             return DRIVER
         if told.name != "java":
             return WORKERS
-        return JVM if told.parent == self._pid else EXECUTORS
+        parent = now.get(told.parent)
+        return EXECUTORS if parent is not None and parent.name == "java" else JVM
 
     def end(self) -> None:
         self._over.set()
