@@ -5,9 +5,10 @@ r"""What was appended, to find out when an editor has saved a copy that it had r
     [120, "9f86d081884c7d65", 1, 1800000000000, "resize photo 7"]
 
 An older copy lacks whatever was appended after it was read, and nothing before that. So it is
-enough to look for the newest append, where it was; if it is not there, at other places; and if it
-is nowhere, to go back in the list until one is found: what was passed is gone. That this was a
-person's wish cannot be seen from here: it is told all the same, once.
+enough to look for the newest append, where it was; if it is not there, at the end of the file, and
+then at all other places; and if it is nowhere, to go back in the list until one is found: what was
+passed is gone. That this was a person's wish cannot be seen from here: it is told all the same,
+once.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from slatemq.textqueue.editing import entry_at, reader
-from slatemq.textqueue.entries import NEWLINE, Entry
+from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import AppendLost, FormatError, NoSuchEntry
 from slatemq.textqueue.intents import is_left, mend
 from slatemq.textqueue.locks import How, is_named, opened
+from slatemq.textqueue.pages import BEGINNING, NEWLINE
 from slatemq.textqueue.parsing import scan
 
 LOG_BYTES_MAX = 1 << 16
@@ -35,7 +37,10 @@ LOG_BYTES_MAX = 1 << 16
 LINE_BYTES_MAX = 1024
 
 START_LENGTH = 40
-"""Of a text, kept for people."""
+"""Of a text, for people, and to tell most others from it at once."""
+
+END_BYTES = 4096
+"""Of the file, among which its last entry begins if it is not a long one."""
 
 SETTLED_SECONDS = 0.005
 """Between emptying a file and writing it anew an editor takes less."""
@@ -75,15 +80,29 @@ def listing(path: str) -> Iterator[int]:
         yield log
 
 
-def remember(log: int, entry: Entry, count: int, now_ms: int) -> None:
-    """Put an append at the end of the list; the file is locked for us. Raises OSError."""
-    made = _append_of(entry, count, now_ms)
+def remember(log: int, entry: Entry, count: int, now_ms: int, gone: Sequence[Append] = ()) -> None:
+    """Put an append into the list; the file is locked for us. Raises OSError.
+
+    What is gone comes behind it, so that the next look misses and tells it.
+    """
+    made = [_append_of(entry, count, now_ms), *gone]
     size = os.fstat(log).st_size
     if size > LOG_BYTES_MAX:
         kept = _lines(os.pread(log, size, 0))
-        _rewrite(log, [*kept[len(kept) // 2 :], made])
+        _rewrite(log, [*kept[len(kept) // 2 :], *made])
     else:
-        os.pwrite(log, _line(made), size)
+        os.pwrite(log, b"".join(map(_line, made)), size)
+
+
+def taken(path: str, descriptor: int, log: int) -> list[Append]:
+    """What a save in place took away just before our append; the list lacks it now.
+
+    The file is locked for us. Raises OSError.
+    """
+    gone, present = _gone(path, descriptor, log)
+    if present is not None:
+        _rewrite(log, present)
+    return gone
 
 
 def restart(log: int, entry: Entry | None, count: int, now_ms: int) -> None:
@@ -104,7 +123,7 @@ def look(path: str, name: str, descriptor: int) -> bool:
                 if kept:
                     mend(descriptor, log)
                 gone, present = _gone(path, descriptor, log)
-                if gone and kept:
+                if kept and present is not None:
                     _rewrite(log, present)
             break
         except FileNotFoundError:
@@ -141,14 +160,18 @@ def may_be_torn(path: str) -> bool:
         return False
 
 
-def _gone(path: str, descriptor: int, log: int) -> tuple[list[Append], list[Append]]:
-    """What is gone, and what the list is without that."""
+def _gone(path: str, descriptor: int, log: int) -> tuple[list[Append], list[Append] | None]:
+    """What is gone, and what the list shall be, if it changes."""
     size = os.fstat(log).st_size
     tail = os.pread(log, LINE_BYTES_MAX, max(0, size - LINE_BYTES_MAX))
     newest = next(_newest_first(tail), None)
     if newest is None or _is_at(descriptor, newest):
-        return [], []
+        return [], None
     made = _lines(os.pread(log, size, 0))
+    moved = _at_the_end(descriptor, made)
+    if moved is not None:
+        # An editor has changed what is above it.
+        return [], [*made[:-1], moved]
     try:
         present = _present(descriptor, made)
         if len(present) < len(made):
@@ -156,23 +179,35 @@ def _gone(path: str, descriptor: int, log: int) -> tuple[list[Append], list[Appe
             present = _present(descriptor, made)
     except FormatError:
         # Nobody can tell; what reads the file says where it is broken, and we look again then.
-        return [], []
+        return [], None
     if not is_named(descriptor, path):
         # Replaced just now: what is at the name may have it all.
-        return [], []
+        return [], None
     return made[len(present) :], present
+
+
+def _at_the_end(descriptor: int, made: list[Append]) -> Append | None:
+    """The newest append as it is now, if it is the last entry and the only one of its text."""
+    newest = made[-1]
+    if sum(one.digest == newest.digest for one in made) > 1:
+        return None
+    start = max(0, os.fstat(descriptor).st_size - END_BYTES)
+    beginnings = list(BEGINNING.finditer(os.pread(descriptor, END_BYTES, start)))
+    if not beginnings:
+        return None
+    moved = newest._replace(offset=start + beginnings[-1].end())
+    return moved if _is_at(descriptor, moved) else None
 
 
 def _present(descriptor: int, made: list[Append]) -> list[Append]:
     """The appends up to the newest that is in the file, with its offset as it is now."""
-    digests = {one.digest for one in made}
+    starts = {one.start for one in made}
     found: Counter[str] = Counter()
     offsets: dict[str, int] = {}
     for entry in scan(reader(descriptor)):
-        digest = entry.digest
-        if digest in digests:
-            found[digest] += 1
-            offsets[digest] = entry.offset
+        if entry.text[:START_LENGTH] in starts:
+            found[entry.digest] += 1
+            offsets[entry.digest] = entry.offset
     # Of texts that are the same the older ones are there first.
     expected = Counter(one.digest for one in made)
     for place in range(len(made) - 1, -1, -1):

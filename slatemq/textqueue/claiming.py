@@ -111,7 +111,7 @@ class Claimer:
         `change` raises otherwise, upon which nothing has changed.
         """
         with self.held(token) as (descriptor, holders, holder):
-            entry = Entry(entry.raw, holder.offset, entry.line)
+            entry = Entry.of(entry.raw, holder.offset, entry.line)
             try:
                 entry = change(descriptor, entry)
                 entry = clear_slot(descriptor, entry, token)
@@ -172,7 +172,7 @@ class Claimer:
             for entry in self._after(start):
                 self._last = entry
                 if entry.state is State.QUEUED and entry.offset not in self._known:
-                    self._known[entry.offset] = entry
+                    self._known[entry.offset] = entry.detached()
                     found += 1
                     if found == AHEAD_COUNT:
                         break

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from slatemq.textqueue.appends import listing, look, restart
 from slatemq.textqueue.editing import reader
-from slatemq.textqueue.entries import NEWLINE, Entry, State
+from slatemq.textqueue.entries import Entry, State
 from slatemq.textqueue.errors import Rewritten
 from slatemq.textqueue.files import QueueFile
 from slatemq.textqueue.holders import Hold
 from slatemq.textqueue.locks import FILE_MODE, How, is_named
+from slatemq.textqueue.pages import NEWLINE
 from slatemq.textqueue.parsing import scan
 
 BUFFER_BYTES = 1 << 20
@@ -91,7 +92,7 @@ def _copy(
 ) -> tuple[int, int, Entry | None]:
     """Copy what stays; fills in where it went for the offsets in `moved`. Gives the last, too."""
     kept = removed = offset = 0
-    last: Entry | None = None
+    last: tuple[bytes, int] | None = None
     buffer = bytearray()
     for entry in scan(reader(old), file.name, strict=file.strict):
         if not kept + removed and entry.offset:
@@ -102,14 +103,14 @@ def _copy(
         kept += 1
         if entry.offset in moved:
             moved[entry.offset] = offset + len(buffer)
-        last = Entry(entry.raw, offset + len(buffer), 0)
-        buffer += entry.raw
+        last = entry.raw, offset + len(buffer)
+        buffer += last[0]
         if len(buffer) >= BUFFER_BYTES:
             _write(new, buffer)
             offset += len(buffer)
             buffer.clear()
     _write(new, buffer)
-    return kept, removed, last
+    return kept, removed, Entry.of(*last) if last else None
 
 
 def _write(descriptor: int, content: bytearray) -> None:

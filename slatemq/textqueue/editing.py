@@ -10,7 +10,6 @@ import os
 
 from slatemq.textqueue.entries import (
     CONTROLS,
-    NEWLINE,
     Entry,
     State,
     Variable,
@@ -26,6 +25,7 @@ from slatemq.textqueue.errors import (
     Rewritten,
 )
 from slatemq.textqueue.locks import message_lock
+from slatemq.textqueue.pages import NEWLINE
 from slatemq.textqueue.parsing import Read, scan
 
 ENTRY_BYTES = 4096
@@ -66,7 +66,7 @@ def again(descriptor: int, entry: Entry) -> Entry:
         now = None
     if now is None or now.text != entry.text:
         raise Rewritten(f"the entry at offset {entry.offset} is no longer there: read again")
-    return Entry(now.raw, now.offset, entry.line)
+    return Entry.of(now.raw, now.offset, entry.line)
 
 
 def queued(entry: Entry) -> Entry:
@@ -84,7 +84,7 @@ def mark(descriptor: int, entry: Entry, state: State) -> Entry:
         now = queued(again(descriptor, entry))
         control = CONTROLS[state].encode()
         os.pwrite(descriptor, control, entry.offset)
-        return Entry(control + now.raw[1:], now.offset, now.line)
+        return Entry.of(control + now.raw[1:], now.offset, now.line)
 
 
 def fill(descriptor: int, entry: Entry, key: str | int, value: str) -> Entry:
@@ -101,7 +101,7 @@ def fill(descriptor: int, entry: Entry, key: str | int, value: str) -> Entry:
         os.pwrite(descriptor, content, variable.offset)
         place = variable.offset - now.offset
         raw = now.raw[:place] + content + now.raw[place + variable.width :]
-        return Entry(raw, now.offset, now.line)
+        return Entry.of(raw, now.offset, now.line)
 
 
 def fitted(variable: Variable, value: str) -> bytes:

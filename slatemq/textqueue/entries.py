@@ -14,11 +14,10 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from slatemq.textqueue.errors import BadText, NoSuchVariable
-
-NEWLINE = b"\n"
+from slatemq.textqueue.pages import NEWLINE, Page, alone
 
 
 class State(StrEnum):
@@ -38,7 +37,7 @@ CONTROLS = {
     State.COMMENT: "#",
 }
 
-_STATES = {control: state for state, control in CONTROLS.items()}
+_STATES = {ord(control): state for state, control in CONTROLS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +59,53 @@ class Variable:
     width: int
 
 
-class Entry(NamedTuple):
+class Entry:
     """A message, a comment, or an entry of a kind that this version does not know.
 
+    Entries are equal when their bytes and their places are. One that a scan has given keeps some
+    16 KiB of the file in memory, together with its neighbours; `detached()` does not.
+
     Attributes:
-        raw: All its bytes, up to where the next entry begins: blank lines after it included.
-        offset: Of its first byte in the file.
-        line: Of the file, counted from 1; 0 when the entry was read by its offset alone.
+        text: The text, exactly; lines after the first are joined by newlines.
     """
 
-    raw: bytes
-    offset: int
-    line: int
+    # Set by scans without any call: a constructor would take longer than all the rest.
+    __slots__ = ("_page", "_place", "text")
+
+    _page: Page
+    _place: int
+    text: str
+
+    @classmethod
+    def of(cls, raw: bytes, offset: int, line: int = 0) -> Entry:
+        """An entry by itself; `line` is 0 where nobody has counted."""
+        made = cls()
+        made._page, made._place = alone(raw, offset, line), 0
+        return made
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            """The text, where nobody has asked for one before."""
+            if name != "text":
+                raise AttributeError(f"an entry has no {name!r}", name=name, obj=self)
+            self.text = self._page.texts[self._place]
+            return self.text
+
+    @property
+    def raw(self) -> bytes:
+        """All its bytes, up to where the next entry begins: blank lines after it included."""
+        return self._page.raw(self._place)
+
+    @property
+    def offset(self) -> int:
+        """Of its first byte in the file."""
+        return self._page.offset + self._page.starts[self._place]
+
+    @property
+    def line(self) -> int:
+        """Of the file, counted from 1; 0 when the entry was read by its offset alone."""
+        return self._page.lines[self._place]
 
     @property
     def control(self) -> str:
@@ -81,28 +115,20 @@ class Entry(NamedTuple):
     @property
     def state(self) -> State:
         """What the control character says."""
-        return _STATES.get(chr(self.raw[0]), State.UNKNOWN)
-
-    @property
-    def text(self) -> str:
-        """The text, exactly; lines after the first are joined by newlines."""
-        if b"\n " not in self.raw:
-            return self.raw.partition(NEWLINE)[0].decode()[1:]
-        first, *rest = self.raw.split(NEWLINE)
-        lines = [first.decode()[1:], *(line[1:].decode() for line in rest if line[:1] == b" ")]
-        return "\n".join(lines)
+        return _STATES.get(self._page.content[self._page.starts[self._place]], State.UNKNOWN)
 
     @property
     def variables(self) -> tuple[Variable, ...]:
         """In the order of the file."""
         found: list[Variable] = []
-        place = self.raw.find(b"\n\\")
+        raw, offset = self.raw, self.offset
+        place = raw.find(b"\n\\")
         while place >= 0:
             start = place + 2
-            end = self.raw.find(NEWLINE, start)
-            content = self.raw[start:] if end < 0 else self.raw[start:end]
-            found.append(_variable(len(found), content, self.offset + start))
-            place = self.raw.find(b"\n\\", start)
+            end = raw.find(NEWLINE, start)
+            content = raw[start:] if end < 0 else raw[start:end]
+            found.append(_variable(len(found), content, offset + start))
+            place = raw.find(b"\n\\", start)
         return tuple(found)
 
     @property
@@ -128,6 +154,27 @@ class Entry(NamedTuple):
             return self.variable(name).value
         except NoSuchVariable:
             return default
+
+    def detached(self) -> Entry:
+        """The same, without the piece of the file that it was read with."""
+        return Entry.of(self.raw, self.offset, self.line)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Entry):
+            return NotImplemented
+        return self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __repr__(self) -> str:
+        return f"Entry(raw={self.raw!r}, offset={self.offset}, line={self.line})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Entry.of, self._fields()
+
+    def _fields(self) -> tuple[bytes, int, int]:
+        return self.raw, self.offset, self.line
 
 
 def _variable(index: int, content: bytes, offset: int) -> Variable:

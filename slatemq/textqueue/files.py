@@ -16,13 +16,22 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from slatemq.textqueue.appends import listing, look, may_be_torn, mend_left, remember, restart
+from slatemq.textqueue.appends import (
+    listing,
+    look,
+    may_be_torn,
+    mend_left,
+    remember,
+    restart,
+    taken,
+)
 from slatemq.textqueue.editing import add, again, end_of, entry_at, reader
-from slatemq.textqueue.entries import NEWLINE, Entry
+from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import FormatError, Rewritten
 from slatemq.textqueue.holders import Holders, sidecar
 from slatemq.textqueue.intents import intended
 from slatemq.textqueue.locks import How, is_named, opened
+from slatemq.textqueue.pages import NEWLINE
 from slatemq.textqueue.parsing import CHUNK_BYTES, scan
 
 T = TypeVar("T")
@@ -169,8 +178,10 @@ class QueueFile:
                         self.sync(descriptor)
                     # Put into a file that an editor has replaced meanwhile, it would be lost.
                     if is_named(descriptor, self.path):
-                        entry = Entry(content[last:], offset + last, 0)
-                        remember(log, entry, count, now_ms)
+                        entry = Entry.of(content[last:], offset + last)
+                        # An older copy may have been saved after our look.
+                        gone = taken(self.path, descriptor, log)
+                        remember(log, entry, count, now_ms, gone)
                         break
         if self.fsync and offset == 0:
             self.sync_folder()

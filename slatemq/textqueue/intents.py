@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from slatemq.textqueue.entries import NEWLINE
+from slatemq.textqueue.pages import NEWLINE
 
 BEGINS = b"~"
 

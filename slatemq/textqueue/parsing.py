@@ -12,15 +12,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import accumulate, chain, compress, count, repeat
+from itertools import chain, compress, repeat, starmap
 from operator import itemgetter
 from typing import Any
 
-from slatemq.textqueue.entries import NEWLINE, Entry, State
+from slatemq.textqueue.entries import CONTROLS, Entry, State
 from slatemq.textqueue.errors import FormatError
+from slatemq.textqueue.pages import BEGINNING, NEWLINE, Page, Wishes, texts_of
 
 CHUNK_BYTES = 1 << 18
 """Read at once; more only inside an entry that is larger."""
+
+PAGE_BYTES = 1 << 14
+"""Of a page, and hardly more. As much stays in memory with an entry that somebody keeps."""
 
 # A first line, its continuations, its variables, and the blank lines among and after them. Nothing
 # is ever tried a second way (possessive), so that hostile files cost no more than others.
@@ -28,13 +32,15 @@ _ENTRY = re.compile(rb"[^ \\\n][^\n]*+(?:\n++ [^\n]*+)*+(?:\n++\\[^\n]*+)*+\n*+"
 
 _BLANK = re.compile(rb"\n*+")
 
-_BEGINNING = re.compile(rb"\n(?=[^ \\\n])")
-"""The newline before an entry. That it is a literal makes searching as fast as memchr."""
+_CONTROL = re.compile(rb"\n([^ \\\n])")
+"""With which an entry begins. A literal first: searching is then as fast as memchr."""
+
+_KNOWN = "".join(CONTROLS.values()).encode()
+
+_UNKNOWN = re.compile(rb"\n[^ \\\n%b]" % re.escape(_KNOWN))
 
 _LATE = re.compile(rb"\n\\[^\n]*+\n++ ")
 """A continuation after a variable."""
-
-_FIRST = itemgetter(0)
 
 _INNER = b" \\\n"
 """With what a line does not begin an entry."""
@@ -42,10 +48,10 @@ _INNER = b" \\\n"
 _INSIDE = re.compile(rb"\n[ \\\n]")
 """A line that does not begin an entry."""
 
-SAMPLE_BYTES = 4096
+_FIRST = itemgetter(0)
 
-SPARSE_BYTES = 150
-"""Where there is less than one wanted entry in so many bytes, looking for them is faster."""
+SPARSE_LINES = 10
+"""Where less than one line in so many begins a wanted entry, looking for these is faster."""
 
 Read = Callable[[int], bytes]
 """Gives up to so many of the next bytes; none at the end."""
@@ -105,7 +111,7 @@ def scan(
         controls: Give only entries that begin with one of these; empty: all.
     """
     # A chain runs in C, so that nothing of ours is run for an entry that is given.
-    place = Place(file, offset, line, strict, frozenset(controls))
+    place = Place(file, offset, line, strict, controls, Wishes())
     return chain.from_iterable(_batches(read, place, settle, hold_back, chunk_bytes))
 
 
@@ -117,7 +123,9 @@ class Place:
     offset: int
     line: int
     strict: bool
-    controls: frozenset[int]
+    controls: bytes
+    wishes: Wishes
+    page_bytes: int = 8
 
 
 def _batches(
@@ -128,20 +136,20 @@ def _batches(
         blank = _BLANK.match(buffer)
         position = blank.end() if blank else 0
         place.line += position
-        piece = b"" if place.strict else _sound(buffer, position, at_end and not hold_back)
-        if piece:
-            yield _given(piece, place, place.offset + position)
-            position += len(piece)
-            place.line += piece.count(NEWLINE)
+        piece = _sound(buffer, position, at_end and not hold_back, place.strict)
+        for page in _pages(piece, place, place.offset + position):
+            yield _given(page, place.controls)
+        position += len(piece)
         while (found := _ENTRY.match(buffer, position)) is not None:
             end = found.end()
             if end == len(buffer) and (hold_back or not at_end):
                 break
-            entry = Entry(buffer[position:end], place.offset + position, place.line)
+            raw = buffer[position:end]
+            entry = Entry.of(raw, place.offset + position, place.line)
             _check(entry, place.file, place.strict)
-            if not place.controls or entry.raw[0] in place.controls:
+            if not place.controls or raw[0] in place.controls:
                 yield (entry,)
-            place.line += entry.raw.count(NEWLINE)
+            place.line += raw.count(NEWLINE)
             position = end
             if buffer[end : end + 1] == b" ":
                 raise FormatError(place.file, place.line, 1, "a continuation after a variable")
@@ -157,7 +165,7 @@ def _batches(
         buffer += more
 
 
-def _sound(buffer: bytes, position: int, to_the_end: bool) -> bytes:
+def _sound(buffer: bytes, position: int, to_the_end: bool, strict: bool) -> bytes:
     """What can be cut up all at once, which is many times as fast; nothing if anything is wrong."""
     if buffer[position : position + 1] in (b"", b" ", b"\\"):
         return b""
@@ -175,30 +183,62 @@ def _sound(buffer: bytes, position: int, to_the_end: bool) -> bytes:
         piece.decode()
     except UnicodeDecodeError:
         return b""
+    if strict and (piece[0] not in _KNOWN or _UNKNOWN.search(piece)):
+        return b""
     # A variable has a backslash: most files have none, which is found out fastest.
     return b"" if b"\\" in piece and _LATE.search(piece) else piece
 
 
-def _given(piece: bytes, place: Place, offset: int) -> Iterator[Entry]:
-    """The entries that are wanted, made without running anything of ours for each."""
-    if len(place.controls) == 1:
-        begins = NEWLINE + bytes(place.controls)
-        if piece.count(begins) * SPARSE_BYTES < len(piece):
-            return _found(piece, begins, offset, place.line)
-    # Where each entry is one line, as the first lines let expect, it is fastest to read lines.
-    raws = [] if _INSIDE.search(piece, 0, SAMPLE_BYTES) else io.BytesIO(piece).readlines()
-    firsts = bytes(map(_FIRST, raws))
-    numbers: Iterator[int] = count(place.line)
-    if not raws or len(firsts.translate(None, _INNER)) != len(firsts):
-        raws = _BEGINNING.split(piece)
-        raws[:-1] = [raw + NEWLINE for raw in raws[:-1]]
-        numbers = accumulate(map(bytes.count, raws, repeat(NEWLINE)), initial=place.line)
-        firsts = bytes(map(_FIRST, raws)) if place.controls else b""
-    offsets = accumulate(map(len, raws), initial=offset)
-    fields: Iterable[tuple[bytes, int, int]] = zip(raws, offsets, numbers)  # noqa: B905
-    if place.controls:
-        fields = compress(fields, map(place.controls.__contains__, firsts))
-    return map(tuple.__new__, repeat(Entry), fields)
+def _pages(piece: bytes, place: Place, offset: int) -> Iterator[Page]:
+    start = 0
+    while start < len(piece):
+        # Small at first: whether texts are wanted is known when one has been asked for.
+        place.page_bytes = min(2 * place.page_bytes, PAGE_BYTES)
+        beginning = BEGINNING.search(piece, start + place.page_bytes)
+        end = beginning.end() if beginning else len(piece)
+        page = Page(piece[start:end], offset + start, place.line, place.wishes)
+        place.line += page.newlines_count
+        yield page
+        start = end
+
+
+def _given(page: Page, controls: bytes) -> Iterator[Entry]:
+    """The entries that are wanted; what is done for each of them alone takes most of the time."""
+    content, texts = page.content, None
+    text = content.decode().removesuffix("\n") if page.wishes.texts else ""
+    lines_count = page.newlines_count + (not content.endswith(NEWLINE))
+    if len(controls) == 1:
+        begins = NEWLINE + controls
+        texts = text[1:].split(begins.decode()) if text else None
+        found_count = len(texts) if texts else content.count(begins) + 1
+        if found_count * SPARSE_LINES < lines_count:
+            return _found(content, begins, page.offset, page.line)
+        if found_count == lines_count and content.startswith(controls):
+            return _made(page, range(found_count), texts)
+    if _INSIDE.search(content):
+        firsts = content[:1] + b"".join(_CONTROL.findall(content))
+        texts = texts_of(text) if text else None
+    else:
+        # Each entry is one line.
+        firsts = bytes(map(_FIRST, io.BytesIO(content))) if controls else bytes(lines_count)
+        texts = [line[1:] for line in text.split("\n")] if text else None
+    if not controls:
+        return _made(page, range(len(firsts)), texts)
+    wanted = list(map(controls.__contains__, firsts))
+    places = compress(range(len(firsts)), wanted)
+    return _made(page, places, compress(texts, wanted) if texts else None)
+
+
+def _made(page: Page, places: Iterable[int], texts: Iterable[str] | None) -> Iterator[Entry]:
+    made = starmap(Entry, repeat(()))  # without end
+    entry: Entry
+    if texts is None:
+        for entry, entry._page, entry._place in zip(made, repeat(page), places):
+            yield entry
+    else:
+        ready = zip(made, repeat(page), places, texts)
+        for entry, entry._page, entry._place, entry.text in ready:
+            yield entry
 
 
 def _found(piece: bytes, begins: bytes, offset: int, line: int) -> Iterator[Entry]:
@@ -211,9 +251,9 @@ def _found(piece: bytes, begins: bytes, offset: int, line: int) -> Iterator[Entr
     while True:
         line += piece.count(NEWLINE, counted, start)
         counted = start
-        following = _BEGINNING.search(piece, start)
+        following = BEGINNING.search(piece, start)
         end = following.start() + 1 if following else len(piece)
-        yield Entry(piece[start:end], offset + start, line)
+        yield Entry.of(piece[start:end], offset + start, line)
         start = piece.find(begins, end - 1) + 1
         if not start:
             return

@@ -93,7 +93,7 @@ class TextQueue:
         `{"retries": "03", "error": reserve(20)}`.
         """
         content = render(text, variables, state)
-        return Entry(content, self._file.append(content, self._clock_ms()), 0)
+        return Entry.of(content, self._file.append(content, self._clock_ms()), 0)
 
     def append_all(self, texts: Iterable[str], variables: Variables = ()) -> int:
         """Append many messages, about a mebibyte in a write; gives their number. Raises BadText."""
@@ -225,7 +225,7 @@ class Claim:
     def set_variable(self, key: str | int, value: str) -> None:
         """Write a variable's value. Raises ClaimLost, DoesNotFit, NoSuchVariable, Rewritten."""
         with self.queue._claimer.held(self.token) as (descriptor, _, holder):
-            entry = Entry(self.entry.raw, holder.offset, self.entry.line)
+            entry = Entry.of(self.entry.raw, holder.offset, self.entry.line)
             self.entry = fill(descriptor, entry, key, value)
             self.queue._file.sync(descriptor)
             self.queue._file.verify(descriptor, self.entry)

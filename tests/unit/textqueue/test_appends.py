@@ -64,6 +64,49 @@ def test_what_was_marked_moved_set_or_commented_out_is_not_missed(path: Path) ->
         assert queue.has_all_appends()
 
 
+def test_a_save_in_the_midst_of_an_append_is_told_by_the_next_call(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an editor that saves an older copy after the append has looked, and before it writes
+    queue = TextQueue(path)
+    queue.append("kept")
+    older = path.read_bytes()
+    queue.append("lost")
+    write = os.write
+
+    def save_before(descriptor: int, content: bytes) -> int:
+        monkeypatch.undo()
+        path.write_bytes(older)
+        return write(descriptor, content)
+
+    monkeypatch.setattr("os.write", save_before)
+    queue.append("next")
+
+    with pytest.warns(AppendLost, match="1 appended messages .*'lost'"):
+        assert not queue.has_all_appends()
+    assert queue.has_all_appends()
+    assert claims(queue) == ["kept", "next"]
+
+
+def test_what_an_editor_has_moved_is_found_at_the_end_though_nobody_can_read_the_rest(
+    path: Path,
+) -> None:
+    queue = TextQueue(path)
+    queue.append("a")
+    queue.append("b\n\nc", {"v": "1"})
+    save(path, b"#\xff\n" + path.read_bytes(), False)
+
+    assert queue.has_all_appends()
+
+    # Then it is known to be there from now on
+    newest = Path(f"{path}.appended").read_text().splitlines()[-1]
+    assert newest.startswith("[6, ")
+    # And the one before it is missed when it is not
+    save(path, b"-a\n", False)
+    with pytest.warns(AppendLost, match="1 appended messages .*'b"):
+        queue.has_all_appends()
+
+
 def test_of_texts_that_are_the_same_all_are_missed(path: Path) -> None:
     queue = TextQueue(path)
     for _ in range(3):

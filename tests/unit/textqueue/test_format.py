@@ -172,7 +172,7 @@ def test_a_file_reads_the_same_in_chunks_of_any_size(content: bytes, chunk_bytes
 
         found: list[object] = []
         try:
-            found.extend(scan(read, chunk_bytes=chunk))
+            found.extend((entry.text, entry) for entry in scan(read, chunk_bytes=chunk))
         except FormatError as error:
             found.append(str(error))
         return found

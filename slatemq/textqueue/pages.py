@@ -1,0 +1,107 @@
+r"""A piece of a file in memory, with what is known of all its entries together.
+
+An entry that a scan gives is no more than its page and its place in it, so that there is next to
+nothing to do for each. What a program asks of one is found for all of the page, in a few calls::
+
+    place 0                       place 1   place 2
+    -a\n second line\n\v=1\n\n    =b\n      -c
+    starts[0]                     [1]       [2]   [3]
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate, count, repeat
+from operator import add
+
+NEWLINE = b"\n"
+
+BEGINNING = re.compile(rb"\n(?=[^ \\\n])")
+"""The newline before an entry. That it is a literal makes searching as fast as memchr."""
+
+_BETWEEN = re.compile(r"\n(?:\\[^\n]*+\n)*+[^ \\\n]")
+"""From a text to the next one: variables, a newline, a control character."""
+
+SHORT_LENGTH = 200
+"""Of a text in which searching for two characters takes less than splitting it."""
+
+
+class Wishes:
+    """What a program asks for while it reads, so that the pages to come have it ready.
+
+    Attributes:
+        texts: The entries' texts.
+    """
+
+    __slots__ = ("texts",)
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.texts = False
+
+
+class Page:
+    """Whole and sound entries, one after the other.
+
+    Attributes:
+        content: All their bytes.
+        offset: Of the first byte in the file.
+        line: Of the file, counted from 1.
+        wishes: Of the program that reads.
+        newlines_count: In the content.
+    """
+
+    def __init__(self, content: bytes, offset: int, line: int, wishes: Wishes) -> None:
+        """The entries are not looked at before somebody asks."""
+        self.content = content
+        self.offset = offset
+        self.line = line
+        self.wishes = wishes
+        self.newlines_count = content.count(NEWLINE)
+
+    @cached_property
+    def starts(self) -> Sequence[int]:
+        """Where in the content each entry begins, and where one more would."""
+        # What lies before each beginning, and the newlines that the split has taken.
+        lengths = map(len, BEGINNING.split(self.content))
+        return array("Q", map(add, accumulate(lengths, initial=0), count()))
+
+    @cached_property
+    def lines(self) -> Sequence[int]:
+        """Of the file, on which each entry begins."""
+        counts = map(bytes.count, BEGINNING.split(self.content), repeat(NEWLINE))
+        return array("Q", map(add, accumulate(counts, initial=self.line), count()))
+
+    def raw(self, place: int) -> bytes:
+        """The entry with all its bytes."""
+        return self.content[self.starts[place] : self.starts[place + 1]]
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Of each entry."""
+        self.wishes.texts = True
+        return texts_of(self.content.decode().removesuffix("\n"))
+
+
+def alone(raw: bytes, offset: int, line: int) -> Page:
+    """A page of one entry."""
+    page = Page(raw, offset, line, Wishes())
+    page.starts, page.lines = (0, len(raw)), (line,)
+    return page
+
+
+def texts_of(content: str) -> list[str]:
+    """The texts of whole entries."""
+    return [text if "\n" not in text else text_of(text) for text in _BETWEEN.split(content[1:])]
+
+
+def text_of(content: str) -> str:
+    """The text of an entry, which is here without its control character."""
+    is_short = len(content) < SHORT_LENGTH and not content.endswith("\n")
+    if is_short and "\n\\" not in content and "\n\n" not in content:
+        return content.replace("\n ", "\n")
+    first, *rest = content.split("\n")
+    return "\n".join([first, *(line[1:] for line in rest if line[:1] == " ")])
