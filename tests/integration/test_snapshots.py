@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from libs.serving.topology import TopologyDirectory
+from libs.storage import snapshots
 from libs.storage.errors import SnapshotNotFound
 from libs.storage.ids import MAX_MESSAGE_ID
 from libs.storage.keys import config_range, log_range, parse_config_key, payload_range
@@ -193,10 +194,13 @@ async def test_a_lifetime_out_of_bounds_is_refused(lifetime_ms: int) -> None:
         assert await refusal(released) == (INVALID, "REQUIRED", "snapshot_id")
 
 
-async def test_too_many_snapshots_are_refused_with_the_time_to_wait() -> None:
+async def test_too_many_snapshots_are_refused_with_the_time_to_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(snapshots, "SNAPSHOTS_MAX", 4)  # one takes up to half a second
     async with serving() as ingest:
         stub = stub_of(ingest)
-        for _ in range(64):
+        for _ in range(4):
             await take(stub)
 
         refused = await refusal(stub.CreateSnapshot(snapshot_pb2.CreateSnapshotRequest()))

@@ -144,7 +144,10 @@ async def test_jobs_remove_what_may_go_while_work_goes_on(
         told = await run(spark, made, "unreferenced")
         kept = filled.in_flight | failed | waiting
         assert await made.stored(everything) == kept
-        assert await made.logged() - kept <= set(published)
+        others = await made.logged() - kept
+        async with asyncio.timeout(30):
+            while not others <= set(published):  # one may be stored and not be answered yet
+                await asyncio.sleep(0.01)
         assert len(made.objects) == len(letters)
 
         told = await run(spark, made, "dead-letters", dry_run=True)
