@@ -28,7 +28,7 @@ from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import AppendLost, FormatError, NoSuchEntry
 from slatemq.textqueue.intents import is_left, mend
 from slatemq.textqueue.locks import How, is_named, opened
-from slatemq.textqueue.pages import BEGINNING, NEWLINE
+from slatemq.textqueue.pages import NEWLINE, last_beginning
 from slatemq.textqueue.parsing import scan
 
 LOG_BYTES_MAX = 1 << 16
@@ -192,10 +192,10 @@ def _at_the_end(descriptor: int, made: list[Append]) -> Append | None:
     if sum(one.digest == newest.digest for one in made) > 1:
         return None
     start = max(0, os.fstat(descriptor).st_size - END_BYTES)
-    beginnings = list(BEGINNING.finditer(os.pread(descriptor, END_BYTES, start)))
-    if not beginnings:
+    beginning = last_beginning(os.pread(descriptor, END_BYTES, start))
+    if beginning is None:
         return None
-    moved = newest._replace(offset=start + beginnings[-1].end())
+    moved = newest._replace(offset=start + beginning)
     return moved if _is_at(descriptor, moved) else None
 
 

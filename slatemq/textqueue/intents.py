@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from slatemq.textqueue.pages import NEWLINE
+from slatemq.textqueue.pages import NEWLINE, last_beginning
 
 BEGINS = b"~"
 
@@ -25,9 +25,6 @@ HEAD_BYTES = 64
 """Of what is written, to tell it from what somebody else has put there since."""
 
 LINE_BYTES_MAX = 512
-
-_INNER = b" \\\n"
-"""With what a line does not begin an entry."""
 
 
 class Intent(NamedTuple):
@@ -71,8 +68,10 @@ def mend(descriptor: int, log: int) -> None:
     if intent is not None and intent.first < size < intent.end:
         written = os.pread(descriptor, size - intent.first, intent.first)
         if written[:HEAD_BYTES] == intent.head[: len(written)]:
-            # By this name, since the file may be open for reading alone.
-            os.truncate(f"/proc/self/fd/{descriptor}", intent.first + _last_entry(written))
+            # The entries before the last are whole. By this name, since the file may be open for
+            # reading alone.
+            end = intent.first + (last_beginning(written) or 0)
+            os.truncate(f"/proc/self/fd/{descriptor}", end)
     os.ftruncate(log, place)
 
 
@@ -91,13 +90,3 @@ def _find(log: int) -> tuple[int, Intent | None] | None:
     except (ValueError, TypeError, KeyError):
         return start + place, None
     return start + place, intent
-
-
-def _last_entry(content: bytes) -> int:
-    """Where the last entry begins: those before it are whole."""
-    end = len(content)
-    while (place := content.rfind(NEWLINE, 0, end)) >= 0:
-        if place + 1 < len(content) and content[place + 1] not in _INNER:
-            return place + 1
-        end = place
-    return 0

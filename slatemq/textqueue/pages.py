@@ -22,6 +22,9 @@ NEWLINE = b"\n"
 BEGINNING = re.compile(rb"\n(?=[^ \\\n])")
 """The newline before an entry. That it is a literal makes searching as fast as memchr."""
 
+_INNER = b" \\\n"
+"""With what a line does not begin an entry."""
+
 _BETWEEN = re.compile(r"\n(?:\\[^\n]*+\n)*+[^ \\\n]")
 """From a text to the next one: variables, a newline, a control character."""
 
@@ -84,6 +87,16 @@ class Page:
         """Of each entry."""
         self.wishes.texts = True
         return texts_of(self.content.decode().removesuffix("\n"))
+
+
+def last_beginning(content: bytes, start: int = 0) -> int | None:
+    """Where the last entry begins that has a newline before it, not before `start`."""
+    end = len(content)
+    while (place := content.rfind(NEWLINE, start, end)) >= 0:
+        if place + 1 < len(content) and content[place + 1] not in _INNER:
+            return place + 1
+        end = place
+    return None
 
 
 def alone(raw: bytes, offset: int, line: int) -> Page:

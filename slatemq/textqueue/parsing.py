@@ -18,7 +18,7 @@ from typing import Any
 
 from slatemq.textqueue.entries import CONTROLS, Entry, State
 from slatemq.textqueue.errors import FormatError
-from slatemq.textqueue.pages import BEGINNING, NEWLINE, Page, Wishes, texts_of
+from slatemq.textqueue.pages import BEGINNING, NEWLINE, Page, Wishes, last_beginning, texts_of
 
 CHUNK_BYTES = 1 << 18
 """Read at once; more only inside an entry that is larger."""
@@ -41,9 +41,6 @@ _UNKNOWN = re.compile(rb"\n[^ \\\n%b]" % re.escape(_KNOWN))
 
 _LATE = re.compile(rb"\n\\[^\n]*+\n++ ")
 """A continuation after a variable."""
-
-_INNER = b" \\\n"
-"""With what a line does not begin an entry."""
 
 _INSIDE = re.compile(rb"\n[ \\\n]")
 """A line that does not begin an entry."""
@@ -169,16 +166,11 @@ def _sound(buffer: bytes, position: int, to_the_end: bool, strict: bool) -> byte
     """What can be cut up all at once, which is many times as fast; nothing if anything is wrong."""
     if buffer[position : position + 1] in (b"", b" ", b"\\"):
         return b""
-    end = len(buffer)
-    if not to_the_end:
-        # The last entry may go on: it begins behind the last newline that ends one.
-        while (end := buffer.rfind(NEWLINE, position, end)) >= 0:
-            if end + 1 < len(buffer) and buffer[end + 1] not in _INNER:
-                end += 1
-                break
-        else:
-            return b""
-    piece = buffer[position:end]
+    # The last entry may go on.
+    end = len(buffer) if to_the_end else last_beginning(buffer, position)
+    piece = buffer[position:end] if end is not None else b""
+    if not piece:
+        return b""
     try:
         piece.decode()
     except UnicodeDecodeError:
