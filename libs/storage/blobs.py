@@ -12,9 +12,11 @@ from typing import Final
 from libs.storage.errors import ForeignUri
 from libs.storage.roots import Root
 
-__all__ = ["Blobs"]
+__all__ = ["FOLDER", "Blobs"]
 
-_FOLDER: Final = "blobs"
+FOLDER: Final = "blobs"
+"""Below the root; what is in it lies in 256 folders."""
+
 _NAME_BYTES: Final = 16
 _HEX: Final = frozenset("0123456789abcdef")
 
@@ -30,7 +32,7 @@ class Blobs:
         """Store `payload` under a fresh name; durable on return. Gives its URI."""
         name = secrets.token_hex(_NAME_BYTES)
         # 256 folders: a local one with millions of entries gets slow.
-        path = f"{_FOLDER}/{name[:2]}/{name[2:]}"
+        path = f"{FOLDER}/{name[:2]}/{name[2:]}"
         await self._objects.put(path, payload)
         return self.uri_of(path)
 
@@ -61,7 +63,7 @@ class Blobs:
     def _path(self, uri: str) -> str:
         path = uri.removeprefix(self._base)
         parts = path.split("/")
-        ours = path != uri and len(parts) == 3 and parts[0] == _FOLDER
+        ours = path != uri and len(parts) == 3 and parts[0] == FOLDER
         if not ours or not all(set(part) <= _HEX and part for part in parts[1:]):
             raise ForeignUri(uri, self._base)
         return path

@@ -25,6 +25,7 @@ from typing import Final
 
 from libs.serving.channels import Channels
 from libs.serving.topology import TopologyDirectory
+from libs.storage.blobs import FOLDER
 from libs.storage.objects import Objects
 from services.janitor.asking import asking
 from services.janitor.jobs.contract import ORPHAN_AGE_MS
@@ -43,9 +44,6 @@ YOUNG_MS: Final = 3_600_000
 """Messages may live for a second; Spark is not started for those that came within the hour."""
 
 PAGE_QUEUES: Final = 1_000
-
-BLOBS: Final = "blobs"
-"""The folder of payloads that are objects of their own."""
 
 Evidence = Mapping[str, int]
 
@@ -118,7 +116,7 @@ class Looker:
         So whoever has large payloads has the job look once a day. One is enough, and the first
         folder of 256 has one, unless there are hardly any.
         """
-        for folder in await self._objects.folders(BLOBS):
+        for folder in await self._objects.folders(FOLDER):
             for info in await self._objects.describe(folder):
                 if info.modified_ms < before_ms:
                     return {"objects": 1}

@@ -20,7 +20,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from libs.storage.blobs import Blobs
+from libs.storage.blobs import FOLDER, Blobs
 from libs.storage.keys import LAST_NUMBER, through
 from libs.storage.objects import Objects
 from libs.storage.own_keys import outbox_key, refused_push_range
@@ -55,7 +55,7 @@ _OBJECTS: Final = pa.schema(
 _URIS: Final = pa.schema([("uri", pa.string())])
 
 _OUTBOXES: Final = through(outbox_key(0, 0), outbox_key(LAST_NUMBER, LAST_NUMBER))
-_PATH: Final = re.compile(rb"blobs/[0-9a-f]{2}/[0-9a-f]{30}")
+_PATH: Final = re.compile(FOLDER.encode() + rb"/[0-9a-f]{2}/[0-9a-f]{30}")
 
 
 async def store_time_ms(objects: Objects) -> int:
@@ -103,7 +103,7 @@ class _Listing:
             for folder in batch["folder"].to_pylist():
                 found = [
                     (blobs.uri_of(info.path), info.modified_ms * 1000, info.size_bytes)
-                    for info in asyncio.run(root.objects.describe(f"blobs/{folder}"))
+                    for info in asyncio.run(root.objects.describe(f"{FOLDER}/{folder}"))
                 ]
                 ours = [row for row in found if blobs.owns(row[0])]
                 columns = list(zip(*ours, strict=True)) or [(), (), ()]
