@@ -210,9 +210,10 @@ class Delivery:
         def reachable(ids: Sequence[int]) -> Sequence[int]:
             if not self._kept_back and self._ingests.can_give_all:
                 return ids
-            ids = [message_id for message_id in ids if message_id not in self._kept_back]
-            passed.update(shard_of(one) for one in ids if not self._ingests.can_give(one))
-            return [message_id for message_id in ids if shard_of(message_id) not in passed]
+            free = [message_id for message_id in ids if message_id not in self._kept_back]
+            given = list(filter(self._ingests.can_give, free))
+            passed.update(map(shard_of, set(free).difference(given)))
+            return given
 
         def peek(now_ms: int) -> list[int]:
             # Looking drops what has expired: a queue that was deleted meanwhile must not change.
