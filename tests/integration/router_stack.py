@@ -45,6 +45,7 @@ async def running_router(
         with suppress(asyncio.CancelledError):
             await running
         await channels.close()
+        await directory.close()
 
 
 class Stack:

@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from libs.serving.channels import Channels
-from libs.serving.telemetry import Telemetry
-from libs.serving.topology import TopologyDirectory
 from libs.storage.roots import open_root
-from services.router.router import Router
 from slatemq.v1 import queue_pb2
 from tests.integration.broker.entry_calls import AVAILABLE, ids
 from tests.integration.broker.rig import Rig, running
 from tests.integration.ingest_server import message, serving
+from tests.integration.router_stack import running_router
 from tests.integration.test_ingest_purging import purged, short
 
 WAIT_SECONDS = 30
-
-
-@asynccontextmanager
-async def routing(url: str) -> AsyncIterator[None]:
-    """A router between the real ingest and the real broker."""
-    directory = TopologyDirectory(open_root(url).objects)
-    channels = Channels(directory)
-    router = asyncio.create_task(Router(directory, channels, Telemetry(), look_again_ms=50).run())
-    try:
-        yield
-        if router.done():
-            router.result()
-    finally:
-        router.cancel()
-        with suppress(asyncio.CancelledError):
-            await router
-        await channels.close()
-        await directory.close()
 
 
 async def create(rig: Rig, queue_id: str, *, from_beginning: bool = False) -> None:
@@ -82,7 +59,7 @@ async def test_what_is_purged_before_it_is_routed_or_replayed_is_passed_over(
             going += [published[0], *published[2:]]
         assert await purged(ingest, going, epoch=1) == len(going)
         # When a router comes, and a queue that starts in the past
-        async with routing(url):
+        async with running_router(open_root(url)):
             await has(rig, "all", staying)
             await create(rig, "late", from_beginning=True)
             await replayed(rig, "late")
@@ -98,7 +75,7 @@ async def test_a_log_of_which_nothing_is_left_holds_up_no_replay(tmp_path: Path)
     async with serving(url, purge_grace_s=0) as ingest, running(tmp_path) as rig:
         await create(rig, "all")
         published = [one for _ in range(5) for one in await ingest.publish(short(b"s"))]
-        async with routing(url):
+        async with running_router(open_root(url)):
             await has(rig, "all", published)
             assert await purged(ingest, published, epoch=1) == 5
             await create(rig, "late", from_beginning=True)
@@ -108,6 +85,6 @@ async def test_a_log_of_which_nothing_is_left_holds_up_no_replay(tmp_path: Path)
             await has(rig, "late", more)
     async with serving(url, purge_grace_s=0) as ingest, running(tmp_path) as rig:
         assert await purged(ingest, published, epoch=2) == 0
-        async with routing(url):
+        async with running_router(open_root(url)):
             more += await ingest.send(b"and more")
             await has(rig, "late", more)
