@@ -32,6 +32,12 @@ ENTRY_BYTES = 4096
 """Read first where one entry is wanted; more if it is longer."""
 
 
+_MARKS = tuple(control.encode() for control in CONTROLS.values())
+
+_CONTINUING = (NEWLINE, b" ", b"\\")
+"""With what a line begins that belongs to the entry above it."""
+
+
 def reader(descriptor: int, offset: int = 0) -> Read:
     """Reads on from there, however the file is used meanwhile."""
 
@@ -60,6 +66,9 @@ def entry_at(descriptor: int, offset: int) -> Entry:
 
 def again(descriptor: int, entry: Entry) -> Entry:
     """The same entry as it is now. Raises Rewritten when something else is in its place."""
+    same = _unchanged(descriptor, entry)
+    if same is not None:
+        return same
     try:
         now = entry_at(descriptor, entry.offset)
     except (NoSuchEntry, FormatError):
@@ -67,6 +76,19 @@ def again(descriptor: int, entry: Entry) -> Entry:
     if now is None or now.text != entry.text:
         raise Rewritten(f"the entry at offset {entry.offset} is no longer there: read again")
     return Entry.of(now.raw, now.offset, entry.line)
+
+
+def _unchanged(descriptor: int, entry: Entry) -> Entry | None:
+    """The entry, if all its bytes are as they were but for a mark: most are, and need no scan."""
+    raw, offset = entry.raw, entry.offset
+    if offset:
+        read = os.pread(descriptor, len(raw) + 2, offset - 1)
+    else:
+        read = NEWLINE + os.pread(descriptor, len(raw) + 1, 0)
+    content, following = read[1 : len(raw) + 1], read[len(raw) + 1 :]
+    is_whole = following not in _CONTINUING if content.endswith(NEWLINE) else not following
+    is_marked = content[:1] in _MARKS and content[1:] == raw[1:] and read[:1] == NEWLINE
+    return Entry.of(content, offset, entry.line) if is_marked and is_whole else None
 
 
 def queued(entry: Entry) -> Entry:
