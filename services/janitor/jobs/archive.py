@@ -14,6 +14,7 @@ takes it for free.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
@@ -51,6 +52,12 @@ SMALL_BYTES: Final = PART_BYTES // 4
 
 GROUP_BYTES: Final = 8 << 20
 """Of a row group: what a reader holds at once."""
+
+NAME_LENGTH_MAX: Final = 240
+"""Of a queue as its folder is named: file systems take names of 255 bytes, queues have as many."""
+
+NAME_KEPT: Final = 200
+"""Of a longer name; the rest of its folder's is a digest, behind what no queue's name has."""
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
@@ -213,6 +220,9 @@ def keys_of(letters: pa.Table) -> npt.NDArray[Any]:
 
 def day_path(queue: str, day: date) -> str:
     """The folder of a queue's letters that failed on a day."""
+    if len(queue) > NAME_LENGTH_MAX:
+        digest = hashlib.blake2b(queue.encode(), digest_size=16).hexdigest()
+        queue = f"{queue[:NAME_KEPT]}~{digest}"
     return f"{FOLDER}/queue={queue}/day={day.isoformat()}"
 
 

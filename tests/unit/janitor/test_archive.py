@@ -18,7 +18,7 @@ import pytest
 from libs.storage.objects import Objects
 from libs.storage.roots import open_root
 from services.janitor.jobs import archive
-from services.janitor.jobs.archive import FOLDER, LETTERS, DayFolder
+from services.janitor.jobs.archive import FOLDER, LETTERS, DayFolder, day_path
 
 DAY = date(2026, 1, 2)
 AT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -73,6 +73,17 @@ def letters(*ids: int, payload: bytes = b"x") -> pa.Table:
 @pytest.fixture
 def objects(tmp_path: Path) -> Objects:
     return open_root(tmp_path.as_uri(), sync=False).objects
+
+
+def test_a_queue_with_the_longest_name_has_a_folder_of_its_own_on_every_file_system(
+    objects: Objects,
+) -> None:
+    for name in ("x" * 255, "x" * 254 + "y"):
+        folder = DayFolder(Waits(), objects, name, DAY)
+        folder.add(letters(1))
+
+        assert folder.added == [f"{folder.path}/part-000001.parquet"]
+    assert day_path("x" * 240, DAY) == f"{FOLDER}/queue={'x' * 240}/day=2026-01-02"
 
 
 def folder_of(objects: Objects, waits: Waits | None = None) -> DayFolder:
