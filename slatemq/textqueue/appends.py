@@ -13,21 +13,20 @@ once.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from slatemq.textqueue.editing import entry_at, reader
 from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import AppendLost, FormatError, NoSuchEntry
-from slatemq.textqueue.intents import is_left, mend
-from slatemq.textqueue.locks import How, is_named, opened
+from slatemq.textqueue.intents import mend, unfinished
+from slatemq.textqueue.locks import READ_ONLY, How, is_named, opened
 from slatemq.textqueue.pages import NEWLINE, last_beginning
 from slatemq.textqueue.parsing import scan
 
@@ -46,8 +45,6 @@ SETTLED_SECONDS = 0.005
 """Between emptying a file and writing it anew an editor takes less."""
 
 SETTLING_ROUNDS_MAX = 40
-
-_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Append(NamedTuple):
@@ -113,25 +110,16 @@ def restart(log: int, entry: Entry | None, count: int, now_ms: int) -> None:
 def look(path: str, name: str, descriptor: int) -> bool:
     """Whether all that was appended is there still; warns of AppendLost if not, once.
 
-    Who may only read the list is told every time. The file is locked for us, at least shared.
-    Raises OSError.
+    Who may only read is told every time. The file is locked for us, at least shared. Raises
+    OSError.
     """
-    flags, kept = os.O_RDWR, True
-    while True:
-        try:
-            with opened(appended(path), flags, How.EXCLUSIVE) as log:
-                if kept:
-                    mend(descriptor, log)
-                gone, present = _gone(path, descriptor, log)
-                if kept and present is not None:
-                    _rewrite(log, present)
-            break
-        except FileNotFoundError:
+    with _list(path) as (log, is_ours):
+        if log is None:
             return True
-        except OSError as error:
-            if not kept or error.errno not in _READ_ONLY:
-                raise
-            flags, kept = os.O_RDONLY, False
+        keeps = is_ours and mend(path, descriptor, log)
+        gone, present = _gone(path, descriptor, log)
+        if keeps and present is not None:
+            _rewrite(log, present)
     if gone:
         found = tuple((one.offset, one.start) for one in gone)
         count = sum(one.messages for one in gone)
@@ -139,25 +127,43 @@ def look(path: str, name: str, descriptor: int) -> bool:
     return not gone
 
 
-def mend_left(path: str, descriptor: int) -> None:
-    """Take out what a killed append has left, if we may. The file is locked. Raises OSError."""
-    try:
-        with opened(appended(path), os.O_RDWR, How.EXCLUSIVE) as log:
-            mend(descriptor, log)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        if error.errno not in _READ_ONLY:
-            raise
+def finished(path: str, descriptor: int) -> int:
+    """Where what was written to its end ends; the file is locked for us. Raises OSError.
+
+    What a killed append has left is taken out, if we may.
+    """
+    torn = under_way(path, descriptor)
+    if torn is not None:
+        with _list(path) as (log, is_ours):
+            if log is None or not is_ours or not mend(path, descriptor, log):
+                return torn
+    return os.fstat(descriptor).st_size
 
 
-def may_be_torn(path: str) -> bool:
-    """Whether an append is under way, or was killed. Raises OSError."""
+def under_way(path: str, descriptor: int) -> int | None:
+    """Where the entry begins that is being written, or was when its writer was killed."""
     try:
         with opened(appended(path), os.O_RDONLY, How.NONE) as log:
-            return is_left(log)
+            return unfinished(descriptor, log)
     except (FileNotFoundError, PermissionError):
-        return False
+        return None
+
+
+@contextmanager
+def _list(path: str) -> Iterator[tuple[int | None, bool]]:
+    """The list, open and locked, if there is one, and whether we may write it. Raises OSError."""
+    with ExitStack() as stack:
+        log, is_ours = None, True
+        try:
+            log = stack.enter_context(opened(appended(path), os.O_RDWR, How.EXCLUSIVE))
+        except FileNotFoundError:
+            pass  # nothing was appended yet
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise
+            is_ours = False
+            log = stack.enter_context(opened(appended(path), os.O_RDONLY, How.EXCLUSIVE))
+        yield log, is_ours
 
 
 def _gone(path: str, descriptor: int, log: int) -> tuple[list[Append], list[Append] | None]:

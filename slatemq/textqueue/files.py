@@ -6,7 +6,6 @@ Where both the sidecar and the file are locked, the sidecar comes first.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import threading
@@ -17,22 +16,22 @@ from pathlib import Path
 from typing import TypeVar
 
 from slatemq.textqueue.appends import (
+    finished,
     listing,
     look,
-    may_be_torn,
-    mend_left,
     remember,
     restart,
     taken,
 )
 from slatemq.textqueue.editing import add, again, end_of, entry_at, reader
 from slatemq.textqueue.entries import Entry
-from slatemq.textqueue.errors import FormatError, Rewritten
+from slatemq.textqueue.errors import FormatError, NoSuchEntry, Rewritten
 from slatemq.textqueue.holders import Holders, sidecar
 from slatemq.textqueue.intents import intended
 from slatemq.textqueue.locks import How, is_named, opened
 from slatemq.textqueue.pages import NEWLINE
 from slatemq.textqueue.parsing import CHUNK_BYTES, scan
+from slatemq.textqueue.reading import Reading
 
 T = TypeVar("T")
 
@@ -123,28 +122,21 @@ class QueueFile:
     ) -> Iterator[Iterator[Entry]]:
         """One scan of the file, which is open meanwhile."""
         self._expect_file()
-        if not hold_back and may_be_torn(self.path):
-            with self.opened(os.O_RDONLY, How.SHARED) as descriptor:
-                mend_left(self.path, descriptor)
         with opened(self.path, os.O_RDONLY, How.NONE) as descriptor:
-            alone = hold_back or bool(self._own.files)
-
-            @contextmanager
-            def settle() -> Iterator[None]:
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-                try:
-                    yield
-                finally:
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
-
             start = after.offset if after else 0
+            if self._own.files:
+                finished(self.path, descriptor)
+                read, settle = reader(descriptor, start), None
+            else:
+                reading = Reading(self.path, descriptor, start, waits=not hold_back)
+                read, settle = reading.read, None if hold_back else reading.settle
             yield scan(
-                reader(descriptor, start),
+                read,
                 self.name,
                 offset=start,
                 line=after.line if after else 1,
                 strict=self.strict,
-                settle=None if alone else settle,
+                settle=settle,
                 hold_back=hold_back,
                 controls=controls,
             )
@@ -152,6 +144,8 @@ class QueueFile:
     def entry(self, offset: int) -> Entry:
         """The entry that begins there. Raises NoSuchEntry, FormatError, OSError."""
         with self.opened(os.O_RDONLY, How.SHARED) as descriptor:
+            if offset >= finished(self.path, descriptor):
+                raise NoSuchEntry(f"no entry begins at offset {offset}")
             try:
                 return entry_at(descriptor, offset)
             except FormatError as error:

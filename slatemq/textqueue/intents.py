@@ -11,12 +11,14 @@ is gone, and takes out the message that it has not finished. Nobody was told tha
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from slatemq.textqueue.locks import READ_ONLY, How, opened
 from slatemq.textqueue.pages import NEWLINE, last_beginning
 
 BEGINS = b"~"
@@ -53,26 +55,48 @@ def intended(log: int, first: int, content: bytes) -> Iterator[None]:
         os.ftruncate(log, place)
 
 
-def is_left(log: int) -> bool:
-    """Whether a line is there: a writer is at work, or was killed."""
-    return _find(log) is not None
+def unfinished(descriptor: int, log: int) -> int | None:
+    """Where the entry begins that is being written, or was when its writer was killed."""
+    found = _find(log)
+    if found is None or found[1] is None:
+        return None
+    intent, size = found[1], os.fstat(descriptor).st_size
+    if not intent.first < size < intent.end:
+        return None
+    written = os.pread(descriptor, size - intent.first, intent.first)
+    if written[:HEAD_BYTES] != intent.head[: len(written)]:
+        return None
+    # The entries before the last are whole.
+    return intent.first + (last_beginning(written) or 0)
 
 
-def mend(descriptor: int, log: int) -> None:
-    """Take out what a killed writer has not finished; both files are locked. Raises OSError."""
+def mend(path: str, descriptor: int, log: int) -> bool:
+    """Take out what a killed writer has not finished; False if we may not. Raises OSError.
+
+    Both files are locked for us; the list is open for writing.
+    """
     found = _find(log)
     if found is None:
-        return
-    place, intent = found
-    size = os.fstat(descriptor).st_size
-    if intent is not None and intent.first < size < intent.end:
-        written = os.pread(descriptor, size - intent.first, intent.first)
-        if written[:HEAD_BYTES] == intent.head[: len(written)]:
-            # The entries before the last are whole. By this name, since the file may be open for
-            # reading alone.
-            end = intent.first + (last_beginning(written) or 0)
-            os.truncate(f"/proc/self/fd/{descriptor}", end)
-    os.ftruncate(log, place)
+        return True
+    end = unfinished(descriptor, log)
+    if end is not None and not _cut(path, descriptor, end):
+        return False
+    os.ftruncate(log, found[0])
+    return True
+
+
+def _cut(path: str, descriptor: int, end: int) -> bool:
+    # By its name, since it may be open for reading alone.
+    try:
+        with opened(path, os.O_RDWR, How.NONE) as writable:
+            if not os.path.samestat(os.fstat(writable), os.fstat(descriptor)):
+                return False  # replaced just now: whoever opens what is there now looks again
+            os.ftruncate(writable, end)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, *READ_ONLY):
+            raise
+        return False
+    return True
 
 
 def _find(log: int) -> tuple[int, Intent | None] | None:

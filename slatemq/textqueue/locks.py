@@ -13,6 +13,7 @@ in its place), that one is opened and locked instead.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -23,6 +24,9 @@ from enum import IntEnum
 from slatemq.textqueue.errors import Busy
 
 FILE_MODE = 0o666
+
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""How the system refuses to write."""
 
 
 class How(IntEnum):

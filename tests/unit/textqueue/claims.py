@@ -1,12 +1,18 @@
-"""What the tests of claims share."""
+"""What the tests of queue files share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from slatemq.textqueue import Claim, TextQueue
 
 Make = Callable[[bytes], TextQueue]
+
+NOBODY = 65534
+"""A user who owns nothing."""
 
 
 class Clock:
@@ -31,3 +37,19 @@ def claims(queue: TextQueue) -> list[str]:
     while (claim := queue.claim()) is not None:
         found.append(claim.text)
     return found
+
+
+@contextmanager
+def as_a_reader(*paths: Path) -> Iterator[None]:
+    """As somebody who may read the files, and not write them."""
+    for path in paths:
+        path.chmod(0o444)
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+        for path in paths:
+            path.chmod(0o644)

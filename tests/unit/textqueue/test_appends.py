@@ -4,17 +4,12 @@ import os
 import resource
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from slatemq.textqueue import AppendLost, TextQueue, appends
-from tests.unit.textqueue.claims import claims
-
-NOBODY = 65534
-"""A user who owns nothing."""
+from tests.unit.textqueue.claims import as_a_reader, claims
 
 
 def save(path: Path, content: bytes, in_place: bool) -> None:
@@ -256,19 +251,3 @@ def test_who_may_only_read_is_told_of_losses_each_time() -> None:
 
         # Then nobody is told any more
         assert queue.has_all_appends()
-
-
-@contextmanager
-def as_a_reader(*paths: Path) -> Iterator[None]:
-    """As somebody who may read the files, and not write them."""
-    for path in paths:
-        path.chmod(0o444)
-    own = os.geteuid()
-    if own == 0:
-        os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(own)
-        for path in paths:
-            path.chmod(0o644)

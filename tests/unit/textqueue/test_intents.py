@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from slatemq.textqueue import State, TextQueue, render, reserve
-from tests.unit.textqueue.claims import claims
+from slatemq.textqueue import NoSuchEntry, State, TextQueue, render, reserve
+from tests.unit.textqueue.claims import as_a_reader, claims
 
 KEPT = b"-kept\n\\error=        \n"
 
@@ -29,8 +30,9 @@ CALLS: list[Callable[[TextQueue], object]] = [
 
 def leave(path: Path, written: bytes, line: bytes | None = None) -> None:
     """What a writer leaves that was killed when so much of its append was there."""
-    path.write_bytes(KEPT)
-    TextQueue(path).append("older")
+    if not path.exists():
+        path.write_bytes(KEPT)
+        TextQueue(path).append("older")
     size = path.stat().st_size
     intent = {"first": size, "end": size + len(KILLED), "head": KILLED[:64].hex()}
     with Path(f"{path}.appended").open("ab") as log:
@@ -84,6 +86,86 @@ def test_a_reader_that_does_not_wait_leaves_the_last_entry_out(path: Path) -> No
     texts = [entry.text for entry in TextQueue(path).entries(hold_back=True)]
 
     assert texts == ["kept", "older", "first\nof two lines"]
+
+
+@pytest.mark.parametrize("hold_back", [False, True])
+@pytest.mark.parametrize("length", [1, SECOND - 3, SECOND, SECOND + 4])
+def test_a_reader_in_the_midst_of_the_file_gets_no_half_message(
+    path: Path, hold_back: bool, length: int
+) -> None:
+    # Given a reader that has begun, and then a writer that is killed
+    path.write_bytes(KEPT)
+    queue = TextQueue(path)
+    queue.append("older")
+    reader = queue.entries(hold_back=hold_back)
+    assert next(reader).text == "kept"
+    leave(path, KILLED[:length])
+
+    # Then the rest has what is whole
+    whole = ["first\nof two lines"] if length > SECOND else []
+    assert [entry.text for entry in reader] == ["older", *whole]
+
+
+def test_a_reader_without_a_lock_does_not_go_on_in_another_message(path: Path) -> None:
+    # Given a reader that has come to a message which a killed writer has begun
+    leave(path, KILLED[: SECOND + 4])
+    reader = TextQueue(path).entries(hold_back=True)
+    assert next(reader).text == "kept"
+
+    # When that is taken out, and others come in its place
+    for number in range(9):
+        TextQueue(path).append(f"another {number}", state=State.COMMENT)
+
+    # Then there is no message made of two
+    assert [entry.text for entry in reader] == ["older", "first\nof two lines"]
+
+
+def test_an_entry_that_was_not_finished_cannot_be_had_by_its_place(path: Path) -> None:
+    leave(path, KILLED[: SECOND + 4])
+
+    with pytest.raises(NoSuchEntry):
+        TextQueue(path).entry(path.stat().st_size - 4)
+
+
+def test_who_may_only_read_gets_no_half_message_and_takes_nothing_out() -> None:
+    # Given what a killed writer left, in files that are somebody else's: both, or one of them
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        path = Path(folder, "jobs.tq")
+        leave(path, KILLED[: SECOND + 4])
+        content, listed = path.read_bytes(), Path(f"{path}.appended")
+        for theirs in ([path], [listed], [path, listed]):
+            for file in (path, listed):
+                file.chmod(0o444 if file in theirs else 0o666)
+            with as_a_reader(*theirs):
+                queue = TextQueue(path)
+
+                # Then it reads what is whole, and looks whether all is there, as often as it likes
+                for _ in range(2):
+                    texts = [entry.text for entry in queue]
+                    assert texts == ["kept", "older", "first\nof two lines"]
+                    assert queue.has_all_appends()
+
+            # And the owner finds it as it was
+            assert path.read_bytes() == content
+            assert b"~" in listed.read_bytes()
+
+
+def test_nothing_of_linux_alone_is_asked_for_to_take_it_out(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a system without a folder of a process's open files
+    def without(name: str | int, length: int) -> None:
+        assert not str(name).startswith("/proc")
+        truncate(name, length)
+
+    truncate = os.truncate
+    monkeypatch.setattr(os, "truncate", without)
+    leave(path, KILLED[:4])
+
+    assert [entry.text for entry in TextQueue(path)] == ["kept", "older"]
+
+    assert path.read_bytes().endswith(b"-older\n")
 
 
 WRITER = """
