@@ -4,7 +4,7 @@ python -m tests.faults kills --messages 100000 --kills 10
 python -m tests.faults ingest-away --seconds 60
 python -m tests.faults histories --commands 100000 --restarts 200
 python -m tests.faults chains --messages 20000 --kills 30
-python -m tests.faults janitor
+python -m tests.faults janitor --stages 1 2
 
 Ends with 0 if nothing was lost, routed twice, or redelivered before its lease ended.
 """
@@ -90,6 +90,9 @@ FORMS = {"kills": kills, "ingest-away": ingest_away, "chains": chains}
 HISTORIES = "histories"
 JANITOR = "janitor"
 
+STAGES_COUNT = len(STAGES["retention"])
+"""Each job has as many."""
+
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -106,6 +109,14 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60, help="how long ingest is away")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the victims")
     parser.add_argument("--commands", type=int, default=100_000, help="of a random history")
+    parser.add_argument(
+        "--stages",
+        type=int,
+        nargs="+",
+        choices=range(1, STAGES_COUNT + 1),
+        default=range(1, STAGES_COUNT + 1),
+        help="of the janitor's jobs, at which to kill; minutes each",
+    )
     parser.add_argument("--restarts", type=int, default=200, help="of the broker in a history")
     return parser.parse_args()
 
@@ -130,13 +141,14 @@ def _history(given: argparse.Namespace) -> int:
     return 0
 
 
-def _janitor() -> int:
+def _janitor(wanted: list[int]) -> int:
     """Every job of the janitor, killed at each of its stages, then done by two at once."""
+    of_all = list(zip(*STAGES.values(), strict=True))
 
     async def waves(spark: SparkSession, folder: Path) -> None:
         async with instance(folder) as made:
-            for number, stages in enumerate(zip(*STAGES.values(), strict=True)):
-                chosen = dict(zip(STAGES, stages, strict=True))
+            for number, stage in enumerate(wanted):
+                chosen = dict(zip(STAGES, of_all[stage - 1], strict=True))
                 print(", ".join(f"{job}: {stage}" for job, stage in chosen.items()), flush=True)
                 await wave(spark, made, str(number), chosen, folder)
 
@@ -164,7 +176,7 @@ def main() -> int:
     if given.form == HISTORIES:
         return _history(given)
     if given.form == JANITOR:
-        return _janitor()
+        return _janitor(given.stages)
     with (
         tempfile.TemporaryDirectory(prefix="slatemq-faults-") as folder,
         LocalStack(Path(folder)) as stack,
