@@ -10,7 +10,10 @@ the generated protobuf messages and stubs.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # that of typing, without loading it: the command begins here
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 

@@ -17,12 +17,28 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+from importlib import import_module
 
-if importlib.util.find_spec("click") is None or importlib.util.find_spec("rich") is None:
-    sys.exit("slatemq: the command needs more packages: pip install 'slatemq[cli]'")
+from slatemq.cli import interrupts
 
-from slatemq.cli.app import main
+TYPE_CHECKING = False  # that of typing, without loading it first
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 __all__ = ["main"]
+
+NEEDED = ("click", "rich")
+
+
+def main() -> NoReturn:
+    """The entry point: runs the command line of this process, and ends it."""
+    # Loading all of it takes some tenths of a second, in which people think better of it.
+    interrupts.end_with(interrupts.EXIT_INTERRUPTED)
+    try:
+        app = import_module("slatemq.cli.app")
+    except ModuleNotFoundError as error:
+        if error.name not in NEEDED:
+            raise
+        told = "slatemq: the command needs more packages: pip install 'slatemq[cli]'"
+        raise SystemExit(told) from None
+    raise SystemExit(app.main())

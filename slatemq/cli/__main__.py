@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slatemq.cli.app import main
+from slatemq.cli import main
 
 if __name__ == "__main__":
     main()

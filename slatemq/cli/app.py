@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
 
 import click
 
@@ -21,6 +20,7 @@ from slatemq.cli import (
     exporting,
     importing,
     inspecting,
+    interrupts,
     janitor,
     messages,
     outbox,
@@ -120,18 +120,22 @@ for command in (
     slatemq.add_command(command)
 
 
-def main() -> NoReturn:
-    """The entry point: runs the command line of this process, and ends it."""
+def main() -> int:
+    """Runs the command line of this process; gives the exit code."""
     logging.basicConfig(level=logging.WARNING, format="slatemq: %(message)s")
     for stream in (sys.stdout, sys.stderr):
         # A name that the terminal cannot show is no reason to fail.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    code = invoke(sys.argv[1:])
-    with suppress(OSError):
-        sys.stdout.flush()
-    with suppress(OSError):
-        sys.stderr.flush()
-    sys.exit(code)
+    code = interrupts.EXIT_INTERRUPTED
+    with suppress(KeyboardInterrupt):
+        interrupts.raised()
+        code = invoke(sys.argv[1:])
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+    # What is left is the interpreter's own end, which would tell of a Ctrl-C at length.
+    interrupts.end_with(code)
+    return code
 
 
 def invoke(arguments: Sequence[str]) -> int:

@@ -1,0 +1,62 @@
+"""Ctrl-C before a command is at work, and after: it ends, and shows nobody the inside."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli_stack import COMMAND
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+SECONDS = 60
+
+
+@pytest.mark.parametrize("module", ["click", "grpc", "slatemq.client", "slatemq.cli.textqueue"])
+@pytest.mark.parametrize(
+    "words", [("tq", "append", "jobs.tq", "--lines"), ("consume", "jobs"), ("import", "-")]
+)
+def test_ctrl_c_while_modules_are_loaded_ends_a_command_with_130(
+    words: tuple[str, ...], module: str, tmp_path: Path
+) -> None:
+    # Given a command that tells which modules it has loaded
+    with subprocess.Popen(
+        [sys.executable, "-X", "importtime", *COMMAND[1:], *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(REPOSITORY), "SLATEMQ_ENDPOINT": "127.0.0.1:1"},
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.rpartition(b"|")[2].strip() == module.encode():
+                break
+
+        # When it is interrupted after one of them
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=SECONDS)
+
+    # Then it ends, without a word about itself
+    assert process.returncode == 130
+    assert b"Traceback" not in told
+    assert b"Exception ignored" not in told
+
+
+def test_a_command_without_its_packages_says_what_to_install(tmp_path: Path) -> None:
+    # Given a place in which one of them is not to be had
+    (tmp_path / "rich.py").write_text("raise ModuleNotFoundError('no rich', name='rich')")
+
+    done = subprocess.run(
+        [*COMMAND, "--help"],
+        capture_output=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"},
+        timeout=SECONDS,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert done.stderr == b"slatemq: the command needs more packages: pip install 'slatemq[cli]'\n"
