@@ -1,15 +1,17 @@
 """Your own messages through your own code: `python examples/quickstart.py [HOST:PORT]`.
 
-Needs a running stack, such as `make up` or `docker-compose up` start.
+Needs a running stack, such as `make up` or `docker-compose up` start: at the address given, at that
+of SLATEMQ_ENDPOINT, or at 127.0.0.1:7420.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 
 import slatemq
-from slatemq.errors import AlreadyExists
+from slatemq.errors import AlreadyExists, SlateMQError, Unavailable
 
 ORDERS = [("anvil", "eu"), ("rocket", "us"), ("tunnel paint", "eu")]
 
@@ -37,4 +39,10 @@ async def main(endpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:7420"))
+    address = os.environ.get("SLATEMQ_ENDPOINT") or "127.0.0.1:7420"
+    try:
+        asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else address))
+    except Unavailable as error:
+        sys.exit(f"quickstart: {error}\n  `make up` starts a stack on this machine")
+    except SlateMQError as error:
+        sys.exit(f"quickstart: {error}")

@@ -102,6 +102,11 @@ class Received:
         return self._wire.lease_deadline_ms
 
     @property
+    def lease_ms(self) -> int:
+        """How long the lease runs from the claim: what was asked for, or the queue's most."""
+        return self._wire.lease_ms
+
+    @property
     def attempts_count(self) -> int:
         """How often it was claimed from this queue, this time included."""
         return self._wire.attempts_count

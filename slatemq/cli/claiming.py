@@ -82,6 +82,8 @@ def claim(
                 )
                 for message in claimed:
                     show(session, message)
+                if claimed and not printed:
+                    _note_cut(queue, lease, claimed[0])
                 printed += len(claimed)
                 left = timedelta(0) if claimed else left - step
                 if not claimed and not left:
@@ -90,6 +92,16 @@ def claim(
 
     if not run(work()) and not session.json:
         note(f"nothing is available in {queue}")
+
+
+def _note_cut(queue: str, lease: timedelta | None, message: Received) -> None:
+    longest = timedelta(milliseconds=message.lease_ms)
+    if lease is not None and longest < lease:
+        most = format_duration(message.lease_ms)
+        note(
+            f"leases of {queue} last {most} at most (its --max-lease): `slatemq extend` makes them "
+            "longer later"
+        )
 
 
 def message_fields(message: Received) -> dict[str, Any]:

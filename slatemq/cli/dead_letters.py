@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
 import click
 
 from slatemq.cli.failed_edit import edit
-from slatemq.cli.failures import EXIT_REFUSED
+from slatemq.cli.failures import EXIT_REFUSED, error_fields
 from slatemq.cli.groups import Group
 from slatemq.cli.messages import finished_listing, show_message
 from slatemq.cli.output import note, say, write_json, write_table
@@ -21,8 +21,13 @@ from slatemq.cli.queues import purge_states
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.client import Client
 from slatemq.entry_models import EntryState
-from slatemq.errors import SlateMQError
+from slatemq.errors import NotFound, SlateMQError
 from slatemq.redrives import Redrive, RedriveState
+
+LOOKED_UP_MAX = 100
+"""Messages named by ID that are looked for before a redrive: each look reads lists of the queue."""
+
+LOOKS_AT_ONCE = 8
 
 REDRIVE_EPILOG = """\
 \b
@@ -36,7 +41,9 @@ Examples:
 It runs in the broker, each message exactly once, also when this command ends:
 Ctrl-C stops the looking, `failed cancel` the redrive. Filters see what a
 queue's filter sees (headers, created_at, received_at, size), and `reason`,
-`attempts` and `failed_at`. Letters that fail after it began are not taken.
+`attempts` and `failed_at`. Letters that fail after it began are not taken. What
+is named by --id (up to 100) and is no dead letter of the queue is told: exit
+code 1; the others are moved.
 """
 
 
@@ -128,11 +135,17 @@ def redrive(
     no_wait: bool,
 ) -> None:
     """Make dead letters of QUEUE available again, with no attempts counted."""
+    unknown: list[int] = []
 
-    async def work() -> Redrive:
+    async def work() -> Redrive | None:
         async with session.connect() as client:
+            unknown.extend(await _no_letters(client, queue, ids))
+            _tell_unknown(session, queue, unknown)
+            chosen = [one for one in ids if one not in unknown]
+            if ids and not chosen:
+                return None
             begun = await client.start_redrive(
-                queue, into=into, filter=expression, message_ids=ids, rate=rate
+                queue, into=into, filter=expression, message_ids=chosen, rate=rate
             )
             if no_wait:
                 return begun
@@ -152,10 +165,37 @@ def redrive(
                 raise
 
     told = run(work())
-    if no_wait and not session.json:
+    if told is not None and no_wait and not session.json:
         say(told.redrive_id)
-    else:
+    elif told is not None:
         _tell(session, told)
+    if unknown:
+        sys.exit(EXIT_REFUSED)
+
+
+async def _no_letters(client: Client, queue: str, ids: Sequence[int]) -> list[int]:
+    """Those that are no dead letters of the queue. Of very many nobody is asked."""
+    looks = asyncio.Semaphore(LOOKS_AT_ONCE)
+
+    async def is_letter(message_id: int) -> bool:
+        async with looks:
+            found = [entry.state async for entry in client.find_message(message_id, [queue])]
+        return EntryState.FAILED in found
+
+    asked = list(dict.fromkeys(ids))
+    if len(asked) > LOOKED_UP_MAX:
+        return []
+    known = await asyncio.gather(*map(is_letter, asked))
+    return [one for one, is_known in zip(asked, known, strict=True) if not is_known]
+
+
+def _tell_unknown(session: Session, queue: str, ids: Sequence[int]) -> None:
+    for one in ids:
+        error = NotFound("message", str(one), f"message {one} is no dead letter of {queue}")
+        if session.json:
+            write_json({"message_id": str(one), "ok": False, "error": error_fields(error)})
+        else:
+            note(error.message)
 
 
 @failed.command("redrives", epilog="\b\nExample:\n  slatemq failed redrives orders")

@@ -53,9 +53,19 @@ def test_the_demo_fails_when_one_delivery_is_dropped_from_the_notes(tmp_path: Pa
 
 def test_the_quick_start_publishes_and_consumes(stack: LocalStack) -> None:
     first = run("examples/quickstart.py", stack.endpoint)
-    again = run("examples/quickstart.py", stack.endpoint)
+    again = run("examples/quickstart.py", SLATEMQ_ENDPOINT=stack.endpoint)
 
     assert (first.returncode, first.stderr) == (0, "")
     assert first.stdout.splitlines()[-2:] == ["processed 'anvil'", "processed 'tunnel paint'"]
     assert (again.returncode, again.stderr) == (0, "")
     assert "from an earlier run" in again.stdout
+
+
+@pytest.mark.parametrize("arguments", [("127.0.0.1:1",), ()])
+def test_the_quick_start_says_in_a_line_that_nobody_is_there(arguments: tuple[str, ...]) -> None:
+    ended = run("examples/quickstart.py", *arguments, SLATEMQ_ENDPOINT="127.0.0.1:1")
+
+    assert ended.returncode == 1
+    assert "127.0.0.1:1 is not reachable" in ended.stderr
+    assert "`make up` starts a stack" in ended.stderr
+    assert "Traceback" not in ended.stderr

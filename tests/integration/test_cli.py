@@ -229,6 +229,18 @@ def test_the_status_names_every_service(cli: Cli, queue: str) -> None:
     assert b"serving" in cli.ok("status").out
 
 
+def test_a_lease_that_is_longer_than_the_queue_allows_is_told(cli: Cli, queue: str) -> None:
+    for text in ("a", "b"):
+        cli.ok("publish", "--to", queue, text)
+
+    long = cli.ok("claim", queue, "--lease", "13h", "--wait", "30s", "--json")
+    short = cli.ok("claim", queue, "--lease", "12h", "--wait", "30s", "--json")
+
+    assert f"leases of {queue} last 12h at most" in long.err
+    assert len(long.objects) == len(short.objects) == 1
+    assert short.err == ""
+
+
 # --- Consuming --------------------------------------------------------------
 
 

@@ -23,6 +23,18 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
         yield Cli(stack, tmp_path / "state")
 
 
+def test_consume_sums_nothing_up_where_nobody_was_there(cli: Cli) -> None:
+    program = ("--exec", "true", "--wait", "2s")
+    unknown = cli.run("consume", "no-such-queue", *program)
+    nobody = cli.run("consume", "q", *program, "--endpoint", "127.0.0.1:1")
+
+    assert (unknown.code, nobody.code) == (1, 3)
+    assert "acked" not in unknown.err + nobody.err
+    # But where there was nothing to do
+    cli.ok("queue", "create", "q")
+    assert "0 acked, 0 nacked" in cli.ok("consume", "q", *program).err
+
+
 @pytest.mark.parametrize("wait", [("--wait", "2s"), ()])
 def test_consume_ends_with_3_when_everything_stays_away(cli: Cli, wait: tuple[str, ...]) -> None:
     # Given a consumer that has had a message

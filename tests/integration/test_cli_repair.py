@@ -207,6 +207,46 @@ def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
     assert objects(cli, "failed", "ls", queue) == []
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_redrive_tells_the_ids_that_are_no_dead_letters_and_moves_the_others(
+    cli: Cli, as_json: bool
+) -> None:
+    # Given a dead letter, a message that is none, and an ID that nothing has
+    queue = new_queue(cli, "--max-attempts", "1")
+    dead_letter(cli, queue, "a")
+    (letter,) = objects(cli, "failed", "ls", queue)
+    cli.ok("publish", "--to", queue, "b")
+    (waiting,) = listed(cli, queue, "available", 1)
+    known, others = str(letter["message_id"]), [str(waiting["message_id"]), "77"]
+    options = ("--json",) if as_json else ()
+
+    # When they are named with others
+    named = [word for one in (others[0], known, others[1]) for word in ("--id", one)]
+    mixed = cli.run("failed", "redrive", queue, *named, *options)
+
+    # Then the letter has come back, and the others are told
+    assert mixed.code == 1
+    assert len(listed(cli, queue, "available", 2)) == 2
+    told = [f"message {one} is no dead letter of {queue}" for one in others]
+    if as_json:
+        *refused, done = mixed.objects
+        assert [(one["message_id"], one["ok"]) for one in refused] == [
+            (one, False) for one in others
+        ]
+        assert [one["error"]["message"] for one in refused] == told
+        assert done["redriven_count"] == 1
+    else:
+        assert [line for line in mixed.err.splitlines() if "no dead" in line] == [
+            f"slatemq: {line}" for line in told
+        ]
+        assert b"1 moved" in mixed.out
+
+    # And with none that is known no redrive begins
+    none = cli.run("failed", "redrive", queue, "--id", "77", *options)
+    assert none.code == 1
+    assert len(objects(cli, "failed", "redrives", queue)) == 1
+
+
 def test_ctrl_c_on_a_redrive_says_that_it_goes_on(cli: Cli) -> None:
     queue = new_queue(cli, "--max-attempts", "1")
     for payload in ("a", "b", "c", "d"):
