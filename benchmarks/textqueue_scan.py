@@ -39,19 +39,18 @@ def lines(path: Path) -> None:
             pass
 
 
-def raw_lines(path: Path) -> None:
-    with path.open("rb") as stream:
-        for _ in stream:
-            pass
-
-
 def scan(path: Path, *states: State) -> None:
     for _ in TextQueue(path).entries(*states):
         pass
 
 
-def read(path: Path, *states: State) -> None:
-    for entry in TextQueue(path).entries(*states):
+def texts(path: Path) -> None:
+    for _ in TextQueue(path).texts():
+        pass
+
+
+def read(path: Path) -> None:
+    for entry in TextQueue(path):
         assert entry.text is not None
 
 
@@ -59,14 +58,14 @@ def scanning(folder: Path, size: int, rounds: int) -> None:
     path = folder / "scan.tq"
     works: dict[str, Callable[[], object]] = {
         "lines": partial(lines, path),
-        "in bytes": partial(raw_lines, path),
+        "texts": partial(texts, path),
+        "entries": partial(scan, path),
+        "and texts": partial(read, path),
         "all": partial(scan, path, *State),
-        "with text": partial(read, path, *State),
-        "queued": partial(scan, path),
-        "with text ": partial(read, path),
     }
     told = "".join(f"{name:>11}" for name in works)
-    sys.stdout.write(f"{'MB/s':26}{told}{'all/lines':>11}{'with text':>11}\n")
+    shares = "".join(f"{name + '/lines':>17}" for name in ("texts", "entries"))
+    sys.stdout.write(f"{'MB/s':26}{told}{shares}\n")
     for name, piece in SHAPES.items():
         path.write_bytes(piece * (size // len(piece)))
         best = [float("inf")] * len(works)
@@ -76,7 +75,7 @@ def scanning(folder: Path, size: int, rounds: int) -> None:
             ]
         rates = [path.stat().st_size / one / 1e6 for one in best]
         told = "".join(f"{rate:11.0f}" for rate in rates)
-        shares = "".join(f"{rate / rates[0]:11.2f}" for rate in rates[2:4])
+        shares = "".join(f"{rate / rates[0]:17.2f}" for rate in rates[1:3])
         sys.stdout.write(f"{name:26}{told}{shares}\n")
 
 

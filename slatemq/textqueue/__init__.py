@@ -13,7 +13,8 @@ nothing but Python, and imports nothing else of SlateMQ.
 from __future__ import annotations
 
 from slatemq.textqueue.compacting import Compacted
-from slatemq.textqueue.entries import Entry, State, Variable, Variables, render, reserve
+from slatemq.textqueue.controls import State
+from slatemq.textqueue.entries import Entry, Variable, Variables, render, reserve
 from slatemq.textqueue.errors import (
     AlreadyMarked,
     AppendLost,

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from slatemq.textqueue.appends import look
+from slatemq.textqueue.controls import State
 from slatemq.textqueue.editing import again, entry_at, fill, mark
-from slatemq.textqueue.entries import Entry, State, Variable
+from slatemq.textqueue.entries import Entry, Variable
 from slatemq.textqueue.errors import (
     AlreadyMarked,
     Busy,

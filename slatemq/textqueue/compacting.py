@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from slatemq.textqueue.appends import listing, look, restart
+from slatemq.textqueue.controls import State
 from slatemq.textqueue.editing import reader
-from slatemq.textqueue.entries import Entry, State
+from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import Rewritten
 from slatemq.textqueue.files import QueueFile
 from slatemq.textqueue.holders import Hold

@@ -8,14 +8,8 @@ from __future__ import annotations
 
 import os
 
-from slatemq.textqueue.entries import (
-    CONTROLS,
-    Entry,
-    State,
-    Variable,
-    checked_line,
-    encoded,
-)
+from slatemq.textqueue.controls import CONTROLS, State
+from slatemq.textqueue.entries import Entry, Variable, checked_line, encoded
 from slatemq.textqueue.errors import (
     AlreadyMarked,
     DoesNotFit,

@@ -13,31 +13,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from slatemq.textqueue.controls import CONTROLS, STATES, State
 from slatemq.textqueue.errors import BadText, NoSuchVariable
 from slatemq.textqueue.pages import NEWLINE, Page, alone
-
-
-class State(StrEnum):
-    """What an entry is, by its control character."""
-
-    QUEUED = "queued"
-    PROCESSED = "processed"
-    ERROR = "error"
-    COMMENT = "comment"
-    UNKNOWN = "unknown"
-
-
-CONTROLS = {
-    State.QUEUED: "-",
-    State.PROCESSED: "=",
-    State.ERROR: "!",
-    State.COMMENT: "#",
-}
-
-_STATES = {ord(control): state for state, control in CONTROLS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +95,7 @@ class Entry:
     @property
     def state(self) -> State:
         """What the control character says."""
-        return _STATES.get(self._page.content[self._page.starts[self._place]], State.UNKNOWN)
+        return STATES.get(chr(self._page.content[self._page.starts[self._place]]), State.UNKNOWN)
 
     @property
     def variables(self) -> tuple[Variable, ...]:

@@ -9,8 +9,9 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +24,7 @@ from slatemq.textqueue.appends import (
     restart,
     taken,
 )
+from slatemq.textqueue.controls import State
 from slatemq.textqueue.editing import add, again, end_of, entry_at, reader
 from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import FormatError, NoSuchEntry, Rewritten
@@ -30,7 +32,7 @@ from slatemq.textqueue.holders import Holders, sidecar
 from slatemq.textqueue.intents import intended
 from slatemq.textqueue.locks import How, is_named, opened
 from slatemq.textqueue.pages import NEWLINE
-from slatemq.textqueue.parsing import CHUNK_BYTES, scan
+from slatemq.textqueue.parsing import CHUNK_BYTES, scan, scan_texts
 from slatemq.textqueue.reading import Reading
 
 T = TypeVar("T")
@@ -115,30 +117,33 @@ class QueueFile:
 
         With `controls` only those that begin with one of these characters.
         """
-        return chain.from_iterable(self._scans(after, hold_back, controls))
+        start, line = (after.offset, after.line) if after else (0, 1)
+        given = partial(scan, offset=start, line=line, controls=controls)
+        return chain.from_iterable(self._scans(given, start, hold_back))
+
+    def texts(self, states: Iterable[State], hold_back: bool) -> Iterator[str]:
+        """The texts of entries in these states. Raises FormatError, OSError."""
+        given = partial(scan_texts, states=states)
+        return chain.from_iterable(self._scans(given, 0, hold_back))
 
     def _scans(
-        self, after: Entry | None, hold_back: bool, controls: bytes
-    ) -> Iterator[Iterator[Entry]]:
+        self, given: Callable[..., Iterator[T]], start: int, hold_back: bool
+    ) -> Iterator[Iterator[T]]:
         """One scan of the file, which is open meanwhile."""
         self._expect_file()
         with opened(self.path, os.O_RDONLY, How.NONE) as descriptor:
-            start = after.offset if after else 0
             if self._own.files:
                 finished(self.path, descriptor)
                 read, settle = reader(descriptor, start), None
             else:
                 reading = Reading(self.path, descriptor, start, waits=not hold_back)
                 read, settle = reading.read, None if hold_back else reading.settle
-            yield scan(
+            yield given(
                 read,
                 self.name,
-                offset=start,
-                line=after.line if after else 1,
                 strict=self.strict,
                 settle=settle,
                 hold_back=hold_back,
-                controls=controls,
             )
 
     def entry(self, offset: int) -> Entry:

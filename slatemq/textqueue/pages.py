@@ -17,6 +17,8 @@ from functools import cached_property
 from itertools import accumulate, count, repeat
 from operator import add
 
+from slatemq.textqueue.texts import texts_in
+
 NEWLINE = b"\n"
 
 BEGINNING = re.compile(rb"\n(?=[^ \\\n])")
@@ -24,12 +26,6 @@ BEGINNING = re.compile(rb"\n(?=[^ \\\n])")
 
 _INNER = b" \\\n"
 """With what a line does not begin an entry."""
-
-_BETWEEN = re.compile(r"\n(?:\\[^\n]*+\n)*+[^ \\\n]")
-"""From a text to the next one: variables, a newline, a control character."""
-
-SHORT_LENGTH = 200
-"""Of a text in which searching for two characters takes less than splitting it."""
 
 
 class Wishes:
@@ -86,7 +82,7 @@ class Page:
     def texts(self) -> list[str]:
         """Of each entry."""
         self.wishes.texts = True
-        return texts_of(self.content.decode().removesuffix("\n"))
+        return texts_in(self.content) or []  # whoever made the page has seen that it is sound
 
 
 def last_beginning(content: bytes, start: int = 0) -> int | None:
@@ -104,17 +100,3 @@ def alone(raw: bytes, offset: int, line: int) -> Page:
     page = Page(raw, offset, line, Wishes())
     page.starts, page.lines = (0, len(raw)), (line,)
     return page
-
-
-def texts_of(content: str) -> list[str]:
-    """The texts of whole entries."""
-    return [text if "\n" not in text else text_of(text) for text in _BETWEEN.split(content[1:])]
-
-
-def text_of(content: str) -> str:
-    """The text of an entry, which is here without its control character."""
-    is_short = len(content) < SHORT_LENGTH and not content.endswith("\n")
-    if is_short and "\n\\" not in content and "\n\n" not in content:
-        return content.replace("\n ", "\n")
-    first, *rest = content.split("\n")
-    return "\n".join([first, *(line[1:] for line in rest if line[:1] == " ")])

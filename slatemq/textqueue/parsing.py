@@ -14,14 +14,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, compress, repeat, starmap
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from slatemq.textqueue.entries import CONTROLS, Entry, State
+from slatemq.textqueue.controls import CONTROLS, State
+from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import FormatError
-from slatemq.textqueue.pages import BEGINNING, NEWLINE, Page, Wishes, last_beginning, texts_of
+from slatemq.textqueue.pages import BEGINNING, NEWLINE, Page, Wishes, last_beginning
+from slatemq.textqueue.texts import EVERY, texts_in
 
 CHUNK_BYTES = 1 << 18
 """Read at once; more only inside an entry that is larger."""
+
+TEXTS_BYTES = 1 << 16
+"""Read at once for their texts: these fit into the processor's cache together."""
 
 PAGE_BYTES = 1 << 14
 """Of a page, and hardly more. As much stays in memory with an entry that somebody keeps."""
@@ -42,6 +47,8 @@ _UNKNOWN = re.compile(rb"\n[^ \\\n%b]" % re.escape(_KNOWN))
 _LATE = re.compile(rb"\n\\[^\n]*+\n++ ")
 """A continuation after a variable."""
 
+_CONTINUED = re.compile(rb"\n(?= )")
+
 _INSIDE = re.compile(rb"\n[ \\\n]")
 """A line that does not begin an entry."""
 
@@ -52,6 +59,8 @@ SPARSE_LINES = 10
 
 Read = Callable[[int], bytes]
 """Gives up to so many of the next bytes; none at the end."""
+
+Given = TypeVar("Given", covariant=True)
 
 Settle = Callable[[], AbstractContextManager[Any]]
 """Keeps writers away while it is entered, so that what is at the end is whole."""
@@ -108,35 +117,69 @@ def scan(
         controls: Give only entries that begin with one of these; empty: all.
     """
     # A chain runs in C, so that nothing of ours is run for an entry that is given.
-    place = Place(file, offset, line, strict, controls, Wishes())
-    return chain.from_iterable(_batches(read, place, settle, hold_back, chunk_bytes))
+    place = Place(file, offset, line, strict)
+    batches = _batches(read, place, settle, hold_back, chunk_bytes, _Entries(controls))
+    return chain.from_iterable(batches)
+
+
+def scan_texts(
+    read: Read,
+    file: str = "",
+    states: Iterable[State] = EVERY,
+    *,
+    strict: bool = False,
+    settle: Settle | None = None,
+    hold_back: bool = False,
+    chunk_bytes: int = TEXTS_BYTES,
+) -> Iterator[str]:
+    """The texts of the entries in these states, and nothing else. Raises FormatError."""
+    give = _Texts(frozenset(states))
+    batches = _batches(read, Place(file, 0, 1, strict), settle, hold_back, chunk_bytes, give)
+    return chain.from_iterable(batches)
 
 
 @dataclass(slots=True)
 class Place:
-    """How far a scan is, and what it gives."""
+    """How far a scan is."""
 
     file: str
     offset: int
     line: int
     strict: bool
-    controls: bytes
-    wishes: Wishes
-    page_bytes: int = 8
+
+
+class _Give(Protocol[Given]):
+    """What a scan gives."""
+
+    def many(self, piece: bytes, place: Place, offset: int) -> Iterable[Iterable[Given]] | None:
+        """Of whole entries, which begin at that offset; counts their lines.
+
+        Many at once are many times as fast; None if anything in them is wrong.
+        """
+
+    def one(self, entry: Entry) -> Iterable[Given]:
+        """Of one entry, or nothing."""
 
 
 def _batches(
-    read: Read, place: Place, settle: Settle | None, hold_back: bool, chunk_bytes: int
-) -> Iterator[Iterable[Entry]]:
+    read: Read,
+    place: Place,
+    settle: Settle | None,
+    hold_back: bool,
+    chunk_bytes: int,
+    give: _Give[Given],
+) -> Iterator[Iterable[Given]]:
     buffer, at_end = b"", False
     while True:
         blank = _BLANK.match(buffer)
         position = blank.end() if blank else 0
         place.line += position
-        piece = _sound(buffer, position, at_end and not hold_back, place.strict)
-        for page in _pages(piece, place, place.offset + position):
-            yield _given(page, place.controls)
-        position += len(piece)
+        piece = _whole(buffer, position, at_end and not hold_back)
+        if piece and not (place.strict and (piece[0] not in _KNOWN or _UNKNOWN.search(piece))):
+            given = give.many(piece, place, place.offset + position)
+            if given is not None:
+                yield from given
+                position += len(piece)
         while (found := _ENTRY.match(buffer, position)) is not None:
             end = found.end()
             if end == len(buffer) and (hold_back or not at_end):
@@ -144,8 +187,7 @@ def _batches(
             raw = buffer[position:end]
             entry = Entry.of(raw, place.offset + position, place.line)
             _check(entry, place.file, place.strict)
-            if not place.controls or raw[0] in place.controls:
-                yield (entry,)
+            yield give.one(entry)
             place.line += raw.count(NEWLINE)
             position = end
             if buffer[end : end + 1] == b" ":
@@ -162,36 +204,66 @@ def _batches(
         buffer += more
 
 
-def _sound(buffer: bytes, position: int, to_the_end: bool, strict: bool) -> bytes:
-    """What can be cut up all at once, which is many times as fast; nothing if anything is wrong."""
+def _whole(buffer: bytes, position: int, to_the_end: bool) -> bytes:
+    """Whole entries, without the last one, which may go on; nothing where none begins."""
     if buffer[position : position + 1] in (b"", b" ", b"\\"):
         return b""
-    # The last entry may go on.
     end = len(buffer) if to_the_end else last_beginning(buffer, position)
-    piece = buffer[position:end] if end is not None else b""
-    if not piece:
-        return b""
-    try:
-        piece.decode()
-    except UnicodeDecodeError:
-        return b""
-    if strict and (piece[0] not in _KNOWN or _UNKNOWN.search(piece)):
-        return b""
-    # A variable has a backslash: most files have none, which is found out fastest.
-    return b"" if b"\\" in piece and _LATE.search(piece) else piece
+    return buffer[position:end] if end is not None else b""
 
 
-def _pages(piece: bytes, place: Place, offset: int) -> Iterator[Page]:
-    start = 0
-    while start < len(piece):
-        # Small at first: whether texts are wanted is known when one has been asked for.
-        place.page_bytes = min(2 * place.page_bytes, PAGE_BYTES)
-        beginning = BEGINNING.search(piece, start + place.page_bytes)
-        end = beginning.end() if beginning else len(piece)
-        page = Page(piece[start:end], offset + start, place.line, place.wishes)
-        place.line += page.newlines_count
-        yield page
-        start = end
+class _Entries:
+    """Entries that begin with one of these characters; all, if there are none."""
+
+    def __init__(self, controls: bytes) -> None:
+        self._controls = controls
+        self._wishes = Wishes()
+        self._page_bytes = 8
+
+    def many(self, piece: bytes, place: Place, offset: int) -> Iterable[Iterable[Entry]] | None:
+        try:
+            piece.decode()
+        except UnicodeDecodeError:
+            return None
+        # A variable has a backslash: most files have none, which is found out fastest.
+        if b"\\" in piece and _CONTINUED.search(piece) and _LATE.search(piece):
+            return None
+        return self._pages(piece, place, offset)
+
+    def _pages(self, piece: bytes, place: Place, offset: int) -> Iterator[Iterable[Entry]]:
+        start = 0
+        while start < len(piece):
+            # Small at first: whether texts are wanted is known when one has been asked for.
+            self._page_bytes = min(2 * self._page_bytes, PAGE_BYTES)
+            beginning = BEGINNING.search(piece, start + self._page_bytes)
+            end = beginning.end() if beginning else len(piece)
+            page = Page(piece[start:end], offset + start, place.line, self._wishes)
+            place.line += page.newlines_count
+            yield _given(page, self._controls)
+            start = end
+
+    def one(self, entry: Entry) -> Iterable[Entry]:
+        return (entry,) if not self._controls or entry.raw[0] in self._controls else ()
+
+
+class _Texts:
+    """The texts of entries in these states."""
+
+    def __init__(self, states: frozenset[State]) -> None:
+        self._states = states
+
+    def many(self, piece: bytes, place: Place, offset: int) -> Iterable[Iterable[str]] | None:
+        try:
+            texts = texts_in(piece, self._states)
+        except UnicodeDecodeError:
+            return None
+        if texts is None:
+            return None
+        place.line += piece.count(NEWLINE)
+        return (texts,)
+
+    def one(self, entry: Entry) -> Iterable[str]:
+        return (entry.text,) if entry.state in self._states else ()
 
 
 def _given(page: Page, controls: bytes) -> Iterator[Entry]:
@@ -209,12 +281,12 @@ def _given(page: Page, controls: bytes) -> Iterator[Entry]:
             return _made(page, range(found_count), texts)
     if _INSIDE.search(content):
         firsts = content[:1] + b"".join(_CONTROL.findall(content))
-        texts = texts_of(text) if text else None
+        texts = texts_in(content) if text else None
     else:
         # Each entry is one line.
         firsts = bytes(map(_FIRST, io.BytesIO(content))) if controls else bytes(lines_count)
         texts = [line[1:] for line in text.split("\n")] if text else None
-    if not controls:
+    if not controls or (len(controls) == 1 and firsts.count(controls) == len(firsts)):
         return _made(page, range(len(firsts)), texts)
     wanted = list(map(controls.__contains__, firsts))
     places = compress(range(len(firsts)), wanted)

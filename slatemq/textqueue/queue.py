@@ -12,8 +12,9 @@ from types import TracebackType
 
 from slatemq.textqueue.claiming import ERROR, Claimer, clear_slot
 from slatemq.textqueue.compacting import Compacted, compact
+from slatemq.textqueue.controls import CONTROLS, State
 from slatemq.textqueue.editing import again, fill, fitted, mark, queued
-from slatemq.textqueue.entries import CONTROLS, Entry, State, Variable, Variables, render
+from slatemq.textqueue.entries import Entry, Variable, Variables, render
 from slatemq.textqueue.errors import TextQueueError
 from slatemq.textqueue.files import QueueFile
 
@@ -81,6 +82,10 @@ class TextQueue:
             return (entry for entry in every if entry.state in states)
         wanted = "".join(CONTROLS[state] for state in states or (State.QUEUED,))
         return self._file.entries(hold_back=hold_back, controls=wanted.encode())
+
+    def texts(self, *states: State, hold_back: bool = False) -> Iterator[str]:
+        """The texts alone of what `entries` gives: two to three times as fast."""
+        return self._file.texts(states or (State.QUEUED,), hold_back)
 
     def entry(self, offset: int) -> Entry:
         """The entry that begins at that byte. Raises NoSuchEntry."""

@@ -9,7 +9,8 @@ from datetime import timedelta
 
 from slatemq.textqueue.appends import appended
 from slatemq.textqueue.compacting import beside
-from slatemq.textqueue.entries import Entry, State, Variables
+from slatemq.textqueue.controls import State
+from slatemq.textqueue.entries import Entry, Variables
 from slatemq.textqueue.holders import sidecar
 from slatemq.textqueue.queue import LEASE, Claim, TextQueue, wall_ms
 

@@ -1,0 +1,25 @@
+"""What an entry is, and the control character that says so."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """What an entry is, by its control character."""
+
+    QUEUED = "queued"
+    PROCESSED = "processed"
+    ERROR = "error"
+    COMMENT = "comment"
+    UNKNOWN = "unknown"
+
+
+CONTROLS = {
+    State.QUEUED: "-",
+    State.PROCESSED: "=",
+    State.ERROR: "!",
+    State.COMMENT: "#",
+}
+
+STATES = {control: state for state, control in CONTROLS.items()}

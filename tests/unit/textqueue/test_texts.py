@@ -1,0 +1,96 @@
+"""Texts alone are those of the entries, found in another way."""
+
+import io
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from slatemq.textqueue import FormatError, State, TextQueue, parse
+from slatemq.textqueue.parsing import scan_texts
+
+LINES = st.sampled_from(
+    ["-", "-a", "-b c ", "=", "=done", "!", "!bad", "#", "# note", "é", "?x", "", " ", "  ", " a",
+     " -b", "\\", "\\v=1  ", "\\ ", "-\r", " \\x", "\N{SNOWMAN}y", "-" + "l" * 240, " " + "l" * 250]
+)  # fmt: skip
+
+STATES = [frozenset(some) for size in range(1, 6) for some in combinations(State, size)]
+
+
+def texts_of_entries(content: bytes, states: frozenset[State], strict: bool) -> Iterator[str]:
+    document = parse(content, "f", strict=strict)
+    return (entry.text for entry in document.entries if entry.state in states)
+
+
+def outcome(texts: Iterator[str]) -> tuple[list[str], str]:
+    given: list[str] = []
+    try:
+        given.extend(texts)
+    except FormatError as error:
+        return [], str(error)
+    return given, ""
+
+
+@given(
+    lines=st.lists(LINES, max_size=30),
+    ends=st.booleans(),
+    states=st.sampled_from(STATES),
+    strict=st.booleans(),
+    chunk_bytes=st.integers(1, 300),
+    torn=st.booleans(),
+)
+@example(["-a", "", "", " b"], True, STATES[0], False, 300, False)
+@example(["-a", "", "", ""], True, STATES[0], False, 300, False)
+@example(["=a", "\\v", " late", "-b"], True, STATES[0], False, 300, False)
+@example(["-a", "-"], False, STATES[0], False, 300, False)
+def test_are_those_of_the_entries(
+    lines: list[str],
+    ends: bool,
+    states: frozenset[State],
+    strict: bool,
+    chunk_bytes: int,
+    torn: bool,
+) -> None:
+    content = "\n".join(lines).encode() + b"\n" * ends + b"\xc3" * torn
+
+    def expected() -> Iterator[str]:
+        yield from texts_of_entries(content, states, strict)
+
+    texts = scan_texts(
+        io.BytesIO(content).read, "f", states, strict=strict, chunk_bytes=chunk_bytes
+    )
+    assert outcome(texts) == outcome(expected())
+
+
+@pytest.mark.parametrize("states", [frozenset({State.QUEUED}), frozenset({State.UNKNOWN})])
+@pytest.mark.parametrize(
+    "piece", [b"\n", b"=no\n", b"-a\n\n b\n", b"-a\n\\v=1\n", b"?\n\n\n", b"-\n \n"]
+)
+def test_of_a_large_file_of_one_kind_of_line(piece: bytes, states: frozenset[State]) -> None:
+    # What is tried again from every line would take minutes
+    content = b"-first\n" + piece * 50_000 + b"-last\n"
+
+    texts = list(scan_texts(io.BytesIO(content).read, states=states, chunk_bytes=1 << 20))
+
+    assert texts == list(texts_of_entries(content, states, strict=False))
+
+
+def test_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.tq"
+    path.write_bytes(b"-one\n two\n\\v=1\n=done\n# note\n-three")
+    queue = TextQueue(path)
+
+    assert list(queue.texts()) == ["one\ntwo", "three"]
+    assert list(queue.texts(State.PROCESSED, State.COMMENT)) == ["done", " note"]
+    assert list(queue.texts(hold_back=True)) == ["one\ntwo"]
+
+
+def test_names_the_place_of_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.tq"
+    path.write_bytes(b"-one\n" * 100_000 + b"-two\n\\v=1\n late\n")
+
+    with pytest.raises(FormatError, match=r"jobs\.tq.*100003"):
+        list(TextQueue(path).texts())
