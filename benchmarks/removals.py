@@ -1,9 +1,10 @@
-"""What removals cost a broker: letters archived, done lists pruned, expired messages dropped.
+"""What removals cost an ingest and a broker: messages purged, letters archived, lists pruned.
 
 python -m benchmarks.removals --messages 100000
 
-The entries are put into a queue directly; the removals run as calls do, 10,000 entries at once,
-in a broker's own loop, on a database of its own.
+What is removed is put into a database directly; the removals run as the janitor's calls do, 5,000
+messages or 10,000 entries at once, in the owner's own loop. Processor time is that of the whole
+process, SlateDB's threads among it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from benchmarks.volume import Layout, Volume, write
+from benchmarks.volume.plan import State
 from libs.storage.buckets import BucketKind
 from libs.storage.clocks import HybridClock
 from libs.storage.queues import AvailableMessage, FailedMessage
@@ -28,8 +34,12 @@ from services.broker.removals import Letter
 from services.broker.remover import ListedLetter, Remover, WaitingMessage
 from services.broker.shard_machine import Shard
 from services.broker.waiting_buckets import Place
+from services.ingest.config import IngestConfig
+from services.ingest.purging import Purge, Reason
+from services.ingest.shard import open_shard
 
 AT_ONCE = 10_000
+PURGED_AT_ONCE = 5_000
 HOUR_MS = 3_600_000
 PRIORITY = 128
 
@@ -45,13 +55,46 @@ async def add(owner: ShardOwner, put: Callable[[int], None]) -> None:
 
 
 async def timed(what: str, count: int, removal: Awaitable[int]) -> None:
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     removed = await removal
-    took_s = time.perf_counter() - began
+    took_s, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
     assert removed == count, f"{removed} of {count}"
     print(
-        f"{what:24} {count:9} in {took_s:6.2f} s, {took_s / count * 1e6:6.1f} us each", flush=True
+        f"{what:36} {count:9,} in {took_s:6.2f} s, processor {cpu_s / count * 1e6:6.1f} us each",
+        flush=True,
     )
+
+
+async def purged(folder: Path, what: str, volume: Volume) -> None:
+    """All that is past its retention goes from a log of `volume`."""
+    root = open_root(folder.as_uri())
+    layout = Layout(volume)
+    await write(root.url, volume, layout)
+    expired = np.flatnonzero(layout.states() == State.EXPIRED).tolist()
+    ids = [layout.id_of(place) for place in expired]
+    shard = await open_shard(root, IngestConfig(root=root.url))
+
+    async def purge() -> int:
+        count = 0
+        for first in range(0, len(ids), PURGED_AT_ONCE):
+            some = ids[first : first + PURGED_AT_ONCE]
+            count += (await shard.purger.purge(Purge(0, Reason.EXPIRED, some))).count
+        return count
+
+    await timed(what, len(ids), purge())
+    await shard.close()
+
+
+async def measure_ingest(folder: Path, count: int) -> None:
+    half = Volume(waiting=count, expired=count)
+    volumes = {
+        "purged, whole entries of 1000": half,
+        "purged, a half of entries of 1000": replace(half, scattered=True),
+        "purged, a tenth of entries of 1000": replace(half, scattered=True, waiting=9 * count),
+        "purged, each with its own entry": replace(half, entry=1),
+    }
+    for number, (what, volume) in enumerate(volumes.items()):
+        await purged(folder / str(number), what, volume)
 
 
 async def archived(
@@ -121,7 +164,7 @@ async def expired(owner: ShardOwner, queue: Queue, remover: Remover, count: int)
     await timed("expired", count, drop())
 
 
-async def measure(folder: Path, count: int) -> None:
+async def measure_broker(folder: Path, count: int) -> None:
     database = await open_root(folder.as_uri()).database("broker/0", Kind.BROKER)
     owner = ShardOwner(database, Shard(), HybridClock(0), interval_ms=0, bytes_max=1 << 30)
     commits = asyncio.create_task(owner.commits.run())
@@ -143,7 +186,8 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=100_000)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        asyncio.run(measure(Path(folder), given.messages))
+        asyncio.run(measure_ingest(Path(folder), given.messages))
+        asyncio.run(measure_broker(Path(folder), given.messages))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ sort like numbers. <queue> is the queue's ID in UTF-8 as TerminatedBytes, so no 
 among another's. Builders raise ValueError for a number out of bounds, parsers CorruptRecord.
 """
 
+from collections.abc import Collection
 from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -100,6 +101,13 @@ def payload_key(message_id: int) -> bytes:
     return _PAYLOAD_HEAD + message_id.to_bytes(8, "big")
 
 
+def payload_keys(message_ids: Collection[int]) -> list[bytes]:
+    """Keys of many payloads, in the same order."""
+    for one in (min(message_ids, default=0), max(message_ids, default=0)):
+        payload_key(one)  # all others are between them
+    return [_PAYLOAD_HEAD + one.to_bytes(8, "big") for one in message_ids]
+
+
 def parse_payload_key(key: bytes) -> int:
     """The message ID in a payload key."""
     return _read_message_id(open_key("payload key", RecordType.PAYLOAD, key))
@@ -125,8 +133,11 @@ def log_key(sequence: int, instance: str = "") -> bytes:
 
 def parse_log_key(key: bytes, instance: str = "") -> int:
     """The sequence in a log entry's key; CorruptRecord when it is of another instance."""
-    reader = open_key("log key", RecordType.PAYLOAD, key)
-    if terminated(reader.terminated("log key")) != _log_head(instance)[2:]:
+    head = _log_head(instance)
+    if len(key) == len(head) + NUMBER.size and key.startswith(head):
+        return int.from_bytes(key[len(head) :], "big")
+    reader = open_key("log key", RecordType.PAYLOAD, key)  # says what is wrong
+    if terminated(reader.terminated("log key")) != head[2:]:
         raise reader.corrupt("another log")
     (sequence,) = reader.fixed("sequence", NUMBER)
     reader.finish()

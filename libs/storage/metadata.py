@@ -14,7 +14,8 @@ are missing.
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import NamedTuple, TypeVar
 
 from libs.storage.errors import CorruptRecord
@@ -38,6 +39,7 @@ _HEAD = Fixed(
     retention_s="I",
     header_count="B",
 )
+_MESSAGE_ID = struct.Struct("<Q")
 _U16 = struct.Struct("<H")
 _BEFORE_HEADERS = struct.Struct("<QqqqI")
 _NO_DELAY = -1
@@ -240,37 +242,46 @@ class Removal(NamedTuple):
     last_message_id: int
 
 
-def remove_messages(data: bytes, goes: Callable[[int, int, int], bool]) -> Removal:
-    """A log entry without the messages of which `goes` holds; CorruptRecord when it is not one.
+def remove_messages(
+    data: bytes, ids: Container[int], goes: Callable[[int, int, int], bool]
+) -> Removal:
+    """A log entry without those of these messages that may go; CorruptRecord when it is not one.
 
     `goes` is asked with the ID, the time of receipt in ms and the retention in seconds of each.
     """
     reader = Reader("log entry", data)
     count = reader.number("count of records", "H")
-    kept: list[int] = []
+    stays = bytearray(b"\x01") * count
     going: list[tuple[int, int]] = []
     records: list[bytes] = []
-    message_id, end = 0, 2
+    message_id, end, kept_from = 0, 2, 2
+    id_at = _MESSAGE_ID.unpack_from
     for place, (start, end) in enumerate(_spans(data, count)):
-        message_id, _, received_at_ms, _, retention_s = _BEFORE_HEADERS.unpack_from(data, start)
+        (message_id,) = id_at(data, start)
+        if message_id not in ids:
+            continue
+        _, _, received_at_ms, _, retention_s = _BEFORE_HEADERS.unpack_from(data, start)
         if goes(message_id, received_at_ms, retention_s):
             going.append((place, message_id))
-        else:
-            kept.append(place)
-            records.append(data[start:end])
+            stays[place] = 0
+            records.append(data[kept_from:start])
+            kept_from = end
+    records.append(data[kept_from:end])
     reader.take("records", end - 2)
     delays = reader.parallel_numbers("delay_ms", "q", count, default=_NO_DELAY)
     sizes = reader.parallel_numbers("payload_bytes", "I", count)
     queues = reader.parallel_texts("direct_queue_id", count)
     reader.finish()
     removed = [(gone, sizes[place]) for place, gone in going]
+    kept = list(compress(sizes, stays))
     if not kept:
         return Removal(None, removed, message_id)
     parts = [count_prefix("log entry", kept), *records]
-    parts.append(number_array("delay_ms", "q", [delays[place] for place in kept]))
-    parts.append(number_array("payload_bytes", "I", [sizes[place] for place in kept]))
-    if any(queues[place] for place in kept):
-        parts.append(utf8_array("direct_queue_id", [queues[place] for place in kept]))
+    parts.append(number_array("delay_ms", "q", list(compress(delays, stays))))
+    parts.append(number_array("payload_bytes", "I", kept))
+    direct = list(compress(queues, stays))
+    if any(direct):
+        parts.append(utf8_array("direct_queue_id", direct))
     return Removal(b"".join(parts), removed, message_id)
 
 
@@ -288,16 +299,32 @@ def _spans(data: bytes, count: int) -> Iterator[tuple[int, int]]:
     """Where the records of a log entry begin and end."""
     end = 2
     known = b"\x00"  # the bytes of the last headers, from their count on
+    read = {known}
     for _ in range(count):
         start = end
         headers = start + _BEFORE_HEADERS.size
+        # Headers say themselves where they end: what begins with these bytes are these.
         if data.startswith(known, headers):
-            # Headers say themselves where they end: what begins with these bytes are these.
             end = headers + len(known)
         else:
-            _, end = _read_record("log entry", data, start)
+            end = _headers_end(data, headers)
             known = data[headers:end]
+            if known not in read:
+                _, end = _read_record("log entry", data, start)
+                read.add(known)
         yield start, end
+
+
+def _headers_end(data: bytes, at: int) -> int:
+    """Where headers end by what they say; beyond the data where they do not."""
+    try:
+        texts = 2 * data[at]
+        at += 1
+        for _ in range(texts):
+            at += 2 + (data[at] | data[at + 1] << 8)
+    except IndexError:
+        return len(data) + 1
+    return at
 
 
 def _delay_number(delay_ms: int | None) -> int:

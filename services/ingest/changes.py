@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from libs.storage.errors import StorageError
-from libs.storage.keys import log_key, payload_key
+from libs.storage.keys import log_key, payload_keys
 from services.ingest.publishing import Publisher
 from services.ingest.reading import Reader
 from services.ingest.tailing import MetadataLog
@@ -45,7 +45,8 @@ class Changes:
         not wait since can rely on it. Raises ResourceExhausted, and the errors of the store.
         """
         records = [(log_key(sequence), value) for sequence, value in change.entries.items()]
-        records += [(payload_key(one), value) for one, value in change.payloads.items()]
+        payloads = change.payloads
+        records += zip(payload_keys(payloads), payloads.values(), strict=True)
         records += also
         self._publisher.admit(sum(len(value) for _, value in records if value is not None))
         self._publisher.put(records, partial(self._done, change), partial(self._failed, change))

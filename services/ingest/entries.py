@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from libs.storage.errors import CorruptRecord
@@ -23,7 +24,7 @@ NEAR: Final = 64
 """IDs at most so far apart are looked for on the way: a row costs 7 µs there, a new scan 300."""
 
 ROWS_MIN: Final = 8
-ROWS_MAX: Final = 128
+ROWS_MAX: Final = 512
 ROWS_BYTES: Final = 4 << 20
 """Entries read at once, and about how many bytes: an entry may have 16 MiB."""
 
@@ -34,8 +35,9 @@ INLINE_BYTES_MAX: Final = 64 << 10
 class Found(NamedTuple):
     """A stored entry that may have some of the messages asked for.
 
-    Of one that is damaged the last message ID is the highest that it can have. `number` is what the
-    caller counted when it was read.
+    It has none above `last_message_id`, and perhaps not that one either: where the entry after it
+    tells how far it reaches, nobody looks into it. `number` is what the caller counted when it was
+    read.
     """
 
     sequence: int
@@ -77,18 +79,27 @@ async def entries_of(
         else:
             run = _run_end(message_ids, at)
             span = log_range(known + 1, run)
-            count = size_bytes = 0
-            async for rows in database.scan(*span, limit=rows_max, durable=True):
-                for key, value in rows:
-                    count, size_bytes = count + 1, size_bytes + len(value)
-                    found = await _found(database, parse_log_key(key), value, number)
-                    known = found.last_message_id
-                    if _is_among(message_ids, found):
-                        yield found
-            if count < rows_max:
+            scan = database.scan(*span, limit=rows_max, durable=True)
+            rows = [(parse_log_key(key), value) async for some in scan for key, value in some]
+            for (sequence, value), (following, _) in pairwise(rows):
+                last = min(following, sequence + ENTRY_MESSAGES_MAX) - 1
+                found = Found(sequence, value, last, number)
+                if _is_among(message_ids, found):
+                    yield found
+            if rows:
+                found = await _found(database, *rows[-1], number)
+                known = found.last_message_id
+                if _is_among(message_ids, found):
+                    yield found
+            if len(rows) < rows_max:
                 known = max(known, run)
-            rows_max = max(ROWS_MIN, rows_max // 2) if size_bytes > ROWS_BYTES else ROWS_MAX
+            rows_max = _fitting([len(value) for _, value in rows])
         at = bisect_right(message_ids, known)
+
+
+def _fitting(sizes: Sequence[int]) -> int:
+    """How many rows to read next, after some of these sizes."""
+    return max(ROWS_MIN, min(ROWS_MAX, ROWS_BYTES * len(sizes) // max(1, sum(sizes))))
 
 
 def _run_end(message_ids: Sequence[int], at: int) -> int:

@@ -285,11 +285,7 @@ class Publisher:
             first_id = commit.payloads[0][0]
             for offset, part in columns.entries():
                 commit.entries.append(self._put_entry(batch, first_id + offset, part, now_ms))
-        for key, value in self._records:
-            if value is None:
-                batch.delete(key)
-            else:
-                batch.put(key, value)
+        batch.put_all(self._records)
         self._records.clear()
         commit.then, self._then = self._then, []
         commit.minute = self._requests.put(batch, commit.answers, now_ms)

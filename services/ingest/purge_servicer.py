@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from libs.storage.ids import shard_of
@@ -55,9 +56,17 @@ def _to_purge(request: purge_pb2.PurgeMessagesRequest, shard: int) -> Purge:
         raise InvalidArgument("reason", f"must be one of {known}")
     if not 1 <= len(request.message_ids) <= MESSAGES_MAX:
         raise InvalidArgument("message_ids", f"1 to {MESSAGES_MAX}, not {len(request.message_ids)}")
-    for at, message_id in enumerate(request.message_ids):
-        if message_id == 0 or shard_of(message_id) != shard:
-            raise InvalidArgument(
-                f"message_ids[{at}]", f"{message_id} is no message of ingest shard {shard}"
-            )
-    return Purge(request.purge_epoch, reason, list(set(request.message_ids)))
+    ids = set(request.message_ids)
+    if min(ids) == 0 or {shard_of(min(ids)), shard_of(max(ids))} != {shard}:
+        raise _not_ours(request.message_ids, shard)
+    return Purge(request.purge_epoch, reason, list(ids))
+
+
+def _not_ours(message_ids: Sequence[int], shard: int) -> InvalidArgument:
+    """Names the first of them that is no message of this shard."""
+    at, message_id = next(
+        (at, one) for at, one in enumerate(message_ids) if one == 0 or shard_of(one) != shard
+    )
+    return InvalidArgument(
+        f"message_ids[{at}]", f"{message_id} is no message of ingest shard {shard}"
+    )

@@ -44,11 +44,11 @@ __all__ = ["Purge", "Purged", "Purger", "Reason", "Rules"]
 
 log = logging.getLogger(__name__)
 
-PIECE_ENTRIES: Final = 128
+PIECE_ENTRIES: Final = 512
 PIECE_MESSAGES: Final = 2_000
-PIECE_BYTES: Final = 2 << 20
-"""Log entries in one commit, with their messages and bytes, unless one alone has more: publishes
-wait for it."""
+PIECE_BYTES: Final = 1 << 20
+"""Log entries in one commit, the messages that are to go out of them, and their bytes, unless one
+alone has more: publishes wait for it."""
 
 AT_ONCE: Final = 1
 """Calls that work at the same time: the others wait, and publishes do not."""
@@ -145,11 +145,13 @@ class Purger:
         ids = sorted(wanted.message_ids)
         stored = bisect_right(ids, self._log.end.last_message_id)
         purged = Purged(refused_ids=ids[stored:])
-        entries = entries_of(self._database, ids[:stored], lambda: self._log.rewrites_count)
+        own = 0  # rewrites of this call: none is of an entry that is read later, or was before
+        entries = entries_of(self._database, ids[:stored], lambda: self._log.rewrites_count - own)
         async with self._places, aclosing(entries):
             began = time.monotonic()
-            while piece := await _next_piece(entries):
-                await self._turns.to_the_end(self._purge_piece(wanted, ids, piece, purged))
+            while piece := await _next_piece(entries, ids):
+                work = self._purge_piece(wanted, ids, piece, purged, own)
+                own += await self._turns.to_the_end(work)
                 # As long as it took: half of the commits are everybody else's alone.
                 await asyncio.sleep(time.monotonic() - began)
                 began = time.monotonic()
@@ -157,15 +159,16 @@ class Purger:
         return purged
 
     async def _purge_piece(
-        self, wanted: Purge, ids: list[int], piece: list[Found], purged: Purged
-    ) -> None:
+        self, wanted: Purge, ids: list[int], piece: list[Found], purged: Purged, own: int
+    ) -> bool:
+        """Tells whether anything was rewritten, after `own` rewrites of the same call."""
         async with self._turns.of(found.sequence for found in piece):
-            piece = await self._as_now(piece)
+            piece = await self._as_now(piece, self._log.rewrites_count - own)
             holds = self._rules.holds(wanted.reason, self._clock.now_ms())
             told = await asyncio.to_thread(_sort_out, piece, ids, holds)
             purged.refused_ids += told.refused_ids
             if not told.removed:
-                return
+                return False
             uris = await self._uris(told.removed)
             self._epoch.check(wanted.epoch)
             gone = [message_id for message_id, _ in told.removed]
@@ -177,10 +180,10 @@ class Purger:
         if None in told.entries.values():
             await self._log.look_for_first()
         await self._delete(uris)
+        return True
 
-    async def _as_now(self, piece: list[Found]) -> list[Found]:
+    async def _as_now(self, piece: list[Found], number: int) -> list[Found]:
         """The entries as they are now that it is our turn; without those that are gone."""
-        number = self._log.rewrites_count
         old = [found.sequence for found in piece if found.number != number]
         if not old:
             return piece
@@ -220,14 +223,15 @@ class Purger:
             log.warning("a purged payload is left to the janitor: %s", error)
 
 
-async def _next_piece(entries: AsyncIterator[Found]) -> list[Found]:
+async def _next_piece(entries: AsyncIterator[Found], ids: list[int]) -> list[Found]:
     """The entries that go in one commit."""
     piece: list[Found] = []
     size_bytes = messages_count = 0
     async for found in entries:
         piece.append(found)
         size_bytes += len(found.value)
-        messages_count += found.last_message_id - found.sequence + 1  # at most
+        messages_count += bisect_right(ids, found.last_message_id)
+        messages_count -= bisect_left(ids, found.sequence)
         full = len(piece) >= PIECE_ENTRIES or messages_count >= PIECE_MESSAGES
         if full or size_bytes >= PIECE_BYTES:
             break
@@ -245,18 +249,15 @@ def _sort_out(piece: list[Found], ids: list[int], holds: Callable[[int, int], bo
             message_id: int,
             received_at_ms: int,
             retention_s: int,
-            wanted: set[int] = wanted,
             refused: list[int] = refused,
         ) -> bool:
-            if message_id not in wanted:
-                return False
             if holds(received_at_ms, retention_s):
                 return True
             refused.append(message_id)
             return False
 
         try:
-            removal = remove_messages(value, goes)
+            removal = remove_messages(value, wanted, goes)
         except CorruptRecord as error:
             log.error("the log entry %d stays as it is: %s", sequence, error)
             told.refused_ids.extend(wanted)

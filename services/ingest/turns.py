@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -28,12 +28,17 @@ class Turns:
     @asynccontextmanager
     async def of(self, sequences: Iterable[int]) -> AsyncIterator[None]:
         """It is the caller's turn at the entries of these sequences, until this ends."""
-        async with AsyncExitStack() as held:
+        held: list[asyncio.Lock] = []
+        try:
             # In one order for all: no two wait for each other.
             for sequence in sorted(sequences):
                 lock = self._locks.setdefault(sequence, asyncio.Lock())
-                await held.enter_async_context(lock)
+                await lock.acquire()
+                held.append(lock)
             yield
+        finally:
+            for lock in held:
+                lock.release()
 
     async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Does it to its end, whoever gives up waiting: the next one must find it durable."""

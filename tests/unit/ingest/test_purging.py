@@ -345,3 +345,28 @@ async def test_a_damaged_entry_stays_and_its_messages_are_refused() -> None:
         assert told == Purged(1, 1, [first, first + 1])
         assert await shard.database.get(log_key(first)) is not None
         assert await shard.database.get(log_key(second)) is None
+
+
+async def test_what_a_purge_rewrites_itself_makes_it_read_no_other_entry_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.ingest.purging.PIECE_ENTRIES", 2)
+    looked_up: list[bytes] = []
+    get_many = Database.get_many
+
+    async def noted(self: Database, keys: Iterable[bytes], durable: bool) -> list[bytes | None]:
+        looked_up.extend(some := list(keys))
+        return await get_many(self, some, durable)
+
+    clock = ManualClock()
+    async with opened(clock=clock) as shard:
+        ids = []
+        for _ in range(9):
+            first = (await shard.publisher.publish(batch(b"a", b"b"))).first_message_id
+            ids += [first, first + 1]
+        clock.advance(10 * HOUR_MS)
+        monkeypatch.setattr(Database, "get_many", noted)
+        assert (await purge(shard, ids[::2])).count == 9
+        assert looked_up == []
+        monkeypatch.setattr(Database, "get_many", get_many)
+        assert await stored(shard, ids) == await logged(shard) == ids[1::2]
