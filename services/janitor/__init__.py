@@ -19,7 +19,7 @@ Spark, in children and in programs of one's own:
 `wanted`     what the conditions of a query leave to be read
 `planning`   which keys of which snapshots that is, in pieces of a like size
 `reading`    a piece: rows from the store, columns out of them
-`source`     all of this as Spark's format("slatemq")
+`source`     all of this as Spark's format("slatemq")    `scans`  each with its own conditions
 `session`    the Spark session                     `shipping`  this code for executors elsewhere
 `snapshots`  of all shards, taken, renewed and released
 `instance`   the tables of an instance, for jobs

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from services.janitor.java import find_java_home
 from services.janitor.shipping import shipped_code
-from services.janitor.source import SlateMQSource
+from services.janitor.source import register
 
 __all__ = ["LOCAL_MASTER", "spark_session"]
 
@@ -21,8 +21,6 @@ LOCAL_MASTER: Final = "local[*]"
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
-    # Without it our source is told no filters, and reads every key range.
-    "spark.sql.python.filterPushdown.enabled": "true",
     # The default of 200 partitions after a join costs more than the join of a small instance.
     "spark.sql.shuffle.partitions": "16",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
@@ -68,5 +66,5 @@ def spark_session(
         stack.callback(spark.stop)
         if not local:
             stack.enter_context(shipped_code(spark))
-        spark.dataSource.register(SlateMQSource)
+        register(spark)
         yield spark

@@ -8,28 +8,57 @@
     partitions  tasks of a scan at most; 16 unless it is given
 
 Databases that do not have the table are passed over, so the same options do for all tables.
+
+`register` makes a session know it. Scans are narrowed only where Spark keeps them apart:
+SlateMQSource reads whole tables, so it is right wherever it is registered; NarrowingSource reads
+what a query wants.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from services.janitor.planning import Piece, SnapshotName
 from services.janitor.reading import Reading, plan_scan
+from services.janitor.scans import keep_scans_apart
 from services.janitor.tables import TABLES, Table
 from services.janitor.wanted import EVERYTHING, Wanted, wanted_by
 
-__all__ = ["FORMAT", "SlateMQReader", "SlateMQSource", "options_of"]
+__all__ = [
+    "FORMAT",
+    "NarrowingReader",
+    "NarrowingSource",
+    "SlateMQReader",
+    "SlateMQSource",
+    "options_of",
+    "register",
+]
 
 FORMAT: Final = "slatemq"
 PARTITIONS: Final = 16
+
+PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+"""Without it Spark tells no source its conditions."""
+
+_SNAPSHOT: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+
+
+def register(spark: SparkSession) -> None:
+    """Make a session know the format."""
+    if keep_scans_apart(spark):
+        spark.conf.set(PUSHDOWN, "true")
+        spark.dataSource.register(NarrowingSource)
+    else:
+        spark.dataSource.register(SlateMQSource)
 
 
 def options_of(root: str, names: Sequence[SnapshotName]) -> dict[str, str]:
@@ -62,8 +91,23 @@ class SlateMQSource(DataSource):
         return from_arrow_schema(_read(self.options).table.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the whole table."""
+        return SlateMQReader(self._checked(schema))
+
+    def _checked(self, schema: StructType) -> _Options:
+        """The options; raises ValueError for columns that are not the table's."""
+        options = _read(self.options)
+        if schema.names != options.table.schema.names:
+            raise ValueError("the columns are the table's own: leave out the schema")
+        return options
+
+
+class NarrowingSource(SlateMQSource):
+    """The same, for sessions that keep scans apart."""
+
+    def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the whole table; Spark tells it its filters next."""
-        return SlateMQReader(_read(self.options))
+        return NarrowingReader(self._checked(schema))
 
 
 class SlateMQReader(DataSourceReader):
@@ -79,11 +123,6 @@ class SlateMQReader(DataSourceReader):
         self.wanted: Wanted = EVERYTHING
         self.rows_read = 0
         self._options = options
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Note what narrows the keys. Spark applies all of them again: keys are not exact."""
-        self.wanted = wanted_by(filters, self._options.table.time_column)
-        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
         """Ranges of keys with about as many messages each."""
@@ -103,6 +142,15 @@ class SlateMQReader(DataSourceReader):
         self.rows_read += reading.rows_read
 
 
+class NarrowingReader(SlateMQReader):
+    """Reads the keys that a query needs."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Note what narrows the keys. Spark applies all of them again: keys are not exact."""
+        self.wanted = wanted_by(filters, self._options.table.time_column)
+        return filters
+
+
 def _read(options: Mapping[str, str]) -> _Options:
     table = options.get("table") or options.get("path") or ""
     if table not in TABLES:
@@ -120,9 +168,11 @@ def _read(options: Mapping[str, str]) -> _Options:
     for name in names:
         if (
             name.service not in ("ingest", "broker")
-            or not name.database.partition("/")[2].isdigit()
+            or not name.database.partition("/")[2].isdecimal()
         ):
             raise ValueError(f"option database: {name.database!r} is not like ingest/0 or broker/0")
+        if not _SNAPSHOT.fullmatch(name.snapshot_id):
+            raise ValueError(f"option snapshot: {name.snapshot_id!r} is no ID of a snapshot")
     return _Options(root, TABLES[table], names, _positive(options.get("partitions", PARTITIONS)))
 
 

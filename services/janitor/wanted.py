@@ -122,7 +122,8 @@ def _bounds(one: Filter) -> _Bounds | None:
 def _beside(value: Any, step: int) -> Any:
     """The next day or number in a direction; of a time, that time: there is no next one in ms."""
     if isinstance(value, date) and not isinstance(value, datetime):
-        return value + timedelta(days=step)
+        end = date.max if step > 0 else date.min  # beside which there is none: a day too many
+        return value if value == end else value + timedelta(days=step)
     return value + step if isinstance(value, int) else value
 
 
@@ -153,7 +154,7 @@ def _last_ms(high: date | datetime | None) -> int | None:
     if high is None:
         return None
     if not isinstance(high, datetime):
-        return (_moment(high) + timedelta(days=1) - _EPOCH) // _MS - 1
+        return (_moment(high) - _EPOCH + timedelta(days=1)) // _MS - 1
     return (_moment(high) - _EPOCH) // _MS
 
 

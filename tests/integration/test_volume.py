@@ -24,7 +24,7 @@ from services.janitor.instance import held_snapshots
 from services.janitor.jobs.owners import Owners
 from services.janitor.jobs.removing import MessagePurge
 from services.janitor.planning import SnapshotName
-from services.janitor.source import SlateMQSource, options_of
+from services.janitor.source import NarrowingSource, options_of
 from slatemq import EntryState
 from slatemq.client import Client
 from slatemq.v1 import purge_pb2
@@ -160,7 +160,7 @@ LISTS = ("messages", "active", "done", "failed")
 
 def scanned(root: str, names: list[SnapshotName], table: str) -> tuple[list[pa.RecordBatch], int]:
     """A table as the tasks of Spark read it, and how many rows of the store that took."""
-    source: Any = SlateMQSource({**options_of(root, names), "table": table})
+    source: Any = NarrowingSource({**options_of(root, names), "table": table})
     reader = source.reader(source.schema())
     batches = [batch for piece in reader.partitions() for batch in reader.read(piece)]
     return batches, reader.rows_read

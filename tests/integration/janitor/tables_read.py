@@ -11,7 +11,7 @@ from pyspark.sql.datasource import Filter
 from libs.storage.roots import Root
 from libs.storage.slate import Database
 from services.janitor.planning import SnapshotName
-from services.janitor.source import SlateMQSource, options_of
+from services.janitor.source import NarrowingSource, options_of
 
 
 class Read(NamedTuple):
@@ -37,7 +37,7 @@ async def read(options: Mapping[str, str], table: str, *filters: Filter) -> Read
 
 
 def _read(options: Mapping[str, str], filters: Sequence[Filter]) -> Read:
-    source: Any = SlateMQSource(dict(options))
+    source: Any = NarrowingSource(dict(options))
     reader = source.reader(source.schema())
     list(reader.pushFilters(list(filters)))
     partitions = reader.partitions()

@@ -15,7 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from libs.storage.roots import open_root
 from libs.storage.settings import Kind
+from services.janitor import scans
 from services.janitor.instance import open_tables
+from services.janitor.source import register
 from services.janitor.tables import TABLES
 from tests.integration.broker.rig import running
 from tests.integration.ingest_server import serving
@@ -124,6 +126,56 @@ async def test_a_queue_in_a_query_narrows_the_scan_and_tables_join(
     assert joined == [(f"q{number}", 5, 5) for number in range(6)]
 
 
+TWICE = """\
+SELECT (SELECT count(*) FROM done WHERE queue = 'q1'), (SELECT count(*) FROM done),
+    (SELECT count(*) FROM done a JOIN done b ON a.attempts = b.attempts
+    WHERE a.queue = 'q3' AND b.queue IN ('q4', 'q5'))"""
+"""Six queues have five done messages each, of one attempt."""
+
+
+async def test_what_one_scan_of_a_table_wants_is_no_matter_to_the_others(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    async with running(tmp_path) as rig:
+        await many_queues(rig)
+        options = await options_of(rig)
+
+        def ask() -> tuple[list[int], tuple[Any, ...]]:
+            done = load(spark, options, "done")
+            done.createOrReplaceTempView("done")
+            one = done.where("queue = 'q2'")
+            counts = [one.count(), done.count(), done.where("queue = 'q2' OR attempts = 1").count()]
+            return [*counts, scanned_rows(one)], tuple(spark.sql(TWICE).collect()[0])
+
+        counted, twice = await in_thread(ask)
+
+    assert counted == [5, 30, 30, 5]
+    assert twice == (5, 30, 50)
+
+
+async def test_where_scans_cannot_be_kept_apart_they_read_the_whole_table(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a Spark whose own class is loaded already
+    monkeypatch.setattr(scans, "_MARK", "NOT_THERE")
+
+    async with running(tmp_path) as rig:
+        await many_queues(rig)
+        options = await options_of(rig)
+
+        def ask() -> list[int]:
+            register(spark)
+            done = load(spark, options, "done")
+            one = done.where("queue = 'q2'")
+            return [one.count(), done.count(), scanned_rows(one)]
+
+        found = await in_thread(ask)
+
+    monkeypatch.undo()
+    register(spark)
+    assert found == [5, 30, 30]
+
+
 async def test_the_questions_of_the_how_to_are_answered(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -178,5 +230,9 @@ async def test_a_snapshot_that_is_gone_is_told_and_so_is_a_wrong_option(
             load(spark, options, "entries")
         with pytest.raises(AnalysisException, match="1 databases, 0 snapshots"):
             load(spark, {**options, "snapshot": ""}, "messages")
+        with pytest.raises(AnalysisException, match="leave out the schema"):
+            spark.read.format("slatemq").schema("message_id int").options(**options).load(
+                "messages"
+            ).count()
 
     await in_thread(ask)

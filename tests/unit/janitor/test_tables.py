@@ -30,6 +30,8 @@ PAGE = Path(__file__).resolve().parents[3] / "docs/reference/tables.md"
 
 DAY_MS = 86_400_000
 FIRST_MS = 1_767_225_600_000  # 2026-01-01
+FIRST_DAY_MS = -62_135_596_800_000
+LAST_DAY_MS = 253_402_214_400_000
 
 
 def test_the_page_tells_every_column_of_every_table_with_its_type_in_order() -> None:
@@ -48,6 +50,8 @@ def test_the_page_tells_every_column_of_every_table_with_its_type_in_order() -> 
     assert told == columns
 
 
+SNAPSHOT = "5f5818cf-92dc-4367-8cae-3b5d530224c6"
+
 QUEUE, DAY, DONE_AT, ID = ("queue",), ("day",), ("done_at",), ("message_id",)
 
 
@@ -64,6 +68,10 @@ QUEUE, DAY, DONE_AT, ID = ("queue",), ("day",), ("done_at",), ("message_id",)
         ),
         ([GreaterThan(DAY, date(2026, 1, 1))], Wanted(first_ms=FIRST_MS + DAY_MS)),
         ([LessThan(DAY, date(2026, 1, 1))], Wanted(last_ms=FIRST_MS - 1)),
+        # Days that have none beside them, as those mean them who want no bound.
+        ([EqualTo(DAY, date.max)], Wanted(first_ms=LAST_DAY_MS, last_ms=LAST_DAY_MS + DAY_MS - 1)),
+        ([GreaterThan(DAY, date.max)], Wanted(first_ms=LAST_DAY_MS)),
+        ([LessThan(DAY, date.min)], Wanted(last_ms=FIRST_DAY_MS + DAY_MS - 1)),
         (
             [
                 GreaterThanOrEqual(DONE_AT, datetime(2026, 1, 1, 0, 0, 0, 1999, UTC)),
@@ -105,12 +113,14 @@ def test_bounds_that_leave_nothing_are_known_for_it() -> None:
         ({"database": "ingest/0,broker/0"}, "2 databases, 1 snapshots"),
         ({"database": "ingest"}, "'ingest' is not like ingest/0"),
         ({"database": "router/0"}, "'router/0' is not like"),
+        ({"database": "broker/²"}, "'broker/²' is not like"),
+        ({"snapshot": "s"}, "option snapshot: 's' is no ID"),
         ({"partitions": "many"}, "option partitions: 'many'"),
         ({"partitions": "0"}, "option partitions: '0'"),
     ],
 )
 def test_a_wrong_option_is_named(wrong: dict[str, str], told: str) -> None:
-    good = {"root": "file:///x", "table": "done", "database": "broker/0", "snapshot": "s"}
+    good = {"root": "file:///x", "table": "done", "database": "broker/0", "snapshot": SNAPSHOT}
     assert SlateMQSource(good).schema() is not None
 
     with pytest.raises(ValueError, match=re.escape(told)):
