@@ -1,7 +1,9 @@
 """Doing with archived dead letters what an edited export of them asks for.
 
 A letter comes back with the content that the file has, in the commit that takes it out of the
-broker's list of archived ones: whatever else is asked for it then finds it gone.
+broker's list of archived ones: whatever else is asked for it then finds it gone. The broker
+remembers nothing of it, so the file says what is under way, and what was done: what was under way
+when the command was killed, and is gone by now, was done.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from slatemq.archived import ArchivedLetter, ArchivedOutcome
 from slatemq.cli.letter_plans import Step
 from slatemq.cli.letter_settling import Decision, LetterDesk
 from slatemq.cli.output import note
-from slatemq.cli.queue_files import SETTLED, SETTLED_NO, SETTLED_YES
+from slatemq.cli.queue_files import SETTLED, SETTLED_NO, SETTLED_SENT, SETTLED_YES
 from slatemq.entry_models import Entry, EntryState, EntryView
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.settling import DropLetter
@@ -45,7 +47,7 @@ class ArchiveDesk(LetterDesk):
             told = "archived letters keep no notes" if step.notes else ""
             return Decision(step, None, problem=told)
         now = await self._now(step.content.handle)
-        if now is GONE and step.content.is_settled:
+        if now is GONE and step.content.settled in (SETTLED_SENT, SETTLED_YES):
             return Decision(step, step.settlement, is_done=True)
         if isinstance(now, str):
             return Decision(step, step.settlement, problem=now)
@@ -76,13 +78,18 @@ class ArchiveDesk(LetterDesk):
         return GONE
 
     def _told(self, decision: Decision, problem: str | None) -> None:
-        if problem is None and self._is_marking:
-            try:
-                _mark(decision.step)
-            except (TextQueueError, OSError) as error:
-                self._is_marking = False
-                note(f"{decision.step.file} cannot be told what was done: {error}")
+        self._note(decision, SETTLED_NO if problem else SETTLED_YES)
         super()._told(decision, problem)
+
+    def _note(self, decision: Decision, settled: str) -> None:
+        """Notes in the file what has become of a letter."""
+        if not self._is_marking:
+            return
+        try:
+            _mark(decision.step, settled)
+        except (TextQueueError, OSError) as error:
+            self._is_marking = False
+            note(f"{decision.step.file} cannot be told what was done: {error}")
 
     def _size(self, decision: Decision) -> int:
         dropped = isinstance(decision.settlement, DropLetter)
@@ -98,9 +105,19 @@ class ArchiveDesk(LetterDesk):
 
     async def _drop(self, batch: Sequence[Decision]) -> None:
         entries = [one.now for one in batch if one.now is not None]
-        outcomes = await self._client.drop_archived(entries)
+        self._sent(batch)
+        self._answered(batch, await self._client.drop_archived(entries))
+
+    def _sent(self, batch: Sequence[Decision]) -> None:
+        for decision in batch:
+            self._note(decision, SETTLED_SENT)
+
+    def _answered(self, batch: Sequence[Decision], outcomes: Sequence[ArchivedOutcome]) -> None:
         for decision, outcome in zip(batch, outcomes, strict=True):
-            self._told(decision, PROBLEMS[outcome])
+            was_sent = decision.step.content.settled == SETTLED_SENT
+            # Sent by a run before, it was done just after this one had looked.
+            is_ours = outcome is ArchivedOutcome.GONE and was_sent
+            self._told(decision, "" if is_ours else PROBLEMS[outcome])
 
     async def _bring_back(self, batch: list[Decision]) -> None:
         while batch:
@@ -109,6 +126,7 @@ class ArchiveDesk(LetterDesk):
                 for one in batch
                 if one.now is not None
             ]
+            self._sent(batch)
             try:
                 outcomes = await self._client.redrive_archived(letters)
             except InvalidArgument as error:
@@ -117,17 +135,15 @@ class ArchiveDesk(LetterDesk):
                     raise
                 self._told(batch.pop(int(place[1])), error.message)
                 continue
-            for decision, outcome in zip(batch, outcomes, strict=True):
-                self._told(decision, PROBLEMS[outcome])
+            self._answered(batch, outcomes)
             return
 
 
-def _mark(step: Step) -> None:
-    """Notes in the file what was done: the broker forgets a letter that it does not list.
-
-    Raises TextQueueError, OSError.
-    """
+def _mark(step: Step, settled: str) -> None:
+    """Notes it under the letter, unless that was done. Raises TextQueueError, OSError."""
     queue = TextQueue(step.file)
     entry = queue.entry(step.offset)
-    if entry.get("handle") == step.content.handle and entry.get(SETTLED) == SETTLED_NO:
-        queue.set_variable(entry, SETTLED, SETTLED_YES)
+    before = entry.get(SETTLED)
+    is_open = before in (SETTLED_NO, SETTLED_SENT)
+    if is_open and before != settled and entry.get("handle") == step.content.handle:
+        queue.set_variable(entry, SETTLED, settled)

@@ -76,9 +76,9 @@ otherwise meanwhile, or has failed again, is told of and left alone: exit code
 
 \b
 With --archived these are letters that the janitor has archived. They come back
-as new messages, keep no notes, and are not listed as done. What was done is
-noted in the file (\\settled=ok); of another one that is not archived any more
-nobody knows what it became: it is told of, too.
+as new messages, keep no notes, and are not listed as done. What was done, or
+was under way at a kill, is noted in the file (\\settled=ok, ..); of another one
+that is not archived any more nobody knows what it became: it is told of, too.
 """
 
 TOLD = """ Dead letters of a queue of SlateMQ, for you to settle: change the first character

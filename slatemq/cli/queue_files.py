@@ -51,8 +51,9 @@ SLATEMQ = "slatemq"
 """The variable of the comment at the head of an export, which is no note."""
 
 SETTLED = "settled"
-SETTLED_NO, SETTLED_YES = "no", "ok"
-"""The variable of an archived letter that says whether it was: nobody else remembers."""
+SETTLED_NO, SETTLED_SENT, SETTLED_YES = "no", "..", "ok"
+"""The variable of an archived letter that says whether it was: nobody else remembers. Between the
+call and its answer it has dots."""
 
 _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Control characters that editors may lose; tabs, newlines and carriage returns stay."""
@@ -70,7 +71,7 @@ class Content:
         handle: Where the message was when it was exported; empty when it is not told.
         digest: Of payload and headers as they were exported; empty when it is not told.
         is_gone: The message was not stored any more when it was exported.
-        is_settled: What the file asks for this archived letter was done.
+        settled: Whether what the file asks for this archived letter was done.
     """
 
     payload: bytes
@@ -82,7 +83,7 @@ class Content:
     retention_s: int | None = None
     created_at_ms: int | None = None
     is_gone: bool = False
-    is_settled: bool = False
+    settled: str = ""
 
     @property
     def is_edited(self) -> bool:
@@ -216,7 +217,7 @@ def content_of(entry: textqueue.Entry, file: str) -> Content:
             retention_s=_whole(known, "retention"),
             created_at_ms=_moment(known, "created_at"),
             is_gone="gone" in known,
-            is_settled=known.get(SETTLED) == SETTLED_YES,
+            settled=known.get(SETTLED, ""),
         )
     except ValueError as error:
         raise BadInput(f"{file}:{entry.line}: {error}") from None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -167,6 +169,39 @@ def test_a_file_that_is_acted_on_again_knows_what_it_did(cli: Cli, tmp_path: Pat
     assert counts(cli, queue) == {"available": 3, "archived": 1}
     told = cli.ok(*act)
     assert "nothing to do: 4 done already, 1 left alone" in told.err
+
+
+def test_an_edit_killed_at_any_moment_comes_to_its_end_and_does_nothing_twice(
+    cli: Cli, tmp_path: Path
+) -> None:
+    codes = []
+    for number in range(4):
+        # Given letters to bring back and to drop, and a command that is killed as soon as the file
+        # says that they are under way, or a moment later
+        queue, file = new_queue(cli, "--max-attempts", "1"), tmp_path / f"{number}.tq"
+        archived_letters(cli, queue, *(b"%d" % one for one in range(4)))
+        cli.ok("export", queue, "--state", "archived", "--out", str(file))
+        text = file.read_text()
+        for one, control in enumerate("--==" if number % 2 else "==--"):
+            text = text.replace(f"!{one}\n", f"{control}{one}\n")
+        file.write_text(text)
+        act = ("failed", "edit", queue, "--archived", "--file", str(file), "--yes", "--json")
+        killed = cli.start(*act)
+        while "settled=.." not in file.read_text() and killed.poll() is None:
+            pass
+        time.sleep(number * 0.004)
+        killed.kill()
+        killed.communicate()
+        codes.append(killed.returncode)
+
+        # When it is run again, then all of it is done, and nothing is told to be a conflict
+        again = cli.ok(*act)
+        assert [one["ok"] for one in again.objects] == [True] * 4
+        wait_until(lambda queue=queue: counts(cli, queue) == {"available": 2}, 60)
+        back = [payload for payload, _ in contents(cli, queue)]
+        assert sorted(back) == (["0", "1"] if number % 2 else ["2", "3"])
+        assert "nothing to do: 4 done already" in cli.ok(*act[:-1]).err
+    assert -signal.SIGKILL in codes
 
 
 def test_conflicts_are_told_and_the_rest_is_done(cli: Cli, tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from slatemq.archived import ArchivedOutcome
 from slatemq.cli.archive_settling import ArchiveDesk
 from slatemq.cli.letter_plans import Step
 from slatemq.cli.letter_settling import Decision
@@ -38,6 +40,31 @@ def test_what_was_done_is_noted_under_the_letter_alone(tmp_path: Path, desk: Arc
 
     assert [one.get("settled") for one in TextQueue(file)] == ["no", "ok"]
     assert desk.counts == {"drop": 2, "conflict": 1}
+
+
+def test_what_is_under_way_is_noted_until_there_is_an_answer(
+    tmp_path: Path, desk: ArchiveDesk
+) -> None:
+    # Given letters of which a call is under way
+    file = tmp_path / "a.tq"
+    entries = [
+        TextQueue(file).append("letter", [f"handle={HANDLE}", f"settled={settled}"])
+        for settled in ("no", "no", "no", "..")
+    ]
+    sent = [decision(file, entry.offset) for entry in entries]
+    sent[3] = replace(
+        sent[3], step=replace(sent[3].step, content=Content(b"", {}, handle=HANDLE, settled=".."))
+    )
+    desk._sent(sent)
+    assert [one.get("settled") for one in TextQueue(file)] == [".."] * 4
+
+    # When it is answered
+    gone = ArchivedOutcome.GONE
+    desk._answered(sent, [ArchivedOutcome.DONE, gone, ArchivedOutcome.EXPIRED, gone])
+
+    # Then what was not done is noted so, but for what an earlier run had under way
+    assert [one.get("settled") for one in TextQueue(file)] == ["ok", "no", "no", "ok"]
+    assert desk.counts == {"drop": 1, "conflict": 2, "already": 1}
 
 
 def test_a_file_that_cannot_be_noted_in_is_told_once(
