@@ -8,13 +8,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from services.janitor.java import find_java_home
 from services.janitor.shipping import shipped_code
 from services.janitor.source import register
+from slatemq.errors import Unavailable
 
-__all__ = ["LOCAL_MASTER", "spark_session"]
+__all__ = ["LOCAL_MASTER", "spark_session", "why_not"]
 
 LOCAL_MASTER: Final = "local[*]"
 
@@ -44,6 +47,8 @@ def spark_session(
         master: Any Spark master; a local one listens on the loopback alone.
         memory: Heap of the driver, which does the work as well where the master is local.
         settings: Spark's own, in place of ours.
+
+    Raises Unavailable, also when no master answers there, which takes Spark a minute to see.
     """
     os.environ["JAVA_HOME"] = str(find_java_home(os.environ))
     # Executors on this machine must find what this process has.
@@ -61,10 +66,25 @@ def spark_session(
     builder = SparkSession.builder.master(master).appName("slatemq-janitor")
     for name, value in chosen.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except (Py4JError, PySparkException) as error:
+        raise Unavailable(f"Spark does not start on {master}: {why_not(str(error))}") from error
     with ExitStack() as stack:
         stack.callback(spark.stop)
         if not local:
             stack.enter_context(shipped_code(spark))
         register(spark)
         yield spark
+
+
+def why_not(told: str) -> str:
+    """What Spark tells when it does not start, in a line."""
+    if "stopped SparkContext" in told:
+        return "no master answers there, or it refuses"
+    if "JAVA_GATEWAY_EXITED" in told:
+        return "Java has ended; what it printed before tells why"
+    lines = [line.strip().removeprefix(": ") for line in told.splitlines() if line.strip()]
+    # The first line of a failed call tells which call it was.
+    causes = [line for line in lines if not line.startswith(("An error occurred", "at "))]
+    return (causes or lines or ["it does not say why"])[0]

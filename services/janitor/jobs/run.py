@@ -21,6 +21,7 @@ from services.janitor.instance import held_snapshots
 from services.janitor.jobs import clearing, letters, reporting
 from services.janitor.jobs.contract import (
     JobCancelled,
+    JobFailed,
     JobInstance,
     JobOptions,
     JobResult,
@@ -81,7 +82,12 @@ def run_job(
     progress(Progress(STARTING, 1, len(PHASES[job])))
     began = time.monotonic()
     settings = {**_SETTINGS, **options.spark}
-    with spark_session(options.master, options.memory, settings) as spark:
+    with ExitStack() as stack:
+        try:
+            session = spark_session(options.master, options.memory, settings)
+            spark = stack.enter_context(session)
+        except Unavailable as error:
+            raise JobFailed(f"{STARTING}: {error}") from error
         if options.cancelled.is_set():
             raise JobCancelled("cancelled")
         started = (STARTING, round(time.monotonic() - began, 3))

@@ -54,6 +54,7 @@ async def test_questions_are_answered_on_stdout_on_a_machine_without_java(tmp_pa
             *("--format", "json"),
         )
         wrong = await sql("SELECT nothing FROM queues")
+        nowhere = await sql("SELECT 1", "--master", "nowhere")
 
     code, out, err = answered
     assert code == 0, err
@@ -67,6 +68,8 @@ async def test_questions_are_answered_on_stdout_on_a_machine_without_java(tmp_pa
     assert wrong[1] == ""
     assert "`nothing` cannot be resolved" in wrong[2]
     assert "at org.apache" not in wrong[2]
+    assert nowhere[:2] == (1, "")
+    assert nowhere[2].splitlines()[-1].startswith("Spark does not start on nowhere: ")
 
 
 def test_the_root_is_taken_from_the_environment_and_missed_where_it_is_nowhere(
