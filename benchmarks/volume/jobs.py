@@ -25,7 +25,12 @@ from typing import NamedTuple
 
 from benchmarks.suite import servers
 from benchmarks.suite.memory import peak_mb
-from services.janitor.jobs.contract import JobInstance, JobOptions, JobResult
+from services.janitor.jobs.contract import (
+    REPLAY_WINDOW_S,
+    JobInstance,
+    JobOptions,
+    JobResult,
+)
 from services.janitor.jobs.run import run_job
 
 SAMPLED_S = 0.25
@@ -131,19 +136,55 @@ class Watch:
         self._thread.join()
 
 
-def _job(root: str, name: str, master: str, told: multiprocessing.Queue[JobResult]) -> None:
-    options = JobOptions(dry_run=name.endswith("?"), master=master)
+class Cost(NamedTuple):
+    """What a job gave, and what it took.
+
+    Attributes:
+        result: What the job gave back.
+        seconds: From the start of its process to its end.
+        cpu_s: Processor time of Spark, by part, and of the services.
+        peak_mb: Memory in the same way: of the services since they started, or were `renewed`.
+        worker_mb: Memory of the largest Python worker.
+    """
+
+    result: JobResult
+    seconds: float
+    cpu_s: dict[str, float]
+    peak_mb: dict[str, float]
+    worker_mb: float
+
+
+def renew_peaks(services: Mapping[str, int]) -> None:
+    """Count the peaks of their memory from now on."""
+    for pid in services.values():
+        Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+
+
+def _job(
+    root: str, name: str, master: str, window_s: int, told: multiprocessing.Queue[JobResult]
+) -> None:
+    options = JobOptions(dry_run=name.endswith("?"), master=master, replay_window_s=window_s)
     told.put(run_job(name.rstrip("?"), JobInstance(root), options))
 
 
-def run(folder: Path, name: str, server: servers.Server, master: str, driver_mb_max: float) -> None:
-    """One job, and what it cost. Ends the program when its driver took more memory than that."""
+def cost_of(
+    folder: Path,
+    name: str,
+    server: servers.Server,
+    master: str,
+    window_s: int = REPLAY_WINDOW_S,
+) -> Cost:
+    """Runs one job, in a process of its own; with ? at the end of its name a dry run.
+
+    `window_s` is how far back new queues may start, as the services have it.
+    """
     context = multiprocessing.get_context("spawn")
     told: multiprocessing.Queue[JobResult] = context.Queue()
     services = dict(server.named())
     before = processes()
     began = time.monotonic()
-    child = context.Process(target=_job, args=((folder / "data").as_uri(), name, master, told))
+    root = (folder / "data").as_uri()
+    child = context.Process(target=_job, args=(root, name, master, window_s, told))
     child.start()
     watch = Watch(child.pid or 0)
     try:
@@ -154,17 +195,28 @@ def run(folder: Path, name: str, server: servers.Server, master: str, driver_mb_
         child.kill()
     seconds, after = time.monotonic() - began, processes()
     used = {one: after[pid].cpu_s - before[pid].cpu_s for one, pid in services.items()}
-    print(f"{name}: {seconds:.1f} s")
-    print("  " + ", ".join(f"{phase} {took:.1f} s" for phase, took in result.phases))
-    print("  " + ", ".join(f"{what} {count:,}" for what, count in result.counts.items()))
-    print("  processor s: " + listed({**watch.cpu_s, **used}, ".1f"))
+    peaks = {**watch.peak_mb, **peak_mb(services)}
+    return Cost(result, seconds, {**watch.cpu_s, **used}, peaks, watch.worker_mb)
+
+
+def run(folder: Path, name: str, server: servers.Server, master: str, driver_mb_max: float) -> None:
+    """One job, and what it cost. Ends the program when its driver took more memory than that."""
+    cost = cost_of(folder, name, server, master)
+    print(f"{name}: {cost.seconds:.1f} s")
+    print("  " + ", ".join(f"{phase} {took:.1f} s" for phase, took in cost.result.phases))
+    print("  " + ", ".join(f"{what} {count:,}" for what, count in cost.result.counts.items()))
+    print("  processor s: " + listed(cost.cpu_s, ".1f"))
     print(
-        f"  peak MB: {listed({**watch.peak_mb, **peak_mb(services)}, '.0f')}, "
-        f"largest worker {watch.worker_mb:.0f}",
+        f"  peak MB: {listed(cost.peak_mb, '.0f')}, largest worker {cost.worker_mb:.0f}",
         flush=True,
     )
-    if watch.peak_mb[DRIVER] > driver_mb_max:
-        sys.exit(f"{name}: its driver took {watch.peak_mb[DRIVER]:.0f} MB, > {driver_mb_max:g}")
+    refuse_large_driver(name, cost, driver_mb_max)
+
+
+def refuse_large_driver(name: str, cost: Cost, mb_max: float) -> None:
+    """Ends the program when a job's driver took more memory than that."""
+    if cost.peak_mb[DRIVER] > mb_max:
+        sys.exit(f"{name}: its driver took {cost.peak_mb[DRIVER]:.0f} MB, > {mb_max:g}")
 
 
 def answer(
