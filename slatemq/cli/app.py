@@ -122,6 +122,7 @@ for command in (
 
 def main() -> int:
     """Runs the command line of this process; gives the exit code."""
+    _open_closed_streams()
     logging.basicConfig(level=logging.WARNING, format="slatemq: %(message)s")
     for stream in (sys.stdout, sys.stderr):
         # A name that the terminal cannot show is no reason to fail.
@@ -136,6 +137,13 @@ def main() -> int:
     # What is left is the interpreter's own end, which would tell of a Ctrl-C at length.
     interrupts.end_with(code)
     return code
+
+
+def _open_closed_streams() -> None:
+    """What a shell has closed (`<&-`) is empty, or goes nowhere; no file is to take its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def invoke(arguments: Sequence[str]) -> int:

@@ -247,6 +247,29 @@ def test_wrong_usage_and_input_end_with_2(
     assert run.err
 
 
+def test_streams_that_the_shell_has_closed_are_empty_or_go_nowhere(file: Path) -> None:
+    path = file.resolve()
+    script = f"""
+slatemq() {{ {sys.executable} -m slatemq.cli "$@"; }}
+slatemq tq ls {path} >&- || exit 1
+slatemq tq append {path} --lines <&- || exit 2
+slatemq tq append {path} 'the last' <&- >&- 2>&- || exit 3
+slatemq tq ls - <&- || exit 4
+slatemq tq ls no-such-file 2>&-; [ $? = 2 ] || exit 5
+"""
+    ended = subprocess.run(
+        ["sh", "-c", script],
+        capture_output=True,
+        cwd=REPOSITORY,
+        timeout=60,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"appended: 0\n", b"")
+    # And nothing was written into the file but the message
+    assert file.read_text() == CONTENT + "-the last\n"
+
+
 @pytest.mark.slow
 def test_a_pipeline_of_commands(file: Path) -> None:
     # Given a shell with the command
