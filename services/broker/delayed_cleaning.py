@@ -95,7 +95,10 @@ class DelayedCleaner:
         epoch = queue.lane_epoch
         first, last = order_of(epoch, 0, 0), last_order(epoch)
         rows = await self._rows(queue, first, last, descending=True)
-        queue.delayed.found(_order(rows[0][0]) if rows else max(first, 1))
+        if rows:
+            queue.delayed.found(_order(rows[0][0]))
+        else:
+            queue.delayed.begin(epoch)
 
     async def _rows(self, queue: Queue, first: int, last: int, *, descending: bool) -> list[Row]:
         span = delayed_range(queue.queue_id, first, last)

@@ -48,6 +48,10 @@ class DelayedJournal:
         """The rows of this epoch up to this order are durable."""
         return self.durable_order if _is_of(self.durable_order, epoch) else 0
 
+    def begin(self, epoch: int) -> None:
+        """Notes that nothing was written in this epoch: nobody needs to look."""
+        self.found(max(order_of(epoch, 0, 0), 1))
+
     def found(self, last_order: int) -> None:
         """Notes how far it was written before the start."""
         self.last_order = max(self.last_order, last_order)

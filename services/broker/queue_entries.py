@@ -280,6 +280,7 @@ class QueueEntries(ABC):
         assert epoch is not None, "see can_purge_available"
         self.garbage_lane_epochs = (*self.garbage_lane_epochs, self._available.epoch)
         self.delayed = DelayedJournal()
+        self.delayed.begin(epoch)
         self.touch()
         return self._available.purge(epoch)
 

@@ -96,6 +96,7 @@ class Shard(ShardLeases):
         state = new_state(before, self.revision)
         settings = settings.changed(revision=self.revision)
         queue = Queue(queue_id, settings, state, self.notes)
+        queue.delayed.begin(queue.lane_epoch)
         self.queues[queue_id] = queue
         self._rows += creation_rows(queue)
         self.replays.begin(queue_id, replay)
