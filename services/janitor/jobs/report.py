@@ -40,13 +40,12 @@ def queue_days(
 
     A row without a queue is of all queues together; a message in two of them counts twice there.
     Messages count on the day on which they were received, acks and failures on theirs. What a
-    transfer or a redrive moved on is counted where it is now.
+    transfer or a redrive moved on is counted where it is now. Of a day before those there is a row
+    where messages of it wait still: their number, and since when.
     """
     first_day = sf.to_date(at_ms(since_ms))
-    recent = messages.where(sf.col("day") >= first_day)
-    known = recent.select("message_id", "received_at", "payload_bytes")
     acked = done.where("transferred_to IS NULL").drop("transferred_to")
-    days = _published(active, acked, failed, known)
+    days = _published(active, acked, failed, messages, first_day)
     ended = _ended(acked, failed, messages, first_day)
     days = days.join(ended, ["queue", "day"], "full")
     days = days.withColumn("queue", sf.nullif("queue", sf.lit(_ALL)))
@@ -55,16 +54,18 @@ def queue_days(
 
 
 def _published(
-    active: DataFrame, acked: DataFrame, failed: DataFrame, known: DataFrame
+    active: DataFrame, acked: DataFrame, failed: DataFrame, messages: DataFrame, first_day: Column
 ) -> DataFrame:
     waiting = active.select("queue", "message_id", (sf.col("state") == "available").alias("waits"))
     ended = acked.select("queue", "message_id").unionByName(failed.select("queue", "message_id"))
     entries = waiting.unionByName(ended.withColumn("waits", sf.lit(False)))
     # A message that was redriven or moved back has more than one entry in a queue: it counts once.
     once = entries.groupBy("queue", "message_id").agg(sf.max("waits").alias("waits"))
-    return _by_day(once.join(known, "message_id").withColumn("day", sf.to_date("received_at"))).agg(
-        sf.count("*").alias("published_count"),
-        sf.sum("payload_bytes").alias("published_bytes"),
+    known = messages.select("message_id", "received_at", "payload_bytes", "day")
+    recent = sf.col("day") >= first_day
+    return _by_day(once.join(known, "message_id").where(recent | sf.col("waits"))).agg(
+        sf.count_if(recent).alias("published_count"),
+        sf.sum(sf.when(recent, sf.col("payload_bytes"))).alias("published_bytes"),
         sf.count_if("waits").alias("waiting_count"),
         sf.min(sf.when(sf.col("waits"), sf.col("received_at"))).alias("oldest_waiting_at"),
     )

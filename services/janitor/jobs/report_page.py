@@ -45,8 +45,13 @@ _FLOW: Final = (
 )
 
 
-def page(run: str, now_ms: int, rows: Sequence[Row], days_count: int) -> str:
-    """The page, of the rows of `report.queue_days`; those without a queue are of all together."""
+def page(
+    run: str, now_ms: int, rows: Sequence[Row], days_count: int, queues_count: int | None = None
+) -> str:
+    """The page, of the rows of `report.queue_days`; those without a queue are of all together.
+
+    `queues_count` is how many queues there are, where there are not the rows of all.
+    """
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
     days = [now.date() - timedelta(days=back) for back in range(days_count - 1, -1, -1)]
     together = {row["day"]: row for row in rows if row["queue"] is None}
@@ -54,6 +59,8 @@ def page(run: str, now_ms: int, rows: Sequence[Row], days_count: int) -> str:
     for row in rows:
         if row["queue"] is not None:
             queues.setdefault(row["queue"], []).append(row)
+    some = queues_count is not None and queues_count > len(queues)
+    told = f"<p>{len(queues)} of {queues_count}: the busiest, and those that wait the longest.</p>"
     title = f"SlateMQ, {days[0].isoformat()} to {days[-1].isoformat()}"
     return f"""\
 <!DOCTYPE html>
@@ -66,7 +73,8 @@ def page(run: str, now_ms: int, rows: Sequence[Row], days_count: int) -> str:
 <p>As of {now:%Y-%m-%d %H:%M:%S} UTC. What is no longer kept is not counted. Run {escape(run)}.</p>
 <div class="cards">{_cards(together.values(), now)}</div>
 <div class="charts">{_charts(days, together, queues, now)}</div>
-<section><h2>Queues</h2><div class="table">{_table(queues, now)}</div></section>
+<section><h2>Queues</h2>{told if some else ""}
+<div class="table">{_table(queues, now)}</div></section>
 </body></html>
 """
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from libs.storage.roots import open_root
 from services.janitor.jobs.batches import counted, counts_batch
@@ -21,10 +22,13 @@ from services.janitor.jobs.report_page import page
 from services.janitor.jobs.reports_kept import FOLDER, HTML, PARQUET, forget_reports
 from services.janitor.jobs.work import Work
 
-__all__ = ["QUEUES_SHOWN", "report"]
+__all__ = ["QUEUES_SHOWN", "report", "written"]
 
 QUEUES_SHOWN: Final = 50
-"""On the page, those with most messages; the Parquet has all."""
+"""On the page, those with most messages, besides those of WAITING_SHOWN; the Parquet has all."""
+
+WAITING_SHOWN: Final = 10
+"""Those whose messages wait the longest: a queue that is stuck may be no busy one."""
 
 DAY_MS: Final = 24 * 3600 * 1000
 
@@ -39,8 +43,9 @@ def report(work: Work) -> Counter[str]:
             if work.options.dry_run:
                 return Counter(report_rows=days.count())
             parquet, html = (f"{FOLDER}/{work.run}/{name}" for name in (PARQUET, HTML))
-            counts = counted(days.coalesce(1), _Parquet(work.url, parquet, days.columns))
-            told = page(work.run, work.now_ms, _shown(days), work.options.days)
+            counts = written(days, work.url, parquet)
+            rows, queues_count = _shown(days)
+            told = page(work.run, work.now_ms, rows, work.options.days, queues_count)
             objects = work.root.objects
             asyncio.run(objects.put(html, told.encode()))
             work.artifacts += [parquet, html]
@@ -51,30 +56,44 @@ def report(work: Work) -> Counter[str]:
             days.unpersist()
 
 
-def _shown(days: DataFrame) -> list[dict[str, object]]:
-    """The rows of all queues together, and those of the busiest queues."""
-    busiest = (
+def written(days: DataFrame, root: str, path: str) -> Counter[str]:
+    """Write the rows as one Parquet object, with their columns also where there is none."""
+    task = _Parquet(root, path, to_arrow_schema(days.schema, timezone="UTC"))
+    counts = counted(days.coalesce(1), task)
+    if not counts:  # Spark knew that there is no row, and began no task.
+        list(task(iter(())))
+        counts["report_rows"] = 0
+    return counts
+
+
+def _shown(days: DataFrame) -> tuple[list[dict[str, object]], int]:
+    """The rows of all queues together, and those of some queues; and how many queues there are."""
+    queues = (
         days.where("queue IS NOT NULL")
         .groupBy("queue")
-        .agg(sf.sum(sf.col("published_count") + sf.col("acked_count")).alias("busy"))
-        .orderBy(sf.desc("busy"), "queue")
-        .limit(QUEUES_SHOWN)
+        .agg(
+            sf.sum(sf.col("published_count") + sf.col("acked_count")).alias("busy"),
+            sf.min("oldest_waiting_at").alias("oldest"),
+        )
     )
-    shown = days.join(sf.broadcast(busiest.select("queue")), "queue", "left_semi")
+    busiest = queues.orderBy(sf.desc("busy"), "queue").limit(QUEUES_SHOWN)
+    waiting = queues.where("oldest IS NOT NULL").orderBy("oldest", "queue").limit(WAITING_SHOWN)
+    chosen = busiest.unionByName(waiting).select("queue").distinct()
+    shown = days.join(sf.broadcast(chosen), "queue", "left_semi")
     rows = days.where("queue IS NULL").unionByName(shown).orderBy("queue", "day")
-    return [row.asDict() for row in rows.collect()]
+    return [row.asDict() for row in rows.collect()], queues.count()
 
 
 @dataclass(frozen=True)
 class _Parquet:
     root: str
     path: str
-    columns: list[str]
+    schema: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found = [batch for batch in batches if batch.num_rows]
-        table = pa.Table.from_batches(found) if found else pa.table({c: [] for c in self.columns})
+        table = pa.Table.from_batches(found) if found else self.schema.empty_table()
         out = io.BytesIO()
-        pq.write_table(table, out, compression="zstd")
+        pq.write_table(table.cast(self.schema), out, compression="zstd")
         asyncio.run(open_root(self.root).objects.put(self.path, out.getvalue()))
         yield counts_batch({"report_rows": table.num_rows})

@@ -34,6 +34,9 @@ BLOB = bytes(100_000)
 LETTERS = ("letters-a", "letters-b")
 """The same in every wave: their parts grow together."""
 
+SHARED_PHASES = 2
+"""Every job starts Spark and takes snapshots first."""
+
 PRUNED = 4
 """Queues with done messages: each is a call."""
 
@@ -74,7 +77,7 @@ async def wave(
         await _done(spark, made, "dead-letters")  # what the killed run's parts are to absorb
         await _fail_letters(made, filled)
     for job, stage in stages.items():
-        await _cancelled(spark, made, job)
+        await _cancelled(spark, made, job, stage)
         await killed(made, job, stage, folder)
         await asyncio.gather(*(_done(spark, made, job) for _ in range(2)))
         await CHECKS[job](made, filled)
@@ -102,12 +105,13 @@ async def killed(made: Instance, job: str, stage: str, folder: Path) -> None:
     assert code == -signal.SIGKILL, f"{job} was not killed at {stage!r}, but ended with {code}"
 
 
-async def _cancelled(spark: SparkSession, made: Instance, job: str) -> None:
-    """The job, told to end when its last phase begins."""
+async def _cancelled(spark: SparkSession, made: Instance, job: str, stage: str) -> None:
+    """The job, told to end when its last phase begins; the first, to leave all calls to be made."""
     options = replace(OPTIONS, cancelled=threading.Event())
+    phase = PHASES[job][SHARED_PHASES if "-call " in stage else -1]
 
     def tell(progress: Progress) -> None:
-        if progress.phase == PHASES[job][-1]:
+        if progress.phase == phase:
             options.cancelled.set()
 
     with pytest.raises(JobCancelled):

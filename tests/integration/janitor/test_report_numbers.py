@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from services.janitor.jobs.dead_letters import due_letters, with_content
 from services.janitor.jobs.report import queue_days
+from services.janitor.jobs.reporting import written
 from tests.integration.janitor.frames import table
 
 pytestmark = pytest.mark.slow  # Spark takes seconds to start, and tenths of one for each question
@@ -28,11 +31,14 @@ def done(message_id: int, at: datetime, took_ms: int, **more: Any) -> dict[str, 
     return {"message_id": message_id, "attempts": 1, **ended, **more}
 
 
-def report(spark: SparkSession, **rows: list[dict[str, Any]]) -> dict[tuple[Any, date], Any]:
+def days(spark: SparkSession, **rows: list[dict[str, Any]]) -> DataFrame:
     names = ("messages", "active", "done", "failed")
     frames = [table(spark, name, rows.get(name, [])) for name in names]
-    found = queue_days(frames[0], frames[1], frames[2], frames[3], SINCE_MS).collect()
-    return {(row["queue"], row["day"]): row.asDict() for row in found}
+    return queue_days(frames[0], frames[1], frames[2], frames[3], SINCE_MS)
+
+
+def report(spark: SparkSession, **rows: list[dict[str, Any]]) -> dict[tuple[Any, date], Any]:
+    return {(row["queue"], row["day"]): row.asDict() for row in days(spark, **rows).collect()}
 
 
 def test_each_day_of_a_queue_has_its_numbers(spark: SparkSession) -> None:
@@ -44,7 +50,6 @@ def test_each_day_of_a_queue_has_its_numbers(spark: SparkSession) -> None:
             {"message_id": 98, "visible_at": None},
             {"message_id": 99, "state": "in-flight", "attempts": 2},
             {"message_id": 100, "attempts": 0},
-            {"message_id": 200},
         ],
         done=[done(n, FIRST, n * 10, attempts=1 + n // 90) for n in range(1, 98)],
         failed=[{"message_id": 0, "failed_at": SECOND, "attempts": 7}],
@@ -61,6 +66,23 @@ def test_each_day_of_a_queue_has_its_numbers(spark: SparkSession) -> None:
     assert (two["failed_count"], two["attempts_6_or_more_count"]) == (1, 1)
     assert two["ack_ms_p50"] is None
     assert FIRST.date() - timedelta(days=1) not in {day for _, day in rows}
+
+
+def test_what_waits_since_before_the_days_of_a_report_is_in_it_and_what_it_took_to_ack_it(
+    spark: SparkSession,
+) -> None:
+    before = FIRST - timedelta(days=40)
+    rows = report(
+        spark,
+        messages=[message(n, before) for n in (1, 2, 3)],
+        active=[{"message_id": 1}, {"message_id": 2, "state": "in-flight"}],
+        done=[done(3, FIRST, 5)],
+    )
+
+    old, new = rows["q", before.date()], rows["q", FIRST.date()]
+    assert (old["waiting_count"], old["oldest_waiting_at"].astimezone(UTC)) == (1, before)
+    assert (old["published_count"], old["published_bytes"]) == (0, 0)
+    assert (new["acked_count"], new["ack_ms_p50"]) == (1, 40 * 86_400_000 + 5)
 
 
 def test_all_queues_together_have_a_row_and_what_was_moved_on_counts_where_it_is(
@@ -91,6 +113,20 @@ def test_a_clock_that_was_behind_takes_no_time_back(spark: SparkSession) -> None
         if queue
     )
     assert row["ack_ms_p50"] == 0
+
+
+def test_a_report_has_the_same_columns_where_nothing_happened(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    written(days(spark), tmp_path.as_uri(), "nothing.parquet")
+    written(
+        days(spark, messages=[message(1, FIRST)], done=[done(1, FIRST, 5)]),
+        *(tmp_path.as_uri(), "all.parquet"),
+    )
+
+    nothing, all_ = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("nothing", "all"))
+    assert (nothing.num_rows, all_.num_rows) == (0, 2)
+    assert nothing.schema.equals(all_.schema)
 
 
 def test_letters_have_their_history_in_order_and_none_is_lost_with_its_message(

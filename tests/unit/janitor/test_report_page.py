@@ -69,6 +69,11 @@ def test_the_page_tells_the_numbers() -> None:
     assert "2026-01-01: 1.2k published" in told
 
 
+def test_the_page_says_how_many_queues_are_not_on_it() -> None:
+    assert "1 of 63: the busiest" in page("run-1", NOW_MS, ROWS, 3, 63)
+    assert "the busiest" not in page("run-1", NOW_MS, ROWS, 3, 1)
+
+
 def test_a_page_of_nothing_is_a_page() -> None:
     told = page("run-1", NOW_MS, [], 1)
 
