@@ -13,10 +13,10 @@ import pytest
 from libs.storage.delayed_records import decode_delayed
 from libs.storage.keys import RecordType, key_head
 from libs.storage.own_keys import parse_delayed_key
-from libs.storage.slate import Database
 from services.broker import delayed_cleaning, delayed_watch
 from services.broker.delayed_cleaning import DelayedCleaner
 from services.broker.delayed_watch import DelayedWatches, Update
+from services.broker.queue_machine import Queue
 from slatemq.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from slatemq.v1 import queue_pb2
 from tests.integration.broker.rig import Ingest, Rig, running
@@ -377,25 +377,24 @@ async def test_a_row_that_waits_long_is_seldom_looked_at(monkeypatch: pytest.Mon
 async def test_what_is_known_to_be_empty_is_not_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scanned = 0
-    scan = Database.scan
+    looked_for: list[str] = []
+    find_last = DelayedCleaner._find_last
 
-    def counted(self: Database, first: bytes, *others: Any, **settings: Any) -> Any:
-        nonlocal scanned
-        scanned += first[1] == RecordType.DELAYED
-        return scan(self, first, *others, **settings)
+    async def noted(self: DelayedCleaner, queue: Queue) -> None:
+        looked_for.append(queue.queue_id)
+        await find_last(self, queue)
 
-    monkeypatch.setattr(Database, "scan", counted)
+    monkeypatch.setattr(DelayedCleaner, "_find_last", noted)
     clock = ManualClock()
     async with running(tmp_path, clock) as rig:
         await rig.create()
         await rig.create("purged")
         rig.owner.shard.queues["purged"].purge_available()
         await clean_for(rig, cleaner(rig), 3)
-    assert scanned == 0
+    assert looked_for == []
     async with running(tmp_path, clock) as rig:
         await clean_for(rig, cleaner(rig), 3)
-    assert scanned == 2  # once for each queue of an earlier run
+    assert set(looked_for) == {"q", "purged"}  # of an earlier run
 
 
 async def test_cleaning_goes_on_after_a_restart(tmp_path: Path) -> None:
