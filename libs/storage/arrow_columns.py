@@ -11,7 +11,7 @@ Nothing here knows a record of its own. Numbers are little-endian, as in all val
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -26,6 +26,8 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Places: TypeAlias = tuple[Ints, Ints]
 """Where texts lie in the buffer: starts, ascending, and lengths in bytes."""
+Column: TypeAlias = Callable[[], pa.Array]
+"""Makes a column, if it is asked for."""
 
 JOINED_BYTES_MAX: Final = (1 << 31) - (1 << 20)
 """Offsets of Arrow's texts are i32. A scan's batch is 8 MiB, and one value at most 100 MB."""
@@ -204,6 +206,11 @@ def _run(data: bytes, at: int, size: int, most: int) -> int:
 
 
 # --- Arrow columns ----------------------------------------------------------
+
+
+def batch(schema: pa.Schema, made: Mapping[str, Column]) -> pa.RecordBatch:
+    """The columns of `schema`, at least one, and no others."""
+    return pa.RecordBatch.from_arrays([made[name]() for name in schema.names], schema=schema)
 
 
 def pieces(record: str, data: bytes, places: Places, kind: pa.DataType) -> pa.Array:

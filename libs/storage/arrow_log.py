@@ -9,7 +9,7 @@ from its first byte to its trailing arrays. Every other entry goes to the exact 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from libs.storage import arrow_columns as columns
-from libs.storage.arrow_columns import Ints, Mask, Places, Walk
+from libs.storage.arrow_columns import Column, Ints, Mask, Places, Walk
 from libs.storage.errors import CorruptRecord
 from libs.storage.fastffi import Row
 from libs.storage.ids import MAX_MESSAGE_ID, SEQUENCE_BITS
@@ -91,16 +91,21 @@ class _Found(NamedTuple):
     queues: Places
 
 
-def log_batches(rows: Sequence[Row]) -> list[pa.RecordBatch]:
-    """The messages of log entries; CorruptRecord when one of the entries is damaged."""
+def log_batches(rows: Sequence[Row], schema: pa.Schema = LOG_SCHEMA) -> list[pa.RecordBatch]:
+    """The messages of log entries; CorruptRecord when one of the entries is damaged.
+
+    With the columns of `schema` alone: the others cost little more than their places.
+    """
     found = _measure([value for _, value in rows])
     odd = found.walk.odd
     if not odd.any():
-        return [_batch(rows, found)]
+        return [_batch(rows, found, schema)]
     exact = [rows[index] for index in np.flatnonzero(odd).tolist()]
     usual = [rows[index] for index in np.flatnonzero(~odd).tolist()]
-    batches = [_exact_batch(exact)]
-    return [_batch(usual, _measure([value for _, value in usual])), *batches] if usual else batches
+    batches = [_exact_batch(exact, schema)]
+    if usual:
+        batches.insert(0, _batch(usual, _measure([value for _, value in usual]), schema))
+    return batches
 
 
 def _measure(values: Sequence[bytes]) -> _Found:
@@ -173,29 +178,38 @@ def _headers(
     return at, (parts[0], parts[1]), (parts[2], parts[3])
 
 
-def _batch(rows: Sequence[Row], found: _Found) -> pa.RecordBatch:
-    heads, data = found.heads, found.walk.data
-    keys = columns.texts("log entry", data, found.keys)
-    values = columns.texts("log entry", data, found.values)
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(heads["header_count"], dtype="i8")))
-    headers = pa.MapArray.from_arrays(pa.array(offsets.astype(np.int32)), keys, values)
-    queues = columns.texts("log entry", data, found.queues)
-    delays = found.delays
+def _batch(rows: Sequence[Row], found: _Found, schema: pa.Schema) -> pa.RecordBatch:
+    heads, data, delays = found.heads, found.walk.data, found.delays
+
+    def headers() -> pa.Array:
+        keys = columns.texts("log entry", data, found.keys)
+        values = columns.texts("log entry", data, found.values)
+        counts = np.cumsum(heads["header_count"], dtype="i8")
+        offsets = np.concatenate((np.zeros(1, np.int64), counts))
+        return pa.MapArray.from_arrays(pa.array(offsets.astype(np.int32)), keys, values)
+
+    def queues() -> pa.Array:
+        texts = columns.texts("log entry", data, found.queues)
+        return columns.present(texts, found.queues[1])
+
     return _assembled(
-        heads["message_id"],
-        columns.last_numbers(rows)[found.owner],
-        heads["created_at"],
-        heads["received_at"],
-        heads["visible_at"],
-        heads["retention_s"].astype(np.int64),
-        pa.array(delays, mask=delays == _NO_DELAY),
-        found.sizes.astype(np.int64),
-        columns.present(queues, found.queues[1]),
-        headers,
+        schema,
+        _Numbers(
+            heads["message_id"],
+            heads["created_at"],
+            heads["received_at"],
+            heads["visible_at"],
+            heads["retention_s"],
+            found.sizes,
+        ),
+        sequences=lambda: columns.last_numbers(rows)[found.owner],
+        delays=lambda: pa.array(delays, mask=delays == _NO_DELAY),
+        queues=queues,
+        headers=headers,
     )
 
 
-def _exact_batch(rows: Iterable[Row]) -> pa.RecordBatch:
+def _exact_batch(rows: Iterable[Row], schema: pa.Schema) -> pa.RecordBatch:
     """The same, message by message."""
     told: list[tuple[int, MessageMetadata]] = []
     for key, value in rows:
@@ -206,16 +220,21 @@ def _exact_batch(rows: Iterable[Row]) -> pa.RecordBatch:
         if message.message_id > MAX_MESSAGE_ID:
             raise CorruptRecord("log entry", f"{message.message_id:#x} is no message ID")
     return _assembled(
-        _numbers(message.message_id for message in messages),
-        _numbers(sequence for sequence, _ in told),
-        _numbers(message.created_at_ms for message in messages),
-        _numbers(message.received_at_ms for message in messages),
-        _numbers(message.visible_at_ms for message in messages),
-        _numbers(message.retention_s for message in messages),
-        pa.array([message.delay_ms for message in messages], pa.int64()),
-        _numbers(message.payload_bytes for message in messages),
-        pa.array([message.direct_queue_id or None for message in messages], pa.string()),
-        pa.array(
+        schema,
+        _Numbers(
+            _numbers(message.message_id for message in messages),
+            _numbers(message.created_at_ms for message in messages),
+            _numbers(message.received_at_ms for message in messages),
+            _numbers(message.visible_at_ms for message in messages),
+            _numbers(message.retention_s for message in messages),
+            _numbers(message.payload_bytes for message in messages),
+        ),
+        sequences=lambda: _numbers(sequence for sequence, _ in told),
+        delays=lambda: pa.array([message.delay_ms for message in messages], pa.int64()),
+        queues=lambda: pa.array(
+            [message.direct_queue_id or None for message in messages], pa.string()
+        ),
+        headers=lambda: pa.array(
             [list(message.headers.items()) for message in messages],
             pa.map_(pa.string(), pa.string()),
         ),
@@ -226,37 +245,48 @@ def _numbers(numbers: Iterable[int]) -> Ints:
     return np.fromiter(numbers, np.int64)
 
 
+class _Numbers(NamedTuple):
+    """Of all messages of a batch."""
+
+    message_ids: npt.NDArray[Any]
+    created_ms: npt.NDArray[Any]
+    received_ms: npt.NDArray[Any]
+    visible_ms: npt.NDArray[Any]
+    retention_s: npt.NDArray[Any]
+    sizes: npt.NDArray[Any]
+
+
 def _assembled(
-    message_ids: Ints,
-    sequences: Ints,
-    created_ms: Ints,
-    received_ms: Ints,
-    visible_ms: Ints,
-    retention_s: Ints,
-    delays: pa.Array,
-    sizes: Ints,
-    queues: pa.Array,
-    headers: pa.Array,
+    schema: pa.Schema,
+    of: _Numbers,
+    *,
+    sequences: Callable[[], Ints],
+    delays: Column,
+    queues: Column,
+    headers: Column,
 ) -> pa.RecordBatch:
-    # A retention of 0 means for ever, as does a deadline of 0.
-    within = np.clip(received_ms, columns.FIRST_MS, columns.LAST_MS)
-    deadlines = np.where(retention_s > 0, within + 1000 * retention_s, 0)
-    arrays = [
-        pa.array(message_ids.astype(np.int64)),
-        shards(message_ids),
-        pa.array(sequences.astype(np.int64)),
-        columns.times(created_ms),
-        columns.times(received_ms),
-        columns.times(visible_ms, zero_is_none=True),
-        pa.array(retention_s),
-        columns.times(deadlines, zero_is_none=True),
-        delays,
-        pa.array(sizes),
-        queues,
-        headers,
-        columns.days(received_ms),
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=LOG_SCHEMA)
+    def deadlines() -> pa.Array:
+        # A retention of 0 means for ever, as does a deadline of 0.
+        kept_s = of.retention_s.astype(np.int64)
+        within = np.clip(of.received_ms, columns.FIRST_MS, columns.LAST_MS)
+        return columns.times(np.where(kept_s > 0, within + 1000 * kept_s, 0), zero_is_none=True)
+
+    made: dict[str, Column] = {
+        "message_id": lambda: pa.array(of.message_ids.astype(np.int64)),
+        "ingest_shard": lambda: shards(of.message_ids),
+        "entry_sequence": lambda: pa.array(sequences().astype(np.int64)),
+        "created_at": lambda: columns.times(of.created_ms),
+        "received_at": lambda: columns.times(of.received_ms),
+        "visible_at": lambda: columns.times(of.visible_ms, zero_is_none=True),
+        "retention_s": lambda: pa.array(of.retention_s.astype(np.int64)),
+        "retention_deadline": deadlines,
+        "delay_ms": delays,
+        "payload_bytes": lambda: pa.array(of.sizes.astype(np.int64)),
+        "direct_queue": queues,
+        "headers": headers,
+        "day": lambda: columns.days(of.received_ms),
+    }
+    return columns.batch(schema, made)
 
 
 def shards(message_ids: Ints) -> pa.Array:
@@ -270,8 +300,22 @@ _PAYLOAD_HEAD: Final = np.dtype([("kind", "u1"), ("size", "<u2")])
 _INLINE, _URI = 1, 2
 
 
-def payload_batch(rows: Sequence[Row]) -> pa.RecordBatch:
-    """Payload records; CorruptRecord when one is damaged."""
+def payload_batch(rows: Sequence[Row], schema: pa.Schema = PAYLOAD_SCHEMA) -> pa.RecordBatch:
+    """Payload records; CorruptRecord when one is damaged, and more than its key is asked for.
+
+    With the columns of `schema` alone: where they are those of the keys, contents are left alone.
+    """
+    ids = columns.last_numbers(rows)
+    made: dict[str, Column] = {
+        "message_id": lambda: pa.array(ids),
+        "ingest_shard": lambda: shards(ids),
+    }
+    if not made.keys() >= set(schema.names):
+        made |= _contents(rows)
+    return columns.batch(schema, made)
+
+
+def _contents(rows: Sequence[Row]) -> dict[str, Column]:
     data, starts, ends = columns.join([value for _, value in rows])
     heads = columns.rows_at(data, starts, _PAYLOAD_HEAD)
     sizes = heads["size"].astype(np.int64)
@@ -288,13 +332,7 @@ def payload_batch(rows: Sequence[Row]) -> pa.RecordBatch:
             return columns.texts("payload value", data, (begins, lengths))
         return columns.pieces("payload value", data, (begins, lengths), kind)
 
-    ids = columns.last_numbers(rows)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(ids),
-            shards(ids),
-            columns.where(inline, column(inline, pa.binary())),
-            columns.where(uri, column(uri, pa.string())),
-        ],
-        schema=PAYLOAD_SCHEMA,
-    )
+    return {
+        "payload": lambda: columns.where(inline, column(inline, pa.binary())),
+        "uri": lambda: columns.where(uri, column(uri, pa.string())),
+    }

@@ -1,12 +1,14 @@
 """The lists of a queue as Arrow columns; layouts: queues.py.
 
-The rows given to a function are all of one queue. Every form of a value that may be stored is read
-here; one that does not fit goes to the exact decoder of its record, which says what is wrong.
+The rows given to a function are all of one queue; columns that `schema` lacks are not made. Every
+form of a value that may be stored is read here; one that does not fit goes to the exact decoder of
+its record, which says what is wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,7 +17,7 @@ import pyarrow as pa
 
 from libs.storage import arrow_columns as columns
 from libs.storage.archived_records import decode_archived
-from libs.storage.arrow_columns import Ints, Walk
+from libs.storage.arrow_columns import Column, Ints, Walk
 from libs.storage.buckets import MAX_ORDER, ORDER_BITS, BucketKind
 from libs.storage.errors import CorruptRecord
 from libs.storage.fastffi import Row
@@ -162,7 +164,11 @@ class Place(NamedTuple):
 
 
 def active_batches(
-    rows: Sequence[Row], place: Place, head_order: int = 0, head_offset: int = 0
+    rows: Sequence[Row],
+    place: Place,
+    head_order: int = 0,
+    head_offset: int = 0,
+    schema: pa.Schema = ACTIVE_SCHEMA,
 ) -> list[pa.RecordBatch]:
     """The messages of active buckets: those available, then those in flight.
 
@@ -182,64 +188,70 @@ def active_batches(
         taken = min(head_offset, int(counts[0]))
         counts = np.concatenate((counts[:1] - taken, counts[1:]))
         waiting = waiting[taken:]
-    names = columns.texts("active value", walk.data, consumers)
+    names = partial(columns.texts, "active value", walk.data, consumers)
+    places = buckets[columns.owners(claimed_counts)]
     batches = [
-        _available(place, buckets[columns.owners(counts)], waiting),
-        _in_flight(
-            place, buckets[columns.owners(claimed_counts)], claimed, deadlines, lengths, names
-        ),
+        _available(schema, place, buckets[columns.owners(counts)], waiting),
+        _in_flight(schema, place, places, claimed, deadlines, lengths, names),
     ]
     return [batch for batch in batches if batch.num_rows]
 
 
-def _available(place: Place, buckets: Ints, waiting: npt.NDArray[Any]) -> pa.RecordBatch:
+def _available(
+    schema: pa.Schema, place: Place, buckets: Ints, waiting: npt.NDArray[Any]
+) -> pa.RecordBatch:
     size = len(waiting)
     return _batch(
+        schema,
         ACTIVE_SCHEMA,
         place,
         waiting["message_id"],
-        pa.repeat(AVAILABLE, size),
-        pa.array((buckets >> ORDER_BITS & 3) == BucketKind.TIMED),
+        lambda: pa.repeat(AVAILABLE, size),
+        lambda: pa.array((buckets >> ORDER_BITS & 3) == BucketKind.TIMED),
         waiting["priority"],
         waiting["attempts"],
-        columns.times(waiting["visible_at"], zero_is_none=True),
-        columns.times(waiting["retention_deadline"], zero_is_none=True),
-        pa.nulls(size, columns.TIMESTAMP),
-        pa.nulls(size, columns.TIMESTAMP),
-        pa.nulls(size, pa.int64()),
-        pa.nulls(size, pa.string()),
+        lambda: columns.times(waiting["visible_at"], zero_is_none=True),
+        lambda: columns.times(waiting["retention_deadline"], zero_is_none=True),
+        lambda: pa.nulls(size, columns.TIMESTAMP),
+        lambda: pa.nulls(size, columns.TIMESTAMP),
+        lambda: pa.nulls(size, pa.int64()),
+        lambda: pa.nulls(size, pa.string()),
         buckets & MAX_ORDER,
     )
 
 
 def _in_flight(
+    schema: pa.Schema,
     place: Place,
     buckets: Ints,
     claimed: npt.NDArray[Any],
     deadlines_ms: npt.NDArray[Any],
     lengths_ms: npt.NDArray[Any],
-    consumers: pa.Array,
+    consumers: Column,
 ) -> pa.RecordBatch:
     size = len(claimed)
     return _batch(
+        schema,
         ACTIVE_SCHEMA,
         place,
         claimed["message_id"],
-        pa.repeat(IN_FLIGHT, size),
-        pa.repeat(False, size),
+        lambda: pa.repeat(IN_FLIGHT, size),
+        lambda: pa.repeat(False, size),
         claimed["priority"],
         claimed["attempts"],
-        pa.nulls(size, columns.TIMESTAMP),
-        columns.times(deadlines_ms, zero_is_none=True),
-        columns.times(claimed["claimed_at"]),
-        columns.times(claimed["lease_deadline"]),
+        lambda: pa.nulls(size, columns.TIMESTAMP),
+        lambda: columns.times(deadlines_ms, zero_is_none=True),
+        lambda: columns.times(claimed["claimed_at"]),
+        lambda: columns.times(claimed["lease_deadline"]),
         lengths_ms,
         consumers,
         buckets & MAX_ORDER,
     )
 
 
-def done_batch(rows: Sequence[Row], place: Place) -> pa.RecordBatch:
+def done_batch(
+    rows: Sequence[Row], place: Place, schema: pa.Schema = DONE_SCHEMA
+) -> pa.RecordBatch:
     """The messages of done buckets; CorruptRecord when one is damaged."""
     walk = _walk(rows)
     counts, done = walk.fixed(_FINISHED)
@@ -248,20 +260,28 @@ def done_batch(rows: Sequence[Row], place: Place) -> pa.RecordBatch:
     targets = walk.texts_beside(counts)
     _finish(walk, rows, "done value", decode_done)
     return _batch(
+        schema,
         DONE_SCHEMA,
         place,
         done["message_id"],
-        columns.times(done["finished_at"]),
+        lambda: columns.times(done["finished_at"]),
         done["attempts"],
-        columns.texts("done value", walk.data, consumers),
-        columns.times(claimed, zero_is_none=True),
-        columns.present(columns.texts("done value", walk.data, targets), targets[1]),
-        columns.last_numbers(rows)[columns.owners(counts)] & MAX_ORDER,
-        columns.days(done["finished_at"]),
+        lambda: columns.texts("done value", walk.data, consumers),
+        lambda: columns.times(claimed, zero_is_none=True),
+        lambda: columns.present(columns.texts("done value", walk.data, targets), targets[1]),
+        lambda: _orders(rows, counts),
+        lambda: columns.days(done["finished_at"]),
     )
 
 
-def failed_batch(rows: Sequence[Row], place: Place) -> pa.RecordBatch:
+def _orders(rows: Sequence[Row], counts: Ints) -> pa.Array:
+    """Of each message, that of its bucket."""
+    return pa.array(columns.last_numbers(rows)[columns.owners(counts)] & MAX_ORDER)
+
+
+def failed_batch(
+    rows: Sequence[Row], place: Place, schema: pa.Schema = FAILED_SCHEMA
+) -> pa.RecordBatch:
     """The messages of failed buckets; CorruptRecord when one is damaged."""
     walk = _walk(rows)
     counts, failed = walk.fixed(_FINISHED)
@@ -269,20 +289,23 @@ def failed_batch(rows: Sequence[Row], place: Place) -> pa.RecordBatch:
     reasons = walk.texts_beside(counts)
     _finish(walk, rows, "failed value", decode_failed)
     return _batch(
+        schema,
         FAILED_SCHEMA,
         place,
         failed["message_id"],
-        columns.times(failed["finished_at"]),
+        lambda: columns.times(failed["finished_at"]),
         failed["attempts"],
         priorities,
-        columns.times(deadlines, zero_is_none=True),
-        columns.texts("failed value", walk.data, reasons),
-        columns.last_numbers(rows)[columns.owners(counts)] & MAX_ORDER,
-        columns.days(failed["finished_at"]),
+        lambda: columns.times(deadlines, zero_is_none=True),
+        lambda: columns.texts("failed value", walk.data, reasons),
+        lambda: _orders(rows, counts),
+        lambda: columns.days(failed["finished_at"]),
     )
 
 
-def archived_batch(rows: Sequence[Row], place: Place) -> pa.RecordBatch:
+def archived_batch(
+    rows: Sequence[Row], place: Place, schema: pa.Schema = ARCHIVED_SCHEMA
+) -> pa.RecordBatch:
     """The messages of archived rows; CorruptRecord when one is damaged."""
     walk = _walk(rows)
     counts, archived = walk.fixed(_ARCHIVED)
@@ -290,40 +313,52 @@ def archived_batch(rows: Sequence[Row], place: Place) -> pa.RecordBatch:
     owners = columns.owners(counts)
     walk.odd[owners[archived["run"] >= run_counts[owners]]] = True
     _finish(walk, rows, "archived value", decode_archived)
-    firsts = np.cumsum(run_counts) - run_counts
-    names = columns.texts("archived value", walk.data, runs)
+
+    def names() -> pa.Array:
+        firsts = np.cumsum(run_counts) - run_counts
+        texts = columns.texts("archived value", walk.data, runs)
+        return texts.take(pa.array(firsts[owners] + archived["run"]))
+
     return _batch(
+        schema,
         ARCHIVED_SCHEMA,
         place,
         archived["message_id"],
-        columns.times(archived["failed_at"]),
-        columns.times(archived["archived_at"]),
+        lambda: columns.times(archived["failed_at"]),
+        lambda: columns.times(archived["archived_at"]),
         archived["attempts"],
         archived["priority"],
-        columns.times(archived["retention_deadline"], zero_is_none=True),
-        names.take(pa.array(firsts[owners] + archived["run"])),
-        columns.last_numbers(rows)[owners] & MAX_ORDER,
-        columns.days(archived["archived_at"]),
+        lambda: columns.times(archived["retention_deadline"], zero_is_none=True),
+        names,
+        lambda: _orders(rows, counts),
+        lambda: columns.days(archived["archived_at"]),
     )
 
 
-def attempts_batch(rows: Sequence[Row], place: Place) -> pa.RecordBatch:
+def attempts_batch(
+    rows: Sequence[Row], place: Place, schema: pa.Schema = ATTEMPTS_SCHEMA
+) -> pa.RecordBatch:
     """The failed attempts of messages; CorruptRecord when a record is damaged."""
     walk = _walk(rows)
     counts, consumers = walk.texts()
     claimed, outcomes = walk.beside(counts, "<i8"), walk.texts_beside(counts)
     queues = walk.texts_beside(counts)
     _finish(walk, rows, "attempts value", decode_attempts)
-    elsewhere = columns.present(columns.texts("attempts value", walk.data, queues), queues[1])
+
+    def failed_in() -> pa.Array:
+        texts = columns.texts("attempts value", walk.data, queues)
+        return columns.present(texts, queues[1]).fill_null(place.queue)
+
     return _batch(
+        schema,
         ATTEMPTS_SCHEMA,
         place,
         columns.last_numbers(rows)[columns.owners(counts)],
         columns.elements(np.ones_like(counts), counts, 1),
-        columns.texts("attempts value", walk.data, consumers),
-        columns.times(claimed, zero_is_none=True),
-        columns.texts("attempts value", walk.data, outcomes),
-        elsewhere.fill_null(place.queue),
+        lambda: columns.texts("attempts value", walk.data, consumers),
+        lambda: columns.times(claimed, zero_is_none=True),
+        lambda: columns.texts("attempts value", walk.data, outcomes),
+        failed_in,
     )
 
 
@@ -340,14 +375,23 @@ def _finish(
         raise CorruptRecord(record, "only its exact decoder can read it: its columns must learn it")
 
 
-def _batch(schema: pa.Schema, place: Place, message_ids: Any, *rest: Any) -> pa.RecordBatch:
+def _batch(
+    chosen: pa.Schema, schema: pa.Schema, place: Place, message_ids: Any, *rest: Any
+) -> pa.RecordBatch:
+    """Those chosen of the columns of a schema; what is called for its column has its type."""
     size = len(message_ids)
-    shard = pa.repeat(pa.scalar(place.broker_shard, pa.int32()), size)
-    found = (pa.repeat(place.queue, size), shard, message_ids, *rest)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(column).cast(field.type) if isinstance(column, np.ndarray) else column
-            for column, field in zip(found, schema, strict=True)
-        ],
-        schema=schema,
+    found = (
+        lambda: pa.repeat(place.queue, size),
+        lambda: pa.repeat(pa.scalar(place.broker_shard, pa.int32()), size),
+        message_ids,
+        *rest,
     )
+    made: dict[str, Column] = {
+        field.name: column if callable(column) else partial(_cast, column, field.type)
+        for column, field in zip(found, schema, strict=True)
+    }
+    return columns.batch(chosen, made)
+
+
+def _cast(numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array(numbers).cast(kind)

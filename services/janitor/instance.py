@@ -18,7 +18,8 @@ from libs.serving.topology import TopologyDirectory
 from libs.storage.roots import open_root
 from services.janitor.planning import SnapshotName
 from services.janitor.snapshots import TakenSnapshots, taken_snapshots
-from services.janitor.source import FORMAT, options_of
+from services.janitor.source import FORMAT, options_of, schema_of
+from services.janitor.tables import TABLES
 
 __all__ = ["held_snapshots", "open_tables", "table_of"]
 
@@ -37,10 +38,12 @@ def open_tables(spark: SparkSession, root: str) -> Iterator[Callable[[str], Data
 
 
 def table_of(
-    spark: SparkSession, root: str, names: Sequence[SnapshotName], table: str
+    spark: SparkSession, root: str, names: Sequence[SnapshotName], table: str, *columns: str
 ) -> DataFrame:
-    """A table, from these snapshots."""
-    frame: DataFrame = spark.read.format(FORMAT).options(**options_of(root, names)).load(table)
+    """A table, from these snapshots; with these columns alone, if any is named."""
+    chosen = TABLES[table].only(columns) if columns else TABLES[table]
+    reader = spark.read.format(FORMAT).options(**options_of(root, names))
+    frame: DataFrame = reader.schema(schema_of(chosen)).load(table)
     return frame
 
 

@@ -96,7 +96,9 @@ class Reading:
         try:
             if self._table.decode is None:
                 queues = await read_queues(reader, self._wanted)
-                yield queues_batch(queues, piece.name.shard)
+                batch, schema = queues_batch(queues, piece.name.shard), self._table.schema
+                columns = batch.select(schema.names).columns
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
                 return
             async with aclosing(self._decoded(reader, piece)) as batches:
                 async for batch in batches:
@@ -112,5 +114,5 @@ class Reading:
         assert decode is not None, "told by the caller"
         for part in piece.parts:
             async for rows in reader.scan(*part.run.span):
-                for batch in decode(rows, part.of):
+                for batch in decode(rows, part.of, self._table.schema):
                     yield batch

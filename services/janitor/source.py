@@ -6,8 +6,12 @@
     database    the databases, with commas between: ingest/0,ingest/1,broker/0
     snapshot    the ID of a snapshot of each, in the same order
     partitions  tasks of a scan at most; 16 unless it is given
+    columns     those to read, with commas between; all unless it is given
 
 Databases that do not have the table are passed over, so the same options do for all tables.
+
+Spark does not tell a source in Python which columns a query uses. So who needs few of them names
+them, here or by `.schema("message_id bigint, payload_bytes bigint")`: no other is even decoded.
 
 `register` makes a session know it. Scans are narrowed only where Spark keeps them apart:
 SlateMQSource reads whole tables, so it is right wherever it is registered; NarrowingSource reads
@@ -18,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -41,6 +45,7 @@ __all__ = [
     "SlateMQSource",
     "options_of",
     "register",
+    "schema_of",
 ]
 
 FORMAT: Final = "slatemq"
@@ -59,6 +64,11 @@ def register(spark: SparkSession) -> None:
         spark.dataSource.register(NarrowingSource)
     else:
         spark.dataSource.register(SlateMQSource)
+
+
+def schema_of(table: Table) -> StructType:
+    """A table's columns as Spark has them."""
+    return from_arrow_schema(table.schema)
 
 
 def options_of(root: str, names: Sequence[SnapshotName]) -> dict[str, str]:
@@ -87,26 +97,33 @@ class SlateMQSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """The columns of the table."""
-        return from_arrow_schema(_read(self.options).table.schema)
+        """The columns of the table that are read."""
+        return schema_of(_read(self.options).table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the whole table."""
+        """A reader of these columns."""
         return SlateMQReader(self._checked(schema))
 
     def _checked(self, schema: StructType) -> _Options:
         """The options; raises ValueError for columns that are not the table's."""
         options = _read(self.options)
-        if schema.names != options.table.schema.names:
-            raise ValueError("the columns are the table's own: leave out the schema")
-        return options
+        table = options.table.only(schema.names)
+        fields: list[pa.Field] = []
+        for asked, ours, field in zip(schema, schema_of(table), table.schema, strict=True):
+            kind, own = asked.dataType.simpleString(), ours.dataType.simpleString()
+            if kind != own:
+                raise ValueError(f"column {asked.name!r} of {table.name} is {own}, not {kind}")
+            if ours.nullable and not asked.nullable:
+                raise ValueError(f"column {asked.name!r} of {table.name} may be null")
+            fields.append(field.with_nullable(asked.nullable))  # Spark wants it as it was asked
+        return replace(options, table=replace(table, schema=pa.schema(fields)))
 
 
 class NarrowingSource(SlateMQSource):
     """The same, for sessions that keep scans apart."""
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the whole table; Spark tells it its filters next."""
+        """A reader of these columns; Spark tells it its filters next."""
         return NarrowingReader(self._checked(schema))
 
 
@@ -164,6 +181,9 @@ def _read(options: Mapping[str, str]) -> _Options:
         raise ValueError(
             f"options database and snapshot: {len(databases)} databases, {len(snapshots)} snapshots"
         )
+    known = TABLES[table]
+    if "columns" in options:
+        known = known.only(_listed(options["columns"]))
     names = [SnapshotName(*pair) for pair in zip(databases, snapshots, strict=True)]
     for name in names:
         if (
@@ -173,7 +193,7 @@ def _read(options: Mapping[str, str]) -> _Options:
             raise ValueError(f"option database: {name.database!r} is not like ingest/0 or broker/0")
         if not _SNAPSHOT.fullmatch(name.snapshot_id):
             raise ValueError(f"option snapshot: {name.snapshot_id!r} is no ID of a snapshot")
-    return _Options(root, TABLES[table], names, _positive(options.get("partitions", PARTITIONS)))
+    return _Options(root, known, names, _positive(options.get("partitions", PARTITIONS)))
 
 
 def _listed(text: str) -> list[str]:

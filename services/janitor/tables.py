@@ -6,7 +6,7 @@ docs/reference/tables.md tells them for users.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -60,7 +60,7 @@ class Bucketed:
     head_offset: int = 0
 
 
-Decode = Callable[[Sequence[Row], Bucketed], list[pa.RecordBatch]]
+Decode = Callable[[Sequence[Row], Bucketed, pa.Schema], list[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,11 @@ class Table:
 
     Attributes:
         name: Its name in SQL.
-        schema: Its columns.
+        schema: Its columns, or those of them that are read.
         service: Whose databases have it, `ingest` or `broker`.
         time_column: The column by whose time its rows lie in order; empty: they don't.
-        decode: Makes columns of stored rows; None for `queues`, which are planned with.
+        decode: Makes columns of stored rows, those of a schema; None for `queues`, which are
+            planned with.
     """
 
     name: str
@@ -81,39 +82,67 @@ class Table:
     time_column: str = ""
     decode: Decode | None = None
 
+    def only(self, names: Sequence[str]) -> Table:
+        """The same with these columns alone, in this order; ValueError naming what is none."""
+        for name in names:
+            if name not in self.schema.names:
+                raise ValueError(
+                    f"{name!r} is no column of {self.name}, which has "
+                    f"{', '.join(self.schema.names)}"
+                )
+            if list(names).count(name) > 1:
+                raise ValueError(f"column {name!r} is named twice")
+        if not names:
+            raise ValueError(f"no column of {self.name} is named: name one at least")
+        return replace(self, schema=pa.schema([self.schema.field(name) for name in names]))
+
 
 _ALL: Final = (
-    Table("messages", LOG_SCHEMA, "ingest", "received_at", lambda rows, _: log_batches(rows)),
-    Table("payloads", PAYLOAD_SCHEMA, "ingest", "", lambda rows, _: [payload_batch(rows)]),
+    Table(
+        "messages",
+        LOG_SCHEMA,
+        "ingest",
+        "received_at",
+        lambda rows, _, only: log_batches(rows, only),
+    ),
+    Table(
+        "payloads", PAYLOAD_SCHEMA, "ingest", "", lambda rows, _, only: [payload_batch(rows, only)]
+    ),
     Table("queues", QUEUES_SCHEMA, "broker"),
     Table(
         "active",
         ACTIVE_SCHEMA,
         "broker",
         "",
-        lambda rows, of: active_batches(rows, of.place, of.head_order, of.head_offset),
+        lambda rows, of, only: active_batches(rows, of.place, of.head_order, of.head_offset, only),
     ),
-    Table("done", DONE_SCHEMA, "broker", "done_at", lambda rows, of: [done_batch(rows, of.place)]),
+    Table(
+        "done",
+        DONE_SCHEMA,
+        "broker",
+        "done_at",
+        lambda rows, of, only: [done_batch(rows, of.place, only)],
+    ),
     Table(
         "failed",
         FAILED_SCHEMA,
         "broker",
         "failed_at",
-        lambda rows, of: [failed_batch(rows, of.place)],
+        lambda rows, of, only: [failed_batch(rows, of.place, only)],
     ),
     Table(
         "archived",
         ARCHIVED_SCHEMA,
         "broker",
         "archived_at",
-        lambda rows, of: [archived_batch(rows, of.place)],
+        lambda rows, of, only: [archived_batch(rows, of.place, only)],
     ),
     Table(
         "attempts",
         ATTEMPTS_SCHEMA,
         "broker",
         "",
-        lambda rows, of: [attempts_batch(rows, of.place)],
+        lambda rows, of, only: [attempts_batch(rows, of.place, only)],
     ),
 )
 

@@ -15,7 +15,7 @@ from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
 from services.janitor.instance import held_snapshots, table_of
 from services.janitor.jobs.batches import Task, counted, in_list_order, in_log_order, totals
 from services.janitor.jobs.contract import ORPHAN_AGE_MS
-from services.janitor.jobs.done import done_ends, overdue_done
+from services.janitor.jobs.done import DONE, PRUNED, done_ends, overdue_done
 from services.janitor.jobs.leftovers import (
     ObjectRemoval,
     named_by_messages,
@@ -25,9 +25,17 @@ from services.janitor.jobs.leftovers import (
 )
 from services.janitor.jobs.moments import at_ms
 from services.janitor.jobs.removing import DonePruning, EntryRemoval, MessagePurge
-from services.janitor.jobs.retention import expired_entries, expired_failed, expired_messages
+from services.janitor.jobs.retention import (
+    ACTIVE,
+    EXPIRING,
+    FAILED,
+    QUEUES,
+    expired_entries,
+    expired_failed,
+    expired_messages,
+)
 from services.janitor.jobs.standing import read_judged
-from services.janitor.jobs.unreferenced import orphaned_objects, unreferenced_messages
+from services.janitor.jobs.unreferenced import JUDGED, orphaned_objects, unreferenced_messages
 from services.janitor.jobs.work import Work
 from slatemq.v1 import purge_pb2
 
@@ -38,7 +46,8 @@ _ONE: Final = "1"
 
 def retention(work: Work) -> Counter[str]:
     """Remove what is past its retention: entries first, so that no queue holds what is gone."""
-    active, failed, queues = (work.of_queues(name) for name in ("active", "failed", "queues"))
+    active, failed = work.of_queues("active", *ACTIVE), work.of_queues("failed", *FAILED)
+    queues = work.of_queues("queues", *QUEUES)
     now_ms, grace_ms = work.now_ms, work.grace_ms
     counts = Counter(entries_removed=0, failed_removed=0, messages_purged=0, payload_bytes=0)
     with work.phase("entries"):
@@ -53,9 +62,8 @@ def retention(work: Work) -> Counter[str]:
         counts.update(_removed(work, letters, ordered, task, failed_removed=_ONE))
     with work.phase("messages"):
         if work.options.queues is None:  # a message is in others, too
-            messages = expired_messages(
-                work.table("messages"), active, failed, now_ms, grace_ms, few=work.has_few_entries()
-            )
+            logged, few = work.table("messages", *EXPIRING), work.has_few_entries()
+            messages = expired_messages(logged, active, failed, now_ms, grace_ms, few=few)
             counts.update(_purged(work, messages, purge_pb2.PURGE_REASON_EXPIRED))
     return counts
 
@@ -77,9 +85,9 @@ def done(work: Work) -> Counter[str]:
     """Prune the done lists."""
     counts = Counter(done_removed=0, queues_pruned=0)
     with work.phase("done lists"):
-        ends = done_ends(work.of_queues("queues"), work.now_ms, work.grace_ms)
+        ends = done_ends(work.of_queues("queues", *PRUNED), work.now_ms, work.grace_ms)
         if work.options.dry_run:
-            queues = overdue_done(work.table("done"), ends).groupBy("queue").count()
+            queues = overdue_done(work.table("done", *DONE), ends).groupBy("queue").count()
             counts.update(totals(queues, done_removed="count", queues_pruned=_ONE))
         else:
             counts.update(counted(ends.repartition("queue"), DonePruning(work.url)))
@@ -98,9 +106,9 @@ def _unreferenced_messages(work: Work) -> DataFrame:
     )
     before_ms = work.now_ms - work.options.replay_window_s * 1000 - work.grace_ms
     return unreferenced_messages(
-        work.table("messages"),
-        work.table("active"),
-        work.table("failed"),
+        work.table("messages", *JUDGED),
+        work.table("active", "message_id"),
+        work.table("failed", "message_id"),
         frame,
         before_ms,
         few=work.has_few_entries(),
@@ -129,12 +137,13 @@ def _named(work: Work, stack: ExitStack) -> Iterator[DataFrame]:
     yield named_by_pushes(work.spark, work.url, work.names)
     later = stack.enter_context(held_snapshots(work.url, ("ingest",)))
     since_ms = min(one.taken_at_ms for one in work.taken.all) - work.grace_ms
-    moved = table_of(work.spark, work.url, later.names, "messages").where(
+    sized = ("message_id", "payload_bytes")
+    moved = table_of(work.spark, work.url, later.names, "messages", *sized, "received_at").where(
         sf.col("received_at") >= at_ms(since_ms)
     )
     for some in (_large, _sizeless):
         yield named_by_messages(some(moved), work.url, later.names)
-        yield named_by_messages(some(work.table("messages")), work.url, work.names)
+        yield named_by_messages(some(work.table("messages", *sized)), work.url, work.names)
 
 
 def _large(messages: DataFrame) -> DataFrame:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from services.janitor.jobs.moments import ms_of
 
-__all__ = ["done_ends", "overdue_done"]
+__all__ = ["DONE", "PRUNED", "done_ends", "overdue_done"]
+
+DONE: Final = ("queue", "message_id", "done_at")
+PRUNED: Final = ("queue", "broker_shard", "created_revision", "done_retention_s", "done_count")
+"""What is read of the tables: the last is of queues."""
 
 
 def done_ends(queues: DataFrame, now_ms: int, grace_ms: int) -> DataFrame:

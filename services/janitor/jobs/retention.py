@@ -19,10 +19,26 @@ from pyspark.sql import functions as sf
 
 from services.janitor.jobs.moments import at_ms, ms_of
 
-__all__ = ["ENTRY", "expired_entries", "expired_failed", "expired_messages"]
+__all__ = [
+    "ACTIVE",
+    "ENTRY",
+    "EXPIRING",
+    "FAILED",
+    "QUEUES",
+    "expired_entries",
+    "expired_failed",
+    "expired_messages",
+]
 
 ENTRY: Final = ("queue", "broker_shard", "created_revision", "message_id", "bucket_order")
 """How a broker finds an entry, and tells it from one in a later queue of that name."""
+
+_LISTED: Final = ("queue", "broker_shard", "message_id", "bucket_order")
+ACTIVE: Final = (*_LISTED, "state", "retention_deadline", "priority", "timed")
+FAILED: Final = (*_LISTED, "failed_at")
+QUEUES: Final = ("queue", "created_revision", "failed_retention_s")
+EXPIRING: Final = ("ingest_shard", "message_id", "retention_deadline", "payload_bytes")
+"""What is read of the tables: the last is of messages."""
 
 
 def expired_entries(active: DataFrame, queues: DataFrame, now_ms: int, grace_ms: int) -> DataFrame:

@@ -12,13 +12,17 @@ them, and a redrive takes what is failed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from services.janitor.jobs.moments import at_ms
 
-__all__ = ["judged_positions", "orphaned_objects", "unreferenced_messages"]
+__all__ = ["JUDGED", "judged_positions", "orphaned_objects", "unreferenced_messages"]
+
+JUDGED: Final = ("ingest_shard", "message_id", "entry_sequence", "received_at", "payload_bytes")
+"""What is read of messages."""
 
 
 def judged_positions(

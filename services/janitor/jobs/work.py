@@ -98,20 +98,21 @@ class Work:
         """How far clocks may be apart."""
         return self.options.grace_s * 1000
 
-    def table(self, name: str) -> DataFrame:
-        """A table, whole."""
-        return table_of(self.spark, self.url, self.names, name)
+    def table(self, name: str, *columns: str) -> DataFrame:
+        """A table, whole, or with these columns alone: the others cost nothing then."""
+        return table_of(self.spark, self.url, self.names, name, *columns)
 
-    def of_queues(self, name: str) -> DataFrame:
+    def of_queues(self, name: str, *columns: str) -> DataFrame:
         """A table of entries or queues, of those queues that the job is for."""
-        frame = self.table(name)
+        frame = self.table(name, *columns)
         queues = self.options.queues
         return frame if queues is None else frame.where(frame["queue"].isin(*queues))
 
     def has_few_entries(self) -> bool:
         """Whether all entries that wait, are in flight or failed can be told to every task."""
-        counts = "sum(waiting_count + in_flight_count + failed_count)"
-        row = self.table("queues").selectExpr(f"coalesce({counts}, 0) AS entries").first()
+        counts = ("waiting_count", "in_flight_count", "failed_count")
+        queues = self.table("queues", *counts)
+        row = queues.selectExpr(f"coalesce(sum({' + '.join(counts)}), 0) AS entries").first()
         assert row is not None, "an aggregate always has a row"
         return int(row["entries"]) <= FEW_ENTRIES
 

@@ -35,6 +35,13 @@ def load(spark: SparkSession, options: dict[str, str], table: str) -> DataFrame:
     return frame
 
 
+def chosen(spark: SparkSession, options: dict[str, str], table: str, schema: str) -> DataFrame:
+    """A table with the columns of a schema, in Spark's words."""
+    reader = spark.read.format("slatemq").options(**options)
+    frame: DataFrame = reader.schema(schema).load(table)
+    return frame
+
+
 def scanned_rows(frame: DataFrame) -> int:
     """How many rows the source has given, by Spark's own count; runs the query."""
     executed: Any = frame._jdf.queryExecution().executedPlan()
@@ -217,6 +224,32 @@ async def test_every_table_has_the_columns_that_are_documented_even_when_it_is_e
     assert found == {table.name: (table.schema.names, 0) for table in TABLES.values()}
 
 
+async def test_columns_that_are_named_are_those_that_come_in_their_order(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    options = await log_options(tmp_path)
+    names = ["payload_bytes", "headers", "received_at", "message_id"]
+    kinds = "payload_bytes bigint, headers map<string, string>, received_at timestamp, "
+
+    def ask() -> list[DataFrame]:
+        return [
+            load(spark, options, "messages").select(*names),
+            load(spark, {**options, "columns": ", ".join(names)}, "messages"),
+            chosen(spark, options, "messages", kinds + "message_id bigint"),
+        ]
+
+    whole, by_option, by_schema = await in_thread(ask)
+    assert whole.columns == by_option.columns == by_schema.columns == names
+
+    def rows() -> list[list[Any]]:
+        frames = (whole, by_option, by_schema)
+        return [sorted(frame.collect(), key=lambda row: row["message_id"]) for frame in frames]
+
+    told, *others = await in_thread(rows)
+    assert told
+    assert others == [told, told]
+
+
 async def test_a_snapshot_that_is_gone_is_told_and_so_is_a_wrong_option(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -230,9 +263,13 @@ async def test_a_snapshot_that_is_gone_is_told_and_so_is_a_wrong_option(
             load(spark, options, "entries")
         with pytest.raises(AnalysisException, match="1 databases, 0 snapshots"):
             load(spark, {**options, "snapshot": ""}, "messages")
-        with pytest.raises(AnalysisException, match="leave out the schema"):
-            spark.read.format("slatemq").schema("message_id int").options(**options).load(
-                "messages"
-            ).count()
+        with pytest.raises(AnalysisException, match="'message_id' of messages is bigint, not int"):
+            chosen(spark, options, "messages", "message_id int").count()
+        with pytest.raises(AnalysisException, match="'delay_ms' of messages may be null"):
+            chosen(spark, options, "messages", "delay_ms bigint not null").count()
+        with pytest.raises(AnalysisException, match="'id' is no column of messages, which has"):
+            chosen(spark, options, "messages", "id bigint").count()
+        with pytest.raises(AnalysisException, match="'id' is no column of messages, which has"):
+            load(spark, {**options, "columns": "message_id, id"}, "messages")
 
     await in_thread(ask)
