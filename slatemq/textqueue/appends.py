@@ -102,9 +102,28 @@ def taken(path: str, descriptor: int, log: int) -> list[Append]:
     return gone
 
 
-def restart(log: int, entry: Entry | None, count: int, now_ms: int) -> None:
-    """Begin the list anew, with the last entry of a file that we have written. Raises OSError."""
-    _rewrite(log, [] if entry is None else [_append_of(entry, count, now_ms)])
+def restart(log: int, made: list[Append]) -> None:
+    """Begin the list anew, for a new file. Raises OSError."""
+    _rewrite(log, made)
+
+
+def carried_over(log: int, new: int, last: Entry | None, now_ms: int) -> list[Append]:
+    """What the list shall have of a file that we have written anew: what is in it, and its end.
+
+    Raises FormatError, OSError.
+    """
+    made = _lines(os.pread(log, os.fstat(log).st_size, 0))
+    found, places = _found(new, made)
+    kept = list[Append]()
+    for one in reversed(made):
+        # Of texts that are the same the newest are taken to be there.
+        if found[one.digest] > 0:
+            found[one.digest] -= 1
+            kept.append(one._replace(offset=places[one.digest]))
+    kept.reverse()
+    if last is not None and (not kept or kept[-1].offset != last.offset):
+        kept.append(_append_of(last, 1, now_ms))
+    return kept
 
 
 def look(path: str, name: str, descriptor: int) -> bool:
@@ -207,13 +226,7 @@ def _at_the_end(descriptor: int, made: list[Append]) -> Append | None:
 
 def _present(descriptor: int, made: list[Append]) -> list[Append]:
     """The appends up to the newest that is in the file, with its offset as it is now."""
-    starts = {one.start for one in made}
-    found: Counter[str] = Counter()
-    offsets: dict[str, int] = {}
-    for entry in scan(reader(descriptor)):
-        if entry.text[:START_LENGTH] in starts:
-            found[entry.digest] += 1
-            offsets[entry.digest] = entry.offset
+    found, offsets = _found(descriptor, made)
     # Of texts that are the same the older ones are there first.
     expected = Counter(one.digest for one in made)
     for place in range(len(made) - 1, -1, -1):
@@ -222,6 +235,18 @@ def _present(descriptor: int, made: list[Append]) -> list[Append]:
             return [*made[:place], made[place]._replace(offset=offsets[digest])]
         expected[digest] -= 1
     return []
+
+
+def _found(descriptor: int, made: list[Append]) -> tuple[Counter[str], dict[str, int]]:
+    """How many entries of the file have the text of each, by its digest, and where the last is."""
+    starts = {one.start for one in made}
+    found: Counter[str] = Counter()
+    offsets: dict[str, int] = {}
+    for entry in scan(reader(descriptor)):
+        if entry.text[:START_LENGTH] in starts:
+            found[entry.digest] += 1
+            offsets[entry.digest] = entry.offset
+    return found, offsets
 
 
 def _settle(descriptor: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
-from slatemq.textqueue.appends import listing, look, restart
+from slatemq.textqueue.appends import carried_over, listing, look, restart
 from slatemq.textqueue.controls import State
 from slatemq.textqueue.editing import reader
 from slatemq.textqueue.entries import Entry
@@ -51,12 +51,15 @@ def compact(file: QueueFile, drop: Collection[State], now_ms: int) -> Compacted:
             moved = {holder.offset: holder.offset for holder in holders}
             kept, removed, last = _copy(file, old, new, drop, moved)
             os.fsync(new)
-            if _state_of(old) != before or not is_named(old, file.path):
-                raise Rewritten(f"{file.name} was written to without its lock: nothing was done")
-            file.keep_locked(new)
-            # What is left out is missed no more; what is kept is in both files.
             with listing(file.path) as log:
-                restart(log, last, 1, now_ms)
+                # What is left out is missed no more; what is kept is in both files.
+                made = carried_over(log, new, last, now_ms)
+                if _state_of(old) != before or not is_named(old, file.path):
+                    raise Rewritten(
+                        f"{file.name} was written to without its lock: nothing was done"
+                    )
+                file.keep_locked(new)
+                restart(log, made)
             os.rename(written, file.path)
             for holder in holders:
                 if holder.state(now_ms) is Hold.ALIVE:

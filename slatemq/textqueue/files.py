@@ -171,7 +171,7 @@ class QueueFile:
                 # Opened first: where that is refused nothing is to be appended.
                 with listing(self.path) as log:
                     if is_new:
-                        restart(log, None, 0, now_ms)
+                        restart(log, [])
                     with intended(log, end_of(descriptor), content):
                         offset = add(descriptor, content)
                         self.sync(descriptor)

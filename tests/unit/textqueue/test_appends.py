@@ -129,6 +129,35 @@ def test_what_a_compaction_leaves_out_is_not_missed(path: Path) -> None:
         queue.has_all_appends()
 
 
+def test_what_a_compaction_keeps_is_still_missed(path: Path) -> None:
+    # Given an editor that reads the file, appends, and a compaction that moves them
+    queue = TextQueue(path)
+    for text in ("kept", "done"):
+        last = queue.append(text)
+    older = path.read_bytes()
+    queue.append("one")
+    queue.append_all(["two", "alike"])
+    queue.append("alike")
+    queue.done(last)
+    for entry in queue:
+        if entry.text == "two":
+            queue.done(entry)
+    queue.compact()
+    assert queue.has_all_appends()
+
+    # When the editor saves what it had
+    save(path, older, True)
+
+    # Then all of them are told, where they were
+    with pytest.warns(AppendLost, match="4 appended messages") as told:
+        assert not queue.has_all_appends()
+    [warning] = told
+    assert isinstance(warning.message, AppendLost)
+    assert [start for _, start in warning.message.appends] == ["one", "alike", "alike"]
+    assert warning.message.appends[0] == (6, "one")
+    assert queue.has_all_appends()
+
+
 def test_a_file_that_was_deleted_begins_anew(path: Path) -> None:
     queue = TextQueue(path)
     queue.append("a")
