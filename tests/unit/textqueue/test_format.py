@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slatemq.textqueue.entries import State, render, reserve
+from slatemq.textqueue import State, render, reserve
 from slatemq.textqueue.errors import BadText, FormatError, NoSuchVariable
 from slatemq.textqueue.parsing import parse, scan
 
