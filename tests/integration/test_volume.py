@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ from benchmarks.volume.plan import State
 from libs.storage.keys import log_key
 from libs.storage.roots import open_root
 from libs.storage.settings import Kind
+from libs.storage.slate import Database, Row
 from libs.storage.snapshots import SnapshotReader
-from services.ingest.purging import PIECE_MESSAGES
+from services.ingest.config import IngestConfig
+from services.ingest.purging import PIECE_MESSAGES, Purge, Reason
+from services.ingest.shard import open_shard
 from services.janitor.instance import held_snapshots
 from services.janitor.jobs.owners import Owners
 from services.janitor.jobs.removing import MessagePurge
@@ -279,3 +282,60 @@ async def test_removals_go_out_in_batches_and_what_they_removed_is_not_passed_ag
     assert (before, after) == (200, 60)
     # A removal tells where the log began before it.
     assert min(begins) >= log_key(layout.id_of(14_000 - PIECE_MESSAGES))
+
+
+class Reads:
+    """Counts what is read of the databases of this process."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.rows = self.calls = 0
+        scan, get = Database.scan, Database.get
+
+        async def scanned(database: Database, *span: Any, **more: Any) -> AsyncIterator[list[Row]]:
+            self.calls += 1
+            async for rows in scan(database, *span, **more):
+                self.rows += len(rows)
+                yield rows
+
+        async def got(database: Database, *key: Any, **more: Any) -> bytes | None:
+            self.calls += 1
+            return await get(database, *key, **more)
+
+        patch.setattr(Database, "scan", scanned)
+        patch.setattr(Database, "get", got)
+
+
+async def reads_of_a_purge(folder: Path, messages: int) -> tuple[int, int]:
+    """How many calls and rows it takes to remove half of the messages, and to ask once more."""
+    volume = Volume(
+        expired=messages // 2, waiting=messages // 2, payload_bytes=BYTES, entry=100, scattered=True
+    )
+    layout, root = Layout(volume), open_root(folder.as_uri())
+    await write(root.url, volume, layout)
+    over = [layout.id_of(at) for at, one in enumerate(layout.states()) if one == State.EXPIRED]
+    shard = await open_shard(root, IngestConfig(root=root.url))
+    with pytest.MonkeyPatch.context() as patch:
+        reads = Reads(patch)
+        removed = [
+            (await shard.purger.purge(Purge(0, Reason.EXPIRED, over[at : at + 1000]))).count
+            for _ in range(2)
+            for at in range(0, len(over), 1000)
+        ]
+    assert sum(removed) == len(over)
+    await shard.close()
+    return reads.calls, reads.rows
+
+
+async def test_ten_times_the_messages_to_remove_are_ten_times_the_reads(
+    tmp_path: Path,
+) -> None:
+    few_calls, few_rows = await reads_of_a_purge(tmp_path / "few", 4000)
+    many_calls, many_rows = await reads_of_a_purge(tmp_path / "many", 40_000)
+
+    # Each of 40 entries is read by the call that removes its messages, and by the one that asks
+    # again; one at the seam between two calls by both of them.
+    assert 80 <= few_rows <= 80 + 2 * 2
+    assert 800 <= many_rows <= 800 + 2 * 20
+    # A request looks for its first entry and for those that follow, in two steps.
+    assert few_calls <= 3 * 4
+    assert many_calls <= 3 * 40
