@@ -16,22 +16,24 @@ from slatemq.cli.output import json_line, note, say, write_json
 from slatemq.cli.parameters import DURATION, WORDS
 from slatemq.cli.session import Session, pass_session
 from slatemq.cli.textqueue_input import (
+    ALL,
+    OFFSET_DIGITS_MAX,
     STDIN,
     entries_of,
     finishing,
+    offset_of,
+    reserved,
+    states_of,
     stdin_batches,
     stdin_lines,
     stdin_text,
 )
 from slatemq.cli.textqueue_output import entry_fields, entry_line, oddities, told
 from slatemq.errors import SlateMQError
-from slatemq.textqueue import Claim, Entry, State, TextQueue, reserve
+from slatemq.textqueue import Claim, Entry, State, TextQueue
 from slatemq.textqueue.queue import LEASE
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-RESERVE_BYTES_MAX = 1 << 20
-"""For one variable: whoever wants more has mistyped."""
 
 EPILOG = """\
 \b
@@ -103,14 +105,14 @@ def tq() -> None:
     "--state",
     "states",
     multiple=True,
-    type=click.Choice([*(state.value for state in State), "all"]),
+    type=click.Choice([*(state.value for state in State), ALL]),
     help="Entries in this state; repeatable.  [default: queued]",
 )
 @click.option("--strict", is_flag=True, help="Refuse unknown control characters.")
 @pass_session
 def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> None:
     """List the queued messages of FILE (- reads stdin), or entries in other states."""
-    wanted = list(State) if "all" in states else [State(state) for state in states]
+    wanted = states_of(states)
     with told():
         stream = sys.stdout.buffer
         for entry in entries_of(file, strict, wanted):
@@ -122,6 +124,11 @@ def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> No
 
 @tq.command("next")
 @options
+@click.option(
+    "--state",
+    type=click.Choice([*(state.value for state in State), ALL]),
+    help="An entry in this state.  [default: queued]",
+)
 @click.option("--claim", "claiming", is_flag=True, help="Claim it: nobody else gets it meanwhile.")
 @click.option("--lease", type=DURATION, default=LEASE, help="How long a claim lasts. [default: 5m]")
 @click.option(
@@ -130,13 +137,21 @@ def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> No
 @fsync_option
 @pass_session
 def next_(
-    session: Session, file: str, claiming: bool, lease: timedelta, only_text: bool, fsync: bool
+    session: Session,
+    file: str,
+    state: str | None,
+    claiming: bool,
+    lease: timedelta,
+    only_text: bool,
+    fsync: bool,
 ) -> None:
     """Print the first queued message of FILE. Nothing there is no error: stdout stays empty.
 
     With --claim it is the first that nobody works on; its retries are counted down, and `done`,
     `fail` or `release` with the token that is printed end the claim.
     """
+    if claiming and state not in (None, State.QUEUED):
+        raise click.UsageError("--claim takes queued messages alone")
     claim: Claim | None = None
     with told():
         queue = TextQueue(file, fsync=fsync, owner="slatemq tq next")
@@ -144,10 +159,11 @@ def next_(
             claim = queue.claim(lease, tied=False)
             entry = claim.entry if claim else None
         else:
-            entry = next(iter(queue), None)
+            entry = next(queue.entries(*states_of(() if state is None else (state,))), None)
     if entry is None:
         if not session.json:
-            note(f"nothing is queued in {file}")
+            what = "there" if state == ALL else state or State.QUEUED
+            note(f"nothing is {what} in {file}")
         return
     fields = entry_fields(entry)
     if claim is not None:
@@ -186,7 +202,7 @@ def append(
     """
     if lines == (text is not None):
         raise click.UsageError("give one of TEXT, - (stdin) and --lines")
-    variables = [*values, *(_reserved(room) for room in rooms)]
+    variables = [*values, *(reserved(room) for room in rooms)]
     queue = TextQueue(file, fsync=fsync)
     with told():
         if lines:
@@ -262,10 +278,10 @@ def set_(session: Session, file: str, which: str, name: str, value: str, fsync: 
 
     def change(one: str) -> None:
         with told():
-            holder = queue.claimed(one) if one.startswith("@") else queue.entry(_offset(one))
+            holder = queue.claimed(one) if one.startswith("@") else queue.entry(offset_of(one))
             entry = holder.entry if isinstance(holder, Claim) else holder
             named = any(variable.name == name for variable in entry.variables)
-            key = int(name) if name.isdecimal() and not named else name
+            key = name if named or not name.isdecimal() else int(name[:OFFSET_DIGITS_MAX])
             if isinstance(holder, Claim):
                 holder.set_variable(key, value)
             else:
@@ -334,7 +350,7 @@ def _finish(
 ) -> Entry:
     """The message as it is then."""
     if not one.startswith("@"):
-        return mark(queue, queue.entry(_offset(one)))
+        return mark(queue, queue.entry(offset_of(one)))
     claim = queue.claimed(one)
     finish(claim)
     return claim.entry
@@ -365,22 +381,6 @@ def _spelt_out(which: Sequence[str]) -> Iterator[str]:
             yield from (line.strip() for line in stdin_lines() if line.strip())
         else:
             yield one
-
-
-def _offset(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise click.UsageError(f"{text!r} is neither an offset nor a token such as @k3jf9a2mxq4e")
-    return int(text)
-
-
-def _reserved(room: str) -> str:
-    name, equals, width = room.partition("=")
-    if not equals or not (width.isascii() and width.isdigit()):
-        raise click.UsageError(f"--reserve takes NAME=N, with N bytes: {room!r}")
-    # Compared by its length first: a number of thousands of digits cannot even be read.
-    if len(width) > len(str(RESERVE_BYTES_MAX)) or int(width) > RESERVE_BYTES_MAX:
-        raise click.UsageError(f"--reserve takes at most {RESERVE_BYTES_MAX} bytes: {room!r}")
-    return f"{name}={reserve(int(width))}"
 
 
 def _write(content: bytes) -> None:

@@ -5,16 +5,50 @@ from __future__ import annotations
 import io
 import signal
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
+import click
+
 from slatemq.cli.failures import BadInput
-from slatemq.textqueue import Entry, State, TextQueue, scan
+from slatemq.textqueue import Entry, State, TextQueue, reserve, scan
 
 STDIN = "-"
 
+ALL = "all"
+"""In place of a state: entries in each."""
+
 READ_BYTES = 1 << 20
+
+RESERVE_BYTES_MAX = 1 << 20
+"""For one variable: whoever wants more has mistyped."""
+
+OFFSET_DIGITS_MAX = 19
+"""No file is longer; and Python takes no numbers of thousands of digits."""
+
+
+def states_of(names: Sequence[str]) -> list[State]:
+    """The states of these names."""
+    return list(State) if ALL in names else [State(name) for name in names]
+
+
+def offset_of(text: str) -> int:
+    """The offset that somebody has typed. Raises UsageError."""
+    if not (text.isascii() and text.isdigit() and len(text) <= OFFSET_DIGITS_MAX):
+        raise click.UsageError(f"{text!r} is neither an offset nor a token such as @k3jf9a2mxq4e")
+    return int(text)
+
+
+def reserved(room: str) -> str:
+    """The variable that NAME=N means. Raises UsageError."""
+    name, equals, width = room.partition("=")
+    if not equals or not (width.isascii() and width.isdigit()):
+        raise click.UsageError(f"--reserve takes NAME=N, with N bytes: {room!r}")
+    # Compared by its length first: a number of thousands of digits cannot even be read.
+    if len(width) > len(str(RESERVE_BYTES_MAX)) or int(width) > RESERVE_BYTES_MAX:
+        raise click.UsageError(f"--reserve takes at most {RESERVE_BYTES_MAX} bytes: {room!r}")
+    return f"{name}={reserve(int(width))}"
 
 
 def entries_of(file: str, strict: bool, states: Collection[State]) -> Iterator[Entry]:

@@ -213,7 +213,8 @@ class Claimer:
             return None
         if self._ended(descriptor, holders, entry) is None or _taken_by_hand(entry):
             return None
-        if _retries(entry) != 0:
+        retries = _retries(entry)
+        if retries is None or retries.strip("0"):
             return entry
         error = _variable(entry, ERROR)
         if error is not None and error.width >= len(NO_RETRIES):
@@ -306,21 +307,26 @@ def _taken_by_hand(entry: Entry) -> bool:
 
 def count_down(descriptor: int, entry: Entry) -> Entry:
     r"""One retry less in `\retries=NN`, as wide as before: 10 → 09, ` 8` → ` 7`."""
-    count, variable = _retries(entry), _variable(entry, RETRIES)
-    if count is None or variable is None:
+    digits, variable = _retries(entry), _variable(entry, RETRIES)
+    if digits is None or variable is None:
         return entry
-    digits = variable.value.strip(" ")
-    left = str(count - 1).zfill(len(digits))
     padding = " " * (len(variable.value) - len(digits))
-    return fill(descriptor, entry, variable.index, padding + left)
+    return fill(descriptor, entry, variable.index, padding + _one_less(digits))
 
 
-def _retries(entry: Entry) -> int | None:
+def _one_less(digits: str) -> str:
+    """Digit by digit, since Python takes no numbers of thousands of digits."""
+    head = digits.rstrip("0")
+    return head[:-1] + str(int(head[-1]) - 1) + "9" * (len(digits) - len(head))
+
+
+def _retries(entry: Entry) -> str | None:
+    """How many claims are left, in digits; None where nothing bounds them."""
     variable = _variable(entry, RETRIES)
     if variable is None:
         return None
     digits = variable.value.strip(" ")
-    return int(digits) if digits.isascii() and digits.isdigit() else None
+    return digits if digits.isascii() and digits.isdigit() else None
 
 
 def _variable(entry: Entry, name: str) -> Variable | None:

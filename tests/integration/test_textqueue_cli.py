@@ -224,6 +224,31 @@ def test_compact_leaves_out_what_is_finished(run: Terminal, file: Path) -> None:
     assert run("ls", "jobs.tq", "--state", "all").count("\n") == 4
 
 
+def test_next_gives_the_first_of_a_state_where_one_is_asked_for(run: Terminal, file: Path) -> None:
+    states = ("queued", "processed", "error", "comment", "unknown", "all")
+    texts = [run("next", "jobs.tq", "--state", state, "--text") for state in states]
+
+    assert texts == [
+        "photo 7\tin two\nlines\n",
+        "photo 6\n",
+        "photo 5\n",
+        " what is to be done\n",
+        "later kind\n",
+        " what is to be done\n",
+    ]
+    file.write_text("")
+    assert run("next", "jobs.tq", "--state", "all") == ""
+    assert "nothing is there in jobs.tq" in run.err
+
+
+def test_a_variable_whose_index_is_beyond_all_numbers_is_not_there(
+    run: Terminal, file: Path
+) -> None:
+    place = str(CONTENT.index("-photo 7"))
+    run("set", "jobs.tq", place, "9" * 5000, "x", code=1)
+    assert "has no variable 999" in run.err
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -235,6 +260,8 @@ def test_compact_leaves_out_what_is_finished(run: Terminal, file: Path) -> None:
         ("append", "jobs.tq", "a", "--reserve", "x"),
         ("append", "jobs.tq", "a", "--reserve", "x=" + "9" * 5000),
         ("append", "-", "a"),
+        ("done", "jobs.tq", "9" * 5000),
+        ("next", "jobs.tq", "--claim", "--state", "error"),
         ("release", "jobs.tq", "0"),
         ("ls", "."),
         ("check", "jobs.tq", "--strict"),

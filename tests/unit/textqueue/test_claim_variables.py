@@ -12,7 +12,14 @@ from tests.unit.textqueue.claims import Make, claims
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(b"10", b"09"), (b"1", b"0"), (b" 8", b" 7"), (b"03  ", b"02  "), (b"100", b"099")],
+    [
+        (b"10", b"09"),
+        (b"1", b"0"),
+        (b" 8", b" 7"),
+        (b"03  ", b"02  "),
+        (b"100", b"099"),
+        (b"1" + b"0" * 5000, b"0" + b"9" * 5000),
+    ],
 )
 def test_a_claim_counts_retries_down_with_their_width(
     path: Path, make: Make, before: bytes, after: bytes
