@@ -248,6 +248,8 @@ def _open_editor(path: Path) -> None:
         signal.signal(signal.SIGINT, before)
     if ended.returncode:
         raise BadInput(f"the editor ({editor}) ended with {ended.returncode}: nothing was done")
+    if not path.exists():
+        raise BadInput(f"the editor ({editor}) has left no file behind: nothing was done")
 
 
 def _new_file(queue: str) -> Path:
