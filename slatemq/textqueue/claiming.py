@@ -220,6 +220,7 @@ class Claimer:
         if error is not None and error.width >= len(NO_RETRIES):
             fill(descriptor, entry, error.index, NO_RETRIES)
         mark(descriptor, entry, State.ERROR)
+        self._file.sync(descriptor)
         del self._known[entry.offset]
         return None
 

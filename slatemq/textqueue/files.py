@@ -62,7 +62,7 @@ class QueueFile:
     def __init__(self, path: str | os.PathLike[str], fsync: bool, strict: bool) -> None:
         """Nothing is opened yet."""
         self.name = os.fspath(path)
-        self.path = str(Path(path).resolve())
+        self.path = os.path.realpath(self.name)  # of links in a circle the opening tells
         self.fsync = fsync
         self.strict = strict
         self._own = _Own()
@@ -166,6 +166,8 @@ class QueueFile:
         while True:
             is_new = not os.path.lexists(self.path)
             with self.opened(flags, How.EXCLUSIVE) as descriptor:
+                # Another may have made it meanwhile, and the list.
+                is_new = is_new and not os.fstat(descriptor).st_size
                 if not is_new:
                     look(self.path, self.name, descriptor)
                 # Opened first: where that is refused nothing is to be appended.

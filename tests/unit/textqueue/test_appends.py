@@ -168,6 +168,25 @@ def test_a_file_that_was_deleted_begins_anew(path: Path) -> None:
     assert queue.has_all_appends()
 
 
+def test_of_two_that_make_the_file_at_once_both_appends_are_missed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given another process that makes the file just after this one has found none
+    def find_none(name: str) -> bool:
+        monkeypatch.undo()
+        TextQueue(path).append("first")
+        return False
+
+    monkeypatch.setattr(os.path, "lexists", find_none)
+    queue = TextQueue(path)
+    queue.append("second")
+
+    # When both are lost, then both are told
+    path.write_bytes(b"")
+    with pytest.warns(AppendLost, match="2 appended .*'first' at offset 0, 'second' at offset 7"):
+        queue.has_all_appends()
+
+
 def test_a_broken_file_is_looked_at_again_when_it_is_mended(path: Path) -> None:
     queue = TextQueue(path)
     queue.append("a")

@@ -315,13 +315,16 @@ def test_what_others_hold_is_not_read_again_for_each_claim(
 @pytest.mark.parametrize(
     "call", [TextQueue.claim, TextQueue.compact, list, lambda queue: queue.append("x")]
 )
-@pytest.mark.parametrize("kind", ["folder", "pipe"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to itself"])
 def test_what_is_no_file_is_named_and_gets_nothing_beside_it(
     path: Path, call: Callable[[TextQueue], object], kind: str
 ) -> None:
-    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    if kind == "link to itself":
+        path.symlink_to(path)
+    else:
+        path.mkdir() if kind == "folder" else os.mkfifo(path)
 
-    with pytest.raises(OSError, match=r"directory|regular file") as told:
+    with pytest.raises(OSError, match=r"directory|regular file|symbolic links") as told:
         call(TextQueue(path))
 
     assert told.value.filename == str(path)

@@ -196,10 +196,14 @@ def test_fsync_comes_before_the_return_if_wanted(
     queue.done(entry)
     count = len(synced)
     lazy.append("b")
+    Path(f"{path}.appended").unlink()
+    path.write_bytes(b"-c\n\\retries=0\n")
+    assert queue.claim() is None
 
     # Then what each call wrote was there at its sync: the first also synced the folder
-    assert synced == [b"-a\n\\v= \n", b"-a\n\\v= \n", b"-a\n\\v=1\n", b"=a\n\\v=1\n"]
-    assert len(synced) == count
+    assert synced[:count] == [b"-a\n\\v= \n"] * 2 + [b"-a\n\\v=1\n", b"=a\n\\v=1\n"]
+    # And no other's, but for that of a message whose retries a claim found used up
+    assert synced[count:] == [b"!c\n\\retries=0\n"]
 
 
 def test_a_reader_holds_back_what_may_still_be_written(path: Path) -> None:
