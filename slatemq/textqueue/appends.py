@@ -26,7 +26,7 @@ from slatemq.textqueue.editing import entry_at, reader
 from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import AppendLost, FormatError, NoSuchEntry
 from slatemq.textqueue.intents import mend, unfinished
-from slatemq.textqueue.locks import READ_ONLY, How, is_named, opened
+from slatemq.textqueue.locks import READ_ONLY, How, is_named, opened, opened_beside
 from slatemq.textqueue.pages import NEWLINE, last_beginning
 from slatemq.textqueue.parsing import scan
 
@@ -71,9 +71,9 @@ def appended(path: str) -> str:
 
 
 @contextmanager
-def listing(path: str) -> Iterator[int]:
-    """The list, open and locked; made where there is none. Raises OSError."""
-    with opened(appended(path), os.O_RDWR | os.O_CREAT, How.EXCLUSIVE) as log:
+def listing(path: str, descriptor: int) -> Iterator[int]:
+    """The list of that open file, locked; made where there is none. Raises OSError."""
+    with opened_beside(appended(path), os.fstat(descriptor)) as log:
         yield log
 
 

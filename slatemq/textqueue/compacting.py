@@ -51,7 +51,7 @@ def compact(file: QueueFile, drop: Collection[State], now_ms: int) -> Compacted:
             moved = {holder.offset: holder.offset for holder in holders}
             kept, removed, last = _copy(file, old, new, drop, moved)
             os.fsync(new)
-            with listing(file.path) as log:
+            with listing(file.path, old) as log:
                 # What is left out is missed no more; what is kept is in both files.
                 made = carried_over(log, new, last, now_ms)
                 if _state_of(old) != before or not is_named(old, file.path):

@@ -30,7 +30,7 @@ from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import FormatError, NoSuchEntry, Rewritten
 from slatemq.textqueue.holders import Holders, sidecar
 from slatemq.textqueue.intents import intended
-from slatemq.textqueue.locks import How, is_named, opened
+from slatemq.textqueue.locks import How, is_named, opened, opened_beside
 from slatemq.textqueue.pages import NEWLINE
 from slatemq.textqueue.parsing import CHUNK_BYTES, scan, scan_texts
 from slatemq.textqueue.reading import Reading
@@ -74,8 +74,9 @@ class QueueFile:
             yield
             return
         self._expect_file()
+        like = os.stat(self.path) if os.path.exists(self.path) else None
         with (
-            opened(sidecar(self.path), os.O_RDWR | os.O_CREAT, How.EXCLUSIVE, wait=wait) as mutex,
+            opened_beside(sidecar(self.path), like, wait=wait) as mutex,
             opened(self.path, os.O_RDWR | os.O_CREAT, How.EXCLUSIVE, wait=wait) as descriptor,
         ):
             self._own.files, self._own.sidecar = [descriptor], mutex
@@ -104,10 +105,9 @@ class QueueFile:
         if self._own.files:
             yield Holders(self._own.sidecar)
             return
-        os.stat(self.path)  # no sidecar beside a name that means nothing
+        like = os.stat(self.path)  # no sidecar beside a name that means nothing
         self._expect_file()
-        flags = os.O_RDWR | os.O_CREAT
-        with opened(sidecar(self.path), flags, How.EXCLUSIVE) as descriptor:
+        with opened_beside(sidecar(self.path), like) as descriptor:
             yield Holders(descriptor)
 
     def entries(
@@ -171,7 +171,7 @@ class QueueFile:
                 if not is_new:
                     look(self.path, self.name, descriptor)
                 # Opened first: where that is refused nothing is to be appended.
-                with listing(self.path) as log:
+                with listing(self.path, descriptor) as log:
                     if is_new:
                         restart(log, [])
                     with intended(log, end_of(descriptor), content):

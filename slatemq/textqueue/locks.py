@@ -16,14 +16,18 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 
 from slatemq.textqueue.errors import Busy
 
 FILE_MODE = 0o666
+
+OWN_MODE = 0o600
+"""Of files beside a queue at least: they are written to by whoever made them."""
 
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 """How the system refuses to write."""
@@ -63,6 +67,29 @@ def _locked(path: str, flags: int, how: How, wait: bool) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+@contextmanager
+def opened_beside(path: str, like: os.stat_result | None, *, wait: bool = True) -> Iterator[int]:
+    """A file beside a queue, locked, and made where there is none. Raises Busy, OSError.
+
+    It is for those whom the queue is for, if there is one: who may write that may write this, and
+    nobody else reads what is in it.
+    """
+    with opened(path, os.O_RDWR | os.O_CREAT, How.EXCLUSIVE, wait=wait) as descriptor:
+        told = os.fstat(descriptor)
+        if like is not None and told.st_uid == os.geteuid():
+            _share(descriptor, told, like)
+        yield descriptor
+
+
+def _share(descriptor: int, told: os.stat_result, like: os.stat_result) -> None:
+    mode = stat.S_IMODE(like.st_mode) & FILE_MODE | OWN_MODE
+    if stat.S_IMODE(told.st_mode) != mode:
+        os.fchmod(descriptor, mode)
+    if (told.st_uid, told.st_gid) != (like.st_uid, like.st_gid):
+        with suppress(PermissionError):  # a group that we are not in
+            os.fchown(descriptor, like.st_uid if told.st_uid == 0 else -1, like.st_gid)
 
 
 def is_named(descriptor: int, path: str) -> bool:

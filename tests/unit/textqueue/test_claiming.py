@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from slatemq.textqueue import (
 )
 from slatemq.textqueue.editing import again
 from slatemq.textqueue.holders import SLOT_BYTES, Holder, Holders, start_of, this_place
-from tests.unit.textqueue.claims import Clock, Make, claims, taken
+from tests.unit.textqueue.claims import NOBODY, Clock, Make, claims, taken
 
 
 def test_each_message_goes_to_one(path: Path, make: Make, clock: Clock) -> None:
@@ -329,6 +330,37 @@ def test_what_is_no_file_is_named_and_gets_nothing_beside_it(
 
     assert told.value.filename == str(path)
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o660, 0o666, 0o444])
+def test_what_is_beside_a_queue_is_for_those_whom_that_is_for(path: Path, mode: int) -> None:
+    # Given a queue file for some people, whoever works on it first
+    path.write_bytes(b"-a\n")
+    path.chmod(mode)
+    queue = TextQueue(path)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.chown(path, NOBODY, NOBODY)
+    elif mode == 0o444:
+        pytest.skip("only root writes what is read-only")
+
+    with queue.lock():
+        queue.append("b")
+    taken(queue).done()
+
+    for name in (f"{path}.mutex", f"{path}.appended"):
+        told = os.stat(name)
+        assert stat.S_IMODE(told.st_mode) == mode | 0o600
+        assert (told.st_uid, told.st_gid) == (NOBODY, NOBODY) or not is_root
+    # And so it is when others are let in later
+    if is_root:
+        os.chown(path, 0, 0)
+        for name in (f"{path}.mutex", f"{path}.appended"):
+            os.chown(name, 0, 0)
+    path.chmod(0o640)
+    queue.append("c")
+    taken(queue).done()
+    assert {stat.S_IMODE(one.stat().st_mode) for one in path.parent.iterdir()} == {0o640}
 
 
 def test_threads_that_claim_and_one_that_has_the_lock_do_not_wait_for_ever(make: Make) -> None:
