@@ -5,12 +5,14 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 
 from slatemq.textqueue.appends import appended
 from slatemq.textqueue.compacting import beside
 from slatemq.textqueue.controls import State
 from slatemq.textqueue.entries import Entry, Variables
+from slatemq.textqueue.errors import TextQueueError
 from slatemq.textqueue.holders import sidecar
 from slatemq.textqueue.queue import LEASE, Claim, TextQueue, wall_ms
 
@@ -63,7 +65,9 @@ class SplitQueue:
     def entries(self, *states: State, hold_back: bool = False) -> Iterator[Entry]:
         """Those of all files, one file after the other. Raises FormatError, OSError."""
         for queue in self.queues:
-            yield from queue.entries(*states, hold_back=hold_back)
+            # One that somebody has just taken away has none.
+            with suppress(FileNotFoundError):
+                yield from queue.entries(*states, hold_back=hold_back)
 
     def append(self, text: str, variables: Variables = ()) -> Entry:
         """Append to the writer's own file. Raises BadText, OSError, ValueError without a writer."""
@@ -72,12 +76,23 @@ class SplitQueue:
         return self._writer.append(text, variables)
 
     def claim(self, lease: timedelta = LEASE, *, tied: bool = True) -> Claim | None:
-        """A message of the next file that has one. Raises FormatError, Rewritten, OSError."""
-        queues = self.queues
+        """A message of the next file that has one.
+
+        Where none has, but one cannot be read, raises FormatError, Rewritten, OSError.
+        """
+        queues, problem = self.queues, None
         for step in range(len(queues)):
             place = (self._turn + step) % len(queues)
-            claim = queues[place].claim(lease, tied=tied)
+            try:
+                claim = queues[place].claim(lease, tied=tied)
+            except FileNotFoundError:
+                continue  # somebody has just taken it away
+            except (TextQueueError, OSError) as error:
+                problem = problem or error
+                continue
             if claim is not None:
                 self._turn = place + 1
                 return claim
+        if problem is not None:
+            raise problem
         return None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slatemq.textqueue import SplitQueue
+from slatemq.textqueue import FormatError, SplitQueue
 
 
 def test_writers_append_to_their_own_and_all_is_one_queue(tmp_path: Path) -> None:
@@ -31,3 +31,29 @@ def test_writers_append_to_their_own_and_all_is_one_queue(tmp_path: Path) -> Non
 def test_without_a_file_of_its_own_nobody_appends(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="without a writer"):
         SplitQueue(tmp_path / "*.tq").append("a")
+
+
+def test_a_file_that_is_gone_or_broken_stops_none_of_the_others(tmp_path: Path) -> None:
+    # Given a file that is broken, one that somebody takes away, and two sound ones
+    broken = tmp_path / "jobs.0.tq"
+    broken.write_bytes(b" nothing above\n-z\n")
+    (tmp_path / "jobs.1.tq").symlink_to("nowhere")
+    for number in (2, 3):
+        (tmp_path / f"jobs.{number}.tq").write_bytes(b"-a\n-b\n")
+    queue = SplitQueue(tmp_path / "jobs.*.tq")
+
+    # When all is claimed, then what can be had comes first, and then the line to mend
+    for text in ("a", "a", "b", "b"):
+        claim = queue.claim()
+        assert claim is not None
+        assert claim.text == text
+        claim.done()
+    with pytest.raises(FormatError, match=r"jobs\.0\.tq:1:1"):
+        queue.claim()
+
+    # And once it is mended it goes on
+    broken.write_bytes(b"-z\n")
+    assert [entry.text for entry in queue] == ["z"]
+    claim = queue.claim()
+    assert claim is not None
+    assert claim.text == "z"
