@@ -17,6 +17,7 @@ from libs.storage.roots import open_root
 from libs.storage.settings import Kind
 from services.janitor import scans
 from services.janitor.instance import open_tables
+from services.janitor.jobs.moments import at_ms
 from services.janitor.source import register
 from services.janitor.tables import TABLES
 from tests.integration.broker.rig import running
@@ -108,6 +109,18 @@ async def test_a_day_in_a_query_narrows_the_scan(
     assert counted == A_DAY
     # A bound that is a moment, and not a day, may take one more entry along.
     assert A_DAY <= scanned <= A_DAY + A_DAY // ENTRIES_A_DAY
+
+
+async def test_a_time_that_python_does_not_know_narrows_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    options = await log_options(tmp_path)
+
+    def ask() -> int:
+        frame = load(spark, options, "messages")
+        return frame.where(frame["received_at"] < at_ms((1 << 48) - 1)).count()
+
+    assert await in_thread(ask) == DAYS * A_DAY
 
 
 async def test_a_queue_in_a_query_narrows_the_scan_and_tables_join(
