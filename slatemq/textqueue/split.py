@@ -69,6 +69,12 @@ class SplitQueue:
             with suppress(FileNotFoundError):
                 yield from queue.entries(*states, hold_back=hold_back)
 
+    def texts(self, *states: State, hold_back: bool = False) -> Iterator[str]:
+        """Their texts alone, two to three times as fast. Raises FormatError, OSError."""
+        for queue in self.queues:
+            with suppress(FileNotFoundError):
+                yield from queue.texts(*states, hold_back=hold_back)
+
     def append(self, text: str, variables: Variables = ()) -> Entry:
         """Append to the writer's own file. Raises BadText, OSError, ValueError without a writer."""
         if self._writer is None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slatemq.textqueue import FormatError, SplitQueue
+from slatemq.textqueue import FormatError, SplitQueue, State
 
 
 def test_writers_append_to_their_own_and_all_is_one_queue(tmp_path: Path) -> None:
@@ -19,11 +19,13 @@ def test_writers_append_to_their_own_and_all_is_one_queue(tmp_path: Path) -> Non
 
     # Then it reads them as one, and claims from each in turn
     assert [entry.text for entry in reader] == ["a", "b", "c", "d"]
+    assert list(reader.texts()) == ["a", "b", "c", "d"]
     got = []
     while (claim := reader.claim()) is not None:
         with claim:
             got.append(claim.text)
     assert got == ["a", "d", "b", "c"]
+    assert list(reader.texts(State.PROCESSED)) == ["a", "b", "c", "d"]
     assert (tmp_path / "jobs.1.tq").read_bytes() == b"=a\n=b\n=c\n"
     assert (tmp_path / "jobs.2.tq").read_bytes() == b"=d\n\\v=1\n"
 
