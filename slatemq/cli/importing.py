@@ -126,6 +126,9 @@ def import_(
         f"imported: {done.counts['imported']}  there already: {done.counts['duplicate']}  "
         f"left alone: {done.counts['skipped']}"
     )
+    is_marked = file == STDIN or (not no_mark and wanted == [State.QUEUED])
+    if to is not None and done.counts["imported"] and not is_marked:
+        note(f"nothing in {file} says all that was imported: a second import repeats it")
 
 
 class Importer:

@@ -129,9 +129,14 @@ def test_an_import_marks_what_it_has_done_and_a_second_one_does_nothing(
     assert file.read_text() == "# mine\n=one\n=two\n=three\n!four\n"
     wait_until(lambda: counts(cli, queue) == {"available": 2}, 60)
     # And each state may be asked for
-    cli.ok("import", str(file), "--to", queue, "--state", "error")
+    errors = cli.ok("import", str(file), "--to", queue, "--state", "error")
+    assert "a second import repeats it" in errors.err
     wait_until(lambda: counts(cli, queue) == {"available": 3}, 60)
     assert file.read_text() == "# mine\n=one\n=two\n=three\n!four\n"
+    # And what can be imported twice is told
+    file.write_text("-five\n")
+    assert "repeats it" in cli.ok("import", str(file), "--to", queue, "--no-mark").err
+    assert "repeats it" not in cli.ok("import", str(file), "--to", queue).err
 
 
 @pytest.mark.parametrize("how", ["--to", "--publish"])
