@@ -22,6 +22,8 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
+from slatemq.textqueue.locks import put
+
 SLOT_BYTES = 512
 
 TOKEN_BEGINS = "@"
@@ -115,8 +117,8 @@ class Holders:
         if holder is not None:
             content = json.dumps(asdict(holder)).encode().ljust(SLOT_BYTES - 1) + b"\n"
             assert len(content) == SLOT_BYTES, "a holder's fields are bounded"
+        put(self._descriptor, content, place * SLOT_BYTES)
         self._slots[place : place + 1] = [holder]
-        os.pwrite(self._descriptor, content, place * SLOT_BYTES)
 
 
 def _read_slot(content: bytes) -> Holder | None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from slatemq.textqueue.locks import READ_ONLY, How, opened
+from slatemq.textqueue.locks import READ_ONLY, How, opened, put
 from slatemq.textqueue.pages import NEWLINE, last_beginning
 
 BEGINS = b"~"
@@ -49,7 +49,7 @@ def intended(log: int, first: int, content: bytes) -> Iterator[None]:
     place = os.fstat(log).st_size
     intent = {"first": first, "end": first + len(content), "head": content[:HEAD_BYTES].hex()}
     try:
-        os.pwrite(log, BEGINS + json.dumps(intent).encode() + NEWLINE, place)
+        put(log, BEGINS + json.dumps(intent).encode() + NEWLINE, place)
         yield
     finally:
         os.ftruncate(log, place)

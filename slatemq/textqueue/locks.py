@@ -92,6 +92,15 @@ def _share(descriptor: int, told: os.stat_result, like: os.stat_result) -> None:
             os.fchown(descriptor, like.st_uid if told.st_uid == 0 else -1, like.st_gid)
 
 
+def put(descriptor: int, content: bytes, place: int) -> None:
+    """Write all of it there, or, where the disk takes only a part, nothing. Raises OSError."""
+    size = os.fstat(descriptor).st_size
+    written = os.pwrite(descriptor, content, place)
+    if written != len(content):
+        os.ftruncate(descriptor, size)
+        raise OSError(errno.ENOSPC, f"only {written} of {len(content)} bytes could be written")
+
+
 def is_named(descriptor: int, path: str) -> bool:
     """Whether the name still means the open file."""
     try:

@@ -4,6 +4,8 @@ import os
 import resource
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -254,25 +256,47 @@ def test_an_append_that_cannot_be_listed_is_refused_and_leaves_nothing(path: Pat
     assert path.read_bytes() == b"-one"
 
 
-def test_an_append_whose_line_in_the_list_does_not_fit_on_the_disk_is_taken_back(
-    path: Path,
+@pytest.mark.parametrize("room", [0, 1, 30])
+def test_an_append_whose_line_in_the_list_does_not_fit_on_the_disk_has_not_happened(
+    path: Path, room: int
 ) -> None:
-    # Given a list that can grow no more, and a file that can
+    # Given a list that can grow no more, or by a part of a line, and a file that can
     queue = TextQueue(path)
     queue.append("one")
     listed = Path(f"{path}.appended")
     listed.write_bytes(listed.read_bytes() * 100)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (listed.stat().st_size, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            queue.append("two")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    content = listed.read_bytes()
+    with files_up_to(len(content) + room), pytest.raises(OSError, match=r"File too large|only \d+"):
+        queue.append("two")
 
+    # Then it is not there, and the list is as it was
     assert path.read_bytes() == b"-one\n"
+    assert listed.read_bytes() == content
     queue.append("two")
     assert queue.has_all_appends()
+
+
+def test_a_claim_whose_slot_does_not_fit_on_the_disk_has_not_happened(path: Path) -> None:
+    queue = TextQueue(path)
+    queue.append("one")
+    with files_up_to(300), pytest.raises(OSError, match="only 300 of 512"):
+        queue.claim()
+
+    claim = queue.claim()
+
+    assert claim is not None
+    claim.done()
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """No file can grow beyond."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_who_may_only_read_is_told_of_losses_each_time() -> None:
