@@ -31,7 +31,7 @@ from tests.acceptance.mishaps import SERVICES, ingest_away_under_claims, kill_al
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
 from tests.integration.broker.histories_run import run_history
-from tests.integration.janitor.conftest import SMALL
+from tests.integration.janitor.conftest import READY, SMALL
 from tests.integration.janitor.instances import instance
 from tests.integration.janitor.kills import STAGES, wave
 
@@ -153,7 +153,7 @@ def _janitor(wanted: list[int]) -> int:
                 await wave(spark, made, str(number), chosen, folder)
 
     with (
-        spark_session("local[2]", "512m", SMALL) as spark,
+        spark_session("local[2]", "512m", {**SMALL, **READY}) as spark,
         tempfile.TemporaryDirectory(prefix="slatemq-janitor-") as folder,
     ):
         asyncio.run(waves(spark, Path(folder)))

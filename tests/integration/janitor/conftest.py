@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from services.janitor.session import spark_session
+from tests.integration.janitor.ready_daemon import MODULE
 
 SMALL = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
@@ -16,7 +17,11 @@ SMALL = {
 }
 
 
+READY = {"spark.python.daemon.module": MODULE}
+"""Half of what jobs over small instances take are imports."""
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    with spark_session("local[2]", "512m", SMALL) as session:
+    with spark_session("local[2]", "512m", {**SMALL, **READY}) as session:
         yield session

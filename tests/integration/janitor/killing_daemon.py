@@ -5,7 +5,9 @@ from __future__ import annotations
 from pyspark import daemon
 
 from tests.integration.janitor.killing import arm
+from tests.integration.janitor.ready_daemon import load
 
 if __name__ == "__main__":
     arm()
+    load()
     daemon.manager()

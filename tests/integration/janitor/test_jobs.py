@@ -23,6 +23,9 @@ pytestmark = pytest.mark.slow  # Spark takes seconds to start, and tenths of one
 
 BLOB = bytes(100_000)
 
+PUBLISH_S = 0.05
+"""Between two messages of the traffic: each is five processes' work, for minutes."""
+
 
 async def run(
     spark: SparkSession, made: Instance, job: str, options: JobOptions = OPTIONS, **more: Any
@@ -46,7 +49,7 @@ async def traffic(made: Instance) -> AsyncIterator[tuple[list[int], list[int]]]:
     async def publishing() -> None:
         while True:
             published.append(int(await made.client.publish("live", {"queue": "live"})))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(PUBLISH_S)
 
     async def consuming() -> None:
         async with made.client.consume("live") as messages:
