@@ -9,13 +9,17 @@ import argparse
 import csv
 import json
 import logging
+import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Final, TextIO
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
@@ -31,6 +35,9 @@ __all__ = ["Question", "ask", "main", "parse"]
 INTERRUPTED: Final = 130
 """After Ctrl-C: 128 and the number of the signal, as shells tell it."""
 
+READER_GONE: Final = 141
+"""The same of SIGPIPE: whoever reads has read enough, such as `head`."""
+
 SHOWN_ROWS: Final = 1000
 """Rows of a table for people; the other forms have all."""
 
@@ -42,7 +49,8 @@ examples:
   python -m services.janitor sql "SELECT queue, count(*) FROM failed WHERE day = '2026-01-01' \
 GROUP BY queue"
 
-SLATEMQ_ROOT is the root where none is given. Exit codes: 0 answered, 1 failed, 2 wrong usage."""
+SLATEMQ_ROOT is the root where none is given. Exit codes: 0 answered, 1 failed, 2 wrong
+usage, 130 after Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -86,20 +94,31 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Question:
 
 
 def ask(question: Question, out: TextIO) -> None:
-    """Answer a question on `out`. Raises SlateMQError, StorageError, PySparkException, ValueError.
+    """Answer a question on `out`. Raises SlateMQError, StorageError, ValueError, errors of Spark.
 
     A snapshot that is lost meanwhile fails the tasks that read it.
     """
     quiet = {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
-    with (
-        spark_session(question.master, question.memory, quiet) as spark,
-        open_tables(spark, question.root) as table,
-    ):
-        for name in TABLES:
-            # Spark asks a process of its own for each table, so not for those nobody names.
-            if re.search(rf"\b{name}\b", question.sql, re.IGNORECASE):
+    with spark_session(question.master, question.memory, quiet) as spark:
+        if threading.current_thread() is threading.main_thread():
+            # Spark's own asks the JVM to end its jobs, in the middle of another question to it.
+            signal.signal(signal.SIGINT, _interrupt)
+        with open_tables(spark, question.root) as table:
+            for name in _named(question.sql):
                 table(name).createOrReplaceTempView(name)
-        tell(spark.sql(question.sql), question.form, out)
+            tell(spark.sql(question.sql), question.form, out)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    logging.disable()  # py4j tells of it at length
+    raise KeyboardInterrupt
+
+
+def _named(sql: str) -> list[str]:
+    """The tables that a query is about: Spark asks a process of its own for each."""
+    if re.search(r"\bshow\s+(tables|views)\b", sql, re.IGNORECASE):
+        return list(TABLES)
+    return [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
 
 
 def tell(frame: DataFrame, form: str, out: TextIO) -> None:
@@ -131,7 +150,12 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
         ask(question, sys.stdout)
-    except (SlateMQError, StorageError, PySparkException, ValueError) as error:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left in buffers must not fail again at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+    except (SlateMQError, StorageError, PySparkException, Py4JError, ValueError) as error:
         sys.stderr.write(f"{_first_lines(error)}\n")
         return 1
     except KeyboardInterrupt:
