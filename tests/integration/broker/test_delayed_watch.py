@@ -1,92 +1,26 @@
-"""Watching the delayed messages of a queue, over restarts, purges and cleaning."""
+"""Watching the delayed messages of a queue, over restarts and purges."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from libs.storage.delayed_records import decode_delayed
-from libs.storage.keys import RecordType, key_head
-from libs.storage.own_keys import parse_delayed_key
-from services.broker import delayed_cleaning, delayed_watch
-from services.broker.delayed_cleaning import DelayedCleaner
-from services.broker.delayed_watch import DelayedWatches, Update
-from services.broker.queue_machine import Queue
+from services.broker import delayed_watch
 from slatemq.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from slatemq.v1 import queue_pb2
-from tests.integration.broker.rig import Ingest, Rig, running
+from tests.integration.broker.delayed_rows import (
+    MINUTE,
+    YEAR,
+    delay,
+    rows,
+    watches,
+    watching,
+)
+from tests.integration.broker.rig import Ingest, running
 from tests.manual_clock import ManualClock
-
-MINUTE = 60_000
-YEAR = 365 * 24 * 60 * MINUTE
-
-
-def watches(rig: Rig, **settings: Any) -> DelayedWatches:
-    assert rig.service._database is not None
-    return DelayedWatches(rig.owner, rig.service._database, rig.ingest, **settings)
-
-
-class Watch:
-    """What one observer has seen. Heartbeats are passed over."""
-
-    def __init__(self, updates: AsyncIterator[Update], position: str) -> None:
-        self._updates = updates
-        self.position = position
-        self.seen: list[delayed_watch.Watched] = []
-
-    async def until(self, count: int) -> list[int]:
-        """The IDs of all seen, as soon as they are so many."""
-        async with asyncio.timeout(60):
-            while len(self.seen) < count:
-                self._take(await anext(self._updates))
-        return [one.told.message_id for one in self.seen]
-
-    async def heartbeat(self) -> list[int]:
-        """The IDs of all seen up to the next update that brings none."""
-        async with asyncio.timeout(60):
-            while self._take(await anext(self._updates)):
-                pass
-        return [one.told.message_id for one in self.seen]
-
-    def _take(self, update: Update) -> int:
-        self.seen += update.messages
-        self.position = update.position
-        return len(update.messages)
-
-
-@asynccontextmanager
-async def watching(
-    rig: Rig,
-    position: str = "",
-    queue_id: str = "q",
-    *,
-    with_messages: bool = False,
-    **settings: Any,
-) -> AsyncIterator[Watch]:
-    settings.setdefault("heartbeat_s", 0.05)
-    updates = watches(rig, **settings).watch(queue_id, position, with_messages=with_messages)
-    async with aclosing(updates):
-        yield Watch(updates, position)
-
-
-async def delay(rig: Rig, ids: Sequence[int], by_ms: int = MINUTE, queue_id: str = "q") -> None:
-    visible = [rig.clock.now_ms() + by_ms] * len(ids)
-    await rig.assign(ids, queue_id, visible_at_ms=visible)
-
-
-async def rows(rig: Rig) -> list[tuple[str, int | None]]:
-    """Queue and order of every row of every journal."""
-    assert rig.service._database is not None
-    head = key_head(RecordType.DELAYED)
-    found = []
-    async for some in rig.service._database.scan(head, head + b"\xff", durable=True):
-        found += [tuple(parse_delayed_key(key)) for key, _ in some]
-    return found  # type: ignore[return-value]
 
 
 async def test_delayed_messages_are_told_in_order_both_those_there_and_those_to_come() -> None:
@@ -310,109 +244,3 @@ async def test_streams_are_bounded_and_end_with_the_broker() -> None:
                     await waiting
                 with pytest.raises(Unavailable):
                     await anext(open_[1])
-
-
-# --- Cleaning ---------------------------------------------------------------
-
-
-def cleaner(rig: Rig) -> DelayedCleaner:
-    assert rig.service._database is not None
-    return DelayedCleaner(rig.owner, rig.service._database, rig.clock.now_ms())
-
-
-async def clean_for(rig: Rig, cleaning: DelayedCleaner, minutes: int) -> None:
-    for _ in range(minutes):
-        rig.clock.advance(MINUTE)
-        await cleaning.clean()
-
-
-async def test_rows_whose_messages_can_be_claimed_are_removed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(delayed_cleaning, "ROWS", 2)
-    monkeypatch.setattr(delayed_cleaning, "LOOK_S", 3600)  # the broker's own leaves it to us
-    async with running() as rig:
-        await rig.create()
-        cleaning = cleaner(rig)
-        for minutes in (200 * YEAR // MINUTE, 1, 3, 1, 10, 1, 1):
-            await delay(rig, [minutes], minutes * MINUTE)
-        assert len(await rows(rig)) == 7
-        await clean_for(rig, cleaning, 2)
-        assert len(await rows(rig)) == 3
-        await clean_for(rig, cleaning, 6)
-        assert len(await rows(rig)) == 2
-        # At the latest when it is twice as old as its delay was, and a minute.
-        await clean_for(rig, cleaning, 13)
-        assert len(await rows(rig)) == 1
-        async with watching(rig) as watch:
-            assert await watch.heartbeat() == [200 * YEAR // MINUTE]
-
-
-async def test_a_row_that_waits_long_is_seldom_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = 0
-    decode = decode_delayed
-
-    def counted(value: bytes) -> Any:
-        nonlocal looked
-        looked += 1
-        return decode(value)
-
-    monkeypatch.setattr(delayed_cleaning, "decode_delayed", counted)
-    monkeypatch.setattr(delayed_cleaning, "LOOK_S", 3600)  # the broker's own leaves it to us
-    async with running() as rig:
-        await rig.create()
-        cleaning = cleaner(rig)
-        await delay(rig, [1], 100 * YEAR)
-        await clean_for(rig, cleaning, 600)
-        assert looked <= 11
-        # One that stood still, for a night or for years, looks once.
-        looked = 0
-        for pause in (700, 100_000, 10 * YEAR // MINUTE):
-            rig.clock.advance(pause * MINUTE)
-            await cleaning.clean()
-        assert looked <= 3
-        assert len(await rows(rig)) == 1
-
-
-async def test_what_is_known_to_be_empty_is_not_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_for: list[str] = []
-    find_last = DelayedCleaner._find_last
-
-    async def noted(self: DelayedCleaner, queue: Queue) -> None:
-        looked_for.append(queue.queue_id)
-        await find_last(self, queue)
-
-    monkeypatch.setattr(DelayedCleaner, "_find_last", noted)
-    clock = ManualClock()
-    async with running(tmp_path, clock) as rig:
-        await rig.create()
-        await rig.create("purged")
-        rig.owner.shard.queues["purged"].purge_available()
-        await clean_for(rig, cleaner(rig), 3)
-    assert looked_for == []
-    async with running(tmp_path, clock) as rig:
-        await clean_for(rig, cleaner(rig), 3)
-    assert set(looked_for) == {"q", "purged"}  # of an earlier run
-
-
-async def test_cleaning_goes_on_after_a_restart(tmp_path: Path) -> None:
-    async def left(count: int) -> None:
-        async with asyncio.timeout(60):
-            while len(await rows(rig)) != count:
-                await asyncio.sleep(0.01)
-
-    clock = ManualClock()
-    async with running(tmp_path, clock) as rig:
-        await rig.create()
-        await rig.create("none")
-        await delay(rig, [1], 5 * MINUTE)
-        await delay(rig, [2], 500 * MINUTE)
-    clock.advance(30 * MINUTE)
-    async with running(tmp_path, clock) as rig:
-        await left(1)
-        async with watching(rig) as watch:
-            assert await watch.heartbeat() == [2]
-        clock.advance(1000 * MINUTE)
-        await left(0)
