@@ -22,6 +22,7 @@ SHAPES = {
     "short messages": b"-message of some thirty bytes 1\n",
     "messages with variables": b"-resize photo 7\n\\retries=03\n\\error=          \n",
     "two lines, two variables": b"-photo 7\n and a frame\n\\retries=03\n\\error=          \n",
+    "one long line": b"-" + b"x" * 1000 + b"\n",
     "long texts": b"-" + b"x" * 200 + b"\n " + b"y" * 200 + b"\n " + b"z" * 200 + b"\n",
     "mostly processed": b"=done long ago\n" * 99 + b"-queued\n",
 }

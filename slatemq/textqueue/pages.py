@@ -82,7 +82,9 @@ class Page:
     def texts(self) -> list[str]:
         """Of each entry."""
         self.wishes.texts = True
-        return texts_in(self.content) or []  # whoever made the page has seen that it is sound
+        return (
+            texts_in(self.content, self.newlines_count) or []
+        )  # whoever made the page has seen that it is sound
 
 
 def last_beginning(content: bytes, start: int = 0) -> int | None:

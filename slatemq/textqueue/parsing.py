@@ -54,6 +54,9 @@ _INSIDE = re.compile(rb"\n[ \\\n]")
 
 _FIRST = itemgetter(0)
 
+LONG_BYTES = 100
+"""Of lines, among which looking for one byte and then for the next is faster than for both."""
+
 SPARSE_LINES = 10
 """Where less than one line in so many begins a wanted entry, looking for these is faster."""
 
@@ -253,13 +256,14 @@ class _Texts:
         self._states = states
 
     def many(self, piece: bytes, place: Place, offset: int) -> Iterable[Iterable[str]] | None:
+        newlines_count = piece.count(NEWLINE)
         try:
-            texts = texts_in(piece, self._states)
+            texts = texts_in(piece, newlines_count, self._states)
         except UnicodeDecodeError:
             return None
         if texts is None:
             return None
-        place.line += piece.count(NEWLINE)
+        place.line += newlines_count
         return (texts,)
 
     def one(self, entry: Entry) -> Iterable[str]:
@@ -271,7 +275,7 @@ def _given(page: Page, controls: bytes) -> Iterator[Entry]:
     content, texts = page.content, None
     text = content.decode().removesuffix("\n") if page.wishes.texts else ""
     lines_count = page.newlines_count + (not content.endswith(NEWLINE))
-    if len(controls) == 1:
+    if len(controls) == 1 and len(content) < LONG_BYTES * lines_count:
         begins = NEWLINE + controls
         texts = text[1:].split(begins.decode()) if text else None
         found_count = len(texts) if texts else content.count(begins) + 1
@@ -281,7 +285,7 @@ def _given(page: Page, controls: bytes) -> Iterator[Entry]:
             return _made(page, range(found_count), texts)
     if _INSIDE.search(content):
         firsts = content[:1] + b"".join(_CONTROL.findall(content))
-        texts = texts_in(content) if text else None
+        texts = texts_in(content, page.newlines_count) if text else None
     else:
         # Each entry is one line.
         firsts = bytes(map(_FIRST, io.BytesIO(content))) if controls else bytes(lines_count)

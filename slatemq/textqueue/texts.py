@@ -47,19 +47,21 @@ def _between(states: frozenset[State], is_continued: bool) -> re.Pattern[str]:
     return re.compile(rf"\n{inner}(?:{begins}|\Z)")
 
 
-def texts_in(content: bytes, states: frozenset[State] = EVERY) -> list[str] | None:
+def texts_in(
+    content: bytes, newlines_count: int, states: frozenset[State] = EVERY
+) -> list[str] | None:
     """The texts of the entries in these states; the content is whole entries.
 
     None where a continuation follows a variable. Raises UnicodeDecodeError.
     """
     text = content.decode()
     if not text.endswith("\n"):
-        text += "\n"
+        text, newlines_count = text + "\n", newlines_count + 1
     begins = "\n" + text[0]
     sample = text[:SAMPLE_LENGTH]
     if sample.count(begins) + 1 >= sample.count("\n") and STATES.get(text[0]) in states:
         found = text[1:-1].split(begins)
-        if len(found) == text.count("\n"):
+        if len(found) == newlines_count:
             return found
     is_continued = _CONTINUED.search(text) is not None
     if is_continued and "\\" in text and _LATE.search(text):
