@@ -115,6 +115,8 @@ def consume(
         raise click.UsageError("--concurrency goes with --exec")
     if program is not None and not program.strip():
         raise click.UsageError("--exec: give a command")
+    if wait is not None and not wait:
+        raise click.UsageError("--wait: give messages some time to arrive, as in --wait 1s")
     tally = _Tally()
 
     async def work() -> None:

@@ -62,6 +62,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
         "claim q --wait 5",
         "ack",
         "consume q --concurrency 2",
+        "consume q --wait 0s",
         "explain --size -1",
         "publish x --delay 1m --visible-at +1h",
         "status --endpoint nowhere",
