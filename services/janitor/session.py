@@ -17,7 +17,7 @@ from services.janitor.shipping import shipped_code
 from services.janitor.source import register
 from slatemq.errors import Unavailable
 
-__all__ = ["LOCAL_MASTER", "spark_session", "why_not"]
+__all__ = ["LOCAL_MASTER", "is_local", "spark_session", "why_not"]
 
 LOCAL_MASTER: Final = "local[*]"
 
@@ -53,8 +53,7 @@ def spark_session(
     os.environ["JAVA_HOME"] = str(find_java_home(os.environ))
     # Executors on this machine must find what this process has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # local-cluster has executors of their own, as clusters have.
-    local = master == "local" or master.startswith("local[")
+    local = is_local(master)
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     chosen = {
@@ -76,6 +75,11 @@ def spark_session(
             stack.enter_context(shipped_code(spark))
         register(spark)
         yield spark
+
+
+def is_local(master: str) -> bool:
+    """Whether the driver does the work; local-cluster has executors, as clusters have."""
+    return master == "local" or master.startswith("local[")
 
 
 def why_not(told: str) -> str:

@@ -1,9 +1,11 @@
-"""What is told of a Spark that does not start."""
+"""How Spark is started, and what is told when it does not."""
 
 from __future__ import annotations
 
 import pytest
 
+from services.janitor.jobs.contract import JobOptions
+from services.janitor.jobs.run import settings_of
 from services.janitor.session import why_not
 
 AWAY = """\
@@ -31,3 +33,19 @@ An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
 def test_why_spark_does_not_start_is_told_in_a_line(told: str, why: str) -> None:
     assert why in why_not(told)
     assert "\n" not in why_not(told)
+
+
+@pytest.mark.parametrize(
+    ("job", "options", "told"),
+    [
+        ("retention", JobOptions(), "-XX:TieredStopAtLevel=1"),
+        ("unreferenced", JobOptions(master="local[2]"), "-XX:TieredStopAtLevel=1"),
+        ("report", JobOptions(), None),
+        ("retention", JobOptions(master="local-cluster[2,1,1024]"), None),
+        ("retention", JobOptions(spark={"spark.driver.defaultJavaOptions": "-Da=b"}), "-Da=b"),
+    ],
+)
+def test_java_compiles_little_for_a_job_that_is_brief_unless_it_is_told_otherwise(
+    job: str, options: JobOptions, told: str | None
+) -> None:
+    assert settings_of(job, options).get("spark.driver.defaultJavaOptions") == told
