@@ -115,7 +115,7 @@ def run_job(
         else:
             say(begun.run_id)
         return
-    note(f"run {begun.run_id} has begun")
+    note(f"run {begun.run_id} is asked for: it begins as soon as no other runs")
     _follow(session, begun)
 
 

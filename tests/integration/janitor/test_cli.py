@@ -42,7 +42,7 @@ async def test_a_run_is_told_with_what_it_did(tmp_path: Path) -> None:
         run_id = told.err.split()[2]
 
         assert told.code == 0, told
-        assert f"run {run_id} has begun" in told.err
+        assert f"run {run_id} is asked for" in told.err
         assert f"run {run_id} is done after" in told.out
         assert "(dry run: nothing was removed)" in told.out
         assert "\n  messages purged: 7\n" in told.out
