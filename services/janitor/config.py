@@ -14,7 +14,10 @@ U32_MAX: Final = (1 << 32) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class JanitorConfig(ServingConfig):
-    """The SlateMQ janitor: runs jobs over all shards, by its schedule and on demand, with Spark."""
+    """The SlateMQ janitor: runs jobs over all shards, by its schedule and on demand, with Spark.
+
+    `python -m services.janitor sql --help` tells how to ask an instance questions.
+    """
 
     shard: int = setting(
         "Number that tells this janitor from others; a second process of the same number takes its "

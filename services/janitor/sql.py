@@ -74,19 +74,25 @@ class Question:
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Question:
     """Read the command line. Raises SystemExit: 0 after `--help`, 2 when it is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m services.janitor",
+    parser = argparse.ArgumentParser(prog="python -m services.janitor")
+    commands = parser.add_subparsers(dest="command", required=True)
+    sql = commands.add_parser(
+        "sql",
         description="Questions to an instance, answered by Spark from snapshots of its shards.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    sql = commands.add_parser("sql", help="ask in Spark SQL")
     sql.add_argument("sql", metavar="QUERY", help="such as 'SELECT * FROM queues'")
     sql.add_argument("--root", default=environ.get("SLATEMQ_ROOT"), help="URL of the root")
     sql.add_argument("--master", default=LOCAL_MASTER, help="Spark master (default %(default)s)")
     sql.add_argument("--memory", default="1g", help="heap of the driver (default %(default)s)")
-    sql.add_argument("--format", dest="form", choices=("table", "csv", "json"), default="table")
+    sql.add_argument(
+        "--format",
+        dest="form",
+        choices=("table", "csv", "json"),
+        default="table",
+        help="a table of at most 1,000 rows, csv with a header, or an object per line",
+    )
     given = parser.parse_args(argv)
     if not given.root:
         sql.error("--root or SLATEMQ_ROOT is required")

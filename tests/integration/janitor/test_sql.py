@@ -82,3 +82,14 @@ def test_the_root_is_taken_from_the_environment_and_missed_where_it_is_nowhere(
         parse(["sql", "SELECT 1"], {})
     assert ended.value.code == 2
     assert "--root or SLATEMQ_ROOT is required" in capsys.readouterr().err
+
+
+def test_the_help_has_the_tables_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["sql", "--help"], {})
+
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert "tables: messages, payloads, queues" in told
+    assert "python -m services.janitor sql --root file:///var/lib/slatemq" in told
+    assert "1,000 rows" in told
