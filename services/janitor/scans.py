@@ -115,10 +115,13 @@ def keep_scans_apart(spark: SparkSession) -> bool:
         if all(method.getName() != _NOTED_AT_THE_TABLE for method in table.getMethods()):
             return True
         _replace(gateway, table)
-        return any(field.getName() == _MARK for field in find(_CLASS).getFields())
+        if any(field.getName() == _MARK for field in find(_CLASS).getFields()):
+            return True
+        why = "its own class for them is loaded already"
     except (Py4JError, PySparkException) as error:
-        log.warning("Spark's scans cannot be kept apart: %s", str(error).partition("\n")[0])
-        return False
+        why = str(error).partition("\n")[0]
+    log.warning("Spark's scans cannot be kept apart, so tables are read whole: %s", why)
+    return False
 
 
 def _replace(gateway: Any, table: Any) -> None:

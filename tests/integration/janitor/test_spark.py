@@ -174,7 +174,10 @@ async def test_what_one_scan_of_a_table_wants_is_no_matter_to_the_others(
 
 
 async def test_where_scans_cannot_be_kept_apart_they_read_the_whole_table(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     # Given a Spark whose own class is loaded already
     monkeypatch.setattr(scans, "_MARK", "NOT_THERE")
@@ -194,6 +197,7 @@ async def test_where_scans_cannot_be_kept_apart_they_read_the_whole_table(
     monkeypatch.undo()
     register(spark)
     assert found == [5, 30, 30]
+    assert "its own class for them is loaded already" in caplog.text
 
 
 async def test_the_questions_of_the_how_to_are_answered(
