@@ -78,7 +78,8 @@ class ArchiveDesk(LetterDesk):
         return GONE
 
     def _told(self, decision: Decision, problem: str | None) -> None:
-        self._note(decision, SETTLED_NO if problem else SETTLED_YES)
+        if decision.settlement is not None:  # else it may be none of ours, without a place for it
+            self._note(decision, SETTLED_NO if problem else SETTLED_YES)
         super()._told(decision, problem)
 
     def _note(self, decision: Decision, settled: str) -> None:

@@ -151,7 +151,7 @@ class LetterDesk:
             if decision.is_done:
                 self._told(decision, "")
                 continue
-            if decision.problem and settlement is not None:
+            if decision.problem:
                 self._told(decision, decision.problem)
             if decision.problem or settlement is None:
                 continue

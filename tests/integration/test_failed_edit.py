@@ -230,6 +230,29 @@ text += '-new, by hand\\n!edited\\n'
     assert [payload for payload, _ in contents(cli, queue)] == ["one", "two"]
 
 
+def test_an_edit_that_cannot_be_done_is_told_and_kept_though_others_are_done(
+    cli: Cli, tmp_path: Path
+) -> None:
+    queue = new_queue(cli, "--max-attempts", "1")
+    dead_letters(cli, queue, b"one", b"two")
+
+    # When one is sent again, and another one was edited, but has its ! still
+    done = edited(cli, queue, tmp_path, "text = text.replace('!one', '-one').replace('!two', '!2')")
+
+    assert done.code == 1, done
+    assert "1 came back, 1 not done" in done.out.decode()
+    assert "still has its !" in done.err
+    # Then what was edited is not lost, and programs are told, too
+    (kept,) = (cli.state / "slatemq" / "edit").glob(f"{queue}*")
+    assert "!2\n" in kept.read_text()
+    again = cli.run("failed", "edit", queue, "--file", kept, "--yes", "--json")
+    assert again.code == 1
+    assert [(one["ok"], one["action"]) for one in again.objects if not one["ok"]] == [
+        (False, "none")
+    ]
+    kept.unlink()
+
+
 @pytest.mark.slow
 def test_an_edit_killed_in_the_middle_and_run_again_does_nothing_twice(
     cli: Cli, tmp_path: Path
