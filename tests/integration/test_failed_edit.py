@@ -245,7 +245,7 @@ def test_an_edit_that_cannot_be_done_is_told_and_kept_though_others_are_done(
     # Then what was edited is not lost, and programs are told, too
     (kept,) = (cli.state / "slatemq" / "edit").glob(f"{queue}*")
     assert "!2\n" in kept.read_text()
-    again = cli.run("failed", "edit", queue, "--file", kept, "--yes", "--json")
+    again = cli.run("failed", "edit", queue, "--file", str(kept), "--yes", "--json")
     assert again.code == 1
     assert [(one["ok"], one["action"]) for one in again.objects if not one["ok"]] == [
         (False, "none")
