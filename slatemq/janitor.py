@@ -62,7 +62,8 @@ class JobRun:
         started_at_ms: When it began to run; 0 = it waits, or never did.
         ended_at_ms: When it ended; 0 = it has not.
         progress: None before it says.
-        counts: What it did, by name; in a dry run what would go. At its end.
+        counts: What it did, by name; in a dry run what would go, for some queues also as
+            `NAME/QUEUE`. At its end.
         artifacts: Paths below the instance's root of what it wrote. At its end.
         phases: What it did, in order, each with its milliseconds. At its end.
         error: Why it failed, or was interrupted.

@@ -256,7 +256,8 @@ def _tell(session: Session, one: JobRun) -> None:
     for phase, took_ms in one.phases:
         say(f"  {phase}: {format_duration(took_ms)}")
     for name, count in one.counts.items():
-        say(f"  {name.replace('_', ' ')}: {count}")
+        kind, _, queue = name.partition("/")
+        say(f"    of {queue}: {count}" if queue else f"  {kind.replace('_', ' ')}: {count}")
     for path in one.artifacts:
         say(f"  wrote {path}")
     if one.error:
@@ -270,7 +271,11 @@ def _fields(one: JobRun) -> dict[str, Any]:
 
 
 def _counts(one: JobRun) -> str:
-    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in one.counts.items())
+    return ", ".join(
+        f"{count} {name.replace('_', ' ')}"
+        for name, count in one.counts.items()
+        if "/" not in name  # of single queues
+    )
 
 
 def _standing(one: JobRun) -> str:

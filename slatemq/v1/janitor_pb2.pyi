@@ -247,7 +247,9 @@ class Run(_message.Message):
 
     @_builtins.property
     def counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """What it did, by name, such as `messages_purged`; in a dry run under the same names what would go. At its end."""
+        """What it did, by name, such as `messages_purged`; in a dry run under the same names what would go, and of the 20
+        queues of which most would go how much, such as `entries_removed/orders`. At its end.
+        """
 
     @_builtins.property
     def artifacts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

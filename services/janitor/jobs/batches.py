@@ -25,6 +25,7 @@ __all__ = [
     "in_list_order",
     "in_log_order",
     "totals",
+    "totals_by_queue",
 ]
 
 BATCH_ROWS: Final = 5_000
@@ -32,6 +33,9 @@ BATCH_ROWS: Final = 5_000
 
 COUNTS: Final = pa.schema([("name", pa.string()), ("count", pa.int64())])
 _COUNTS_SQL: Final = "name string, count bigint"
+
+QUEUES_TOLD: Final = 20
+"""By name, in a dry run."""
 
 _CHUNK_BITS: Final = 16
 """Message IDs that go together: some log entries, so that one partition has the whole of each."""
@@ -108,3 +112,14 @@ def totals(frame: DataFrame, **sums: str) -> dict[str, int]:
     row = frame.agg(*(sf.sum(sf.expr(value)).alias(name) for name, value in sums.items())).first()
     assert row is not None, "an aggregate always has a row"
     return {name: int(row[name] or 0) for name in sums}
+
+
+def totals_by_queue(frame: DataFrame, **sums: str) -> dict[str, int]:
+    """As `totals`; and, as NAME/QUEUE, the first sum of the queues where it is the greatest."""
+    by_queue = frame.groupBy("queue").agg(
+        *(sf.sum(sf.expr(value)).alias(name) for name, value in sums.items())
+    )
+    first, rows = next(iter(sums)), by_queue.collect()
+    rows.sort(key=lambda row: (-row[first], row["queue"]))
+    told = {f"{first}/{row['queue']}": int(row[first]) for row in rows[:QUEUES_TOLD]}
+    return {name: sum(int(row[name] or 0) for row in rows) for name in sums} | told

@@ -13,7 +13,14 @@ from pyspark.sql import functions as sf
 
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
 from services.janitor.instance import held_snapshots, table_of
-from services.janitor.jobs.batches import Task, counted, in_list_order, in_log_order, totals
+from services.janitor.jobs.batches import (
+    Task,
+    counted,
+    in_list_order,
+    in_log_order,
+    totals,
+    totals_by_queue,
+)
 from services.janitor.jobs.contract import ORPHAN_AGE_MS
 from services.janitor.jobs.done import DONE, PRUNED, done_ends, overdue_done
 from services.janitor.jobs.leftovers import (
@@ -88,7 +95,7 @@ def done(work: Work) -> Counter[str]:
         ends = done_ends(work.of_queues("queues", *PRUNED), work.now_ms, work.grace_ms)
         if work.options.dry_run:
             queues = overdue_done(work.table("done", *DONE), ends).groupBy("queue").count()
-            counts.update(totals(queues, done_removed="count", queues_pruned=_ONE))
+            counts.update(totals_by_queue(queues, done_removed="count", queues_pruned=_ONE))
         else:
             counts.update(counted(ends.repartition("queue"), DonePruning(work.url)))
     return counts
@@ -168,4 +175,6 @@ def _removed(
     work: Work, frame: DataFrame, ordered: DataFrame, task: Task, **sums: str
 ) -> dict[str, int]:
     """What the owners have answered; in a dry run the sums of what they would be asked."""
-    return totals(frame, **sums) if work.options.dry_run else dict(counted(ordered, task))
+    if not work.options.dry_run:
+        return dict(counted(ordered, task))
+    return totals_by_queue(frame, **sums) if "queue" in frame.columns else totals(frame, **sums)

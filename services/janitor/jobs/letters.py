@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 
 from services.janitor.jobs.archive import FOLDER
 from services.janitor.jobs.archiving import LetterArchive, LetterRestore
-from services.janitor.jobs.batches import counted, totals
+from services.janitor.jobs.batches import counted, totals_by_queue
 from services.janitor.jobs.dead_letters import due_letters, with_content
 from services.janitor.jobs.moments import at_ms
 from services.janitor.jobs.standing import read_last_ids
@@ -43,7 +43,7 @@ def dead_letters(work: Work) -> Counter[str]:
             messages = messages.join(wanted, "message_id", "left_semi")
         letters = with_content(due, messages, attempts)
         if work.options.dry_run:
-            found = totals(letters, letters_archived="1", payload_bytes="payload_bytes")
+            found = totals_by_queue(letters, letters_archived="1", payload_bytes="payload_bytes")
             return counts + Counter(letters_written=found["letters_archived"], **found)
         names = tuple(name for name in work.names if name.service == "ingest")
         last_ids = asyncio.run(read_last_ids(work.root, names))
@@ -68,7 +68,7 @@ def restore(work: Work) -> Counter[str]:
         made = work.table("queues").select("queue", "created_revision")
         rows = archived.withColumn("day", sf.to_date("failed_at")).join(sf.broadcast(made), "queue")
         if options.dry_run:
-            counts.update(totals(rows, letters_restored="1"))
+            counts.update(totals_by_queue(rows, letters_restored="1"))
         else:
             counts.update(counted(_in_days(rows), LetterRestore(work.url, options.target)))
     return counts

@@ -31,7 +31,9 @@ def quick(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
     tell(Progress("removing", 2, 2, 2, 2))
     sys.stdout.write("words on stdout that are for the log\n")
     sys.stdout.flush()
-    return JobResult({"messages_purged": 7}, ["reports/a.html"], [("looking", 0.5)])
+    return JobResult(
+        {"messages_purged": 7, "messages_purged/orders": 4}, ["reports/a.html"], [("looking", 0.5)]
+    )
 
 
 def named(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:

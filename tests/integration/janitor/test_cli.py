@@ -45,19 +45,20 @@ async def test_a_run_is_told_with_what_it_did(tmp_path: Path) -> None:
         assert f"run {run_id} is asked for" in told.err
         assert f"run {run_id} is done after" in told.out
         assert "(dry run: nothing was removed)" in told.out
-        assert "\n  messages purged: 7\n" in told.out
+        assert "\n  messages purged: 7\n    of orders: 4\n" in told.out
         assert "\n  looking: 500ms\n" in told.out
         assert "\n  wrote reports/a.html\n" in told.out
         assert (await cli(there, "show", run_id)).out == told.out
 
         as_json = json.loads((await cli(there, "show", run_id, "--json")).out)
-        assert as_json["counts"] == {"messages_purged": 7}
+        assert as_json["counts"] == {"messages_purged": 7, "messages_purged/orders": 4}
         assert as_json["phases"] == [{"phase": "looking", "took_ms": 500}]
         assert (as_json["state"], as_json["dry_run"]) == ("done", True)
 
         listed = await cli(there, "runs")
         assert run_id in listed.out
         assert "7 messages purged" in listed.out
+        assert "orders" not in listed.out
         assert (await cli(there, "runs", "done", "--json")).out == ""
 
 

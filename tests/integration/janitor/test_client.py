@@ -29,7 +29,10 @@ async def test_a_run_is_begun_waited_for_and_listed(tmp_path: Path) -> None:
             ["quick"],
             "local",
         )
-        assert (run.state, run.counts) == (JobRunState.DONE, {"messages_purged": 7})
+        assert (run.state, run.counts) == (
+            JobRunState.DONE,
+            {"messages_purged": 7, "messages_purged/orders": 4},
+        )
         assert run.phases == [("looking", 500)]
         assert run.artifacts == ["reports/a.html"]
         assert not run.scheduled

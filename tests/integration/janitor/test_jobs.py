@@ -127,6 +127,7 @@ async def test_jobs_remove_what_may_go_while_work_goes_on(
 
         told = await run(spark, made, "retention", dry_run=True)
         assert told.counts["messages_purged"] == len(filled.over)
+        assert told.counts["failed_removed/brief"] == len(filled.short)
         assert await made.stored(everything) == everything
 
         told = await run(spark, made, "retention")
@@ -141,7 +142,7 @@ async def test_jobs_remove_what_may_go_while_work_goes_on(
         dry = await run(spark, made, "done", dry_run=True)
         told = await run(spark, made, "done")
         assert told.counts == {"done_removed": len(filled.printed), "queues_pruned": 1}
-        assert dry.counts == told.counts
+        assert dry.counts == told.counts | {"done_removed/prints": len(filled.printed)}
         assert await made.listed("prints", "done") == set()
 
         told = await run(spark, made, "unreferenced")
@@ -156,6 +157,7 @@ async def test_jobs_remove_what_may_go_while_work_goes_on(
         told = await run(spark, made, "dead-letters", dry_run=True)
         payload_bytes = len(BLOB) * len(letters) + len(b"payload") * len(filled.failed)
         assert told.counts["payload_bytes"] == payload_bytes
+        assert told.counts["letters_archived/orders"] == len(failed)
         told = await run(spark, made, "dead-letters", run="letters-1")
         assert told.counts["letters_archived"] == len(failed)
         assert told.counts["payload_bytes"] == payload_bytes

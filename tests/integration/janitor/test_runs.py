@@ -33,7 +33,7 @@ async def test_a_run_is_begun_watched_and_kept(tmp_path: Path) -> None:
         assert run.state == Run.STATE_DONE
         assert run.request == Request(job="retention", queue_ids=["quick"], dry_run=True)
         assert run.trigger == Run.TRIGGER_REQUEST
-        assert dict(run.counts) == {"messages_purged": 7}
+        assert dict(run.counts) == {"messages_purged": 7, "messages_purged/orders": 4}
         assert list(run.artifacts) == ["reports/a.html"]
         assert [(one.phase, one.took_ms) for one in run.phases] == [("looking", 500)]
         assert run.progress.phase == "removing"
