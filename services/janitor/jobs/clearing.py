@@ -129,14 +129,19 @@ def _remove_orphans(work: Work) -> dict[str, int]:
     kept = [left]
     # A push may have moved from an outbox to an ingest since the ingest's snapshot was taken.
     with ExitStack() as stack:
-        stack.callback(lambda: [frame.unpersist() for frame in kept])
-        for named in _named(work, stack):
-            if left.isEmpty():
-                return {}
-            left = orphaned_objects(left, named, before_ms).persist()
-            kept.append(left)
-        sums = {"objects_removed": _ONE, "object_bytes": "size_bytes"}
-        return _removed(work, left, left, ObjectRemoval(work.url), **sums)
+        try:
+            for named in _named(work, stack):
+                if left.isEmpty():
+                    return {}
+                left = orphaned_objects(left, named, before_ms).persist()
+                kept.append(left)
+            sums = {"objects_removed": _ONE, "object_bytes": "size_bytes"}
+            return _removed(work, left, left, ObjectRemoval(work.url), **sums)
+        finally:
+            # The last first, and before the snapshots are released: Spark plans anew what rests on
+            # a frame that goes, if it has not been computed whole.
+            for frame in reversed(kept):
+                frame.unpersist()
 
 
 def _named(work: Work, stack: ExitStack) -> Iterator[DataFrame]:
