@@ -22,6 +22,8 @@ from tests.integration.janitor.instances import OPTIONS, Instance, instance
 pytestmark = pytest.mark.slow  # Spark takes seconds to start, and tenths of one for each question
 
 BLOB = bytes(100_000)
+RETENTION_S = 12
+"""Enough to be claimed in, on a slow machine, too."""
 
 PUBLISH_S = 0.05
 """Between two messages of the traffic: each is five processes' work, for minutes."""
@@ -97,9 +99,9 @@ async def fill(made: Instance) -> Filled:
     await client.create_queue("brief", max_attempts=1, failed_retention=1)
     await client.create_queue("prints", done_retention=1)
     began = time.monotonic()
-    in_flight = await made.publish("orders", 10, retention_s=5)
+    in_flight = await made.publish("orders", 10, retention_s=RETENTION_S)
     held = await made.claim("orders", in_flight)
-    failed = await made.publish("orders", 10, retention_s=5)
+    failed = await made.publish("orders", 10, retention_s=RETENTION_S)
     letters = await made.publish("orders", 10, payload=BLOB)
     for message in await made.claim("orders", failed | letters):
         await message.nack("boom")
@@ -113,7 +115,7 @@ async def fill(made: Instance) -> Filled:
     waiting = await made.publish("orders", 30)
     over = await made.publish("orders", 30, retention_s=1)
     await made.routed()
-    await asyncio.sleep(max(1.2, began + 5.5 - time.monotonic()))
+    await asyncio.sleep(max(1.2, began + RETENTION_S + 0.5 - time.monotonic()))
     return Filled(held, in_flight, failed, letters, short, printed, nobodys, waiting, over)
 
 
