@@ -23,7 +23,7 @@ from services.janitor.session import spark_session
 from services.janitor.working import work
 from tests.integration.janitor.own_janitor import OWN_JOBS
 
-SMALL = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+SMALL = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"}
 
 
 def quick(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:

@@ -8,6 +8,8 @@ from services.janitor.jobs.contract import JobOptions
 from services.janitor.jobs.run import settings_of
 from services.janitor.session import why_not
 
+ONE_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+
 AWAY = """\
 An error occurred while calling None.org.apache.spark.sql.classic.SparkSession.
 : java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.
@@ -38,8 +40,8 @@ def test_why_spark_does_not_start_is_told_in_a_line(told: str, why: str) -> None
 @pytest.mark.parametrize(
     ("job", "options", "told"),
     [
-        ("retention", JobOptions(), "-XX:TieredStopAtLevel=1"),
-        ("unreferenced", JobOptions(master="local[2]"), "-XX:TieredStopAtLevel=1"),
+        ("retention", JobOptions(), ONE_COMPILER),
+        ("unreferenced", JobOptions(master="local[2]"), ONE_COMPILER),
         ("report", JobOptions(), None),
         ("retention", JobOptions(master="local-cluster[2,1,1024]"), None),
         ("retention", JobOptions(spark={"spark.driver.defaultJavaOptions": "-Da=b"}), "-Da=b"),
