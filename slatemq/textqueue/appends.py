@@ -86,7 +86,7 @@ def remember(log: int, entry: Entry, count: int, now_ms: int, gone: Sequence[App
     size = os.fstat(log).st_size
     if size > LOG_BYTES_MAX:
         kept = _lines(os.pread(log, size, 0))
-        _rewrite(log, [*kept[len(kept) // 2 :], *made])
+        rewrite(log, [*kept[len(kept) // 2 :], *made])
     else:
         os.pwrite(log, b"".join(map(_line, made)), size)
 
@@ -98,13 +98,8 @@ def taken(path: str, descriptor: int, log: int) -> list[Append]:
     """
     gone, present = _gone(path, descriptor, log)
     if present is not None:
-        _rewrite(log, present)
+        rewrite(log, present)
     return gone
-
-
-def restart(log: int, made: list[Append]) -> None:
-    """Begin the list anew, for a new file. Raises OSError."""
-    _rewrite(log, made)
 
 
 def carried_over(log: int, new: int, last: Entry | None, now_ms: int) -> list[Append]:
@@ -138,7 +133,7 @@ def look(path: str, name: str, descriptor: int) -> bool:
         keeps = is_ours and mend(path, descriptor, log)
         gone, present = _gone(path, descriptor, log)
         if keeps and present is not None:
-            _rewrite(log, present)
+            rewrite(log, present)
     if gone:
         found = tuple((one.offset, one.start) for one in gone)
         count = sum(one.messages for one in gone)
@@ -272,7 +267,8 @@ def _append_of(entry: Entry, count: int, now_ms: int) -> Append:
     return Append(entry.offset, entry.digest, count, now_ms, entry.text[:START_LENGTH])
 
 
-def _rewrite(log: int, made: list[Append]) -> None:
+def rewrite(log: int, made: list[Append]) -> None:
+    """Make these all that the list has. Raises OSError."""
     content = b"".join(map(_line, made))
     os.pwrite(log, content, 0)
     os.ftruncate(log, len(content))

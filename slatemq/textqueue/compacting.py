@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
-from slatemq.textqueue.appends import carried_over, listing, look, restart
+from slatemq.textqueue.appends import carried_over, listing, look, rewrite
 from slatemq.textqueue.controls import State
 from slatemq.textqueue.editing import reader
 from slatemq.textqueue.entries import Entry
@@ -59,7 +59,7 @@ def compact(file: QueueFile, drop: Collection[State], now_ms: int) -> Compacted:
                         f"{file.name} was written to without its lock: nothing was done"
                     )
                 file.keep_locked(new)
-                restart(log, made)
+                rewrite(log, made)
             os.rename(written, file.path)
             for holder in holders:
                 if holder.state(now_ms) is Hold.ALIVE:

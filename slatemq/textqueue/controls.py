@@ -22,4 +22,4 @@ CONTROLS = {
     State.COMMENT: "#",
 }
 
-STATES = {control: state for state, control in CONTROLS.items()}
+STATES = {ord(control): state for state, control in CONTROLS.items()}

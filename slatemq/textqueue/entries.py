@@ -95,7 +95,7 @@ class Entry:
     @property
     def state(self) -> State:
         """What the control character says."""
-        return STATES.get(chr(self._page.content[self._page.starts[self._place]]), State.UNKNOWN)
+        return STATES.get(self._page.content[self._page.starts[self._place]], State.UNKNOWN)
 
     @property
     def variables(self) -> tuple[Variable, ...]:

@@ -21,7 +21,7 @@ from slatemq.textqueue.appends import (
     listing,
     look,
     remember,
-    restart,
+    rewrite,
     taken,
 )
 from slatemq.textqueue.controls import State
@@ -73,8 +73,7 @@ class QueueFile:
         if self._own.files:
             yield
             return
-        self._expect_file()
-        like = os.stat(self.path) if os.path.exists(self.path) else None
+        like = self._expect_file()
         with (
             opened_beside(sidecar(self.path), like, wait=wait) as mutex,
             opened(self.path, os.O_RDWR | os.O_CREAT, How.EXCLUSIVE, wait=wait) as descriptor,
@@ -105,8 +104,9 @@ class QueueFile:
         if self._own.files:
             yield Holders(self._own.sidecar)
             return
-        like = os.stat(self.path)  # no sidecar beside a name that means nothing
-        self._expect_file()
+        like = self._expect_file()
+        if like is None:  # no sidecar beside a name that means nothing
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
         with opened_beside(sidecar(self.path), like) as descriptor:
             yield Holders(descriptor)
 
@@ -173,7 +173,7 @@ class QueueFile:
                 # Opened first: where that is refused nothing is to be appended.
                 with listing(self.path, descriptor) as log:
                     if is_new:
-                        restart(log, [])
+                        rewrite(log, [])
                     with intended(log, end_of(descriptor), content):
                         offset = add(descriptor, content)
                         self.sync(descriptor)
@@ -212,16 +212,17 @@ class QueueFile:
         now = os.stat(self.path)
         return (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
 
-    def _expect_file(self) -> None:
-        """Raises OSError where the name means a folder, a pipe or a device."""
+    def _expect_file(self) -> os.stat_result | None:
+        """What there is, if anything. Raises OSError for a folder, a pipe or a device."""
         try:
-            mode = os.stat(self.path).st_mode
+            told = os.stat(self.path)
         except FileNotFoundError:
-            return
-        if stat.S_ISDIR(mode):
+            return None
+        if stat.S_ISDIR(told.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(told.st_mode):
             raise OSError(errno.EINVAL, "is no regular file", self.name)
+        return told
 
     def sync(self, descriptor: int) -> None:
         """To the disk, where that is wanted."""

@@ -82,9 +82,8 @@ class Page:
     def texts(self) -> list[str]:
         """Of each entry."""
         self.wishes.texts = True
-        return (
-            texts_in(self.content, self.newlines_count) or []
-        )  # whoever made the page has seen that it is sound
+        # Never None: whoever made the page has seen that it is sound.
+        return texts_in(self.content, self.newlines_count) or []
 
 
 def last_beginning(content: bytes, start: int = 0) -> int | None:

@@ -20,7 +20,7 @@ from slatemq.textqueue.controls import CONTROLS, State
 from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import FormatError
 from slatemq.textqueue.pages import BEGINNING, NEWLINE, Page, Wishes, last_beginning
-from slatemq.textqueue.texts import EVERY, texts_in
+from slatemq.textqueue.texts import EVERY, is_late, texts_in
 
 CHUNK_BYTES = 1 << 18
 """Read at once; more only inside an entry that is larger."""
@@ -43,11 +43,6 @@ _CONTROL = re.compile(rb"\n([^ \\\n])")
 _KNOWN = "".join(CONTROLS.values()).encode()
 
 _UNKNOWN = re.compile(rb"\n[^ \\\n%b]" % re.escape(_KNOWN))
-
-_LATE = re.compile(rb"\n\\[^\n]*+\n++ ")
-"""A continuation after a variable."""
-
-_CONTINUED = re.compile(rb"\n(?= )")
 
 _INSIDE = re.compile(rb"\n[ \\\n]")
 """A line that does not begin an entry."""
@@ -225,13 +220,10 @@ class _Entries:
 
     def many(self, piece: bytes, place: Place, offset: int) -> Iterable[Iterable[Entry]] | None:
         try:
-            piece.decode()
+            late = is_late(piece.decode())
         except UnicodeDecodeError:
             return None
-        # A variable has a backslash: most files have none, which is found out fastest.
-        if b"\\" in piece and _CONTINUED.search(piece) and _LATE.search(piece):
-            return None
-        return self._pages(piece, place, offset)
+        return None if late else self._pages(piece, place, offset)
 
     def _pages(self, piece: bytes, place: Place, offset: int) -> Iterator[Iterable[Entry]]:
         start = 0
@@ -272,24 +264,22 @@ class _Texts:
 
 def _given(page: Page, controls: bytes) -> Iterator[Entry]:
     """The entries that are wanted; what is done for each of them alone takes most of the time."""
-    content, texts = page.content, None
-    text = content.decode().removesuffix("\n") if page.wishes.texts else ""
+    content, are_alike = page.content, False
     lines_count = page.newlines_count + (not content.endswith(NEWLINE))
     if len(controls) == 1 and len(content) < LONG_BYTES * lines_count:
         begins = NEWLINE + controls
-        texts = text[1:].split(begins.decode()) if text else None
-        found_count = len(texts) if texts else content.count(begins) + 1
+        found_count = content.count(begins) + 1
         if found_count * SPARSE_LINES < lines_count:
             return _found(content, begins, page.offset, page.line)
-        if found_count == lines_count and content.startswith(controls):
-            return _made(page, range(found_count), texts)
+        are_alike = found_count == lines_count and content.startswith(controls)
+    texts = texts_in(content, page.newlines_count) if page.wishes.texts else None
+    if are_alike:
+        return _made(page, range(lines_count), texts)
     if _INSIDE.search(content):
         firsts = content[:1] + b"".join(_CONTROL.findall(content))
-        texts = texts_in(content, page.newlines_count) if text else None
     else:
         # Each entry is one line.
         firsts = bytes(map(_FIRST, io.BytesIO(content))) if controls else bytes(lines_count)
-        texts = [line[1:] for line in text.split("\n")] if text else None
     if not controls or (len(controls) == 1 and firsts.count(controls) == len(firsts)):
         return _made(page, range(len(firsts)), texts)
     wanted = list(map(controls.__contains__, firsts))

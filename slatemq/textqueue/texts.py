@@ -47,6 +47,11 @@ def _between(states: frozenset[State], is_continued: bool) -> re.Pattern[str]:
     return re.compile(rf"\n{inner}(?:{begins}|\Z)")
 
 
+def is_late(text: str) -> bool:
+    """Whether a continuation follows a variable; most files have none of the two."""
+    return "\\" in text and bool(_CONTINUED.search(text) and _LATE.search(text))
+
+
 def texts_in(
     content: bytes, newlines_count: int, states: frozenset[State] = EVERY
 ) -> list[str] | None:
@@ -59,12 +64,12 @@ def texts_in(
         text, newlines_count = text + "\n", newlines_count + 1
     begins = "\n" + text[0]
     sample = text[:SAMPLE_LENGTH]
-    if sample.count(begins) + 1 >= sample.count("\n") and STATES.get(text[0]) in states:
+    if sample.count(begins) + 1 >= sample.count("\n") and STATES.get(content[0]) in states:
         found = text[1:-1].split(begins)
         if len(found) == newlines_count:
             return found
     is_continued = _CONTINUED.search(text) is not None
-    if is_continued and "\\" in text and _LATE.search(text):
+    if is_continued and is_late(text):
         return None
     found = _between(states, is_continued).split("\n" + text)[1:-1]
     if not is_continued:
