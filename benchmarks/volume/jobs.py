@@ -237,25 +237,30 @@ def listed(numbers: Mapping[str, float], form: str) -> str:
     return ", ".join(f"{name} {number:{form}}" for name, number in numbers.items() if number)
 
 
-def main() -> None:
-    """Runs them."""
+def parser_of(name: str, told: str | None) -> argparse.ArgumentParser:
+    """A command line with what all that run jobs take; SIGTERM ends what they have started."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.volume.jobs",
-        description=__doc__,
+        prog=f"python -m {name}",
+        description=told,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, help="whose data/ is the instance's root")
-    parser.add_argument("jobs", nargs="+", metavar="JOB")
+    parser.add_argument("--master", default="local[*]", help="of Spark; local[*]")
     parser.add_argument(
         "--driver-mb-max",
         type=float,
         default=200,
-        help="more memory of the driver is a failure: it may not grow with the rows; 200",
+        help="more memory of a driver is a failure: it may not grow with the rows; 200",
     )
-    parser.add_argument("--master", default="local[*]", help="of Spark; local[*]")
-    given = parser.parse_args()
-    # What was started is ended, whoever ends us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    return parser
+
+
+def main() -> None:
+    """Runs them."""
+    parser = parser_of("benchmarks.volume.jobs", __doc__)
+    parser.add_argument("folder", type=Path, help="whose data/ is the instance's root")
+    parser.add_argument("jobs", nargs="+", metavar="JOB")
+    given = parser.parse_args()
     folder = given.folder.resolve()
     with servers.slatemq(folder) as server:
         for name in given.jobs:

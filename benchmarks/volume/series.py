@@ -12,10 +12,8 @@ it is to be kept.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -32,6 +30,7 @@ from benchmarks.volume.jobs import (
     WORKERS,
     Cost,
     cost_of,
+    parser_of,
     refuse_large_driver,
     renew_peaks,
 )
@@ -154,24 +153,11 @@ def _sizes(text: str) -> list[int]:
 
 def main() -> None:
     """Prints the table, row by row."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.volume.series",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.volume.series", __doc__)
     parser.add_argument("folder", type=Path, help="for the instances; 3 GB for ten million")
     parser.add_argument("--sizes", type=_sizes, default=_sizes(SIZES), help=f"messages; {SIZES}")
-    parser.add_argument("--master", default="local[*]", help="of Spark; local[*]")
     parser.add_argument("--keep", action="store_true", help="leave the instances where they are")
-    parser.add_argument(
-        "--driver-mb-max",
-        type=float,
-        default=200,
-        help="more memory of a driver is a failure: it may not grow with the rows; 200",
-    )
     given = parser.parse_args()
-    # What was started is ended, whoever ends us.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     print(line(COLUMNS))
     print(line(("---",) * len(COLUMNS)), flush=True)
     for size in given.sizes:

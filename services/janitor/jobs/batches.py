@@ -109,17 +109,18 @@ def counted(frame: DataFrame, task: Task) -> Counter[str]:
 
 def totals(frame: DataFrame, **sums: str) -> dict[str, int]:
     """Sums over a frame of expressions in SQL, by name; 0 where it has no rows."""
-    row = frame.agg(*(sf.sum(sf.expr(value)).alias(name) for name, value in sums.items())).first()
+    row = frame.agg(*_summed(sums)).first()
     assert row is not None, "an aggregate always has a row"
     return {name: int(row[name] or 0) for name in sums}
 
 
 def totals_by_queue(frame: DataFrame, **sums: str) -> dict[str, int]:
     """As `totals`; and, as NAME/QUEUE, the first sum of the queues where it is the greatest."""
-    by_queue = frame.groupBy("queue").agg(
-        *(sf.sum(sf.expr(value)).alias(name) for name, value in sums.items())
-    )
-    first, rows = next(iter(sums)), by_queue.collect()
+    first, rows = next(iter(sums)), frame.groupBy("queue").agg(*_summed(sums)).collect()
     rows.sort(key=lambda row: (-row[first], row["queue"]))
     told = {f"{first}/{row['queue']}": int(row[first]) for row in rows[:QUEUES_TOLD]}
     return {name: sum(int(row[name] or 0) for row in rows) for name in sums} | told
+
+
+def _summed(sums: Mapping[str, str]) -> list[Column]:
+    return [sf.sum(sf.expr(value)).alias(name) for name, value in sums.items()]

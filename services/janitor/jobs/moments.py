@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from pyspark.sql import Column
 from pyspark.sql import functions as sf
 
-__all__ = ["at_ms", "ms_of"]
+from libs.storage.arrow_columns import LAST_MS
 
-LATEST_MS: Final = 253_402_300_799_999
-"""The end of the year 9999, where later times stand in the tables: Python knows none."""
+__all__ = ["at_ms", "ms_of"]
 
 
 def at_ms(moment_ms: int) -> Column:
-    """This time as a timestamp, which a scan can be narrowed by."""
-    return sf.timestamp_millis(sf.lit(min(max(0, moment_ms), LATEST_MS)))
+    """This time as a timestamp, which a scan can be narrowed by; the tables know no later ones."""
+    return sf.timestamp_millis(sf.lit(min(max(0, moment_ms), LAST_MS)))
 
 
 def ms_of(column: str) -> Column:
