@@ -21,11 +21,10 @@ from libs.storage.keys import (
     config_key,
     done_key,
     log_key,
-    payload_key,
     queue_state_key,
 )
 from libs.storage.metadata import decode_log_entry, encode_headers, encode_log_columns
-from libs.storage.payloads import encode_inline
+from libs.storage.payload_packs import put_payloads
 from libs.storage.queues import AvailableMessage, DoneMessage, encode_active, encode_done
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
@@ -49,7 +48,7 @@ async def fill_log(database: Database, count: int, entry: int, payload_bytes: in
         for kind in ("order", "invoice", "refund")
         for n in range(100)
     ]
-    payload = encode_inline(bytes(payload_bytes))
+    payload = bytes(payload_bytes)
     batch = Batch()
     for first in range(1, count + 1, entry):
         headers = [kinds[(first + n) % len(kinds)] for n in range(min(entry, count + 1 - first))]
@@ -57,8 +56,7 @@ async def fill_log(database: Database, count: int, entry: int, payload_bytes: in
         received_ms = NOW_MS + first // 100
         columns = ([received_ms] * size, [604_800] * size, headers, [payload_bytes] * size)
         batch.put(log_key(first), encode_log_columns(first, received_ms, *columns))
-        for message_id in range(first, first + size):
-            batch.put(payload_key(message_id), payload)
+        put_payloads(batch.put, first, [payload] * size)
         if batch.size_bytes > 8 * MIB:
             await database.commit(batch)
             batch = Batch()

@@ -2,40 +2,61 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from benchmarks.suite import payloads
 from benchmarks.volume.packs import Packs
 from benchmarks.volume.plan import Layout, retention_s
 from libs.storage.ids import IdAllocator, SeqBlock, encode_seq_block
-from libs.storage.keys import log_key, payload_key
+from libs.storage.keys import RecordType, key_head, log_key
 from libs.storage.metadata import encode_headers, encode_log_columns
 from libs.storage.own_keys import CLOCK_KEY, ID_BLOCK_KEY
-from libs.storage.payloads import encode_inline
+from libs.storage.payload_packs import put_payloads
 from libs.storage.states import encode_clock
 
 AT_ONCE = 1000
 
 
 async def write_ingest(layout: Layout, states: Any, packs: Packs) -> None:
-    """The payloads, then the log: each in the order of its keys, as tables are sorted."""
-    await _write_payloads(layout, packs)
+    """Payloads alone, the log, packs: each in the order of its keys, as tables are sorted."""
+    await _write_payloads(layout, packs, RecordType.PAYLOAD)
     await _write_entries(layout, states, packs)
+    await _write_payloads(layout, packs, RecordType.PAYLOAD_PACK)
     packs.put(ID_BLOCK_KEY, encode_seq_block(_last_block(layout.volume.messages)))
     packs.put(CLOCK_KEY, encode_clock(layout.now_ms))
     await packs.finish()
 
 
-async def _write_payloads(layout: Layout, packs: Packs) -> None:
-    """Each with its number: benchmarks.suite.payloads tells whether it came back whole."""
-    volume = layout.volume
-    size, make, put = volume.payload_bytes, payloads.make, packs.put
-    for first in range(0, volume.stored, AT_ONCE):
-        for place in range(first, min(first + AT_ONCE, volume.stored)):
-            message_id = layout.id_of(place)
-            put(payload_key(message_id), encode_inline(make(message_id, size)))
+async def _write_payloads(layout: Layout, packs: Packs, kind: RecordType) -> None:
+    """Those in records of this kind, by entry.
+
+    Each has its number: benchmarks.suite.payloads tells whether it came back whole.
+    """
+    volume, head = layout.volume, key_head(kind)
+
+    def put(key: bytes, value: bytes) -> None:
+        if key.startswith(head):
+            packs.put(key, value)
+
+    for place in range(0, volume.stored, volume.entry):
+        count = min(volume.entry, volume.stored - place)
+        if head not in _heads(count, volume.payload_bytes):
+            continue
+        first_id = layout.id_of(place)
+        ids = range(first_id, first_id + count)
+        put_payloads(put, first_id, [payloads.make(one, volume.payload_bytes) for one in ids])
         if packs.full:
             await packs.write()
+
+
+@cache
+def _heads(count: int, payload_bytes: int) -> frozenset[bytes]:
+    """What the keys begin with that an entry of so many messages has for its payloads."""
+    heads: set[bytes] = set()
+    length = len(key_head(RecordType.PAYLOAD))
+    put_payloads(lambda key, _: heads.add(key[:length]), 1, [bytes(payload_bytes)] * count)
+    return frozenset(heads)
 
 
 async def _write_entries(layout: Layout, states: Any, packs: Packs) -> None:

@@ -142,7 +142,7 @@ class QueueWriter:
             deadlines = [received_ms + 1000 * retention_s(self._states[place]) for place in part]
             items = zip(self._ids(part), repeat(DEFAULT_PRIORITY), repeat(0), deadlines, repeat(0))
             bucket = bucket_number(DEFAULT_PRIORITY, BucketKind.READY, order)
-            yield active_key(queue_id, bucket), encode_active(list(items), ())  # type: ignore[arg-type]
+            yield active_key(queue_id, bucket), encode_active(list(items), ())
         written = self.written[number]
         written.note(State.WAITING, len(places), orders, first_order)
         written.lanes.append(
@@ -201,7 +201,7 @@ class QueueWriter:
                     )
                 ]
                 bucket = bucket_number(DEFAULT_PRIORITY, BucketKind.TIMED, int(orders[start]))
-                yield active_key(queue_id, bucket), encode_active(items, ())  # type: ignore[arg-type]
+                yield active_key(queue_id, bucket), encode_active(items, ())
 
     def _journal(
         self, queue_id: str, places: Any, due_ms: Any, lane_orders: Any, orders: Orders

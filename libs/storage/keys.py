@@ -45,6 +45,7 @@ class RecordType(IntEnum):
     REFUSED_PUSH = 0x51
     ARCHIVED = 0x52
     LOG_BOUNDS = 0x53
+    PAYLOAD_PACK = 0x54
 
 
 NUMBER = Fixed(order=">", number="Q")

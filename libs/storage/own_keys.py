@@ -43,6 +43,7 @@ _OUTBOX = Fixed(order=">", ingest_shard="Q", number="Q")
 #   redrive          | 01 | 4E | number u64 |                                             broker
 #   executed         | 01 | 4F | minute u32 | number u64 |                                broker
 #   log bounds       | 01 | 53 |                                                          ingest
+#   payload pack     | 01 | 54 | ID of its first message u64 |   see payload_packs.py       ingest
 
 ID_BLOCK_KEY = key_head(RecordType.ID_BLOCK)
 PURGE_EPOCH_KEY = key_head(RecordType.PURGE_EPOCH)

@@ -169,9 +169,17 @@ class SnapshotReader:
         return value
 
     async def scan(
-        self, start: bytes, end: bytes, limit: int | None = None, descending: bool = False
+        self,
+        start: bytes,
+        end: bytes,
+        limit: int | None = None,
+        descending: bool = False,
+        rows_max: int = BATCH_ROWS_MAX,
     ) -> AsyncIterator[list[Row]]:
-        """Rows with start ≤ key < end in key order (or backwards), in lists of some BATCH_BYTES."""
+        """Rows with start ≤ key < end in key order (or backwards), in lists of some BATCH_BYTES.
+
+        A list has `rows_max` rows at most: it may follow small ones, and all its rows be large.
+        """
         if start >= end or limit == 0:
             return
         short = limit is not None and limit <= BATCH_ROWS_MIN
@@ -198,7 +206,7 @@ class SnapshotReader:
                     return
                 if left is not None:
                     left -= len(rows)
-                count = _next_count(count, rows)
+                count = min(_next_count(count, rows), rows_max)
 
     async def close(self) -> None:
         """Give back what it holds."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from libs.storage.errors import StorageError
 from libs.storage.keys import log_key, payload_keys
+from libs.storage.payload_packs import pack_key
 from services.ingest.publishing import Publisher
 from services.ingest.reading import Reader
 from services.ingest.tailing import MetadataLog
@@ -22,11 +24,13 @@ class Change(NamedTuple):
         entries: Log entries by sequence.
         payloads: Payload records by message ID.
         message_ids: Whose content changes, or goes: of no other message anything is forgotten.
+        packs: Payload packs by the ID of their first message.
     """
 
     entries: Mapping[int, bytes | None]
     payloads: Mapping[int, bytes | None]
     message_ids: Sequence[int]
+    packs: Mapping[int, bytes | None] = MappingProxyType({})
 
 
 class Changes:
@@ -47,6 +51,7 @@ class Changes:
         records = [(log_key(sequence), value) for sequence, value in change.entries.items()]
         payloads = change.payloads
         records += zip(payload_keys(payloads), payloads.values(), strict=True)
+        records += [(pack_key(first_id), value) for first_id, value in change.packs.items()]
         records += also
         self._publisher.admit(sum(len(value) for _, value in records if value is not None))
         self._publisher.put(records, partial(self._done, change), partial(self._failed, change))

@@ -19,7 +19,8 @@ from libs.storage.ids import IdAllocator, encode_seq_block, message_id
 from libs.storage.keys import log_key, payload_key
 from libs.storage.metadata import encode_log_columns
 from libs.storage.own_keys import ID_BLOCK_KEY
-from libs.storage.payloads import encode_inline, encode_uri
+from libs.storage.payload_packs import put_payloads
+from libs.storage.payloads import encode_uri
 from libs.storage.slate import Batch, Database
 from services.ingest.batches import HASH_INLINE_BYTES_MAX, NOT_SET, Accepted, Columns
 from services.ingest.dedupe_keys import DedupeKeys
@@ -261,6 +262,7 @@ class Publisher:
         now_ms = self._clock.now_ms()
         commit: _Commit = _Commit(received_at_ms=now_ms)
         columns = Columns()
+        payloads: list[bytes | None] = []
         repeats: list[Waiting] = []
         for publish in waiting:
             if publish.push is not None and not publish.is_next(self._outboxes, batch, now_ms):
@@ -270,8 +272,9 @@ class Publisher:
                 if not publish.accepted.payloads:
                     repeats.append(publish)
                     continue
-            self._put_payloads(batch, publish, now_ms)
+            self._take_ids_of(batch, publish, now_ms)
             if publish.refusal is None:
+                payloads += self._put_uris(batch, publish)
                 publish.note_stored(self._outboxes, batch)
                 columns.extend(publish.accepted.columns)
                 commit.payloads.append((publish.first_id, publish.accepted))
@@ -285,6 +288,7 @@ class Publisher:
             first_id = commit.payloads[0][0]
             for offset, part in columns.entries():
                 commit.entries.append(self._put_entry(batch, first_id + offset, part, now_ms))
+                put_payloads(batch.put, first_id + offset, payloads[offset : offset + len(part)])
         batch.put_all(self._records)
         self._records.clear()
         commit.then, self._then = self._then, []
@@ -312,25 +316,24 @@ class Publisher:
         elif publish.duplicates is not None:
             publish.duplicates.release()
 
-    def _put_payloads(self, batch: Batch, publish: Waiting, now_ms: int) -> None:
-        """Take the IDs of a publish and put its payloads, or set its refusal."""
-        accepted, uris = publish.accepted, publish.uris
-        if uris and now_ms - publish.began_ms > UPLOAD_AGE_MS_MAX:
-            return self._refuse(publish, Unavailable("the upload took over an hour, retry"))
-        self._take_ids(batch, publish, len(accepted.payloads))
-        if publish.refusal is not None:
-            return None
-        first_id = publish.first_id
-        put = batch.put
-        if uris:
-            for at, payload in enumerate(accepted.payloads):
-                uri = uris.get(at)
-                record = encode_inline(payload) if uri is None else encode_uri(uri)
-                put(payload_key(first_id + at), record)
+    def _take_ids_of(self, batch: Batch, publish: Waiting, now_ms: int) -> None:
+        """Take the IDs of a publish, or set its refusal."""
+        if publish.uris and now_ms - publish.began_ms > UPLOAD_AGE_MS_MAX:
+            self._refuse(publish, Unavailable("the upload took over an hour, retry"))
         else:
-            for at, payload in enumerate(accepted.payloads, first_id):
-                put(payload_key(at), encode_inline(payload))
-        return None
+            self._take_ids(batch, publish, len(publish.accepted.payloads))
+
+    def _put_uris(self, batch: Batch, publish: Waiting) -> Sequence[bytes | None]:
+        """Put the payloads of a publish that are objects; gives the others, None for these."""
+        payloads, uris = publish.accepted.payloads, publish.uris
+        if not uris:
+            return payloads
+        others: list[bytes | None] = list(payloads)
+        for at in range(len(payloads)):
+            if at in uris:
+                batch.put(payload_key(publish.first_id + at), encode_uri(uris[at]))
+                others[at] = None
+        return others
 
     def _take_ids(self, batch: Batch, publish: Waiting, count: int) -> None:
         """Give a publish so many IDs in a row, or set its refusal."""

@@ -18,11 +18,11 @@ import asyncio
 import logging
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import islice
+from itertools import groupby, islice
 from typing import Final, NamedTuple
 
 from libs.storage.blobs import Blobs
@@ -30,12 +30,20 @@ from libs.storage.clocks import Clock
 from libs.storage.errors import CorruptRecord, ForeignUri, StorageError
 from libs.storage.keys import log_key, payload_key
 from libs.storage.log_bounds import encode_log_bounds
-from libs.storage.metadata import remove_messages
+from libs.storage.metadata import Removal, decode_log_entry, remove_messages
 from libs.storage.own_keys import LOG_BOUNDS_KEY
+from libs.storage.payload_packs import (
+    PACK_MESSAGES,
+    PACKED_MESSAGES_MIN,
+    decode_pack,
+    pack_of,
+    without,
+)
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri, decode_payload
 from libs.storage.slate import Database
 from services.ingest.changes import Change, Changes
 from services.ingest.entries import Found, entries_of
+from services.ingest.packs import PACKS_AT_ONCE, read_packs
 from services.ingest.purge_epoch import PurgeEpoch
 from services.ingest.tailing import MetadataLog
 from services.ingest.turns import Turns
@@ -49,6 +57,9 @@ PIECE_MESSAGES: Final = 2_000
 PIECE_BYTES: Final = 1 << 20
 """Log entries in one commit, the messages that are to go out of them, and their bytes, unless one
 alone has more: publishes wait for it."""
+
+PACKS_BYTES: Final = 1 << 20
+"""About as much of payloads that stay is written anew in one commit; never over 5 MiB."""
 
 AT_ONCE: Final = 1
 """Calls that work at the same time: the others wait, and publishes do not."""
@@ -102,12 +113,30 @@ class Rules:
         return lambda received_ms, kept_s: self.replay_window_ms > 0 and received_ms <= oldest_ms
 
 
+class _Step(NamedTuple):
+    """What an entry becomes when these messages go; one from which many go takes several."""
+
+    sequence: int
+    value: bytes | None
+    removed: list[tuple[int, int]]
+
+
 class _Sorted(NamedTuple):
     """What a piece becomes."""
 
-    entries: dict[int, bytes | None]
-    removed: list[tuple[int, int]]
+    steps: list[_Step]
     refused_ids: list[int]
+
+
+@dataclass
+class _Going:
+    """What one commit removes."""
+
+    entries: dict[int, bytes | None] = field(default_factory=dict)
+    packs: dict[int, bytes | None] = field(default_factory=dict)
+    single_ids: list[int] = field(default_factory=list)
+    removed: list[tuple[int, int]] = field(default_factory=list)
+    packs_bytes: int = 0
 
 
 class Purger:
@@ -160,27 +189,82 @@ class Purger:
 
     async def _purge_piece(
         self, wanted: Purge, ids: list[int], piece: list[Found], purged: Purged, own: int
-    ) -> bool:
-        """Tells whether anything was rewritten, after `own` rewrites of the same call."""
-        async with self._turns.of(found.sequence for found in piece):
-            piece = await self._as_now(piece, self._log.rewrites_count - own)
-            holds = self._rules.holds(wanted.reason, self._clock.now_ms())
-            told = await asyncio.to_thread(_sort_out, piece, ids, holds)
-            purged.refused_ids += told.refused_ids
-            if not told.removed:
-                return False
-            uris = await self._uris(told.removed)
-            self._epoch.check(wanted.epoch)
-            gone = [message_id for message_id, _ in told.removed]
-            change = Change(told.entries, dict.fromkeys(gone), gone)
-            bounds = (LOG_BOUNDS_KEY, encode_log_bounds(self._log.bounds))
-            await self._changes.make(change, [bounds])
+    ) -> int:
+        """Tells how many commits it took, after `own` ones of the same call."""
+        commits, uris, is_first = 0, list[str](), False
+        try:
+            async with self._turns.of(found.sequence for found in piece):
+                piece = await self._as_now(piece, self._log.rewrites_count - own)
+                holds = self._rules.holds(wanted.reason, self._clock.now_ms())
+                told = await asyncio.to_thread(_sort_out, piece, ids, holds)
+                purged.refused_ids += told.refused_ids
+                steps = iter(told.steps)
+                while (going := await self._next_going(steps)).removed:
+                    uris += await self._remove(wanted, going, purged)
+                    is_first = is_first or None in going.entries.values()
+                    commits += 1
+        finally:
+            # Of the commits that were made, whatever became of the next one.
+            if is_first:
+                await self._log.look_for_first()
+            await self._delete(uris)
+        return commits
+
+    async def _next_going(self, steps: Iterator[_Step]) -> _Going:
+        """What goes together, of the steps that are left; nothing when none is."""
+        going = _Going()
+        for step in steps:
+            going.entries[step.sequence] = step.value
+            going.removed += step.removed
+            await self._take_out(going, step)
+            if going.packs_bytes >= PACKS_BYTES:
+                break
+        return going
+
+    async def _take_out(self, going: _Going, step: _Step) -> None:
+        """Find the payloads of the messages that go."""
+        by_pack: dict[int, list[int]] = {}
+        for one, _ in step.removed:
+            by_pack.setdefault(pack_of(step.sequence, one), []).append(one)
+        if step.value is None and len(step.removed) < PACKED_MESSAGES_MIN:
+            # Not worth looking: whatever may be there goes.
+            going.packs.update(dict.fromkeys(by_pack))
+            going.single_ids += [one for one, _ in step.removed]
+            return
+        first_ids = iter(by_pack)
+        while at_once := list(islice(first_ids, PACKS_AT_ONCE)):
+            stored = await read_packs(self._database, at_once)
+            self._take_out_of(going, step, {one: by_pack[one] for one in at_once}, stored)
+
+    def _take_out_of(
+        self, going: _Going, step: _Step, by_pack: dict[int, list[int]], stored: dict[int, bytes]
+    ) -> None:
+        for first_id, some in by_pack.items():
+            try:
+                packed = decode_pack(first_id, stored[first_id]) if first_id in stored else {}
+            except CorruptRecord as error:
+                log.error("the payloads from message %d on are damaged: %s", first_id, error)
+                packed = {}
+                # Nobody can tell what it has, but for that it has nothing that anybody needs.
+                if not any(pack_of(step.sequence, one) == first_id for one in _ids_in(step.value)):
+                    going.packs[first_id] = None
+            going.single_ids += [one for one in some if one not in packed]
+            if not packed.keys().isdisjoint(some):
+                left = without(first_id, packed, set(some))
+                going.packs[first_id] = left
+                going.packs_bytes += len(left or b"")
+
+    async def _remove(self, wanted: Purge, going: _Going, purged: Purged) -> list[str]:
+        """Gives the objects that nothing names any more."""
+        uris = await self._uris(going)
+        self._epoch.check(wanted.epoch)
+        gone = [message_id for message_id, _ in going.removed]
+        change = Change(going.entries, dict.fromkeys(going.single_ids), gone, going.packs)
+        bounds = (LOG_BOUNDS_KEY, encode_log_bounds(self._log.bounds))
+        await self._changes.make(change, [bounds])
         purged.count += len(gone)
-        purged.size_bytes += sum(size_bytes for _, size_bytes in told.removed)
-        if None in told.entries.values():
-            await self._log.look_for_first()
-        await self._delete(uris)
-        return True
+        purged.size_bytes += sum(size_bytes for _, size_bytes in going.removed)
+        return uris
 
     async def _as_now(self, piece: list[Found], number: int) -> list[Found]:
         """The entries as they are now that it is our turn; without those that are gone."""
@@ -195,10 +279,10 @@ class Purger:
             if (value := now.get(found.sequence, found.value)) is not None
         ]
 
-    async def _uris(self, removed: Iterable[tuple[int, int]]) -> list[str]:
+    async def _uris(self, going: _Going) -> list[str]:
         """Where the payloads are that have objects of their own."""
         uris: list[str] = []
-        large = [one for one, size_bytes in removed if size_bytes > INLINE_PAYLOAD_MAX_BYTES]
+        large = [one for one, size_bytes in going.removed if size_bytes > INLINE_PAYLOAD_MAX_BYTES]
         records = await self._database.get_many(map(payload_key, large), durable=True)
         for message_id, record in zip(large, records, strict=True):
             try:
@@ -240,7 +324,7 @@ async def _next_piece(entries: AsyncIterator[Found], ids: list[int]) -> list[Fou
 
 def _sort_out(piece: list[Found], ids: list[int], holds: Callable[[int, int], bool]) -> _Sorted:
     """Take out of each entry those of its messages that are to go, and may."""
-    told = _Sorted({}, [], [])
+    told = _Sorted([], [])
     for sequence, value, last_id, _ in piece:
         wanted = set(ids[bisect_left(ids, sequence) : bisect_right(ids, last_id)])
         refused: list[int] = []
@@ -264,6 +348,28 @@ def _sort_out(piece: list[Found], ids: list[int], holds: Callable[[int, int], bo
             continue
         told.refused_ids.extend(refused)
         if removal.removed:
-            told.entries[sequence] = removal.kept
-            told.removed.extend(removal.removed)
+            told.steps.extend(_steps(sequence, value, removal))
     return told
+
+
+def _steps(sequence: int, value: bytes, removal: Removal) -> Iterator[_Step]:
+    """An entry that goes in part has packs to be written anew: so many that it is about enough."""
+    removed = removal.removed
+    if removal.kept is None:
+        yield _Step(sequence, None, removed)
+        return
+    pack_bytes = PACK_MESSAGES * sum(size for _, size in removed) // len(removed)
+    width = PACK_MESSAGES * max(1, min(PACKS_AT_ONCE, PACKS_BYTES // max(pack_bytes, 1)))
+    for _, some in groupby(removed, lambda one: (one[0] - sequence) // width):
+        gone = list(some)
+        if gone[-1] == removed[-1]:
+            yield _Step(sequence, removal.kept, gone)
+            return
+        kept = remove_messages(value, {one for one, _ in gone}, lambda *_: True).kept
+        assert kept is not None, "more of it goes in the next step"
+        value = kept
+        yield _Step(sequence, value, gone)
+
+
+def _ids_in(entry: bytes | None) -> list[int]:
+    return [] if entry is None else [one.message_id for one in decode_log_entry(entry)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
@@ -20,9 +20,11 @@ from libs.storage.keys import (
     payload_range,
 )
 from libs.storage.metadata import MessageMetadata, decode_log_entry
-from libs.storage.payloads import PayloadUri, decode_payload
+from libs.storage.payload_packs import PACKED_MESSAGES_MIN, decode_pack, pack_of
+from libs.storage.payloads import PayloadUri, decode_payload, encode_inline
 from libs.storage.slate import Database
 from services.ingest.etags import etag_of
+from services.ingest.packs import RUN_MIN, read_packs, runs
 from services.ingest.payload_cache import PayloadCache
 from services.ingest.room import Metadata, Room, fitting
 from services.ingest.tailing import MetadataLog
@@ -36,9 +38,6 @@ WINDOW: Final = 256
 
 NEAR: Final = 8
 """IDs at most so far apart are read by one scan: a row costs 7 µs there, and 70 by itself."""
-
-RUN_MIN: Final = 4
-"""Shorter runs are read one by one: a scan begins in 300 µs."""
 
 NEAR_ENTRIES: Final = 4096
 """An entry at most so many IDs further on is looked for forwards from the one before."""
@@ -61,8 +60,16 @@ class Read(NamedTuple):
 
 
 class _Entry(NamedTuple):
+    sequence: int
     last_message_id: int
     messages: dict[int, MessageMetadata]
+
+
+class _Packs(NamedTuple):
+    """By message, the pack that may have its payload: likely ones, and those of small entries."""
+
+    likely: dict[int, int]
+    others: dict[int, int]
 
 
 class Reader:
@@ -120,10 +127,12 @@ class Reader:
         damaged: set[int] = set()
         remaining = iter(message_ids)
         while window := list(islice(remaining, WINDOW)):
-            found = await self._metadata(window, damaged)
+            packs = _Packs({}, {})
+            found = await self._metadata(window, packs, damaged)
             wanted = list(fitting(window, found, room))
             records: dict[int, bytes] | None = {} if with_etags else None
-            payloads = await self._payloads([i for i in wanted if i in found], records, damaged)
+            stored = [i for i in wanted if i in found]
+            payloads = await self._payloads(stored, packs, records, damaged)
             for message_id in wanted:
                 payload = payloads.get(message_id)
                 if payload is None:
@@ -166,8 +175,10 @@ class Reader:
 
     # --- Metadata -------------------------------------------------------------
 
-    async def _metadata(self, message_ids: Iterable[int], damaged: set[int]) -> dict[int, Metadata]:
-        """What is known of those of the messages that are stored and durable."""
+    async def _metadata(
+        self, message_ids: Iterable[int], packs: _Packs, damaged: set[int]
+    ) -> dict[int, Metadata]:
+        """What is known of those of the messages that are stored and durable; fills `packs`."""
         found: dict[int, Metadata] = {}
         durable_id = self._log.end.last_message_id
         before = -1
@@ -186,6 +197,8 @@ class Reader:
                 entry = self._kept(message_id)
             if entry is not None and message_id in entry.messages:
                 found[message_id] = entry.messages[message_id]
+                among = packs.likely if len(entry.messages) >= PACKED_MESSAGES_MIN else packs.others
+                among[message_id] = pack_of(entry.sequence, message_id)
         return found
 
     def _kept(self, message_id: int) -> _Entry | None:
@@ -227,13 +240,17 @@ class Reader:
             del self._entries[next(iter(self._entries))]
         self._entries.pop(sequence, None)
         by_id = {message.message_id: message for message in messages}
-        self._entries[sequence] = _Entry(messages[-1].message_id, by_id)
+        self._entries[sequence] = _Entry(sequence, messages[-1].message_id, by_id)
         self._sequences = sorted(self._entries)
 
     # --- Payloads -------------------------------------------------------------
 
     async def _payloads(
-        self, message_ids: Sequence[int], records: dict[int, bytes] | None, damaged: set[int]
+        self,
+        message_ids: Sequence[int],
+        packs: _Packs,
+        records: dict[int, bytes] | None,
+        damaged: set[int],
     ) -> dict[int, bytes]:
         """The payloads of these messages; those that are gone or damaged are left out.
 
@@ -248,8 +265,49 @@ class Reader:
             else:
                 found[message_id] = payload
         if older:
-            await self._read_payloads(sorted(set(older)), found, records, damaged)
+            wanted, in_damaged = sorted(set(older)), set[int]()
+            left = await self._read_packs(wanted, packs.likely, found, records, in_damaged)
+            await self._read_payloads(left, found, records, damaged)
+            left = [one for one in left if one not in found and one not in damaged]
+            await self._read_packs(left, packs.others, found, records, in_damaged)
+            damaged |= in_damaged - found.keys()
         return found
+
+    async def _read_packs(
+        self,
+        message_ids: list[int],
+        packs: dict[int, int],
+        found: dict[int, bytes],
+        records: dict[int, bytes] | None,
+        in_damaged: set[int],
+    ) -> list[int]:
+        """Those of these messages that are in none of the packs, as far as can be told.
+
+        Those of damaged packs are among them, since they may have records of their own.
+        """
+        wanted: dict[int, list[int]] = {}
+        left: list[int] = []
+        for one in message_ids:
+            if one in packs:
+                wanted.setdefault(packs[one], []).append(one)
+            else:
+                left.append(one)
+        stored = await read_packs(self._database, wanted)
+        for first_id, some in wanted.items():
+            try:
+                payloads = decode_pack(first_id, stored[first_id]) if first_id in stored else {}
+            except CorruptRecord as error:
+                log.error("the payloads from message %d on cannot be read: %s", first_id, error)
+                in_damaged.update(some)
+                payloads = {}
+            for one in some:
+                if one not in payloads:
+                    left.append(one)
+                    continue
+                found[one] = payloads[one]
+                if records is not None:
+                    records[one] = encode_inline(payloads[one])
+        return sorted(left)
 
     async def _read_payloads(
         self,
@@ -279,7 +337,7 @@ class Reader:
                 found[message_id] = record
 
         strays: list[int] = []
-        for run in _runs(message_ids):
+        for run in runs(message_ids, NEAR):
             if len(run) < RUN_MIN:
                 strays += run
                 continue
@@ -311,15 +369,3 @@ class Reader:
             return await self._blobs.get(record.uri)
         except ObjectNotFound:
             return None
-
-
-def _runs(message_ids: list[int]) -> Iterator[list[int]]:
-    """Ascending IDs, cut where two are further apart than `NEAR`."""
-    run: list[int] = []
-    for message_id in message_ids:
-        if run and message_id - run[-1] > NEAR:
-            yield run
-            run = []
-        run.append(message_id)
-    if run:
-        yield run

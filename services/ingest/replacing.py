@@ -7,12 +7,15 @@ one, as long as the message is still what that made of it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Final
 
 from libs.storage.clocks import Clock
+from libs.storage.errors import CorruptRecord
 from libs.storage.keys import log_key, payload_key
 from libs.storage.metadata import MessageMetadata, decode_log_entry, encode_log_entry
+from libs.storage.payload_packs import decode_pack, pack_key, pack_of, without
 from libs.storage.payloads import (
     INLINE_PAYLOAD_MAX_BYTES,
     PayloadUri,
@@ -32,6 +35,8 @@ from services.ingest.uploads import UPLOAD_AGE_MS_MAX
 from slatemq.errors import Aborted, InvalidArgument, NotFound, Unavailable
 
 __all__ = ["Replacement", "Replacer"]
+
+log = logging.getLogger(__name__)
 
 ENTRY_BYTES_MAX: Final = 16 << 20
 """A log entry of several messages may grow to this: it must fit into an answer of TailLog."""
@@ -105,8 +110,18 @@ class Replacer:
 
     async def _replace(self, sequence: int, wanted: Replacement, record: bytes | None) -> str:
         message_id = wanted.message_id
-        keys = log_key(sequence), payload_key(message_id)
-        entry, stored = await self._database.get_many(keys, durable=True)
+        pack_id = pack_of(sequence, message_id)
+        keys = log_key(sequence), payload_key(message_id), pack_key(pack_id)
+        entry, stored, pack = await self._database.get_many(keys, durable=True)
+        packed: dict[int, bytes] = {}
+        if stored is None and pack is not None:
+            try:
+                packed = decode_pack(pack_id, pack)
+            except CorruptRecord as error:
+                log.error("message %d is replaced, of damaged ones: %s", message_id, error)
+                stored = pack
+            else:
+                stored = encode_inline(packed[message_id]) if message_id in packed else None
         if entry is None or stored is None:
             raise _not_found(message_id)
         messages = await asyncio.to_thread(decode_log_entry, entry)
@@ -127,7 +142,10 @@ class Replacer:
                 f"bytes, at most {ENTRY_BYTES_MAX} are allowed",
             )
         payloads = {} if record is None else {message_id: record}
-        await self._changes.make(Change({sequence: encoded}, payloads, [message_id]))
+        packs = {}
+        if payloads and message_id in packed:
+            packs[pack_id] = without(pack_id, packed, payloads)
+        await self._changes.make(Change({sequence: encoded}, payloads, [message_id], packs))
         return str(etag_of(record or stored, messages[at].headers))
 
     async def _is_repeat(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from libs.storage.arrow_queues import Place
@@ -26,6 +26,7 @@ from libs.storage.keys import (
 from libs.storage.log_bounds import decode_log_bounds
 from libs.storage.log_positions import position_before
 from libs.storage.own_keys import LOG_BOUNDS_KEY
+from libs.storage.payload_packs import PACK_MESSAGES
 from libs.storage.queue_ranges import (
     Run,
     active_runs,
@@ -34,9 +35,10 @@ from libs.storage.queue_ranges import (
     done_run,
     failed_run,
     log_run,
+    pack_run,
     payload_run,
 )
-from libs.storage.snapshots import SnapshotReader
+from libs.storage.snapshots import BATCH_ROWS_MAX, SnapshotReader
 from libs.storage.states import QueueStateRecord, decode_queue_state
 from services.janitor.tables import Bucketed, Table
 from services.janitor.wanted import Wanted
@@ -47,6 +49,9 @@ PIECE_ROWS: Final = 50_000
 """Messages for which a task of its own pays: a task costs some ten milliseconds."""
 
 PROBES_AT_ONCE: Final = 32
+
+PACKS_AT_ONCE: Final = BATCH_ROWS_MAX // PACK_MESSAGES
+"""As many messages as of one record each: small packs may be followed by large ones."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +74,12 @@ class SnapshotName:
 
 @dataclass(frozen=True)
 class Part:
-    """A run of keys to read, of about so many messages."""
+    """A run of keys to read, of about so many messages; at most `rows_max` rows at a time."""
 
     run: Run
     of: Bucketed
     message_count: int
+    rows_max: int = BATCH_ROWS_MAX
 
 
 @dataclass(frozen=True)
@@ -129,10 +135,8 @@ async def _ingest_parts(
 ) -> AsyncIterator[Part]:
     of, begin = Bucketed(Place("", name.shard)), await _log_begin(reader)
     if table.name == "payloads":
-        last_id = MAX_MESSAGE_ID if wanted.last_id is None else min(wanted.last_id, MAX_MESSAGE_ID)
-        run = await _tight(reader, payload_run(max(wanted.first_id or 0, begin), max(last_id, 0)))
-        if run is not None:
-            yield Part(run, of, run.last - run.first + 1)
+        async for part in _payload_parts(reader, of, begin, wanted):
+            yield part
         return
     whole = await _tight(reader, log_run(begin))
     if whole is None:
@@ -154,6 +158,23 @@ async def _ingest_parts(
         run = await _tight(reader, log_run(first, last))
         if run is not None:
             yield Part(run, of, run.last - run.first + 1)
+
+
+async def _payload_parts(
+    reader: SnapshotReader, of: Bucketed, begin: int, wanted: Wanted
+) -> AsyncIterator[Part]:
+    """The payloads with records of their own, then those in packs: each is in one of the two."""
+    first_id = wanted.first_id or 0
+    last_id = MAX_MESSAGE_ID if wanted.last_id is None else min(wanted.last_id, MAX_MESSAGE_ID)
+    last_id = max(last_id, 0)
+    run = await _tight(reader, payload_run(max(first_id, begin), last_id))
+    if run is not None:
+        yield Part(run, of, _width(run))
+    # A pack begins so far before the last message that it may have.
+    before = PACK_MESSAGES - 1
+    packs = await _tight(reader, pack_run(max(first_id - before, begin), last_id))
+    if packs is not None:
+        yield Part(packs, of, _width(packs) + before, PACKS_AT_ONCE)
 
 
 async def _log_begin(reader: SnapshotReader) -> int:
@@ -240,7 +261,9 @@ async def _cut(reader: SnapshotReader, part: Part, target: int) -> list[Part]:
         runs = sorted([run for run in runs if run not in wide] + halves)
     width = sum(_width(run) for run in runs)
     share = part.message_count / max(width, 1)
-    return [Part(run, part.of, max(1, round(_width(run) * share))) for run in runs]
+    return [
+        replace(part, run=run, message_count=max(1, round(_width(run) * share))) for run in runs
+    ]
 
 
 async def _halves(reader: SnapshotReader, run: Run) -> list[Run]:

@@ -113,6 +113,6 @@ class Reading:
         decode = self._table.decode
         assert decode is not None, "told by the caller"
         for part in piece.parts:
-            async for rows in reader.scan(*part.run.span):
+            async for rows in reader.scan(*part.run.span, rows_max=part.rows_max):
                 for batch in decode(rows, part.of, self._table.schema):
                     yield batch

@@ -11,7 +11,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from libs.storage.arrow_log import LOG_SCHEMA, PAYLOAD_SCHEMA, log_batches, payload_batch
+from libs.storage.arrow_log import LOG_SCHEMA, PAYLOAD_SCHEMA, log_batches
+from libs.storage.arrow_packs import stored_payloads
 from libs.storage.arrow_queues import (
     ACTIVE_SCHEMA,
     ARCHIVED_SCHEMA,
@@ -106,7 +107,11 @@ _ALL: Final = (
         lambda rows, _, only: log_batches(rows, only),
     ),
     Table(
-        "payloads", PAYLOAD_SCHEMA, "ingest", "", lambda rows, _, only: [payload_batch(rows, only)]
+        "payloads",
+        PAYLOAD_SCHEMA,
+        "ingest",
+        "",
+        lambda rows, _, only: [stored_payloads(rows, only)],
     ),
     Table("queues", QUEUES_SCHEMA, "broker"),
     Table(

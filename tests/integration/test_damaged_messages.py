@@ -36,7 +36,8 @@ async def test_ingest_names_the_damaged_ones_and_gives_the_others(
     root = (tmp_path / "data").as_uri()
     # Given payloads, an entry, and a payload's place that are not what they should be
     async with serving(root) as ingest:
-        first = await ingest.send(*[b"%d" % n for n in range(8)])
+        # Too large to be stored with others
+        first = await ingest.send(*[b"%d" % n * 5000 for n in range(8)])
         second = await ingest.send(b"a", b"b")
         third = await ingest.send(b"c", b"d")
     await damage(

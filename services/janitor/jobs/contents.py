@@ -10,6 +10,7 @@ from libs.storage.blobs import Blobs
 from libs.storage.errors import ObjectNotFound
 from libs.storage.ids import shard_of
 from libs.storage.keys import payload_key
+from libs.storage.payload_packs import PACK_MESSAGES, decode_pack, pack_range, parse_pack_key
 from libs.storage.payloads import PayloadUri, decode_payload
 from libs.storage.snapshots import SnapshotReader
 from services.janitor.jobs.owners import Owners
@@ -71,9 +72,12 @@ class Contents:
 
         records = await self._records(message_ids)
         found = await asyncio.gather(*(payload(record) for record in records.values()))
-        return dict(zip(records, found, strict=True))
+        packed = await self._packed([one for one in message_ids if one not in records])
+        return {**dict(zip(records, found, strict=True)), **packed}
 
     async def _records(self, message_ids: Sequence[int]) -> dict[int, bytes | PayloadUri]:
+        """What has a record of its own: of what is large, everything."""
+
         async def record(message_id: int) -> bytes | None:
             reader = await self._reader(shard_of(message_id))
             return None if reader is None else await reader.get(payload_key(message_id))
@@ -87,6 +91,16 @@ class Contents:
             if value is not None
         }
 
+    async def _packed(self, message_ids: Sequence[int]) -> dict[int, bytes]:
+        """What is in packs; those of messages side by side are read once."""
+
+        async def read(some: list[int]) -> dict[int, bytes]:
+            reader = await self._reader(shard_of(some[0]))
+            return {} if reader is None else await _from_packs(reader, some)
+
+        found = await asyncio.gather(*map(read, _side_by_side(sorted(set(message_ids)))))
+        return {one: payload for some in found for one, payload in some.items()}
+
     async def _reader(self, shard: int) -> SnapshotReader | None:
         name = self._names.get(shard)
         if name is None:
@@ -95,6 +109,36 @@ class Contents:
             opened = await self._owners.root.open_snapshot(name.database, name.snapshot_id)
             self._readers[shard] = opened
         return self._readers[shard]
+
+
+async def _from_packs(reader: SnapshotReader, message_ids: Sequence[int]) -> dict[int, bytes]:
+    """Those of these messages, in ascending order, that are in packs.
+
+    A pack ends before the next one begins: the last one up to a message has it, or none has.
+    """
+    found: dict[int, bytes] = {}
+    left = list(message_ids)
+    while left:
+        span = pack_range(max(left[-1] - PACK_MESSAGES + 1, 0), left[-1])
+        first_id = left[-1]
+        async for ((key, value),) in reader.scan(*span, limit=1, descending=True):
+            first_id = parse_pack_key(key)
+            payloads = decode_pack(first_id, value)
+            found.update((one, payloads[one]) for one in left if one in payloads)
+        left = [one for one in left if one < first_id]
+    return found
+
+
+def _side_by_side(message_ids: Sequence[int]) -> Iterator[list[int]]:
+    """Messages, in ascending order, parted where no pack has those on both sides."""
+    some: list[int] = []
+    for one in message_ids:
+        if some and (one - some[-1] >= PACK_MESSAGES or shard_of(one) != shard_of(some[-1])):
+            yield some
+            some = []
+        some.append(one)
+    if some:
+        yield some
 
 
 def _together(sizes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:

@@ -367,6 +367,6 @@ async def test_what_a_purge_rewrites_itself_makes_it_read_no_other_entry_again(
         clock.advance(10 * HOUR_MS)
         monkeypatch.setattr(Database, "get_many", noted)
         assert (await purge(shard, ids[::2])).count == 9
-        assert looked_up == []
+        assert not [key for key in looked_up if key.startswith(log_key(0)[:-8])]
         monkeypatch.setattr(Database, "get_many", get_many)
         assert await stored(shard, ids) == await logged(shard) == ids[1::2]

@@ -15,6 +15,7 @@ from tests.unit.storage import (
     golden_delayed,
     golden_execution,
     golden_own,
+    golden_packs,
     golden_redrive,
     golden_replay,
 )
@@ -28,6 +29,7 @@ OWN = (
     golden_dedupe,
     golden_delayed,
     golden_execution,
+    golden_packs,
     golden_redrive,
     golden_replay,
 )

@@ -321,6 +321,21 @@ def test_bytes_that_mean_nothing_raise_an_error_naming_the_record(
     assert caught.value.record == record
 
 
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 1000])
+@pytest.mark.parametrize("ends_ms", [0, 5000])
+def test_new_messages_are_encoded_by_columns_as_one_by_one(count: int, ends_ms: int) -> None:
+    ids = range(2**63, 2**63 + count)
+    deadlines_ms = [ends_ms] * count if ends_ms else ()
+    one_by_one = [queues.AvailableMessage(one, 128, 0, ends_ms, 0) for one in ids]
+    assert queues.encode_new(ids, 128, deadlines_ms) == queues.encode_active(one_by_one, ())
+
+
+@pytest.mark.parametrize(("ids", "priority"), [([2**64], 0), ([-1], 0), ([1], 256)])
+def test_a_new_message_that_does_not_fit_is_refused_by_name(ids: list[int], priority: int) -> None:
+    with pytest.raises(ValueError, match=r"message_id|priority"):
+        queues.encode_new(ids, priority, ())
+
+
 def test_arrays_of_ours_that_are_missing_read_as_zero_or_empty() -> None:
     data = queues.encode_active([AVAILABLE], [IN_FLIGHT])
     _, [without_lease] = queues.decode_active(data[:86])

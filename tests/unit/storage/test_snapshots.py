@@ -105,6 +105,8 @@ async def test_a_scan_ends_where_it_should_and_its_batches_grow_up_to_a_bound(
     assert sizes[0] == BATCH_ROWS_MIN
     assert max(sizes) * 8000 <= BATCH_BYTES
     assert max(sizes) * 8000 > BATCH_BYTES // 2
+    sizes = [len(batch) async for batch in reader.scan(first, last, rows_max=100)]
+    assert (sum(sizes), max(sizes)) == (2985, 100)
     assert [len(batch) async for batch in reader.scan(first, last, limit=20)] == [16, 4]
     assert [batch async for batch in reader.scan(last, first)] == []
     await reader.close()

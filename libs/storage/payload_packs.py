@@ -1,0 +1,128 @@
+"""Payloads of one log entry that are stored together: a put costs far more than a small payload.
+
+A pack holds the payloads of up to PACK_MESSAGES messages with IDs in a row, from the sequence of
+their log entry on, or from a multiple of PACK_MESSAGES after it. A payload that is large, or has an
+object of its own, or was replaced, has a record of its own: it is in one of the two, never in both.
+
+key   | 01 | 54 | ID of the first message u64 |
+value | 01 | sizes, Array<u32 LE> | payloads, one after the other |     size FFFFFFFF: not here
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate
+from typing import Final
+
+from libs.storage.errors import CorruptRecord
+from libs.storage.ids import MAX_MESSAGE_ID
+from libs.storage.keys import (
+    NUMBER,
+    RecordType,
+    key_head,
+    open_key,
+    payload_key,
+    through,
+)
+from libs.storage.payloads import encode_inline
+from libs.storage.primitives import KeyRange, number_array
+
+PACK_MESSAGES: Final = 16
+"""Messages whose payloads are in one record at most: when one is read, replaced or removed, all
+are read, and those that stay are written anew. More did not make publishing faster."""
+
+PACKED_BYTES_MAX: Final = 4096
+"""Larger payloads have records of their own: reading one does not read them all."""
+
+PACKED_MESSAGES_MIN: Final = 4
+"""Fewer are not worth a record of another kind."""
+
+_TYPE: Final = 1
+_ABSENT: Final = 0xFFFFFFFF
+_HEAD: Final = struct.Struct("<BH")
+_KEY_HEAD: Final = key_head(RecordType.PAYLOAD_PACK)
+
+
+def pack_key(first_id: int) -> bytes:
+    """Key of the pack whose first message has this ID."""
+    if not 0 <= first_id <= MAX_MESSAGE_ID:
+        raise ValueError(f"first_id = {first_id} is not within 0..{MAX_MESSAGE_ID}")
+    return _KEY_HEAD + first_id.to_bytes(8, "big")
+
+
+def parse_pack_key(key: bytes) -> int:
+    """The ID of the first message of a pack."""
+    reader = open_key("payload pack key", RecordType.PAYLOAD_PACK, key)
+    (first_id,) = reader.fixed("first ID", NUMBER)
+    reader.finish()
+    return int(first_id)
+
+
+def pack_range(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> KeyRange:
+    """The packs whose first messages have IDs from `first_id` to `last_id`, both included."""
+    return through(pack_key(first_id), pack_key(last_id))
+
+
+def pack_of(sequence: int, message_id: int) -> int:
+    """The first ID of the pack that may have this message of the log entry at that sequence."""
+    return message_id - (message_id - sequence) % PACK_MESSAGES
+
+
+def put_payloads(
+    put: Callable[[bytes, bytes], None], sequence: int, payloads: Sequence[bytes | None]
+) -> None:
+    """Put the payloads of a log entry's messages; None for those that have records already."""
+    for start in range(0, len(payloads), PACK_MESSAGES):
+        some = payloads[start : start + PACK_MESSAGES]
+        first_id = sequence + start
+        small = [None if one is None or len(one) > PACKED_BYTES_MAX else one for one in some]
+        if len(some) - small.count(None) < PACKED_MESSAGES_MIN:
+            small = [None] * len(some)
+        else:
+            put(pack_key(first_id), encode_pack(small))
+        for at, payload in enumerate(some):
+            if payload is not None and small[at] is None:
+                put(payload_key(first_id + at), encode_inline(payload))
+
+
+def encode_pack(payloads: Sequence[bytes | None]) -> bytes:
+    """The value of a pack; None stands for what is not in it."""
+    here = [one for one in payloads if one is not None]
+    if len(here) == len(payloads):
+        sizes = list(map(len, here))
+    else:
+        sizes = [_ABSENT if one is None else len(one) for one in payloads]
+    return bytes((_TYPE,)) + number_array("payloads", "I", sizes) + b"".join(here)
+
+
+def decode_pack(first_id: int, data: bytes) -> dict[int, bytes]:
+    """The payloads by message ID; CorruptRecord when it is none."""
+    try:
+        kind, count = _HEAD.unpack_from(data)
+        sizes = struct.unpack_from(f"<{count}I", data, _HEAD.size)
+    except struct.error as error:
+        raise CorruptRecord("payload pack", f"ends too early: {error}") from None
+    if kind != _TYPE:
+        raise CorruptRecord("payload pack", f"unknown type {kind:02x}")
+    ids = range(first_id, first_id + count)
+    if _ABSENT in sizes:
+        ids_here = [one for one, size in zip(ids, sizes, strict=True) if size != _ABSENT]
+        sizes = tuple(size for size in sizes if size != _ABSENT)
+    else:
+        ids_here = list(ids)
+    ends = list(accumulate(sizes, initial=_HEAD.size + 4 * count))
+    if ends[-1] != len(data):
+        raise CorruptRecord("payload pack", f"has {len(data)} bytes, {ends[-1]} are told")
+    return {
+        one: data[start : start + size]
+        for one, start, size in zip(ids_here, ends, sizes, strict=False)
+    }
+
+
+def without(first_id: int, payloads: Mapping[int, bytes], gone: Collection[int]) -> bytes | None:
+    """The value of a pack with these payloads, less those of messages that go; None if all go."""
+    left = {one: payload for one, payload in payloads.items() if one not in gone}
+    if not left:
+        return None
+    return encode_pack([left.get(one) for one in range(first_id, max(left) + 1)])
