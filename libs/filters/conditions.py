@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from libs.filters.syntax import Node
 
-__all__ = ["Condition", "is_exact", "necessary"]
+__all__ = ["Condition", "compared", "is_exact", "key_of", "necessary"]
 
 Condition: TypeAlias = frozenset[frozenset[tuple[str, str]]]
 
@@ -65,24 +65,33 @@ def _all(conditions: list[Condition | None]) -> Condition | None:
 
 
 def _leaf(node: Node) -> Condition | None:
-    if node.kind != "binary" or node.name not in ("==", "in"):
+    found = None if node.name == "!=" else compared(node)
+    if found is None:
+        return None
+    key, values = found
+    return frozenset(frozenset({(key, value)}) for value in values)
+
+
+def compared(node: Node) -> tuple[str, frozenset[str]] | None:
+    """The header's name and the texts, if this compares it with some: by ==, != or in."""
+    if node.kind != "binary" or node.name not in ("==", "!=", "in"):
         return None
     left, right = node.parts
-    if node.name == "==":
-        if _key(left) is None:
+    if node.name != "in":
+        if key_of(left) is None:
             left, right = right, left
         values = [right]
+    elif right.kind == "list":
+        values = list(right.parts)
     else:
-        values = list(right.parts) if right.kind == "list" else [right]
-    key = _key(left)
+        return None
+    key = key_of(left)
     if key is None or not all(one.kind == "literal" and one.name == "string" for one in values):
         return None
-    if node.name == "in" and right.kind != "list":
-        return None
-    return frozenset(frozenset({(key, one.value)}) for one in values)
+    return key, frozenset(one.value for one in values)
 
 
-def _key(node: Node) -> str | None:
+def key_of(node: Node) -> str | None:
     """k, if this is headers["k"] or headers.k."""
     if node.kind not in ("select", "index"):
         return None

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from libs.filters.conditions import Condition, is_exact, necessary
 from libs.filters.engine import cel
+from libs.filters.plain import Part, parts_of
 from libs.filters.signatures import VARIABLES, Type
 from libs.filters.syntax import Node, parse
 from libs.filters.typecheck import type_of
@@ -43,12 +44,14 @@ class Checked:
         variables: Those of ours it uses; without the timestamps a context is cheaper.
         equalities: A filter's necessary condition; see `libs.filters.conditions`.
         exact: The condition is sufficient as well, so that it needs no evaluation.
+        parts: All of a filter that must be true for it to match; see `libs.filters.plain`.
     """
 
     source: str
     variables: frozenset[str]
     equalities: Condition | None
     exact: bool
+    parts: tuple[Part, ...] = ()
 
     @property
     def needs_times(self) -> bool:
@@ -83,7 +86,7 @@ def check(
     names = frozenset(_names(tree)) & {*VARIABLES, *more}
     if want == "int":
         return Checked(source, names, None, exact=False)
-    return Checked(source, names, necessary(tree), is_exact(tree))
+    return Checked(source, names, necessary(tree), is_exact(tree), parts_of(tree))
 
 
 def _names(node: Node) -> set[str]:

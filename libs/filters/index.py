@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from libs.filters.conditions import Condition
 from libs.filters.engine import cel
@@ -15,10 +17,14 @@ from libs.filters.expressions import (
     compile_priority,
     context,
 )
+from libs.filters.plain import Test
 
 __all__ = ["DEFAULT_PRIORITY", "FilterIndex", "QueueOutcome", "RuleSet"]
 
 DEFAULT_PRIORITY = 128
+
+WAYS_KEPT: Final = 1_024
+"""Ways of judging that are made once for all queues that are judged so."""
 
 Pair = tuple[str, str]
 
@@ -32,16 +38,20 @@ class FilterIndex:
         self._unindexed: set[str] = set()
         self._pairs: dict[str, set[Pair]] = {}
 
-    def add(self, queue_id: str, condition: Condition | None) -> None:
-        """Hold the queue (again); of each alternative its rarest pair here stands for all."""
+    def add(self, queue_id: str, condition: Condition | None) -> Set[Pair] | None:
+        """Hold the queue (again); of each alternative its rarest pair here stands for all.
+
+        Gives these pairs: it is a candidate where one of them is there. None: it always is.
+        """
         self.remove(queue_id)
         if condition is None or frozenset() in condition:
             self._unindexed.add(queue_id)
-            return
+            return None
         chosen = {min(pairs, key=lambda pair: (self._load(pair), pair)) for pairs in condition}
         self._pairs[queue_id] = chosen
         for pair in chosen:
             self._by_pair.setdefault(pair, set()).add(queue_id)
+        return chosen
 
     def remove(self, queue_id: str) -> None:
         """Forget the queue, if it is here."""
@@ -51,12 +61,12 @@ class FilterIndex:
             if not self._by_pair[pair]:
                 del self._by_pair[pair]
 
-    def candidates(self, headers: Mapping[str, str]) -> set[str]:
-        """The queues whose condition could hold, and those without one."""
-        found = set(self._unindexed)
+    def candidates(self, headers: Mapping[str, str]) -> Set[str]:
+        """The queues whose condition could hold, and those without one. Not to be changed."""
+        found: Set[str] = self._unindexed
         for pair in headers.items():
             if queues := self._by_pair.get(pair):
-                found |= queues
+                found = found | queues if found else queues
         return found
 
     def _load(self, pair: Pair) -> int:
@@ -80,16 +90,47 @@ class _Rule:
     fallback_priority: int
 
     @property
-    def decided_by_index(self) -> bool:
-        """Whether being a candidate already means to match."""
-        checked = self.filter.checked
-        return checked.exact and checked.equalities is not None
-
-    @property
     def needs_times(self) -> bool:
         priority = self.priority
         own = self.filter.checked.needs_times
         return own or (priority is not None and priority.checked.needs_times)
+
+
+class _Way(NamedTuple):
+    """How a candidate is judged; queues that are judged alike share one.
+
+    Attributes:
+        tests: All must hold.
+        rule: What is to be evaluated then; None: it matches with the default priority.
+        needs_filter: Whether that is the filter, too, or its priority alone.
+        needs_times: Whether a timestamp is read.
+    """
+
+    tests: tuple[Test, ...]
+    rule: _Rule | None
+    needs_filter: bool
+    needs_times: bool
+
+
+def _way(rule: _Rule, chosen: Set[Pair] | None) -> _Way:
+    """`chosen` as `FilterIndex.add` gave it."""
+    tests = []
+    needs_filter = False
+    for part in rule.filter.checked.parts:
+        if part.pairs is not None and chosen is not None and chosen <= part.pairs:
+            continue  # It holds for every candidate.
+        if part.test is None:
+            needs_filter = True
+        else:
+            tests.append(part.test)
+    if not needs_filter and rule.priority is None:
+        return _plain(tuple(tests))
+    return _Way(tuple(tests), rule, needs_filter, rule.needs_times)
+
+
+@lru_cache(WAYS_KEPT)
+def _plain(tests: tuple[Test, ...]) -> _Way:
+    return _Way(tests, None, needs_filter=False, needs_times=False)
 
 
 class RuleSet:
@@ -103,7 +144,8 @@ class RuleSet:
         """Start empty."""
         self.fallbacks: list[str] = []
         self._index = FilterIndex()
-        self._rules: dict[str, tuple[_Rule, bool, bool]] = {}
+        self._rules: dict[str, _Rule] = {}
+        self._ways: dict[str, _Way] = {}
         self._seen: tuple[Mapping[str, str] | None, list[tuple[str, int]]] = (None, [])
 
     def replace(
@@ -117,13 +159,14 @@ class RuleSet:
         priority = compile_priority(priority_source) if priority_source else None
         rule = _Rule(compile_filter(filter_source), priority, fallback_priority)
         self._seen = (None, [])
-        self._rules[queue_id] = (rule, rule.decided_by_index, rule.needs_times)
-        self._index.add(queue_id, rule.filter.checked.equalities)
+        self._rules[queue_id] = rule
+        self._ways[queue_id] = _way(rule, self._index.add(queue_id, rule.filter.checked.equalities))
 
     def remove(self, queue_id: str) -> None:
         """Forget the queue, if it is here."""
         self._seen = (None, [])
         self._rules.pop(queue_id, None)
+        self._ways.pop(queue_id, None)
         self._index.remove(queue_id)
 
     def route(
@@ -138,17 +181,22 @@ class RuleSet:
         routed: list[tuple[str, int]] = []
         message = None
         timed = False
+        ways = self._ways
         for queue_id in sorted(self._index.candidates(headers)):
-            rule, decided, needs_times = self._rules[queue_id]
-            if decided and rule.priority is None:
-                routed.append((queue_id, DEFAULT_PRIORITY))
-                continue
-            if message is None or (needs_times and not timed):
-                timed = needs_times
-                message = context(headers, created_at_ms, received_at_ms, size, times=timed)
-            if decided or rule.filter.matches(message):
-                routed.append((queue_id, self._priority(queue_id, rule, message)))
-        if message is None:  # Only the index was asked, which knows nothing but the headers.
+            tests, rule, needs_filter, needs_times = ways[queue_id]
+            for test in tests:
+                if not test(headers):
+                    break
+            else:
+                if rule is None:
+                    routed.append((queue_id, DEFAULT_PRIORITY))
+                    continue
+                if message is None or (needs_times and not timed):
+                    timed = needs_times
+                    message = context(headers, created_at_ms, received_at_ms, size, times=timed)
+                if not needs_filter or rule.filter.matches(message):
+                    routed.append((queue_id, self._priority(queue_id, rule, message)))
+        if message is None:  # Only headers were looked at.
             self._seen = (headers, routed)
         return routed
 
@@ -161,7 +209,7 @@ class RuleSet:
         size: int,
     ) -> int:
         """The priority that a message has in a queue, whatever its filter says; KeyError."""
-        rule = self._rules[queue_id][0]
+        rule = self._rules[queue_id]
         if rule.priority is None:
             return DEFAULT_PRIORITY
         message = context(headers, created_at_ms, received_at_ms, size)
@@ -181,7 +229,7 @@ class RuleSet:
         """
         message = context(headers, created_at_ms, received_at_ms, size)
         wanted = self._rules if queue_ids is None else set(queue_ids)
-        outcomes = [_explained(one, self._rules[one][0], message) for one in wanted]
+        outcomes = [_explained(one, self._rules[one], message) for one in wanted]
         return sorted(outcomes, key=lambda outcome: (not outcome.matched, outcome.queue_id))
 
     def _priority(self, queue_id: str, rule: _Rule, message: cel.Context) -> int:

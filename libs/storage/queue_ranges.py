@@ -27,6 +27,7 @@ from libs.storage.keys import (
     queue_head,
     through,
 )
+from libs.storage.payload_packs import pack_key
 from libs.storage.primitives import KeyRange
 from libs.storage.states import ArchivedRecord, QueueStateRecord
 
@@ -40,6 +41,7 @@ __all__ = [
     "done_run",
     "failed_run",
     "log_run",
+    "pack_run",
     "payload_run",
 ]
 
@@ -91,6 +93,11 @@ def log_run(first: int = 0, last: int = LAST_NUMBER) -> Run:
 def payload_run(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> Run:
     """The payloads of the messages from `first_id` to `last_id`."""
     return Run(payload_key(0)[:-_NUMBER_BYTES], first_id, last_id)
+
+
+def pack_run(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> Run:
+    """The packs of payloads whose first messages have IDs from `first_id` to `last_id`."""
+    return Run(pack_key(0)[:-_NUMBER_BYTES], first_id, last_id)
 
 
 def attempts_run(queue: str, first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> Run:

@@ -32,10 +32,10 @@ Encoding raises ValueError naming the field that does not fit, decoding CorruptR
 
 import struct
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, Final, NamedTuple
 
-from libs.storage.primitives import Fixed, Reader, number_array, utf8_array
+from libs.storage.primitives import Fixed, Reader, count_prefix, number_array, utf8_array
 
 # Six empty arrays less the available one: most buckets hold no message in flight.
 _NO_IN_FLIGHT: Final = bytes(5 * 2)
@@ -47,8 +47,14 @@ _OF_AVAILABLE: Final = {
     "attempts": "H",
 }
 _AVAILABLE = Fixed(**_OF_AVAILABLE)
-_FEW: Final = [struct.Struct("<H" + "".join(_OF_AVAILABLE.values()) * n) for n in range(8)]
+_FEW: Final = [struct.Struct("<H" + "".join(_OF_AVAILABLE.values()) * n) for n in range(17)]
 """An array of available messages, by how many they are."""
+_NEW: Final = "QB8xq2x"
+"""An available message that has no time, and was never claimed: ID, priority, deadline."""
+_NEW_ONE: Final = struct.Struct("<" + _NEW)
+_NEW_FEW: Final = [
+    struct.Struct("<H" + _NEW * n + f"{len(_NO_IN_FLIGHT)}x") for n in range(len(_FEW))
+]
 
 _IN_FLIGHT = Fixed(
     message_id="Q", priority="B", claimed_at_ms="q", lease_deadline_ms="q", attempts="H"
@@ -120,9 +126,9 @@ class FailedAttempt(NamedTuple):
 
 
 def encode_active(
-    available: Sequence[AvailableMessage], in_flight: Sequence[tuple[Any, ...]]
+    available: Sequence[tuple[int, int, int, int, int]], in_flight: Sequence[tuple[Any, ...]]
 ) -> bytes:
-    """Active value of one bucket; `in_flight` are InFlightMessages, or tuples of their fields."""
+    """Active value of one bucket, of AvailableMessages and InFlightMessages, or of their fields."""
     if not in_flight:
         count = len(available)
         if count < len(_FEW):  # Where ten thousand queues share the messages, each bucket is.
@@ -134,8 +140,26 @@ def encode_active(
     return encode_in_flight(list(zip(*in_flight, strict=True)), available)
 
 
+def encode_new(message_ids: Sequence[int], priority: int, deadlines_ms: Sequence[int]) -> bytes:
+    """As `encode_active`, of messages that wait for nothing and were never claimed, by columns.
+
+    No deadlines: none has one. A commit may write ten thousand such buckets.
+    """
+    count, zeros = len(message_ids), repeat(0)
+    columns = message_ids, repeat(priority), deadlines_ms or zeros
+    try:
+        if count < len(_NEW_FEW):
+            rows = zip(*columns, strict=False)
+            return _NEW_FEW[count].pack(count, *chain.from_iterable(rows))
+        new = b"".join(map(_NEW_ONE.pack, *columns))
+        return count_prefix("available", message_ids) + new + _NO_IN_FLIGHT
+    except struct.error:  # does not name the field at fault; this does
+        ids, priorities, deadlines = columns
+        return encode_active(list(zip(ids, priorities, zeros, deadlines, zeros, strict=False)), ())
+
+
 def encode_in_flight(
-    columns: Sequence[Sequence[Any]], available: Sequence[AvailableMessage] = ()
+    columns: Sequence[Sequence[Any]], available: Sequence[tuple[int, int, int, int, int]] = ()
 ) -> bytes:
     """As `encode_active`, of the columns of InFlightMessages."""
     return b"".join(

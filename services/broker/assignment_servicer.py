@@ -140,7 +140,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         # In the same turn, so in the same commit: one durable point from log to consumer.
         for piece, done in zip(ranges, applied, strict=True):
             if done and self._delivery.is_waited_on:
-                for assignment in piece.assignments:
+                for assignment in self._waited_on(piece):
                     self._delivery.hand_over(shard.queues[assignment.queue_id], now_ms)
         return applied
 
@@ -163,8 +163,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
                 self._owner.shard.queues[assignment.queue_id], assignment.message_ids
             )
             for piece in ranges
-            for assignment in piece.assignments
-            if self._delivery.has_waiters(assignment.queue_id)
+            for assignment in self._waited_on(piece)
         ]
         if fetches:
             try:
@@ -172,6 +171,11 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
                     await asyncio.gather(*fetches)
             except TimeoutError:
                 return  # The claims fetch for themselves.
+
+    def _waited_on(self, piece: Range) -> list[Assignment]:
+        queue_ids = [assignment.queue_id for assignment in piece.assignments]
+        waited_on = self._delivery.waited_on(queue_ids)
+        return [one for one in piece.assignments if one.queue_id in waited_on]
 
     def _changes(self, after: int) -> list[queue_pb2.QueueChange]:
         until = self._owner.durable_revision

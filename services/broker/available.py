@@ -12,14 +12,14 @@ from libs.storage.buckets import (
     split_order,
 )
 from libs.storage.keys import BUCKET, RecordType, queue_head
-from libs.storage.queues import AvailableMessage, encode_active
+from libs.storage.queues import AvailableMessage
 from libs.storage.states import LaneRecord
 from services.broker.counts import Counts, counts_of
 from services.broker.lanes import READY_BUCKET_MAX, IsOver, Lane
 from services.broker.leases import Row
 from services.broker.orders import Orders
 from services.broker.slots import LAST_N, TIMED_LAST_MS, join, leaves_at, unknown_slot
-from services.broker.waiting_buckets import Bucket, Place
+from services.broker.waiting_buckets import Bucket, Columns, Place
 from services.broker.walks import (
     Choice,
     Chooser,
@@ -120,15 +120,27 @@ class Available:
                 )
                 lane.add(bucket)
             else:
-                part = list(items[done : done + READY_BUCKET_MAX - len(bucket.items)])
+                part = list(items[done : done + READY_BUCKET_MAX - bucket.count])
                 lane.extend(bucket, part)
             done += len(part)
             order = bucket.order
         return order
 
+    def add_new(self, columns: Columns, now_ms: int) -> None:
+        """As `add_ready`: mostly a queue gets some messages once between two commits."""
+        priority = columns.priority
+        if priority in self._open_ready:
+            self.add_ready(priority, columns.messages(), now_ms)
+            return
+        lane = self._lane(priority, BucketKind.READY)
+        for part in columns.parts(READY_BUCKET_MAX):
+            bucket = Bucket(self._orders.next_of(self.epoch, now_ms), [], columns=part)
+            lane.add(bucket)
+            self._open_ready[priority] = bucket
+
     def _open_bucket(self, lane: Lane, now_ms: int) -> Bucket | None:
         bucket = self._open_ready.get(lane.priority)
-        if bucket is None or len(bucket.items) >= READY_BUCKET_MAX:
+        if bucket is None or bucket.count >= READY_BUCKET_MAX:
             return None
         if lane.find(bucket.order) is not bucket:
             return None
@@ -307,7 +319,7 @@ class Available:
         self, walk: Walk, lane: Lane, bucket: Bucket, many: Many, over: Over
     ) -> Segment | None:
         """What was taken; None when the messages must be offered one by one."""
-        start, count = bucket.start, len(bucket.items)
+        start, count = bucket.start, bucket.count
         end = min(count, start + many.room())
         items = bucket.items[start:end]
         if over.any_is(items) or not many.offer(items):
@@ -363,7 +375,8 @@ class Available:
                 orders = lane.written(generation)
                 if orders or lane.crowded:
                     beyond.append((lane, orders))
-            lane.forget_slots()
+            if self.has_timed:  # no other lane remembers slots
+                lane.forget_slots()
             if not lane.count:
                 del self._lanes[lane.priority, lane.kind]
         self._open_ready.clear()
@@ -378,7 +391,7 @@ class Available:
                 continue
             if bucket.start and not bucket.stored:
                 bucket.trim()
-            rows.append((key, encode_active(bucket.items, ())))
+            rows.append((key, bucket.value()))
 
 
 def _has_due(lane: Lane, until_order: int) -> bool:

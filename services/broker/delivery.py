@@ -318,6 +318,15 @@ class Delivery:
         """Whether somebody waits for messages of any queue."""
         return bool(self._desks)
 
+    def waited_on(self, queue_ids: Sequence[str]) -> Set[str]:
+        """Those queues, of these and perhaps of others, that somebody waits for messages of.
+
+        There may be ten thousand, and somebody waits for one of them; or the other way round.
+        """
+        if len(queue_ids) < len(self._desks):
+            return set(filter(self.has_waiters, queue_ids))
+        return {queue.queue_id for queue, desk in self._desks.items() if desk.line}
+
     def has_waiters(self, queue_id: str) -> bool:
         """Whether somebody waits for messages of this queue."""
         queue = self._owner.shard.queues.get(queue_id)

@@ -196,7 +196,7 @@ class LaneMemory:
     def remember(self, first_order: int, bucket: Bucket | None) -> None:
         """Notes the last bucket from `first_order` on, where the next one may be in doubt."""
         if first_order not in self._slots and bucket is not None:
-            self._slots_weight += len(bucket.items)
+            self._slots_weight += bucket.count
         self._slots[first_order] = bucket
         self._slots_weight += 1
 
@@ -307,7 +307,9 @@ class LaneMemory:
 
     def written(self, generation: int) -> list[int]:
         """Notes that all of `changed` goes into this commit; gives what it may let go of later."""
-        beyond, self._guests = self._guests, []
+        beyond: list[int] = []
+        if self._guests:
+            beyond, self._guests = self._guests, beyond
         for order, bucket in self.changed.items():
             if bucket is not None:
                 bucket.stored = True
@@ -348,7 +350,7 @@ class LaneMemory:
             if undurable or self.loading or self._reading:
                 return True
             self._cached.pop()
-            self._cached_count -= len(last.items)
+            self._cached_count -= last.count
             self._know_less(last.order)
         return False
 

@@ -62,10 +62,13 @@ class Lane(LaneMemory):
 
     def record(self) -> LaneRecord:
         """The lane's part of the queue's state record."""
-        head = self.head
-        order, offset = (head.order, head.start) if head else (self._head_order, self._head_offset)
-        if head is None and not self.complete and order < self.first_unknown:
-            order, offset = self.first_unknown, 0
+        if self._front < len(self._cached):
+            head = self._cached[self._front]
+            order, offset = head.order, head.start
+        else:
+            order, offset = self._head_order, self._head_offset
+            if not self.complete and order < self.first_unknown:
+                order, offset = self.first_unknown, 0
         return LaneRecord(self.priority, self.kind, order, offset, self.tail, self.count)
 
     def _new_map(self) -> Occupied | None:
@@ -76,7 +79,7 @@ class Lane(LaneMemory):
 
     def add(self, bucket: Bucket) -> None:
         """Adds a bucket whose order no bucket of the lane has."""
-        order, count = bucket.order, len(bucket.items)
+        order, count = bucket.order, bucket.count
         self._came(order, count)
         self.changed[order] = bucket
         if order > self.tail and self.complete and self._cached_count < lane_memory.CACHED_MAX:
@@ -123,9 +126,9 @@ class Lane(LaneMemory):
 
     def extend(self, bucket: Bucket, items: Iterable[AvailableMessage]) -> None:
         """Adds messages at the end of a bucket that is in memory, and writes it again."""
-        before = len(bucket.items)
+        before = bucket.count
         bucket.append(items)
-        added = len(bucket.items) - before
+        added = bucket.count - before
         self._came(bucket.order, added)
         self.changed[bucket.order] = bucket
         self._gone.pop(bucket.order, None)
@@ -215,7 +218,7 @@ class Lane(LaneMemory):
             self._cached_count -= len(indexes)
         else:
             self._overlay[order] = bucket
-        if not bucket.items:
+        if not bucket.count:
             self._vanish(order, bucket)
         self._left(order, len(indexes))
 

@@ -29,8 +29,9 @@ class Orders:
 
     def next_of(self, epoch: int, now_ms: int) -> int:
         """As `next`, in an epoch that may be another one."""
-        order = self.next(now_ms)
-        return order if epoch == self.epoch else in_epoch(epoch, order)
+        own = self.epoch
+        self.last = order = max(self.last + 1, order_of(own, now_ms, 0))
+        return order if epoch == own else in_epoch(epoch, order)
 
 
 def free_epoch(last: int, taken: Collection[int]) -> int | None:

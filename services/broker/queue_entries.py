@@ -21,7 +21,13 @@ from libs.storage.queues import (
     encode_done,
     encode_failed,
 )
-from libs.storage.states import ArchivedRecord, PurgesRecord, QueueStateRecord, encode_queue_state
+from libs.storage.states import (
+    ArchivedRecord,
+    PurgesRecord,
+    QueueStateRecord,
+    encode_queue_state,
+    encode_usual_state,
+)
 from services.broker.available import Available, Beyond
 from services.broker.counts import Counts
 from services.broker.delayed_journal import DelayedJournal
@@ -30,7 +36,8 @@ from services.broker.lease_buckets import Lease
 from services.broker.leases import InFlight, Row
 from services.broker.orders import Orders, free_epoch, in_epoch
 from services.broker.queue_settings import QueueSettings
-from services.broker.waiting_buckets import Place
+from services.broker.queue_states import numbers_of, state_of
+from services.broker.waiting_buckets import Columns, Place
 from services.broker.walks import Needs, NeedsSlot
 
 
@@ -79,6 +86,8 @@ class QueueEntries(ABC):
         )
         self.delayed = DelayedJournal(in_epoch(purges.lane_epoch, state.last_order))
         self._state_key = queue_state_key(queue_id)
+        # The numbers of the last state record, as long as nothing but ready messages has come.
+        self._numbers: tuple[int, ...] | None = None
         self._orders = Orders(state.epoch, state.last_order)
         self._available = Available(queue_id, self._orders, purges.lane_epoch, state.lanes)
 
@@ -151,12 +160,21 @@ class QueueEntries(ABC):
     def touch(self) -> None:
         """Notes that the queue's state changed."""
 
+    @abstractmethod
+    def _came(self) -> None:
+        """As `touch`, where nothing but ready messages has come."""
+
     # --- Messages come ------------------------------------------------------
 
     def add_ready(self, priority: int, items: Sequence[AvailableMessage], now_ms: int) -> None:
         """Makes messages of one priority available now, behind those that are."""
         self._available.add_ready(priority, items, now_ms)
-        self.touch()
+        self._came()
+
+    def add_new(self, columns: Columns, now_ms: int) -> None:
+        """As `add_ready`, of messages that come into the queue and have no delay."""
+        self._available.add_new(columns, now_ms)
+        self._came()
 
     def add_timed(self, priority: int, item: AvailableMessage) -> None:
         """Makes a message available from its `visible_at_ms` on. See `needs_slot`, `seen_until`."""
@@ -339,7 +357,13 @@ class QueueEntries(ABC):
     def drain(self, now_ms: int, generation: int, rows: list[Row]) -> list[Beyond]:
         """Adds what changed since the last drain; what lanes may let go of when that is durable."""
         beyond = self._available.drain(generation, rows)
-        # A commit may touch ten thousand queues, most of them in one of these at most.
+        # A commit may touch ten thousand queues, of which most got messages, and nothing else.
+        if self._numbers is None:
+            self._drain_lists(now_ms, rows)
+        rows.append((self._state_key, self._state()))
+        return beyond
+
+    def _drain_lists(self, now_ms: int, rows: list[Row]) -> None:
         if self.in_flight.has_changes:
             rows.extend(self.in_flight.drain())
         if self.done.has_new:
@@ -351,41 +375,15 @@ class QueueEntries(ABC):
         if self.delayed.has_new:
             next_order = partial(self._orders.next_of, self.lane_epoch, now_ms)
             rows.extend(self.delayed.drain(self.queue_id, next_order))
-        rows.append((self._state_key, encode_queue_state(self.record())))
-        return beyond
 
-    def record(self) -> QueueStateRecord:
-        """The queue's state record."""
-        in_flight, done, failed = self.in_flight, self.done, self.failed
-        return QueueStateRecord(  # by place: a commit may make ten thousand, names cost a third
-            self.epoch,
-            False,  # deleted
-            self._orders.last,
-            self.garbage_epochs,
-            self.created_revision,
-            in_flight.count,
-            done.count,
-            failed.count,
-            in_flight.first_order,
-            done.oldest_order,
-            failed.oldest_order,
-            self._available.records(),
-            self._purges(),
-            self._archived(),
-        )
-
-    def _purges(self) -> PurgesRecord | None:
-        lane_epoch, lane_epochs = self._available.epoch, self.garbage_lane_epochs
-        done, failed = self.done.garbage, self.failed.garbage
-        if lane_epoch == self.epoch and not (lane_epochs or done.last or failed.last):
-            return None
-        return PurgesRecord(lane_epoch, lane_epochs, done, failed)
-
-    def _archived(self) -> ArchivedRecord | None:
-        archived = self.archived
-        if not (archived.count or archived.garbage.last):
-            return None
-        return ArchivedRecord(archived.count, archived.oldest_order, archived.garbage)
+    def _state(self) -> bytes:
+        if self._numbers is not None:
+            lanes = self._available.records()
+            if len(lanes) == 1:
+                return encode_usual_state(self.epoch, self._orders.last, self._numbers, lanes[0])
+        state = state_of(self)
+        self._numbers = numbers_of(state)
+        return encode_queue_state(state)
 
     def leases(self) -> Iterator[Lease]:
         """Every lease of the queue."""

@@ -59,6 +59,10 @@ class Queue(QueueEntries):
 
     def touch(self) -> None:
         """Notes that the queue's state changed."""
+        self._numbers = None
+        self._came()
+
+    def _came(self) -> None:
         self._notes.to_commit.add(self)
         self._notes.to_serve.add(self)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 
 from libs.storage.configs import encode_config
 from libs.storage.keys import (
@@ -40,6 +39,7 @@ from services.broker.queue_settings import DEFAULT_PRIORITY, QueueSettings
 from services.broker.redrives import Redrives
 from services.broker.replays import Ranges, Replays
 from services.broker.shard_leases import ShardLeases
+from services.broker.waiting_buckets import Columns
 
 __all__ = ["Assignment", "Finish", "Nack", "Needs", "Purge", "Range", "Shard"]
 
@@ -231,15 +231,13 @@ class Shard(ShardLeases):
     def _add(self, assignment: Assignment, now_ms: int) -> None:
         queue_id, ids, priorities, deadlines, visible = assignment
         queue = self.queues[queue_id]
+        if not (priorities or visible) and (
+            not deadlines or min(deadlines) > queue.seen_until(now_ms)
+        ):
+            queue.add_new(Columns(ids, DEFAULT_PRIORITY, deadlines), now_ms)
+            return
         count = len(ids)
         seen_until_ms = queue.seen_until(now_ms)
-        if not (priorities or visible) and (not deadlines or min(deadlines) > seen_until_ms):
-            # Every message comes through here: made without AvailableMessage's own constructor.
-            new, zero = tuple.__new__, repeat(0)
-            fields = (ids, repeat(DEFAULT_PRIORITY), zero, deadlines or zero, zero)
-            items = [new(AvailableMessage, row) for row in zip(*fields, strict=False)]
-            queue.add_ready(DEFAULT_PRIORITY, items, now_ms)
-            return
         ready: dict[int, list[AvailableMessage]] = {}
         rows = zip(
             ids,

@@ -55,7 +55,7 @@ def tell_slot(
 def join(lane: Lane, leaves_ms: int, item: AvailableMessage) -> Bucket:
     """Adds a message to its millisecond; gives the bucket. See `unknown_slot`."""
     first, bucket = _slot(lane, leaves_ms)
-    full = bucket is not None and len(bucket.items) >= TIMED_BUCKET_MAX
+    full = bucket is not None and bucket.count >= TIMED_BUCKET_MAX
     if bucket is not None and (not full or bucket.order & LAST_N == LAST_N):
         lane.extend(bucket, [item])
     else:
@@ -86,4 +86,4 @@ def _is_full(bucket: Bucket | None) -> bool:
     """Whether this is the last bucket that its millisecond has, and full."""
     if bucket is None or bucket.order & LAST_N != LAST_N:
         return False
-    return len(bucket.items) >= TIMED_BUCKET_MAX
+    return bucket.count >= TIMED_BUCKET_MAX

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import repeat
 from operator import itemgetter
 from typing import NamedTuple
 
 from libs.storage.buckets import BucketKind
-from libs.storage.queues import AvailableMessage
+from libs.storage.queues import AvailableMessage, encode_active, encode_new
 
 _BY_PLACE = itemgetter(0)
 
@@ -20,13 +21,47 @@ class Place(NamedTuple):
     order: int
 
 
+class Columns(NamedTuple):
+    """Messages of one priority that wait for nothing and were never claimed.
+
+    No deadlines: none has one.
+    """
+
+    message_ids: Sequence[int]
+    priority: int
+    deadlines_ms: Sequence[int]
+
+    def parts(self, count: int) -> Sequence[Columns]:
+        """At most so many each."""
+        ids, priority, deadlines_ms = self
+        if len(ids) <= count:
+            return (self,) if ids else ()
+        return [
+            Columns(ids[start : start + count], priority, deadlines_ms[start : start + count])
+            for start in range(0, len(ids), count)
+        ]
+
+    def messages(self) -> list[AvailableMessage]:
+        """One by one."""
+        # Every message comes through here: made without AvailableMessage's own constructor.
+        new, zeros = tuple.__new__, repeat(0)
+        ids, priority, deadlines_ms = self
+        rows = zip(ids, repeat(priority), zeros, deadlines_ms or zeros, zeros, strict=False)
+        return [new(AvailableMessage, row) for row in rows]
+
+
 class Bucket:
-    """One record of available messages. Its first `start` messages are taken already."""
+    """One record of available messages. Its first `start` messages are taken already.
+
+    What was assigned stays in columns until somebody looks at a message: most wait for long, and
+    ten thousand queues may get a few each in one commit.
+    """
 
     __slots__ = (
+        "_columns",
+        "_items",
         "first_place",
         "generation",
-        "items",
         "next_place",
         "order",
         "places",
@@ -35,28 +70,55 @@ class Bucket:
     )
 
     def __init__(
-        self, order: int, items: list[AvailableMessage], *, start: int = 0, stored: bool = False
+        self,
+        order: int,
+        items: list[AvailableMessage],
+        *,
+        start: int = 0,
+        stored: bool = False,
+        columns: Columns | None = None,
     ) -> None:
+        """With columns, those are the messages: `items` must be empty then."""
         self.order = order
-        self.items = items
+        self._items = items
+        self._columns = columns
         self.start = start
         self.stored = stored  # whether a commit wrote a row for it, so that removing it deletes one
         self.generation = 0  # the commit that wrote it last
         # Where each message stood when it came, so that it can be given back there. As long as
         # messages only leave at the front, that of the first one says it all.
         self.first_place = 0
-        self.next_place = len(items)
+        self.next_place = len(items) if columns is None else len(columns.message_ids)
         self.places: list[int] | None = None
+
+    @property
+    def items(self) -> list[AvailableMessage]:
+        """The messages, those included that are taken."""
+        if self._columns is not None:
+            self._items, self._columns = self._columns.messages(), None
+        return self._items
+
+    @property
+    def count(self) -> int:
+        """How many messages it has, those included that are taken."""
+        return len(self._items if self._columns is None else self._columns.message_ids)
+
+    def value(self) -> bytes:
+        """The record."""
+        if self._columns is None:
+            return encode_active(self._items, ())
+        return encode_new(*self._columns)
 
     @property
     def left(self) -> int:
         """How many messages are left."""
-        return len(self.items) - self.start
+        return self.count - self.start
 
     def index_of(self, message_id: int) -> int | None:
         """Where a message is, if it is here."""
-        for index in range(self.start, len(self.items)):
-            if self.items[index].message_id == message_id:
+        items = self.items
+        for index in range(self.start, len(items)):
+            if items[index].message_id == message_id:
                 return index
         return None
 
@@ -72,10 +134,10 @@ class Bucket:
 
     def append(self, items: Iterable[AvailableMessage]) -> None:
         """Adds messages at the end."""
-        before = len(self.items)
+        before = self.count
         self.items.extend(items)
         first = self.next_place
-        self.next_place += len(self.items) - before
+        self.next_place += self.count - before
         if self.places is not None:
             self.places.extend(range(first, self.next_place))
 
@@ -90,14 +152,15 @@ class Bucket:
 
     def keep(self, until: int, kept: Sequence[int]) -> None:
         """Forgets the messages before index `until`, but for those at the indexes `kept`."""
-        left = [*kept, *range(until, len(self.items))]
+        items = self.items
+        left = [*kept, *range(until, len(items))]
         self.places = [self.place(index) for index in left]
-        self.items = [self.items[index] for index in left]
+        self._items = [items[index] for index in left]
         self.start = 0
 
     def remove(self, indexes: Collection[int]) -> None:
         """Forgets the messages at these indexes, and those that are taken."""
-        end = len(self.items)
+        end = self.count
         self.keep(end, [index for index in range(self.start, end) if index not in indexes])
 
     def insert(self, items: Iterable[tuple[int, AvailableMessage]]) -> None:
@@ -107,4 +170,4 @@ class Bucket:
         merged = sorted([*here, *items], key=_BY_PLACE)
         self.places = [place for place, _ in merged]
         self.next_place = max(self.next_place, self.places[-1] + 1)
-        self.items = [item for _, item in merged]
+        self._items = [item for _, item in merged]

@@ -247,6 +247,8 @@ class BrokerLink:
                     self._look_at(shard)
                     continue
                 piece = route.send()
+                if route.can_judge(self._limits):
+                    self._to_judge[shard] = None  # A long piece had no room for what is next.
                 ranges.append((shard, piece))
                 room = room.less(piece)
                 if room.are_used_up:

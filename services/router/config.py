@@ -36,13 +36,13 @@ class RouterConfig(ServingConfig):
     buffer_messages: int = setting(
         "Messages held for one log and one broker shard; some 200 bytes of memory each, and a "
         "kilobyte until they are judged.",
-        default=163_840,
+        default=262_144,
         minimum=1,
     )
     buffer_bytes: int = setting(
         "Bytes of log held for one log and one broker shard, as received; in memory they take "
         "several times as much until they are judged.",
-        default=16 * 1024 * 1024,
+        default=24 * 1024 * 1024,
         minimum=1,
     )
 

@@ -35,8 +35,9 @@ class Rules(Protocol):
         """Add the matches of an entry to the columns of the queues."""
 
 
-THIN = 8
-"""A piece with fewer matches for each of its queues is thin."""
+THIN = 16
+"""A piece with fewer matches for each of its queues is thin: that it names a queue at all costs the
+broker as much as dozens of messages."""
 
 
 class PieceLimits(NamedTuple):
@@ -54,11 +55,11 @@ class PieceLimits(NamedTuple):
     """
 
     messages_max: int = 8_192
-    thin_max: int = 65_536
+    thin_max: int = 131_072
     matches_max: int = 200_000
     step_max: int = 512
     hold_ms: int = 1_000
-    gather_ms: int = 500
+    gather_ms: int = 750
     queues_per_ms: int = 100
 
     def less(self, piece: Piece) -> PieceLimits:

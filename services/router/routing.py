@@ -100,8 +100,8 @@ class QueueColumns:
     Attributes:
         default_delay_ms: Above 0 the queue is a delayed one.
         fallbacks_count: Of the matches, those whose priority could not be evaluated.
-        is_plain: Whether all have the default priority, no deadline and no time. The other columns
-            are empty then: with ten thousand queues each costs a detour through main memory.
+        is_plain: Whether all have the default priority and no time. The columns of these are empty
+            then: with ten thousand queues each costs a detour through main memory.
     """
 
     __slots__ = (
@@ -131,7 +131,6 @@ class QueueColumns:
         if self.is_plain:
             count, self.is_plain = len(self.message_ids), False
             self.priorities = [DEFAULT_PRIORITY] * count
-            self.retention_deadlines_ms = [0] * count
             self.visible_at_ms = [0] * count
         self.message_ids.append(message_id)
         self.priorities.append(priority)
@@ -217,9 +216,9 @@ class BrokerRules:
                 if column.default_delay_ms and not visible:
                     # A delay of the message's own wins, one of 0 too.
                     visible_at_ms = received + (delay if delay >= 0 else column.default_delay_ms)
-                plain = priority == DEFAULT_PRIORITY and not (deadline_ms or visible_at_ms)
-                if plain and column.is_plain:
+                if column.is_plain and priority == DEFAULT_PRIORITY and not visible_at_ms:
                     column.message_ids.append(message_id)
+                    column.retention_deadlines_ms.append(deadline_ms)
                 else:
                     column.add(message_id, priority, deadline_ms, visible_at_ms)
         fallbacks = self._rules.fallbacks

@@ -56,9 +56,9 @@ class Buffer(NamedTuple):
         silence_ms: Without an answer for this long a stream is dead: heartbeats come every 10 s.
     """
 
-    messages_max: int = 163_840
+    messages_max: int = 262_144
     waiting_max: int = 32_768
-    bytes_max: int = 16 * 1024 * 1024
+    bytes_max: int = 24 * 1024 * 1024
     grace_ms: int = 1_000
     silence_ms: int = 25_000
 

@@ -149,14 +149,18 @@ def _range(
     # a list of messages of its own takes.
     add = told.assignments.add
     for queue_id, column in columns.items():
-        assignment = add(queue_id=queue_id, message_ids=column.message_ids)
+        ids, deadlines_ms = column.message_ids, column.retention_deadlines_ms
+        if any(deadlines_ms):  # as mostly: every message has a retention unless it wants none
+            assignment = add(
+                queue_id=queue_id, message_ids=ids, retention_deadlines_ms=deadlines_ms
+            )
+        else:
+            assignment = add(queue_id=queue_id, message_ids=ids)
         if column.is_plain:
             continue
         priorities = column.priorities
         if priorities.count(DEFAULT_PRIORITY) != len(priorities):
             assignment.priorities.extend(priorities)
-        if any(column.retention_deadlines_ms):
-            assignment.retention_deadlines_ms.extend(column.retention_deadlines_ms)
         if any(column.visible_at_ms):
             assignment.visible_at_ms.extend(column.visible_at_ms)
     return told

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.router.explain import Explainer
-from services.router.route import PieceLimits
+from services.router.route import THIN, PieceLimits
 from services.router.routing import LogMessage
 from slatemq.errors import NotFound, Unavailable
 from tests.integration.router_stack import Stack, peers
@@ -75,6 +75,22 @@ async def test_what_was_stored_before_the_router_started_is_routed_too(stack: St
         await eventually(lambda: len(stack.got("all")) == len(ids))
 
     assert stack.got("all") == ids
+
+
+async def test_the_next_piece_is_judged_while_a_long_one_is_in_flight(stack: Stack) -> None:
+    await stack.shard.set_queue("all", "true")
+    ids = [i for _ in range(3) for i in await stack.log.publish([{}] * THIN)]
+    stack.broker.answering.clear()
+
+    async with stack.router(PieceLimits(messages_max=THIN)) as router:
+        await eventually(lambda: stack.shard.calls_count == 1)
+        route = router.links[0].route(0)
+        assert route is not None
+        await eventually(lambda: route.judged is not None)
+        assert (route.cursor, route.waiting_count) == (0, THIN)
+
+        stack.broker.answering.set()
+        await eventually(lambda: stack.got("all") == ids)
 
 
 async def test_entries_without_a_match_move_the_cursor_after_the_hold(stack: Stack) -> None:

@@ -51,10 +51,11 @@ class Day:
     def kinds(self, most: int) -> list[tuple[str, int, int, int]]:
         dice = self.dice
         later = dice.choice([0, 0, 50, 100, 100, 100, 400, 3000])
+        urgency = dice.choice([[0, 0, 0, 7], [128], [0, 128]])
         return [
             (
                 dice.choice(QUEUES),
-                dice.choice([0, 0, 0, 7]),
+                dice.choice(urgency),
                 dice.choice([0, 0, later]),
                 dice.choice([0, 0, 0, 0, 60, 500]),
             )

@@ -184,6 +184,30 @@ def test_a_filter_matches_only_where_its_condition_holds(
         assert matched == holds
 
 
+@given(FILTERS, st.dictionaries(NAMES, NAMES))
+@settings(max_examples=600, deadline=None)
+def test_what_is_told_without_the_library_is_what_it_tells(
+    source: str, headers: dict[str, str]
+) -> None:
+    made = compile_filter(source)
+    tests = [part.test for part in made.checked.parts]
+    told = [test(headers) for test in tests if test is not None]
+    matched = made.matches(context(headers, 0, 0, 5))
+    if matched or len(told) == len(tests):
+        assert all(told) == matched
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'headers.t == "a" && headers.kind != "none"', '!has(headers.t) || headers.t != "x"',
+        'headers.t in ["a", "b"] ? !("k" in headers) : true', '"a" != headers["t"]',
+    ],
+)  # fmt: skip
+def test_a_comparison_with_texts_needs_no_library(source: str) -> None:
+    assert all(part.test is not None for part in compile_filter(source).checked.parts)
+
+
 @given(st.lists(FILTERS, max_size=5), st.dictionaries(NAMES, NAMES))
 @settings(max_examples=200, deadline=None)
 def test_routing_by_the_index_equals_judging_every_filter(

@@ -15,6 +15,7 @@ from libs.storage.keys import (
     payload_key,
     payload_range,
 )
+from libs.storage.payload_packs import pack_key, pack_range
 from libs.storage.queue_ranges import (
     LATE_MS,
     Run,
@@ -23,6 +24,7 @@ from libs.storage.queue_ranges import (
     done_run,
     failed_run,
     log_run,
+    pack_run,
     payload_run,
 )
 from libs.storage.states import LaneRecord, PurgesRecord, QueueStateRecord
@@ -58,7 +60,9 @@ def test_runs_span_what_the_builders_of_keys_span() -> None:
     assert log_run().span == log_range(0)
     assert log_run(5, 9).span == log_range(5, 9)
     assert payload_run(5, 9).span == payload_range(5, 9)
+    assert pack_run(5, 9).span == pack_range(5, 9)
     assert log_run().number(log_key(7)) == payload_run().number(payload_key(7)) == 7
+    assert pack_run().number(pack_key(7)) == 7
     assert holds(attempts_run("q", 5, 9), attempts_key("q", 9))
     assert not holds(attempts_run("q", 5, 9), attempts_key("q", 10))
 
