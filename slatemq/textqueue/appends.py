@@ -25,15 +25,13 @@ from typing import NamedTuple
 from slatemq.textqueue.editing import entry_at, reader
 from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import AppendLost, FormatError, NoSuchEntry
-from slatemq.textqueue.intents import mend, unfinished
-from slatemq.textqueue.locks import READ_ONLY, How, is_named, opened, opened_beside
+from slatemq.textqueue.intents import LINE_BYTES_MAX, mend, unfinished
+from slatemq.textqueue.locks import READ_ONLY, How, is_named, opened, opened_beside, put
 from slatemq.textqueue.pages import NEWLINE, last_beginning
 from slatemq.textqueue.parsing import scan
 
 LOG_BYTES_MAX = 1 << 16
 """Above that the older half is left out."""
-
-LINE_BYTES_MAX = 1024
 
 START_LENGTH = 40
 """Of a text, for people, and to tell most others from it at once."""
@@ -78,7 +76,7 @@ def listing(path: str, descriptor: int) -> Iterator[int]:
 
 
 def remember(log: int, entry: Entry, count: int, now_ms: int, gone: Sequence[Append] = ()) -> None:
-    """Put an append into the list; the file is locked for us. Raises OSError.
+    """Put an append into the list, or change nothing; the file is locked for us. Raises OSError.
 
     What is gone comes behind it, so that the next look misses and tells it.
     """
@@ -88,7 +86,7 @@ def remember(log: int, entry: Entry, count: int, now_ms: int, gone: Sequence[App
         kept = _lines(os.pread(log, size, 0))
         rewrite(log, [*kept[len(kept) // 2 :], *made])
     else:
-        os.pwrite(log, b"".join(map(_line, made)), size)
+        put(log, b"".join(map(_line, made)), size)
 
 
 def taken(path: str, descriptor: int, log: int) -> list[Append]:
@@ -237,6 +235,8 @@ def _found(descriptor: int, made: list[Append]) -> tuple[Counter[str], dict[str,
     starts = {one.start for one in made}
     found: Counter[str] = Counter()
     offsets: dict[str, int] = {}
+    if not made:
+        return found, offsets  # without reading all of the file
     for entry in scan(reader(descriptor)):
         if entry.text[:START_LENGTH] in starts:
             found[entry.digest] += 1
@@ -268,9 +268,9 @@ def _append_of(entry: Entry, count: int, now_ms: int) -> Append:
 
 
 def rewrite(log: int, made: list[Append]) -> None:
-    """Make these all that the list has. Raises OSError."""
+    """Make these all that the list has, or change nothing. Raises OSError."""
     content = b"".join(map(_line, made))
-    os.pwrite(log, content, 0)
+    put(log, content, 0)
     os.ftruncate(log, len(content))
 
 

@@ -41,6 +41,9 @@ from slatemq.textqueue.locks import How
 AHEAD_COUNT = 256
 """Messages read ahead of those that can be claimed."""
 
+AHEAD_BYTES = 1 << 20
+"""Of these; more only of one that is longer."""
+
 RESTARTS_MAX = 100
 """Rewrites during one claim, after which it gives up."""
 
@@ -53,7 +56,7 @@ BARE_TAKEN = "M@"
 """A mutex variable without a name; its five bytes have room for three letters of a token."""
 
 NO_RETRIES = "retries"
-"""What the `error` variable says of a message without retries left."""
+"""What the `error` variable says of a message without retries left, if it says nothing yet."""
 
 
 class Claimer:
@@ -100,10 +103,20 @@ class Claimer:
             with self._file.opened(os.O_RDWR, How.SHARED) as descriptor:
                 yield descriptor, holders, holder
 
+    def offsets(self) -> frozenset[int]:
+        """Where the messages begin that are claimed now. Raises OSError."""
+        with self._file.holders() as holders:
+            return frozenset(self._held(holders))
+
     def find(self, token: str) -> tuple[Entry, Holder]:
-        """A claim that was made elsewhere. Raises ClaimLost, Rewritten, OSError."""
-        with self.held(token) as (descriptor, _, holder):
-            return _entry_of(descriptor, holder), holder
+        """A claim that was made elsewhere. Raises ClaimLost, Rewritten (it has ended), OSError."""
+        with self.held(token) as (descriptor, holders, holder):
+            try:
+                return _entry_of(descriptor, holder), holder
+            except Rewritten:
+                # Whoever asks is told; nobody can finish it, and the message may be given again.
+                holders.drop(holder)
+                raise
 
     def finish(self, token: str, entry: Entry, change: Callable[[int, Entry], Entry]) -> Entry:
         """Change the claimed message for the last time, and let it go.
@@ -168,14 +181,14 @@ class Claimer:
 
     def _read_on(self) -> bool:
         """Remember more queued messages; False when there are none. Raises Rewritten."""
-        before, start, found = self._file.signature(), self._last, 0
+        before, start, found, taken_bytes = self._file.signature(), self._last, 0, 0
         try:
             for entry in self._after(start):
                 self._last = entry
                 if entry.state is State.QUEUED and entry.offset not in self._known:
                     self._known[entry.offset] = entry.detached()
-                    found += 1
-                    if found == AHEAD_COUNT:
+                    found, taken_bytes = found + 1, taken_bytes + len(entry.raw)
+                    if found == AHEAD_COUNT or taken_bytes >= AHEAD_BYTES:
                         break
         except FormatError:
             # What stands before the broken line can be worked on.
@@ -211,13 +224,14 @@ class Claimer:
                 if (holder.offset, holder.digest) == (entry.offset, entry.digest):
                     holders.drop(holder)
             return None
-        if self._ended(descriptor, holders, entry) is None or _taken_by_hand(entry):
+        if self._ended(descriptor, holders, entry) is None or taken_by_hand(entry):
             return None
         retries = _retries(entry)
         if retries is None or retries.strip("0"):
             return entry
         error = _variable(entry, ERROR)
-        if error is not None and error.width >= len(NO_RETRIES):
+        # What a worker has put there says more.
+        if error is not None and not error.value and error.width >= len(NO_RETRIES):
             fill(descriptor, entry, error.index, NO_RETRIES)
         mark(descriptor, entry, State.ERROR)
         self._file.sync(descriptor)
@@ -295,7 +309,7 @@ def clear_slot(descriptor: int, entry: Entry, token: str) -> Entry:
     return fill(descriptor, entry, slot.index, BARE_FREE if slot.name is None else "")
 
 
-def _taken_by_hand(entry: Entry) -> bool:
+def taken_by_hand(entry: Entry) -> bool:
     """Whether a person has put a name into the mutex variable.
 
     Of our tokens the sidecar alone tells whether they count: an editor may bring old ones back.

@@ -18,7 +18,7 @@ from slatemq.textqueue.errors import (
     NotAMessage,
     Rewritten,
 )
-from slatemq.textqueue.locks import message_lock
+from slatemq.textqueue.locks import message_lock, put
 from slatemq.textqueue.pages import NEWLINE
 from slatemq.textqueue.parsing import Read, scan
 
@@ -75,14 +75,25 @@ def again(descriptor: int, entry: Entry) -> Entry:
 def _unchanged(descriptor: int, entry: Entry) -> Entry | None:
     """The entry, if all its bytes are as they were but for a mark: most are, and need no scan."""
     raw, offset = entry.raw, entry.offset
-    if offset:
-        read = os.pread(descriptor, len(raw) + 2, offset - 1)
-    else:
-        read = NEWLINE + os.pread(descriptor, len(raw) + 1, 0)
-    content, following = read[1 : len(raw) + 1], read[len(raw) + 1 :]
-    is_whole = following not in _CONTINUING if content.endswith(NEWLINE) else not following
-    is_marked = content[:1] in _MARKS and content[1:] == raw[1:] and read[:1] == NEWLINE
-    return Entry.of(content, offset, entry.line) if is_marked and is_whole else None
+    before = 1 if offset else 0
+    read = os.pread(descriptor, before + len(raw) + 1, offset - before)
+    following = read[before + len(raw) :]
+    is_whole = following not in _CONTINUING if raw.endswith(NEWLINE) else not following
+    if not is_whole or (before and not read.startswith(NEWLINE)):
+        return None
+    # Compared without a copy, of which a long entry would have one more.
+    if read.startswith(raw, before):
+        return Entry.of(raw, offset, entry.line) if raw[:1] in _MARKS else None
+    control = read[before : before + 1]
+    if control in _MARKS and read.startswith(raw[1:], before + 1):
+        return Entry.of(_with(raw, 0, control), offset, entry.line)
+    return None
+
+
+def _with(raw: bytes, place: int, content: bytes) -> bytes:
+    """The bytes of an entry, with others from that place on."""
+    rest = memoryview(raw)
+    return b"".join((rest[:place], content, rest[place + len(content) :]))
 
 
 def queued(entry: Entry) -> Entry:
@@ -100,7 +111,7 @@ def mark(descriptor: int, entry: Entry, state: State) -> Entry:
         now = queued(again(descriptor, entry))
         control = CONTROLS[state].encode()
         os.pwrite(descriptor, control, entry.offset)
-        return Entry.of(control + now.raw[1:], now.offset, now.line)
+        return Entry.of(_with(now.raw, 0, control), now.offset, now.line)
 
 
 def fill(descriptor: int, entry: Entry, key: str | int, value: str) -> Entry:
@@ -114,9 +125,8 @@ def fill(descriptor: int, entry: Entry, key: str | int, value: str) -> Entry:
             raise NotAMessage(f"the entry at offset {entry.offset} is of an unknown kind")
         variable = now.variable(key)
         content = fitted(variable, value)
-        os.pwrite(descriptor, content, variable.offset)
-        place = variable.offset - now.offset
-        raw = now.raw[:place] + content + now.raw[place + variable.width :]
+        put(descriptor, content, variable.offset)
+        raw = _with(now.raw, variable.offset - now.offset, content)
         return Entry.of(raw, now.offset, now.line)
 
 

@@ -19,6 +19,9 @@ from slatemq.textqueue.controls import CONTROLS, STATES, State
 from slatemq.textqueue.errors import BadText, NoSuchVariable
 from slatemq.textqueue.pages import NEWLINE, Page, alone
 
+PIECE_LENGTH = 1 << 16
+"""Of a long text, which is not to be in memory once more as bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Variable:
@@ -119,7 +122,10 @@ class Entry:
     @property
     def digest(self) -> str:
         """16 hexadecimal digits of its text: the same for the same text."""
-        return hashlib.blake2b(self.text.encode(), digest_size=8).hexdigest()
+        text, digest = self.text, hashlib.blake2b(digest_size=8)
+        for start in range(0, len(text), PIECE_LENGTH):
+            digest.update(text[start : start + PIECE_LENGTH].encode())
+        return digest.hexdigest()
 
     def variable(self, key: str | int) -> Variable:
         """The variable with that index, or the first of that name. Raises NoSuchVariable."""
@@ -166,7 +172,9 @@ def _variable(index: int, content: bytes, offset: int) -> Variable:
 
 
 Variables = Mapping[str, str] | Iterable[str]
-"""Of a new entry: values by name, or whole lines. Spaces at the end are reserved."""
+"""Of a new entry: values by name, or whole lines (not one alone: that is an iterable of letters).
+
+Spaces at the end are reserved."""
 
 
 def reserve(width: int, value: str = "") -> str:
@@ -175,7 +183,10 @@ def reserve(width: int, value: str = "") -> str:
 
 
 def render(text: str, variables: Variables = (), state: State = State.QUEUED) -> bytes:
-    """The bytes of a new entry, a newline at the end. Raises BadText, ValueError for UNKNOWN."""
+    """The bytes of a new entry, a newline at the end. Raises BadText, ValueError for UNKNOWN.
+
+    Raises TypeError where `variables` is a single text.
+    """
     if state not in CONTROLS:
         raise ValueError("entries of unknown kinds cannot be made")
     lines = [CONTROLS[state] + text.replace("\n", "\n ")]
@@ -184,8 +195,15 @@ def render(text: str, variables: Variables = (), state: State = State.QUEUED) ->
             if "=" in name:
                 raise BadText(f"the name of a variable has no '=': {name!r}")
         variables = [f"{name}={value}" for name, value in variables.items()]
-    lines += ["\\" + checked_line(content) for content in variables]
+    lines += ["\\" + checked_line(content) for content in several(variables, "variables")]
     return encoded("\n".join(lines) + "\n")
+
+
+def several(texts: Iterable[str], name: str) -> Iterable[str]:
+    """The same. Raises TypeError for a single text, each letter of which would be one of them."""
+    if isinstance(texts, str | bytes):
+        raise TypeError(f"{name} must be several texts, not one alone: put it into a list")
+    return texts
 
 
 def checked_line(content: str) -> str:

@@ -3,7 +3,7 @@ r"""What an append is about to write, so that one that is killed half-way is fou
 A write of several pages that is killed leaves some of them: the last message is cut short, and
 looks like a whole one. So the list of appends ends with this line while the file is written to::
 
-    ~{"first": 120, "end": 4711, "head": "2d726573697a65"}
+    ~{"first": 120, "end": 4711, "head": "2d726573697a65"}          \n     641 bytes
 
 The writer has the file's lock meanwhile. Whoever has it, and finds the line, knows that the writer
 is gone, and takes out the message that it has not finished. Nobody was told that it is there.
@@ -26,7 +26,12 @@ BEGINS = b"~"
 HEAD_BYTES = 64
 """Of what is written, to tell it from what somebody else has put there since."""
 
-LINE_BYTES_MAX = 512
+LINE_BYTES_MAX = 1024
+"""Of any line in the list."""
+
+ROOM_BYTES = 640
+"""Of this line, its end filled with spaces: no line that takes its place when the append is done is
+longer, so that there is room for it on the disk."""
 
 
 class Intent(NamedTuple):
@@ -49,7 +54,7 @@ def intended(log: int, first: int, content: bytes) -> Iterator[None]:
     place = os.fstat(log).st_size
     intent = {"first": first, "end": first + len(content), "head": content[:HEAD_BYTES].hex()}
     try:
-        put(log, BEGINS + json.dumps(intent).encode() + NEWLINE, place)
+        put(log, (BEGINS + json.dumps(intent).encode()).ljust(ROOM_BYTES) + NEWLINE, place)
         yield
     finally:
         os.ftruncate(log, place)

@@ -95,10 +95,15 @@ def _share(descriptor: int, told: os.stat_result, like: os.stat_result) -> None:
 def put(descriptor: int, content: bytes, place: int) -> None:
     """Write all of it there, or, where the disk takes only a part, nothing. Raises OSError."""
     size = os.fstat(descriptor).st_size
+    before = os.pread(descriptor, len(content), place)
     written = os.pwrite(descriptor, content, place)
-    if written != len(content):
+    if written == len(content):
+        return
+    # What is there has its room on the disk.
+    os.pwrite(descriptor, before[:written], place)
+    if place + written > size:
         os.ftruncate(descriptor, size)
-        raise OSError(errno.ENOSPC, f"only {written} of {len(content)} bytes could be written")
+    raise OSError(errno.ENOSPC, f"only {written} of {len(content)} bytes could be written")
 
 
 def is_named(descriptor: int, path: str) -> bool:

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import accumulate, count, repeat
 from operator import add
 
-from slatemq.textqueue.texts import texts_in
+from slatemq.textqueue.texts import all_texts
 
 NEWLINE = b"\n"
 
@@ -82,8 +82,7 @@ class Page:
     def texts(self) -> list[str]:
         """Of each entry."""
         self.wishes.texts = True
-        # Never None: whoever made the page has seen that it is sound.
-        return texts_in(self.content, self.newlines_count) or []
+        return all_texts(self.content)
 
 
 def last_beginning(content: bytes, start: int = 0) -> int | None:

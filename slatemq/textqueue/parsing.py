@@ -20,7 +20,7 @@ from slatemq.textqueue.controls import CONTROLS, State
 from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import FormatError
 from slatemq.textqueue.pages import BEGINNING, NEWLINE, Page, Wishes, last_beginning
-from slatemq.textqueue.texts import EVERY, is_late, texts_in
+from slatemq.textqueue.texts import EVERY, all_texts, is_late, texts_in
 
 CHUNK_BYTES = 1 << 18
 """Read at once; more only inside an entry that is larger."""
@@ -248,15 +248,14 @@ class _Texts:
         self._states = states
 
     def many(self, piece: bytes, place: Place, offset: int) -> Iterable[Iterable[str]] | None:
-        newlines_count = piece.count(NEWLINE)
         try:
-            texts = texts_in(piece, newlines_count, self._states)
+            found = texts_in(piece, self._states)
         except UnicodeDecodeError:
             return None
-        if texts is None:
+        if found is None:
             return None
-        place.line += newlines_count
-        return (texts,)
+        place.line += found.newlines_count
+        return (found.texts,)
 
     def one(self, entry: Entry) -> Iterable[str]:
         return (entry.text,) if entry.state in self._states else ()
@@ -272,7 +271,7 @@ def _given(page: Page, controls: bytes) -> Iterator[Entry]:
         if found_count * SPARSE_LINES < lines_count:
             return _found(content, begins, page.offset, page.line)
         are_alike = found_count == lines_count and content.startswith(controls)
-    texts = texts_in(content, page.newlines_count) if page.wishes.texts else None
+    texts = all_texts(content) if page.wishes.texts else None
     if are_alike:
         return _made(page, range(lines_count), texts)
     if _INSIDE.search(content):

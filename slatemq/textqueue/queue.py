@@ -14,7 +14,7 @@ from slatemq.textqueue.claiming import ERROR, Claimer, clear_slot
 from slatemq.textqueue.compacting import Compacted, compact
 from slatemq.textqueue.controls import CONTROLS, State
 from slatemq.textqueue.editing import again, fill, fitted, mark, queued
-from slatemq.textqueue.entries import Entry, Variable, Variables, render
+from slatemq.textqueue.entries import Entry, Variable, Variables, render, several
 from slatemq.textqueue.errors import TextQueueError
 from slatemq.textqueue.files import QueueFile
 
@@ -75,6 +75,7 @@ class TextQueue:
         For the last entry it waits until no append is under way. With `hold_back` it never waits,
         and leaves the last entry out: a writer without our lock may still be writing it.
         """
+        states = _known(states)
         if State.UNKNOWN in states:
             every = self._file.entries(hold_back=hold_back)
             if set(states) == set(State):
@@ -85,7 +86,7 @@ class TextQueue:
 
     def texts(self, *states: State, hold_back: bool = False) -> Iterator[str]:
         """The texts alone of what `entries` gives: two to three times as fast."""
-        return self._file.texts(states or (State.QUEUED,), hold_back)
+        return self._file.texts(_known(states) or (State.QUEUED,), hold_back)
 
     def entry(self, offset: int) -> Entry:
         """The entry that begins at that byte. Raises NoSuchEntry."""
@@ -94,15 +95,22 @@ class TextQueue:
     def append(self, text: str, variables: Variables = (), *, state: State = State.QUEUED) -> Entry:
         """Append one message (or comment), with one write. Raises BadText.
 
-        Variables are values by name, or whole lines; give what will be filled in later its room:
+        Variables are values by name, or whole lines (one alone in a list: a text by itself raises
+        TypeError). Give what will be filled in later its room:
         `{"retries": "03", "error": reserve(20)}`.
         """
         content = render(text, variables, state)
         return Entry.of(content, self._file.append(content, self._clock_ms()), 0)
 
     def append_all(self, texts: Iterable[str], variables: Variables = ()) -> int:
-        """Append many messages, about a mebibyte in a write; gives their number. Raises BadText."""
-        kept = variables if isinstance(variables, Mapping) else list(variables)
+        """Append many messages, about a mebibyte in a write; gives their number. Raises BadText.
+
+        Raises TypeError where either is a single text.
+        """
+        texts = several(texts, "texts")
+        kept = variables
+        if not isinstance(variables, Mapping):
+            kept = list(several(variables, "variables"))
         count, written, last, buffer = 0, 0, 0, bytearray()
         for text in texts:
             last = len(buffer)
@@ -149,16 +157,20 @@ class TextQueue:
         and the next is taken. The claim ends when its lease is over, or before that when this
         process ends, unless it is not `tied` to it.
         """
-        taken = self._claimer.claim(lease // _MS, tied)
+        taken = self._claimer.claim(_milliseconds(lease), tied)
         if taken is None:
             return None
         entry, holder = taken
         return Claim(self, entry, holder.token, holder.deadline_ms)
 
     def claimed(self, token: str) -> Claim:
-        """A claim by its token, whoever made it. Raises ClaimLost, Rewritten."""
+        """A claim by its token, whoever made it. Raises ClaimLost; Rewritten, and it has ended."""
         entry, holder = self._claimer.find(token)
         return Claim(self, entry, token, holder.deadline_ms)
+
+    def claimed_offsets(self) -> frozenset[int]:
+        """Where the messages begin that somebody has claimed; under `lock()` it stays so."""
+        return self._claimer.offsets()
 
     @contextmanager
     def lock(self, *, wait: bool = True) -> Iterator[None]:
@@ -224,7 +236,7 @@ class Claim:
     def extend(self, lease: timedelta = LEASE) -> None:
         """Keep it that long from now. Raises ClaimLost when it has ended."""
         with self.queue._claimer.held(self.token) as (_, holders, holder):
-            self.deadline_ms = self.queue._clock_ms() + lease // _MS
+            self.deadline_ms = self.queue._clock_ms() + _milliseconds(lease)
             holders.change(holder, deadline_ms=self.deadline_ms)
 
     def set_variable(self, key: str | int, value: str) -> None:
@@ -258,6 +270,11 @@ class Claim:
                 self.release()
 
 
+def _known(states: tuple[State, ...]) -> tuple[State, ...]:
+    """The same, their names turned into them. Raises ValueError for what is none."""
+    return tuple(map(State, states))
+
+
 def _fail(descriptor: int, entry: Entry, code: str) -> Entry:
     entry = queued(again(descriptor, entry))
     variable = next((one for one in entry.variables if one.name == ERROR), None)
@@ -266,3 +283,9 @@ def _fail(descriptor: int, entry: Entry, code: str) -> Entry:
         fitted(variable, code)
         entry = fill(descriptor, entry, variable.index, code)
     return mark(descriptor, entry, State.ERROR)
+
+
+def _milliseconds(lease: timedelta) -> int:
+    if lease < _MS:
+        raise ValueError(f"a lease lasts a millisecond at least, not {lease}")
+    return lease // _MS

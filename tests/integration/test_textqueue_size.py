@@ -58,6 +58,48 @@ def test_a_large_file_takes_constant_memory(tmp_path: Path) -> None:
     assert path.stat().st_size == count * 502
 
 
+def test_claiming_reads_no_more_than_a_few_long_messages_ahead(tmp_path: Path) -> None:
+    # Given many long messages
+    path = tmp_path / "long.tq"
+    TextQueue(path).append_all(str(number) + "x" * (1 << 20) for number in range(96))
+
+    # When a process claims and finishes some of them
+    program = """
+import resource, sys
+from slatemq.textqueue import TextQueue
+queue = TextQueue(sys.argv[1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for _ in range(5):
+    queue.claim().done()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    grown = subprocess.check_output([sys.executable, "-c", program, str(path)], cwd=REPOSITORY)
+
+    # Then it had a few in memory
+    assert int(grown) < 32 << 10
+
+
+@pytest.mark.parametrize("call", ["queue.done(entry)", "queue.set_variable(entry, 'v', 'b')"])
+def test_a_long_message_is_changed_without_copies_of_it(tmp_path: Path, call: str) -> None:
+    # Given a message of 32 MiB, which somebody has read
+    path = tmp_path / "long.tq"
+    TextQueue(path).append("x" * (32 << 20), {"v": "a"})
+
+    program = f"""
+import resource, sys
+from slatemq.textqueue import TextQueue
+queue = TextQueue(sys.argv[1])
+entry = queue.entry(0)
+read = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+{call}
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - read)
+"""
+    grown = subprocess.check_output([sys.executable, "-c", program, str(path)], cwd=REPOSITORY)
+
+    # Then it was in memory three times at most: as it was, read again, and changed
+    assert int(grown) < 40 << 10
+
+
 def test_marking_takes_as_long_in_a_large_file(tmp_path: Path) -> None:
     # Given a small and a large file
     def seconds_to_mark(count: int) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slatemq.textqueue import AppendLost, TextQueue, appends
+from slatemq.textqueue.intents import LINE_BYTES_MAX, ROOM_BYTES
 from tests.unit.textqueue.claims import as_a_reader, claims
 
 
@@ -219,7 +220,7 @@ def test_the_list_stays_short_and_may_be_damaged(
     queue, listed = TextQueue(path), Path(f"{path}.appended")
     for number in range(50):
         queue.append(f"\U0001f600 message {number} " + "\U0001f600" * 100)
-    assert listed.stat().st_size < 500 + 2 * appends.LINE_BYTES_MAX
+    assert listed.stat().st_size < 500 + 2 * LINE_BYTES_MAX
 
     # Then it still tells what is gone, also with rubbish in it
     with listed.open("ab") as file:
@@ -256,7 +257,11 @@ def test_an_append_that_cannot_be_listed_is_refused_and_leaves_nothing(path: Pat
     assert path.read_bytes() == b"-one"
 
 
-@pytest.mark.parametrize("room", [0, 1, 30])
+FACES = "\U0001f600" * appends.START_LENGTH
+"""A text of which the list has as much as of any."""
+
+
+@pytest.mark.parametrize("room", [0, 1, 30, 300, 600])
 def test_an_append_whose_line_in_the_list_does_not_fit_on_the_disk_has_not_happened(
     path: Path, room: int
 ) -> None:
@@ -267,13 +272,51 @@ def test_an_append_whose_line_in_the_list_does_not_fit_on_the_disk_has_not_happe
     listed.write_bytes(listed.read_bytes() * 100)
     content = listed.read_bytes()
     with files_up_to(len(content) + room), pytest.raises(OSError, match=r"File too large|only \d+"):
-        queue.append("two")
+        queue.append(FACES)
 
     # Then it is not there, and the list is as it was
     assert path.read_bytes() == b"-one\n"
     assert listed.read_bytes() == content
     queue.append("two")
     assert queue.has_all_appends()
+
+
+def test_an_append_has_room_for_its_line_in_the_list_before_it_is_written(path: Path) -> None:
+    # Given a list that can grow by no more than the line that it has while an append is under way
+    queue = TextQueue(path)
+    queue.append("one")
+    with files_up_to(os.path.getsize(f"{path}.appended") + ROOM_BYTES + 1):
+        queue.append(FACES)
+
+    path.write_bytes(b"-one\n")
+
+    with pytest.warns(AppendLost, match=FACES):
+        queue.has_all_appends()
+
+
+def test_a_list_that_cannot_be_written_anew_is_as_it_was(path: Path) -> None:
+    # Given an append that a save took away, and a disk that takes only a part of the new list
+    queue = TextQueue(path)
+    for text in ("one", "two", "three"):
+        queue.append(text)
+    path.write_bytes(b"#new\n-one\n-two\n")
+    listed = Path(f"{path}.appended").read_bytes()
+    with files_up_to(60), pytest.raises(OSError, match="only 60 of"):
+        queue.has_all_appends()
+
+    # Then nothing of it has changed, and the next look tells
+    assert Path(f"{path}.appended").read_bytes() == listed
+    with pytest.warns(AppendLost, match="1 appended messages .*'three'"):
+        queue.has_all_appends()
+
+
+def test_a_variable_of_which_the_disk_takes_a_part_is_as_it_was(path: Path) -> None:
+    queue = TextQueue(path)
+    entry = queue.append("one", {"v": "before"})
+    with files_up_to(entry.end - 4), pytest.raises(OSError, match="only 3 of 6"):
+        queue.set_variable(entry, "v", "after ")
+
+    assert path.read_bytes() == b"-one\n\\v=before\n"
 
 
 def test_a_claim_whose_slot_does_not_fit_on_the_disk_has_not_happened(path: Path) -> None:

@@ -49,6 +49,20 @@ def test_a_message_without_retries_left_becomes_an_error(path: Path, make: Make)
     assert path.read_bytes() == b"!a\n\\retries=0\n\\error=retries \n-b\n"
 
 
+def test_what_a_worker_has_told_of_its_error_stays_when_no_retries_are_left(
+    path: Path, make: Make
+) -> None:
+    queue = make(b"-a\n\\retries=1\n\\error=        \n")
+    claim = queue.claim()
+    assert claim is not None
+    claim.set_variable("error", "E-42")
+    claim.release()
+
+    assert queue.claim() is None
+
+    assert path.read_bytes() == b"!a\n\\retries=0\n\\error=E-42    \n"
+
+
 @pytest.mark.parametrize("value", [b"", b"many", "٣".encode(), b"-1"])
 def test_retries_that_are_no_number_bound_nothing(path: Path, make: Make, value: bytes) -> None:
     content = b"-a\n\\retries=" + value + b"\n"

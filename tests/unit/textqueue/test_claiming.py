@@ -81,6 +81,11 @@ def test_a_late_claim_that_nobody_took_still_counts(path: Path, make: Make, cloc
     assert path.read_bytes() == b"=a\n"
 
 
+def test_a_lease_that_is_over_at_once_is_refused(path: Path, make: Make) -> None:
+    with pytest.raises(ValueError, match="a millisecond at least"):
+        make(b"-a\n").claim(timedelta(0))
+
+
 def test_an_extended_claim_lasts(path: Path, make: Make, clock: Clock) -> None:
     queue = make(b"-a\n")
     claim = queue.claim(timedelta(seconds=10))
@@ -146,8 +151,9 @@ def test_what_a_person_marked_meanwhile_is_told(path: Path, make: Make) -> None:
         claim.done()
 
 
+@pytest.mark.parametrize("by_token", [False, True])
 def test_an_editor_that_moves_a_claimed_message_is_found_out(
-    path: Path, make: Make, clock: Clock
+    path: Path, make: Make, clock: Clock, by_token: bool
 ) -> None:
     # Given a claim, and an editor that writes a message above it
     queue, other = make(b"-a\n-b\n"), TextQueue(path, clock_ms=clock)
@@ -159,7 +165,7 @@ def test_an_editor_that_moves_a_claimed_message_is_found_out(
     assert claims(other) == ["new", "b"]
     # And its worker is told, after which it comes again
     with pytest.raises(Rewritten):
-        claim.done()
+        other.claimed(claim.token) if by_token else claim.done()
     assert claims(queue) == ["a"]
     assert path.read_bytes() == b"-new\n-a\n-b\n"
 
@@ -376,3 +382,15 @@ def test_threads_that_claim_and_one_that_has_the_lock_do_not_wait_for_ever(make:
     # Then both get their message
     other.join(10)
     assert got == ["b"]
+
+
+def test_whose_messages_are_claimed_is_told_by_their_places(make: Make, clock: Clock) -> None:
+    queue = make(b"-a\n-b\n-c\n")
+    first, second = taken(queue), taken(TextQueue(queue.path, clock_ms=clock))
+
+    assert queue.claimed_offsets() == {0, 3}
+    first.release()
+    with queue.lock():
+        assert queue.claimed_offsets() == {3}
+    clock.now_ms = second.deadline_ms
+    assert queue.claimed_offsets() == frozenset()

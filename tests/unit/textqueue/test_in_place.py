@@ -3,6 +3,7 @@
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -326,6 +327,31 @@ def test_reading_goes_by_state(path: Path) -> None:
     assert [entry.text for entry in queue.entries(*State)] == ["a", "b", "c", "d", "e", "f"]
     with pytest.raises(FormatError, match="unknown control"):
         list(TextQueue(path, strict=True))
+
+
+def test_states_go_by_name_too_and_others_are_refused(path: Path) -> None:
+    queue = queue_of(path, b"-a\n?b\n")
+
+    names: Any = ["unknown", "queued"]
+    assert [entry.text for entry in queue.entries(*names)] == ["a", "b"]
+    assert list(queue.texts(*names)) == ["a", "b"]
+    unheard: Any = "waiting"
+    for ask in (queue.entries, queue.texts):
+        with pytest.raises(ValueError, match="'waiting' is not a valid State"):
+            ask(unheard)
+
+
+def test_a_single_text_is_not_taken_for_its_letters(path: Path) -> None:
+    queue = TextQueue(path)
+
+    with pytest.raises(TypeError, match="variables must be several texts, not one alone"):
+        queue.append("a", "mutex=    ")
+    with pytest.raises(TypeError, match="variables must be"):
+        queue.append_all(["a"], "mutex=    ")
+    with pytest.raises(TypeError, match="texts must be"):
+        queue.append_all("resize photo 7")
+
+    assert not path.exists()
 
 
 def test_a_link_stays_a_link(path: Path) -> None:

@@ -14,7 +14,8 @@ from slatemq.textqueue.parsing import scan_texts
 
 LINES = st.sampled_from(
     ["-", "-a", "-b c ", "=", "=done", "!", "!bad", "#", "# note", "é", "?x", "", " ", "  ", " a",
-     " -b", "\\", "\\v=1  ", "\\ ", "-\r", " \\x", "\N{SNOWMAN}y", "-" + "l" * 240, " " + "l" * 250]
+     " -b", "\\", "\\v=1  ", "\\ ", "-\r", " \\x", "\N{SNOWMAN}y", "-" + "l" * 140, " " + "l" * 150,
+     "-" + "m" * 400, " " + "m" * 500, "\x1e", "-\x1d", "=\x1e", " \x1e\x1d", "\\\x1e"]
 )  # fmt: skip
 
 STATES = [frozenset(some) for size in range(1, 6) for some in combinations(State, size)]
@@ -39,13 +40,18 @@ def outcome(texts: Iterator[str]) -> tuple[list[str], str]:
     ends=st.booleans(),
     states=st.sampled_from(STATES),
     strict=st.booleans(),
-    chunk_bytes=st.integers(1, 300),
+    chunk_bytes=st.integers(1, 3000),
     torn=st.booleans(),
 )
 @example(["-a", "", "", " b"], True, STATES[0], False, 300, False)
 @example(["-a", "", "", ""], True, STATES[0], False, 300, False)
 @example(["=a", "\\v", " late", "-b"], True, STATES[0], False, 300, False)
 @example(["-a", "-"], False, STATES[0], False, 300, False)
+@example(["=a", " folded", "-b", " folded", "\\v", "-c"], True, STATES[0], False, 300, False)
+@example(["=a", "", " apart", "-b", " folded"], True, STATES[0], False, 300, False)
+@example(["-a\x1e", " \x1d", "-b"], True, STATES[0], False, 300, False)
+@example(["-" + "m" * 400, " " + "m" * 500, "\\v", " late"], True, STATES[0], False, 3000, False)
+@example(["?a", " folded", "-b", " c"], True, frozenset({State.UNKNOWN}), False, 300, False)
 def test_are_those_of_the_entries(
     lines: list[str],
     ends: bool,
@@ -67,7 +73,8 @@ def test_are_those_of_the_entries(
 
 @pytest.mark.parametrize("states", [frozenset({State.QUEUED}), frozenset({State.UNKNOWN})])
 @pytest.mark.parametrize(
-    "piece", [b"\n", b"=no\n", b"-a\n\n b\n", b"-a\n\\v=1\n", b"?\n\n\n", b"-\n \n"]
+    "piece",
+    [b"\n", b"=no\n", b"-a\n\n b\n", b"-a\n\\v=1\n", b"?\n\n\n", b"-\n \n", b" \n", b" \x1e\n"],
 )
 def test_of_a_large_file_of_one_kind_of_line(piece: bytes, states: frozenset[State]) -> None:
     # What is tried again from every line would take minutes
