@@ -27,6 +27,15 @@ def queue_of_handle(handle: str) -> str:
     return queue_id
 
 
+def message_of_handle(handle: str) -> int:
+    """The ID of the message that a handle names; raises InvalidArgument when it is no handle."""
+    queue_of_handle(handle)
+    number = handle.split("/")[1]
+    if _NUMBER.fullmatch(number) is None:
+        raise InvalidArgument("handle", "must be <queue>/<message ID in hex>/<place>")
+    return int(number, 16)
+
+
 def shard_of(token: str) -> int:
     """The broker shard that a lease token names; raises InvalidArgument when it is no token."""
     check_text("lease_token", token)
@@ -41,4 +50,5 @@ def shard_of(token: str) -> int:
 
 
 # What comes behind the shard is the broker's business.
+_NUMBER = re.compile("[0-9a-f]{1,16}")
 _TOKEN = re.compile(r"([0-9a-f]{1,8})-[A-Za-z0-9._-]{1,62}")

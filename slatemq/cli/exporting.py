@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +26,15 @@ from slatemq.entry_models import Entry, EntryState, EntryView
 STDOUT = "-"
 
 WRITE_BYTES = 1 << 20
+
+PAGE_BYTES = 1 << 20
+"""Of a page, about: each is in memory several times while it comes, as bytes and as messages."""
+
+FIRST_PAGE_COUNT = 4
+"""Messages in the first page, before anybody knows how long they are."""
+
+PAGE_COUNT_MAX = 1000
+"""The most that the server gives."""
 
 EPILOG = """\
 \b
@@ -132,7 +141,7 @@ def _entries(
 ) -> AsyncIterator[Entry]:
     """With their content; that of archived ones is not in the queue but in the archive."""
     if state is not EntryState.ARCHIVED:
-        return client.list_entries(queue, state, view=EntryView.FULL, **bounds)
+        return _listed(client, queue, state, bounds)
     return client.read_archived(
         queue,
         archived_from=bounds["finished_from"],
@@ -140,6 +149,31 @@ def _entries(
         newest_first=bounds["newest_first"],
         limit=limit or 0,
     )
+
+
+async def _listed(
+    client: Client, queue: str, state: EntryState, bounds: dict[str, Any]
+) -> AsyncIterator[Entry]:
+    """Page by page: of long messages a page has few, so that memory does not go by their length."""
+    size, token = FIRST_PAGE_COUNT, ""
+    while True:
+        page = await client.entry_page(
+            queue, state, page_size=size, page_token=token, view=EntryView.FULL, **bounds
+        )
+        size = next_size(page.entries, size)
+        token = page.next_page_token
+        for entry in page.entries:
+            yield entry
+        if not token:
+            return
+
+
+def next_size(entries: Sequence[Entry], size: int) -> int:
+    """How many messages the next page may have, if they are as long as those of this one."""
+    taken = sum(len(entry.message.payload) for entry in entries if entry.message is not None)
+    fitting = PAGE_BYTES * len(entries) // max(taken, 1) if entries else size
+    # No faster: those of one page may be short, and all others long.
+    return max(1, min(fitting, 4 * size, PAGE_COUNT_MAX))
 
 
 @contextmanager

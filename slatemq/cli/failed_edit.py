@@ -27,6 +27,7 @@ from slatemq.cli.parameters import WORDS
 from slatemq.cli.runs import STATE_VARIABLE
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.textqueue_output import told
+from slatemq.cli.windows_lines import expect_none_in, has_any, taken_back
 from slatemq.entry_models import EntryState
 
 FALLBACK_EDITOR = "vi"
@@ -153,12 +154,12 @@ def edit(
         path.unlink()
         note(f"{queue} has no {'archived ' if archived else ''}dead letters")
         return
-    before = _digest(path)
+    before, is_unix = _digest(path), not has_any(path)
     try:
-        _open_editor(path)
+        _open_editor(path, is_unix)
         is_edited = _digest(path) != before
         if is_edited:
-            _act_again(session, queue, path, archived, yes)
+            _act_again(session, queue, path, archived, yes, is_unix)
     except BaseException:
         if path.exists() and _digest(path) != before:
             again = f"slatemq failed edit {queue}{' --archived' if archived else ''} --file {path}"
@@ -171,7 +172,9 @@ def edit(
     path.unlink(missing_ok=True)
 
 
-def _act_again(session: Session, queue: str, path: Path, archived: bool, yes: bool) -> None:
+def _act_again(
+    session: Session, queue: str, path: Path, archived: bool, yes: bool, is_unix: bool
+) -> None:
     """Acts on the file; one that cannot be read is edited once more, if somebody is there."""
     while True:
         try:
@@ -181,13 +184,15 @@ def _act_again(session: Session, queue: str, path: Path, archived: bool, yes: bo
                 raise
             note(str(error))
             click.confirm("Edit it again?", default=True, abort=True, err=True)
-            _open_editor(path)
+            _open_editor(path, is_unix)
         else:
             return
 
 
 def _act(session: Session, queue: str, file: str, archived: bool, yes: bool) -> None:
     """Shows what a file asks for, asks, and does it."""
+    with told():
+        expect_none_in(file)
     name = session_of_file(file)
     desk_of = ArchiveDesk if archived else LetterDesk
     who = f"{_user()}, slatemq failed edit {name}"[:200]
@@ -237,7 +242,8 @@ def _digest(path: Path) -> bytes:
         return hashlib.file_digest(stream, "blake2b").digest()
 
 
-def _open_editor(path: Path) -> None:
+def _open_editor(path: Path, is_unix: bool) -> None:
+    """Lets somebody edit the file; `is_unix` where no line ended as those of Windows before."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or FALLBACK_EDITOR
     # Ctrl-C is the editor's while it runs: it may mean anything there. A handler, since a signal
     # that is ignored would be ignored by the editor too.
@@ -250,6 +256,8 @@ def _open_editor(path: Path) -> None:
         raise BadInput(f"the editor ({editor}) ended with {ended.returncode}: nothing was done")
     if not path.exists():
         raise BadInput(f"the editor ({editor}) has left no file behind: nothing was done")
+    if is_unix and taken_back(path):
+        note(f"the editor ({editor}) saved Windows line ends (CRLF): they are taken back")
 
 
 def _new_file(queue: str) -> Path:

@@ -33,6 +33,7 @@ from slatemq.errors import (
     Unavailable,
 )
 from slatemq.textqueue import AlreadyMarked, Rewritten, State, TextQueue, scan
+from slatemq.textqueue.claiming import taken_by_hand
 
 STDIN = "-"
 
@@ -107,8 +108,13 @@ def import_(
     async def work() -> Importer:
         async with session.connect() as client:
             importer = Importer(session, client, file, to, wanted, not no_mark, unsure)
-            with told():
-                await importer.run()
+            try:
+                with told():
+                    await importer.run()
+            except BaseException:
+                if importer.counts["imported"]:
+                    note(f"imported until then: {importer.counts['imported']}")
+                raise
             return importer
 
     done = run(work())
@@ -160,6 +166,8 @@ class Importer:
         self._marking = marking and not self._is_stream
         self._unsure = unsure
         self._secret = ""
+        self._noted: set[str] = set()
+        self._claimed: frozenset[int] = frozenset()
 
     async def run(self) -> None:
         """Imports all. Raises BadInput, SlateMQError, OSError; what was done stays so."""
@@ -176,6 +184,8 @@ class Importer:
             self._secret = journal.secret
             if journal.sending is not None:
                 await self._go_on(journal, journal.sending)
+            if self._marking:
+                self._claimed = self._queue.claimed_offsets()
             for batch in self._batches(self._queue.entries(*State), self._start(journal)):
                 sending = Sending(
                     [item.entry.offset for item in batch],
@@ -234,6 +244,9 @@ class Importer:
         batch: list[Item] = []
         size = 0
         for entry in entries:
+            if entry.state is State.UNKNOWN:
+                why = f"{entry.control!r} is no control character that is known: left alone"
+                self._note_once(entry, "unknown", why)
             if entry.offset < start or entry.state in (State.COMMENT, State.UNKNOWN):
                 continue
             item = self._item(entry)
@@ -252,11 +265,24 @@ class Importer:
     def _item(self, entry: textqueue.Entry) -> Item | None:
         if entry.state not in self._states:
             return None
+        is_claimed = self._marking and entry.state is State.QUEUED
+        if is_claimed and (entry.offset in self._claimed or taken_by_hand(entry)):
+            note(f"{self._name}:{entry.line}: somebody works on it: left alone")
+            return None
         content = content_of(entry, self._name)
+        if not content.digest and b"\r\n" in entry.raw:
+            why = "lines end with a carriage return (those of Windows do), which is imported, too"
+            self._note_once(entry, "returns", why)
         if content.is_gone:
             note(f"{self._name}:{entry.line}: its message was not stored any more: left out")
             return None
         return Item(entry, content)
+
+    def _note_once(self, entry: textqueue.Entry, what: str, why: str) -> None:
+        """Of the first of its kind: there may be millions."""
+        if what not in self._noted:
+            self._noted.add(what)
+            note(f"{self._name}:{entry.line}: {why}")
 
     def _settled(self, journal: Journal, batch: list[Item]) -> None:
         """Marks what is durable, and notes how far that is."""

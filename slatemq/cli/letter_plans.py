@@ -16,7 +16,7 @@ from slatemq.bounds import cut_reason
 from slatemq.cli.failures import BadInput
 from slatemq.cli.queue_files import SLATEMQ, Content, content_of
 from slatemq.errors import InvalidArgument
-from slatemq.handles import queue_of_handle
+from slatemq.handles import message_of_handle, queue_of_handle
 from slatemq.settling import (
     DropLetter,
     NoteLetter,
@@ -25,6 +25,9 @@ from slatemq.settling import (
     Settlement,
 )
 from slatemq.textqueue import State, TextQueue
+
+_GOES_ON = "a line that goes on begins with a space"
+"""What has most often become of a letter that was edited: its second line has its variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,9 @@ def _is_letter(entry: textqueue.Entry) -> bool:
 
 def _step(entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ...]) -> Step | None:
     place = (file, entry.offset, entry.line)
+    if entry.state is State.UNKNOWN and entry.get("handle"):
+        content = Content(b"", {}, handle=entry.get("handle"))
+        return Step(*place, content, notes, problem=f"{entry.control!r} says nothing: {_GOES_ON}")
     if entry.state in (State.COMMENT, State.UNKNOWN):
         # Left alone, whatever has become of its text.
         content = Content(b"", {}, handle=entry.get("handle"))
@@ -109,6 +115,8 @@ def _step(entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ..
         return Step(*place, Content(b"", {}), notes, problem=str(error))
     content = step.content
     if entry.state is State.ERROR:
+        if not content.handle:
+            return _stopped(step, f"it has no handle, so it is no letter of a queue: {_GOES_ON}")
         if content.digest and content.is_edited:
             return _stopped(step, "it was edited, and still has its !: make that a - to send it")
         return step
@@ -116,6 +124,9 @@ def _step(entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ..
         return _stopped(step, "it has no handle, so it is no letter of a queue: import it")
     if _queue(content.handle) != queue_id:
         return _stopped(step, f"it is of another queue: {content.handle}")
+    named = _message(content.handle)
+    if content.message_id not in (0, named):
+        return _stopped(step, f"its id is not the {named} of its handle: one of them was edited")
     if entry.state is State.PROCESSED:
         return _asks(step, DropLetter(content.handle))
     if content.is_gone:
@@ -125,6 +136,13 @@ def _step(entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ..
     if content.is_edited:
         return _asks(step, ReplaceLetter(content.handle, content.payload, content.headers))
     return _asks(step, RedriveLetter(content.handle))
+
+
+def _message(handle: str) -> int:
+    try:
+        return message_of_handle(handle)
+    except InvalidArgument:
+        return 0
 
 
 def _queue(handle: str) -> str:

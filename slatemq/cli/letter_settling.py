@@ -193,7 +193,9 @@ class LetterDesk:
 
     async def _refused(self, decision: Decision, error: SlateMQError) -> None:
         if error.reason != "ENTRY_UNKNOWN":
-            self._told(decision, error.message)
+            # Without the field, which is one of the call.
+            told = error.description if isinstance(error, InvalidArgument) else error.message
+            self._told(decision, told)
             return
         now = await self._look(decision.step, EntryView.BASIC)
         twice = "it stands in the file more than once: what stood first counts"

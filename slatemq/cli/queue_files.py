@@ -28,6 +28,7 @@ from datetime import UTC, datetime, timedelta
 from slatemq import textqueue
 from slatemq.cli.failures import BadInput
 from slatemq.cli.queue_options import format_time
+from slatemq.cli.windows_lines import expect_none
 from slatemq.entry_models import Attempt, Entry, EntryState
 from slatemq.textqueue import State, render
 
@@ -205,6 +206,7 @@ def _header(name: str, value: str) -> str:
 
 def content_of(entry: textqueue.Entry, file: str) -> Content:
     """What an entry says; raises BadInput, with file and line, where it cannot be read."""
+    expect_none(entry, file)
     known = {one.name: one.value for one in reversed(entry.variables) if one.name}
     try:
         return Content(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from slatemq.cli.textqueue_input import (
     STDIN,
     entries_of,
     finishing,
+    is_token,
     offset_of,
     reserved,
     states_of,
@@ -30,7 +32,7 @@ from slatemq.cli.textqueue_input import (
 )
 from slatemq.cli.textqueue_output import entry_fields, entry_line, oddities, told
 from slatemq.errors import SlateMQError
-from slatemq.textqueue import Claim, Entry, State, TextQueue
+from slatemq.textqueue import Claim, Entry, State, TextQueue, TextQueueError
 from slatemq.textqueue.queue import LEASE
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -152,6 +154,8 @@ def next_(
     """
     if claiming and state not in (None, State.QUEUED):
         raise click.UsageError("--claim takes queued messages alone")
+    if lease <= timedelta(0):
+        raise click.UsageError("--lease must be longer than nothing, such as 5m")
     claim: Claim | None = None
     with told():
         queue = TextQueue(file, fsync=fsync, owner="slatemq tq next")
@@ -162,18 +166,26 @@ def next_(
             entry = next(queue.entries(*states_of(() if state is None else (state,))), None)
     if entry is None:
         if not session.json:
-            what = "there" if state == ALL else state or State.QUEUED
+            known = "there" if state == ALL else state or State.QUEUED
+            what = "queued that nobody has" if claiming else known
             note(f"nothing is {what} in {file}")
         return
     fields = entry_fields(entry)
     if claim is not None:
         fields |= {"token": claim.token, "deadline_ms": claim.deadline_ms}
-    if session.json:
-        write_json(fields)
-    elif only_text:
-        _write(entry.text.encode() + b"\n")
-    else:
-        _write(entry_line(entry, claim.token if claim else str(entry.offset)))
+    try:
+        if session.json:
+            write_json(fields)
+        elif only_text:
+            _write(entry.text.encode() + b"\n")
+        else:
+            _write(entry_line(entry, claim.token if claim else str(entry.offset)))
+    except BaseException:
+        # Nobody has got the token: it would be kept from all others until its lease is over.
+        if claim is not None:
+            with suppress(TextQueueError, OSError):
+                claim.release()
+        raise
 
 
 @tq.command("append")
@@ -258,7 +270,7 @@ def release(session: Session, file: str, which: tuple[str, ...]) -> None:
     queue = TextQueue(file)
 
     def release_one(token: str) -> None:
-        if not token.startswith("@"):
+        if not is_token(token):
             raise click.UsageError(f"{token!r} is no token such as @k3jf9a2mxq4e")
         queue.claimed(token).release()
 
@@ -278,7 +290,7 @@ def set_(session: Session, file: str, which: str, name: str, value: str, fsync: 
 
     def change(one: str) -> None:
         with told():
-            holder = queue.claimed(one) if one.startswith("@") else queue.entry(offset_of(one))
+            holder = queue.claimed(one) if is_token(one) else queue.entry(offset_of(one))
             entry = holder.entry if isinstance(holder, Claim) else holder
             named = any(variable.name == name for variable in entry.variables)
             key = name if named or not name.isdecimal() else int(name[:OFFSET_DIGITS_MAX])
@@ -349,7 +361,7 @@ def _finish(
     finish: Callable[[Claim], None],
 ) -> Entry:
     """The message as it is then."""
-    if not one.startswith("@"):
+    if not is_token(one):
         return mark(queue, queue.entry(offset_of(one)))
     claim = queue.claimed(one)
     finish(claim)

@@ -33,6 +33,13 @@ def states_of(names: Sequence[str]) -> list[State]:
     return list(State) if ALL in names else [State(name) for name in names]
 
 
+def is_token(text: str) -> bool:
+    """Whether it is the token of a claim, and no offset. Raises UsageError where it is a line."""
+    if text.startswith("@") and text.split() != [text]:
+        raise click.UsageError(f"{text!r} has more than the token: that ends at the first tab")
+    return text.startswith("@")
+
+
 def offset_of(text: str) -> int:
     """The offset that somebody has typed. Raises UsageError."""
     if not (text.isascii() and text.isdigit() and len(text) <= OFFSET_DIGITS_MAX):

@@ -253,6 +253,85 @@ def test_an_edit_that_cannot_be_done_is_told_and_kept_though_others_are_done(
     kept.unlink()
 
 
+def test_windows_line_ends_are_taken_back_where_no_line_had_one_before(
+    cli: Cli, tmp_path: Path
+) -> None:
+    queue = new_queue(cli, "--max-attempts", "1")
+    dead_letters(cli, queue, b"one\r and\ntwo", b"mend me", headers={"type": "order"})
+
+    # When an editor changes nothing but them, then nothing was changed
+    done = edited(cli, queue, tmp_path, "text = text.replace('\\n', '\\r\\n')")
+    assert (done.code, "nothing was changed" in done.err) == (0, True)
+
+    # When it saves the whole file with those of Windows, one message edited
+    script = """
+text = text.replace('!', '-').replace('mend me', 'mended').replace('\\n', '\\r\\n').rstrip('\\r\\n')
+"""
+    done = edited(cli, queue, tmp_path, script)
+
+    # Then that is told, and nothing else has changed
+    assert done.code == 0, done
+    assert "saved Windows line ends (CRLF): they are taken back" in done.err
+    assert "1 came back, 1 replaced" in done.out.decode()
+    wait_until(lambda: counts(cli, queue) == {"available": 2, "done": 1}, 60)
+    assert contents(cli, queue) == [
+        (text, {"type": "order", "queue": queue}) for text in ("one\r and\ntwo", "mended")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("payload", "script"),
+    [
+        # Of these nobody knows which were there before
+        (b"of\r\nWindows", "text = text.replace('\\n', '\\r\\n')"),
+        # These are of some lines only
+        (b"one", "text = text.replace('\\n\\\\', '\\r\\n\\\\')"),
+    ],
+)
+def test_windows_line_ends_that_cannot_be_taken_back_are_refused_by_their_name(
+    cli: Cli, tmp_path: Path, payload: bytes, script: str
+) -> None:
+    queue = new_queue(cli, "--max-attempts", "1")
+    dead_letters(cli, queue, payload)
+
+    done = edited(cli, queue, tmp_path, f"{script}.replace('!', '-')")
+
+    assert done.code == 2
+    assert ":1: the variable slatemq ends with a carriage return" in done.err
+    assert "CRLF" in done.err
+    assert ":set ff=unix" in done.err
+    assert counts(cli, queue) == {"failed": 1}
+    # And so is the file that was kept, by an import too
+    (kept,) = (cli.state / "slatemq" / "edit").glob(f"{queue}*")
+    for words in (
+        ("failed", "edit", queue, "--file", str(kept), "--yes", "--json"),
+        ("import", str(kept), "--to", queue),
+    ):
+        refused = cli.run(*words)
+        assert (refused.code, "CRLF" in refused.err) == (2, True), refused
+    assert counts(cli, queue) == {"failed": 1}
+    kept.unlink()
+
+
+def test_a_second_line_that_lacks_its_space_is_told(cli: Cli, tmp_path: Path) -> None:
+    queue = new_queue(cli, "--max-attempts", "1")
+    dead_letters(cli, queue, b"one", b"two")
+
+    # When two letters get second lines, which begin entries of their own
+    script = "text = text.replace('!one', '!one\\nmore').replace('!two', '!two\\n# more')"
+    done = edited(cli, queue, tmp_path, script)
+
+    # Then nobody takes that for letters that are to stay as they are
+    assert done.code == 1, done
+    told = done.out.decode()
+    assert "'m' says nothing: a line that goes on begins with a space" in told
+    assert told.count("it has no handle, so it is no letter of a queue") == 2
+    assert "3 that cannot be done" in done.err
+    assert counts(cli, queue) == {"failed": 2}
+    (kept,) = (cli.state / "slatemq" / "edit").glob(f"{queue}*")
+    kept.unlink()
+
+
 @pytest.mark.slow
 def test_an_edit_killed_in_the_middle_and_run_again_does_nothing_twice(
     cli: Cli, tmp_path: Path

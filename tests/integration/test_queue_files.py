@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from slatemq.cli.import_journal import Journal, Sending
 from slatemq.cli.queue_files import content_of
 from slatemq.textqueue import State, TextQueue
 from tests.acceptance.local_stack import wait_until
-from tests.integration.cli_stack import Cli
+from tests.integration.cli_stack import COMMAND, Cli
 from tests.integration.queue_file_calls import (
     contents,
     counts,
@@ -47,6 +48,55 @@ HEADERS = {
     "ü": '"quoted"',
     "controls\x1b": "\0 \x07\r\x7f\ttab",
 }
+
+
+def test_an_import_tells_of_windows_line_ends(cli: Cli, tmp_path: Path) -> None:
+    # Given a file that somebody has written by hand on Windows
+    queue, file = new_queue(cli, "--filter", "false"), tmp_path / "jobs.tq"
+    file.write_bytes(b"-one\r\n-two\r\n")
+
+    # Then its text is kept, and that is told once
+    done = cli.ok("import", str(file), "--to", queue)
+    assert done.err.count("carriage return") == 1
+    assert ":1: lines end with a carriage return" in done.err
+    wait_until(lambda: counts(cli, queue) == {"available": 2}, 60)
+    assert [text for text, _ in contents(cli, queue)] == ["one\r", "two\r"]
+
+    # But a header that nobody would find again is refused
+    file.write_bytes(b"-one\r\n\\header.type=order\r\n")
+    refused = cli.run("import", str(file), "--to", queue)
+    assert refused.code == 2
+    assert ":1: the variable header.type ends with a carriage return" in refused.err
+    # Unless it is written so that it is meant
+    file.write_bytes(b'-three\n\\header-json=["type", "order\\r"]\n')
+    assert cli.ok("import", str(file), "--to", queue).err == ""
+
+
+def test_an_import_leaves_what_somebody_works_on_and_tells_what_it_does_not_know(
+    cli: Cli, tmp_path: Path
+) -> None:
+    # Given a file that a worker has a message of, and a person, and one that nobody knows
+    queue, file = new_queue(cli, "--filter", "false"), tmp_path / "jobs.tq"
+    file.write_bytes("-one\n-two\n\\mutex=ann\n-three\n\ufefffour\n?five\n".encode())
+    worker = TextQueue(file)
+    claim = worker.claim()
+    assert claim is not None
+
+    # When it is imported, then these are left alone
+    done = cli.ok("import", str(file), "--to", queue)
+    assert "imported: 1  there already: 0  left alone: 2" in done.out.decode()
+    assert ":1: somebody works on it: left alone" in done.err
+    assert ":2: somebody works on it: left alone" in done.err
+    assert ":5: '\\ufeff' is no control character that is known: left alone" in done.err
+    assert ":6:" not in done.err
+    assert [entry.text for entry in worker.entries(State.PROCESSED)] == ["three"]
+
+    # And the worker finishes its own, or gives it back for the next import
+    claim.release()
+    done = cli.ok("import", str(file), "--to", queue)
+    assert "imported: 1  " in done.out.decode()
+    wait_until(lambda: counts(cli, queue) == {"available": 2}, 60)
+    assert [text for text, _ in contents(cli, queue)] == ["three", "one"]
 
 
 def test_any_payload_and_headers_go_through_a_file_and_back_byte_for_byte(
@@ -318,3 +368,24 @@ def test_what_cannot_be_read_is_named_with_file_and_line(
     assert f"{file}:" in refused.err
     assert told in refused.err
     assert counts(cli, queue) == {}
+
+
+def test_an_export_takes_as_much_memory_for_many_long_messages_as_for_one(
+    cli: Cli, tmp_path: Path
+) -> None:
+    queue, file, out = new_queue(cli, "--filter", "false"), tmp_path / "f.tq", tmp_path / "out.tq"
+    TextQueue(file).append_all(str(number) + "x" * (1 << 20) for number in range(48))
+    cli.ok("import", str(file), "--to", queue)
+    wait_until(lambda: counts(cli, queue) == {"available": 48}, 60)
+
+    def peak_bytes(*options: str) -> int:
+        words = (*COMMAND, "export", queue, "--state", "available", "--out", str(out), *options)
+        with subprocess.Popen(words, env=cli.environ, stdout=subprocess.DEVNULL) as process:
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        return used.ru_maxrss * 1024
+
+    grown = peak_bytes() - peak_bytes("--limit", "1", "--force")
+
+    assert grown < 32 << 20

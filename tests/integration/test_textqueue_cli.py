@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from slatemq.cli.app import invoke
+from slatemq.textqueue import TextQueue
 from tests.acceptance.local_stack import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -98,7 +99,11 @@ def test_next_looks_and_next_claim_takes(run: Terminal, file: Path) -> None:
     assert first[0].startswith("@")
     assert second[2] == "photo 8\n"
     assert run("next", "jobs.tq", "--claim") == ""
-    assert "nothing is queued" in run.err
+    assert "nothing is queued that nobody has" in run.err
+    run("done", "jobs.tq", "\t".join(first), code=2)
+    assert "has more than the token" in run.err
+    run("next", "jobs.tq", "--claim", "--lease", "0s", code=2)
+    assert "--lease" in run.err
 
     # Then tokens finish them, in whatever process
     run("fail", "jobs.tq", first[0], "--code", "E-7")
@@ -110,6 +115,27 @@ def test_next_looks_and_next_claim_takes(run: Terminal, file: Path) -> None:
     expected = expected.replace("=03", "=02").replace("=       ", "=E-7    ")
     assert file.read_text() == expected
     assert run.objects("--json", "next", "jobs.tq") == []
+
+
+@pytest.mark.parametrize("form", ["--json", "--text", "--fsync"])
+def test_a_claim_whose_token_nobody_could_be_told_is_given_back(file: Path, form: str) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "slatemq.cli",
+        "tq",
+        "next",
+        str(file.absolute()),
+        "--claim",
+        form,
+    ]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, cwd=REPOSITORY)
+
+    assert (done.returncode, b"No space left" in done.stderr) == (2, True)
+    claim = TextQueue(file).claim()
+    assert claim is not None
+    assert claim.text == "photo 7\tin two\nlines"
 
 
 def test_append_takes_text_stdin_and_lines(run: Terminal, file: Path) -> None:
