@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.acceptance.local_stack import LocalStack
+from tests.integration import ready_command
 
 COMMAND = (sys.executable, "-m", "slatemq.cli")
 RUN_SECONDS = 60
@@ -51,15 +52,8 @@ class Cli:
         }
 
     def run(self, *arguments: str | bytes, stdin: bytes = b"") -> Result:
-        """Run one to its end."""
-        done = subprocess.run(
-            [*COMMAND, *arguments],
-            input=stdin,
-            capture_output=True,
-            env=self.environ,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
+        """Run one to its end, in a fork of a process that has loaded the command."""
+        done = ready_command.run(arguments, self.environ, stdin, RUN_SECONDS)
         err = done.stderr.decode()
         assert "Traceback" not in err
         return Result(done.returncode, done.stdout, err)
