@@ -12,7 +12,7 @@ STAMP := $(VENV)/.complete
 SERVICES := ingest router broker janitor
 SOURCES := $(wildcard slatemq libs services tests examples benchmarks)
 
-.PHONY: help setup demo up test lint types protos lock faults bench bench-page compose-test clean
+.PHONY: help setup demo up test proofs lint types protos lock faults bench bench-page compose-test clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,8 +37,15 @@ up: setup ## Run the whole stack on this machine, data in ./data
 
 # Two files at a time: many tests wait for processes and disks. In the order of their folders, since
 # the longest come first then, and what is short comes last.
-test: setup ## Run every test; one after the other with ARGS='-n 0'
-	$(BIN)/python -m pytest tests -m 'not compose' -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+TWO_FILES := -n 2 --dist loadfile --no-loadscope-reorder
+
+test: setup ## Run every test, proofs in their short form; one after the other with ARGS='-n 0'
+	$(BIN)/python -m pytest tests -m 'not compose and not proof' $(TWO_FILES) $(ARGS)
+
+# Hypothesis marks its own tests; a worker's name and what is done stand before each.
+proofs: setup ## Run what `make test` has the short forms of: every kill, long histories, many examples
+	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest tests -m '(proof or hypothesis) and not compose' \
+	  $(TWO_FILES) -v $(ARGS)
 
 lint: setup ## Check style, import contracts and protos
 	$(BIN)/ruff check .

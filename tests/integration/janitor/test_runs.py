@@ -14,6 +14,7 @@ from libs.storage.roots import open_root
 from services.janitor.planning import SnapshotName
 from services.janitor.runs import RunStore
 from slatemq.v1 import janitor_pb2, queue_pb2
+from tests.forms import proof
 from tests.integration.broker.rig import refusal, running
 from tests.integration.ingest_server import serving
 from tests.integration.janitor.janitors import QUIET, Run, janitor, until
@@ -57,22 +58,22 @@ async def test_what_a_job_writes_is_named_by_its_run(tmp_path: Path) -> None:
         assert list(run.artifacts) == [f"reports/{run.run_id}/report.html"]
 
 
-@pytest.mark.parametrize(
-    ("job", "error"),
-    [
-        ("fails", "broker 0 is away"),
-        ("breaks", "ValueError: a fault"),
-        ("dies", "Spark's process ended (-9)"),
-        ("babbles", "a fault of the janitor: TypeError: Progress.__init__() got an unexpected"),
-    ],
-)
-async def test_a_job_that_fails_tells_why(tmp_path: Path, job: str, error: str) -> None:
+FAULTS = {
+    "fails": "broker 0 is away",
+    "breaks": "ValueError: a fault",
+    "dies": "Spark's process ended (-9)",
+    "babbles": "a fault of the janitor: TypeError: Progress.__init__() got an unexpected",
+}
+
+
+async def test_a_job_that_fails_tells_why_and_the_next_is_run(tmp_path: Path) -> None:
     async with janitor(tmp_path) as there:
-        run = await there.done(await there.run("done", job))
+        for job, error in FAULTS.items():
+            run = await there.done(await there.run("done", job))
+            assert (run.state, run.error[: len(error)]) == (Run.STATE_FAILED, error)
 
         again = await there.done(await there.run("done", "quick"))
 
-    assert (run.state, run.error[: len(error)]) == (Run.STATE_FAILED, error)
     assert again.state == Run.STATE_DONE
 
 
@@ -319,15 +320,16 @@ async def test_what_makes_no_sense_is_refused_by_name_and_begins_nothing(tmp_pat
 @pytest.mark.parametrize(
     ("job", "end"),
     [
-        ("spark", "cancel"),
-        ("spark-stubborn", "cancel"),
-        ("spark", "stop"),
         ("spark-stubborn", "kill"),
+        proof("spark", "cancel"),
+        proof("spark-stubborn", "cancel"),
+        proof("spark", "stop"),
     ],
 )
 async def test_java_is_gone_seconds_after_the_end_and_so_are_the_snapshots(
     tmp_path: Path, job: str, end: str
 ) -> None:
+    """Of four ends the short form has the one that leaves most behind."""
     # Given a run in the middle of its work, with Java and snapshots of both shards
     data = tmp_path / "data"
     async with serving(data.as_uri()), running(data) as rig, janitor(tmp_path) as there:

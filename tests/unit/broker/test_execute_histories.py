@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
+from tests.forms import examples
 from tests.unit.broker.test_histories import Histories
 
 
@@ -18,7 +19,7 @@ class CommandHistories(Histories):
 TestCommandHistories = CommandHistories.TestCase
 if settings.get_current_profile_name() != "thorough":
     TestCommandHistories.settings = settings(
-        max_examples=250,
+        max_examples=examples(250),
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=list(HealthCheck),

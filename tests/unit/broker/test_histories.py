@@ -41,6 +41,7 @@ from services.broker.queue_machine import Choice, Queue
 from services.broker.queue_settings import DEFAULT_PRIORITY
 from services.broker.shard_machine import Assignment, Range
 from services.broker.walks import Many
+from tests.forms import examples
 from tests.unit.broker.histories import QUEUES, queue_ids, slowly
 from tests.unit.broker.lease_histories import LeaseHistory
 from tests.unit.broker.model import (
@@ -302,7 +303,7 @@ class Histories(LeaseHistory):
 TestHistories = Histories.TestCase
 if settings.get_current_profile_name() != "thorough":
     TestHistories.settings = settings(
-        max_examples=150,
+        max_examples=examples(150),
         stateful_step_count=50,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from services.broker.executions import Command, Complete, Fail
+from tests.forms import examples
 from tests.unit.broker.histories import queue_ids
 from tests.unit.broker.removal_histories import some
 from tests.unit.broker.test_histories import Histories
@@ -59,7 +60,7 @@ class RemovalHistories(Histories):
 TestRemovalHistories = RemovalHistories.TestCase
 if settings.get_current_profile_name() != "thorough":
     TestRemovalHistories.settings = settings(
-        max_examples=200,
+        max_examples=examples(200),
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=list(HealthCheck),

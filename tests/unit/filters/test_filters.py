@@ -19,6 +19,7 @@ from libs.filters import (
 )
 from libs.filters.signatures import FUNCTIONS, METHODS
 from libs.filters.syntax import parse
+from tests.forms import examples
 from tests.unit.filters.corpus import BAD, GOOD
 
 HEADERS = {"a": "b", "n": "6"}
@@ -156,7 +157,7 @@ def test_hundreds_of_alternatives_are_fine() -> None:
 
 
 @given(st.one_of(st.text(max_size=40), PIECES, FILTERS))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_any_text_is_checked_or_refused_and_what_is_checked_never_raises(source: str) -> None:
     for want in ("bool", "int"):
         try:
@@ -171,7 +172,7 @@ def test_any_text_is_checked_or_refused_and_what_is_checked_never_raises(source:
 
 
 @given(FILTERS, st.dictionaries(NAMES, NAMES))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 def test_a_filter_matches_only_where_its_condition_holds(
     source: str, headers: dict[str, str]
 ) -> None:
@@ -185,7 +186,7 @@ def test_a_filter_matches_only_where_its_condition_holds(
 
 
 @given(FILTERS, st.dictionaries(NAMES, NAMES))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 def test_what_is_told_without_the_library_is_what_it_tells(
     source: str, headers: dict[str, str]
 ) -> None:
@@ -209,7 +210,7 @@ def test_a_comparison_with_texts_needs_no_library(source: str) -> None:
 
 
 @given(st.lists(FILTERS, max_size=5), st.dictionaries(NAMES, NAMES))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_routing_by_the_index_equals_judging_every_filter(
     sources: list[str], headers: dict[str, str]
 ) -> None:

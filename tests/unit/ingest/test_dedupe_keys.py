@@ -20,6 +20,7 @@ from libs.storage.slate import Batch, Database
 from services.ingest import dedupe_keys
 from services.ingest.dedupe_keys import DedupeKeys
 from services.ingest.duplicates import Duplicates
+from tests.forms import examples
 
 WINDOW_MS = 600_000
 MINUTE_MS = 60_000
@@ -285,7 +286,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps, st.sampled_from([0, 2, 100]))
 def test_histories_agree_with_a_dictionary(
     history: list[tuple[str, list[str] | int]], cached_max: int

@@ -11,6 +11,7 @@ from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch, Database, Row
 from services.ingest.tailing import MetadataLog, read_log_bounds
+from tests.forms import examples
 from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import batch, opened
 
@@ -36,7 +37,7 @@ async def stored_log(database: Database, entries: list[tuple[int, int]]) -> Meta
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(entries, st.integers(0, 40))
 def test_a_position_is_that_of_the_last_entry_before_the_time(
     gaps: list[tuple[int, int]], wanted_ms: int

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from services.ingest.reading import Room
 from services.ingest.tailing import Update
 from slatemq.errors import Unavailable
+from tests.forms import examples
 from tests.unit.ingest.shards import batch, opened, sequences
 
 
@@ -36,7 +37,7 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(steps, st.sampled_from([0, 400, 2000, 1 << 20]))
 def test_every_tailer_sees_each_entry_once_wherever_it_stands(
     steps: list[tuple[str, int]], cache_bytes: int

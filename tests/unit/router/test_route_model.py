@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.router.route import Piece, PieceLimits, Route
 from services.router.routing import Columns, Judgement, LogEntry, LogMessage, QueueColumns
+from tests.forms import examples
 
 LIMITS = PieceLimits(messages_max=6, matches_max=100, step_max=3, hold_ms=0)
 LETTERS = "abc"
@@ -217,4 +218,4 @@ def _call(piece: Piece) -> Call:
 
 
 TestRouting = Routing.TestCase
-TestRouting.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestRouting.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)

@@ -18,6 +18,7 @@ from libs.storage.ids import MAX_MESSAGE_ID
 from libs.storage.keys import log_key, payload_key
 from libs.storage.metadata import MessageMetadata, decode_log_entry, encode_log_entry
 from libs.storage.payloads import encode_inline, encode_uri
+from tests.forms import examples
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
@@ -127,13 +128,13 @@ def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["entry_sequence"], row["message_id"]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(entries(), min_size=1, max_size=8, unique_by=lambda row: row[0]))
 def test_the_columns_say_what_the_exact_decoder_says(rows: list[Row]) -> None:
     assert columnar(rows) == in_order(exact(rows))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(entries(), min_size=1, max_size=3, unique_by=lambda row: row[0]), st.data())
 def test_damaged_bytes_are_never_read_otherwise_than_by_the_exact_decoder(
     rows: list[Row], data: st.DataObject

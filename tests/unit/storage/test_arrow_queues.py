@@ -44,6 +44,7 @@ from libs.storage.queues import (
     encode_done,
     encode_failed,
 )
+from tests.forms import examples
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HERE = Place("orders", 3)
@@ -120,7 +121,7 @@ def active_row(message: AvailableMessage | InFlightMessage, bucket: int) -> dict
     }
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(buckets, st.integers(0, 3), st.integers(0, 255))
 def test_active_buckets_of_any_kind_read_as_their_decoder_reads_them(
     lists: list[tuple[list[AvailableMessage], list[InFlightMessage]]], skipped: int, priority: int
@@ -159,7 +160,7 @@ def test_messages_taken_from_the_head_bucket_are_left_out_of_that_bucket_alone()
     assert [row["message_id"] for row in behind] == [1, 2, 3]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.lists(done, max_size=20), min_size=1, max_size=6))
 def test_done_buckets_read_as_their_decoder_reads_them(lists: list[list[DoneMessage]]) -> None:
     rows = [(done_key("orders", ORDER + n), encode_done(part)) for n, part in enumerate(lists)]
@@ -182,7 +183,7 @@ def test_done_buckets_read_as_their_decoder_reads_them(lists: list[list[DoneMess
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.lists(failed, max_size=20), min_size=1, max_size=6))
 def test_failed_buckets_read_as_their_decoder_reads_them(lists: list[list[FailedMessage]]) -> None:
     rows = [(failed_key("orders", ORDER + n), encode_failed(part)) for n, part in enumerate(lists)]
@@ -205,7 +206,7 @@ def test_failed_buckets_read_as_their_decoder_reads_them(lists: list[list[Failed
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.lists(archived, max_size=20), min_size=1, max_size=6))
 def test_archived_rows_read_as_their_decoder_reads_them(
     lists: list[list[ArchivedMessage]],
@@ -233,7 +234,7 @@ def test_archived_rows_read_as_their_decoder_reads_them(
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.lists(attempt, max_size=12), min_size=1, max_size=6))
 def test_attempts_read_as_their_decoder_reads_them(lists: list[list[FailedAttempt]]) -> None:
     rows = [(attempts_key("orders", 7 + n), encode_attempts(part)) for n, part in enumerate(lists)]

@@ -28,6 +28,7 @@ from libs.storage.payload_packs import (
     without,
 )
 from libs.storage.payloads import decode_payload, encode_inline
+from tests.forms import examples
 
 Row = tuple[bytes, bytes]
 
@@ -140,7 +141,7 @@ def test_the_columns_say_what_the_exact_decoder_says(rows: list[Row]) -> None:
     assert columnar(rows) == exact(rows)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(in_log_order, st.data())
 def test_damaged_bytes_are_refused_or_read_as_by_the_exact_decoder(
     rows: list[Row], data: st.DataObject

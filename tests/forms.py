@@ -1,0 +1,27 @@
+"""Short and full forms of tests that repeat something.
+
+`make test` has a part of it: fewer examples of Hypothesis, and of many variants those that are not
+marked `proof`. `make proofs` has all of it, and so has HYPOTHESIS_PROFILE=full for the examples.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import pytest
+
+FULL: Final = os.environ.get("HYPOTHESIS_PROFILE") == "full"
+
+_PART: Final = 5
+_EXAMPLES_MIN: Final = 20
+
+
+def examples(full: int) -> int:
+    """How many examples to try, or histories to play, of so many in the full form."""
+    return full if FULL else min(full, max(_EXAMPLES_MIN, full // _PART))
+
+
+def proof(*values: Any) -> Any:
+    """Values of a parameter, or several parameters, that only the full form has."""
+    return pytest.param(*values, marks=pytest.mark.proof)
