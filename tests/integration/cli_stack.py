@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,9 +52,12 @@ class Cli:
             "XDG_STATE_HOME": str(self.state),
         }
 
-    def run(self, *arguments: str | bytes, stdin: bytes = b"") -> Result:
+    def run(
+        self, *arguments: str | bytes, stdin: bytes = b"", environ: Mapping[str, str] | None = None
+    ) -> Result:
         """Run one to its end, in a fork of a process that has loaded the command."""
-        done = ready_command.run(arguments, self.environ, stdin, RUN_SECONDS)
+        there = {**self.environ, **(environ or {})}
+        done = ready_command.run(arguments, there, stdin, RUN_SECONDS)
         err = done.stderr.decode()
         assert "Traceback" not in err
         return Result(done.returncode, done.stdout, err)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from tests.acceptance.local_stack import wait_until
-from tests.integration.cli_stack import COMMAND, Cli, Result
+from tests.integration.cli_stack import Cli, Result
 
 
 def new_queue(cli: Cli, *options: str) -> str:
@@ -58,14 +57,5 @@ def edited(
         f"{script}\n"
         "open(path, 'w', encoding='utf-8', newline='').write(text)\n"
     )
-    done = subprocess.run(
-        [*COMMAND, "failed", "edit", queue, *options],
-        input=answer,
-        capture_output=True,
-        env={**cli.environ, "EDITOR": f"{sys.executable} {editor}", "VISUAL": ""},
-        timeout=60,
-        check=False,
-    )
-    err = done.stderr.decode()
-    assert "Traceback" not in err, err
-    return Result(done.returncode, done.stdout, err)
+    environ = {"EDITOR": f"{sys.executable} {editor}", "VISUAL": ""}
+    return cli.run("failed", "edit", queue, *options, stdin=answer, environ=environ)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 import slatemq
 from services.broker.other_shards import IngestPushes
 from slatemq.errors import FailedPrecondition, NotFound
+from tests.integration import ready_command
 from tests.integration.broker.rig import Rig, running
 from tests.integration.broker.test_executing import execute, push
 from tests.integration.broker.test_outbox import waiting
 from tests.integration.broker.test_outbox_repair import BELOW_LARGE, LARGE, known, stored
+from tests.integration.cli_stack import RUN_SECONDS
 from tests.integration.ingest_server import serving
 from tests.integration.waiting import eventually
 
@@ -42,12 +43,11 @@ async def client(rig: Rig) -> AsyncIterator[slatemq.Client]:
         yield connected
 
 
-async def slate(rig: Rig, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command: Sequence[str] = (sys.executable, "-m", "slatemq.cli", "outbox", *arguments)
+async def slate(rig: Rig, *arguments: str) -> CompletedProcess[str]:
     environ = {**os.environ, "SLATEMQ_ENDPOINT": rig.running.address}
-    return await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=60, env=environ, input=""
-    )
+    words = ("outbox", *arguments)
+    ended = await asyncio.to_thread(ready_command.run, words, environ, b"", RUN_SECONDS)
+    return CompletedProcess(words, ended.returncode, ended.stdout.decode(), ended.stderr.decode())
 
 
 async def test_refused_pushes_are_listed_shown_retried_and_discarded(

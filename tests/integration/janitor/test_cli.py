@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.integration import ready_command
+from tests.integration.cli_stack import RUN_SECONDS
 from tests.integration.ingest_server import ROOT
 from tests.integration.janitor.janitors import Janitor, Run, janitor, until
 
@@ -24,16 +26,10 @@ class Result(NamedTuple):
 
 
 async def cli(there: Janitor, *arguments: str) -> Result:
-    started = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "slatemq.cli", "janitor", *arguments),
-        cwd=ROOT,
-        env={**os.environ, "SLATEMQ_ENDPOINT": there.address},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await asyncio.wait_for(started.communicate(), 60)
-    return Result(started.returncode, out.decode(), err.decode())
+    environ = {**os.environ, "SLATEMQ_ENDPOINT": there.address}
+    words = ("janitor", *arguments)
+    ended = await asyncio.to_thread(ready_command.run, words, environ, b"", RUN_SECONDS)
+    return Result(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
 
 
 async def test_a_run_is_told_with_what_it_did(tmp_path: Path) -> None:
