@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["field", "number_field", "varint"]
+__all__ = ["field", "number_field", "varint", "varints"]
 
 _LEN: Final = 2
 _VARINT: Final = 0
@@ -31,6 +31,21 @@ def varint(number: int) -> bytes:
         encoded += _MORE[number & 0x3FFF]
         number >>= 14
     return encoded + _SHORT[number]
+
+
+def varints(first: int, count: int) -> list[bytes]:
+    """So many numbers from `first` on: most of them differ in their first two bytes alone."""
+    encoded: list[bytes] = []
+    while len(encoded) < count:
+        low, high = first & 0x3FFF, first >> 14
+        end = min(low + count - len(encoded), 1 << 14)
+        if high:
+            rest = varint(high)
+            encoded += [start + rest for start in _MORE[low:end]]
+        else:
+            encoded += _SHORT[low:end]
+        first += end - low
+    return encoded
 
 
 def number_field(tag: int, number: int) -> bytes:

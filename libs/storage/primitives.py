@@ -74,7 +74,10 @@ def count_prefix(field: str, elements: Collection[Any]) -> bytes:
 def utf8_array(field: str, texts: Sequence[str]) -> bytes:
     """Array<Utf8>. Each distinct text is encoded once: consumers and reasons repeat a lot."""
     encoded = {text: utf8(field, text) for text in set(texts)}
-    return count_prefix(field, texts) + b"".join(map(encoded.__getitem__, texts))
+    prefix = count_prefix(field, texts)
+    if len(encoded) == 1:
+        return prefix + next(iter(encoded.values())) * len(texts)
+    return prefix + b"".join(map(encoded.__getitem__, texts))
 
 
 def number_array(field: str, code: str, numbers: Sequence[int]) -> bytes:
@@ -114,6 +117,13 @@ class Fixed:
             return count_prefix(field, rows) + b"".join(starmap(self._struct.pack, rows))
         except struct.error:
             return count_prefix(field, rows) + b"".join(starmap(self.pack, rows))
+
+    def pack_columns(self, field: str, *columns: Sequence[Any]) -> bytes:
+        """As `pack_array`, of the columns of the rows: all of one length."""
+        try:
+            return count_prefix(field, columns[0]) + b"".join(map(self._struct.pack, *columns))
+        except struct.error:
+            return self.pack_array(field, list(zip(*columns, strict=True)))
 
     def unpack_from(self, data: bytes, at: int) -> tuple[Any, ...]:
         """The row at offset `at`; struct.error when the data end before it does."""

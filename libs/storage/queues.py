@@ -165,7 +165,7 @@ def encode_in_flight(
     return b"".join(
         (
             _AVAILABLE.pack_array("available", available),
-            _IN_FLIGHT.pack_array("in_flight", list(zip(*columns[:5], strict=True))),
+            _IN_FLIGHT.pack_columns("in_flight", *columns[:5]),
             number_array("retention_deadline_ms", "q", columns[5]),
             number_array("lease_length_ms", "I", columns[6]),
             utf8_array("consumer", columns[7]),
@@ -195,7 +195,7 @@ def encode_done(done: Sequence[tuple[Any, ...]]) -> bytes:
     columns = _columns(done, len(DoneMessage._fields))
     return b"".join(
         (
-            _DONE.pack_array("done", list(zip(*columns[:3], strict=True))),
+            _DONE.pack_columns("done", *columns[:3]),
             utf8_array("consumer", columns[3]),
             number_array("first_claimed_at_ms", "q", columns[4]),
             number_array("lease", "Q", columns[5]),

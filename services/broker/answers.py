@@ -11,7 +11,7 @@ from libs.serving.protobytes import number_field, varint
 from services.broker.lease_buckets import Claimed
 from services.broker.owner import ShardOwner
 from services.broker.queue_machine import Queue
-from services.broker.tokens import token_texts
+from services.broker.tokens import token_parts
 from services.broker.waiters import Given
 from slatemq.errors import InvalidArgument, Unavailable
 
@@ -35,9 +35,12 @@ def stopping() -> Unavailable:
     return Unavailable("the broker is stopping", reason="DRAINING")
 
 
-def tell(shard: int, given: Sequence[Given]) -> bytes:
-    """The messages of an answer: field 1 of ClaimResponse and of ConsumeResponse, encoded."""
-    return b"".join(part for one in given for part in _parts(shard, one))
+def tell(shard: int, given: Sequence[Given], head: bytes = b"") -> bytes:
+    """The messages of an answer: field 1 of ClaimResponse and of ConsumeResponse, encoded.
+
+    Behind `head`, the other fields of the answer: a megabyte is not to be copied for those.
+    """
+    return b"".join([head, *(part for one in given for part in _parts(shard, one))])
 
 
 def _parts(shard: int, given: Given) -> list[bytes]:
@@ -45,16 +48,22 @@ def _parts(shard: int, given: Given) -> list[bytes]:
     if not held:
         return []
     messages = list(map(_MESSAGE_BYTES, held))
-    tokens = token_texts(shard, claimed.tokens)
+    prefix, numbers = token_parts(shard, claimed.tokens)
+    token_size = len(prefix) + len(numbers[0])
+    sizes = list(map(len, messages))
     ends = _ends(claimed)
     # Messages of one claim differ in little but their bytes and tokens: heads repeat as ends do.
-    sizes = list(zip(map(len, messages), map(len, ends), strict=True))
-    heads = {key: _head(*key, len(tokens[0])) for key in set(sizes)}
-    before_token = _TOKEN + varint(len(tokens[0]))
-    parts = [before_token] * (5 * len(messages))
-    parts[0::5] = map(heads.__getitem__, sizes)
+    heads = {
+        (size, end): _head(size, len(end), token_size)
+        for size, end in set(zip(sizes, ends, strict=True))
+    }
+    parts = [_TOKEN + varint(token_size) + prefix] * (5 * len(messages))
+    if len(heads) == 1:
+        parts[0::5] = list(heads.values()) * len(messages)
+    else:
+        parts[0::5] = map(heads.__getitem__, zip(sizes, ends, strict=True))
     parts[1::5] = messages
-    parts[3::5] = tokens
+    parts[3::5] = numbers
     parts[4::5] = ends
     return parts
 
@@ -76,6 +85,8 @@ def _ends(claimed: Claimed) -> list[bytes]:
         )
         for attempts, priority in set(keys)
     }
+    if len(ends) == 1:
+        return list(ends.values()) * len(keys)
     return list(map(ends.__getitem__, keys))
 
 

@@ -48,17 +48,14 @@ class Choosing(Many):
         if self._kept_back:
             return False
         ids = list(map(_MESSAGE_ID, items))
-        found = list(map(self._held.get, ids))
-        if not all(found):
-            found = list(map(self._find, ids))
-        held = [one for one in found if one is not None]
+        held = list(filter(None, map(self._held.get, ids)))
+        if len(held) < len(ids):
+            held = list(filter(None, map(self._find, ids)))
+            if len(held) < len(ids):
+                return False
         payload_bytes = sum(map(_PAYLOAD_BYTES, held))
         size = sum(map(len, map(_MESSAGE, held)))
-        if (
-            len(held) < len(items)
-            or payload_bytes > self._payload_bytes_left
-            or size > self._bytes_left
-        ):
+        if payload_bytes > self._payload_bytes_left or size > self._bytes_left:
             return False
         self._payload_bytes_left -= payload_bytes
         self._bytes_left -= size

@@ -99,7 +99,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
                 "storing the claim took half of its lease; it was undone", reason="SLOW_COMMIT"
             )
         head = consumer_pb2.ClaimResponse(consumer_id=consumer).SerializeToString()
-        return encoded(consumer_pb2.ClaimResponse, head + tell(self._shard, claim.given))
+        return encoded(consumer_pb2.ClaimResponse, tell(self._shard, claim.given, head))
 
     async def _wait(self, queue: Queue, claim: OneClaim, wait_ms: int) -> None:
         try:

@@ -219,6 +219,7 @@ class FinishedLeases:
         self._outcomes: dict[int, LeaseOutcome] = {}
         self._slots: deque[tuple[int, list[int]]] = deque()
         self._open: list[int] = []
+        self._open_outcomes: list[LeaseOutcome] = []  # looking them up again costs more than these
         self._changed = False
         newest_first = sorted(stored, key=lambda record: record.sequence, reverse=True)
         self._sequence = newest_first[0].sequence + 1 if newest_first else 0
@@ -232,6 +233,7 @@ class FinishedLeases:
         """Remembers how leases finished."""
         self._outcomes.update(dict.fromkeys(tokens, outcome))
         self._open += tokens
+        self._open_outcomes += [outcome] * len(tokens)
         self._changed = self._changed or bool(tokens)
 
     def outcome(self, token: int) -> LeaseOutcome | None:
@@ -247,14 +249,14 @@ class FinishedLeases:
         # One slot holds at most what an Array can count; the last one stays open while it is small.
         while self._open:
             part = self._open[:60_000]
-            outcomes = tuple(map(self._outcomes.__getitem__, part))
+            outcomes = tuple(self._open_outcomes[: len(part)])
             record = FinishedLeasesRecord(self._sequence, tuple(part), outcomes)
             rows.append((self._sequence % FINISHED_SLOTS, record))
             if len(part) < FINISHED_SLOT_MIN:
                 break
             self._slots.append((self._sequence, part))
             self._sequence += 1
-            self._open = self._open[len(part) :]
+            del self._open[: len(part)], self._open_outcomes[: len(part)]
         self._forget_oldest()
         return rows
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Final, NamedTuple, Protocol
 
 import grpc
 
@@ -67,6 +69,10 @@ class Held(NamedTuple):
     payload_bytes: int
 
 
+_held: Final = partial(tuple.__new__, Held)
+"""Makes one of a pair, without the time that its own constructor takes: each message has one."""
+
+
 @dataclass(slots=True)
 class Fetched:
     """What became of a fetch, beyond what is now in the cache."""
@@ -107,7 +113,7 @@ class IngestClient:
         """See Ingests."""
         request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=FETCH_BYTES, encoded=True)
         answer = await self._read(shard, request)
-        messages = map(Held, answer.encoded_messages, answer.payload_bytes)
+        messages = map(_held, zip(answer.encoded_messages, answer.payload_bytes, strict=True))
         gone = dict.fromkeys(answer.missing_ids, GONE) | dict.fromkeys(answer.damaged_ids, DAMAGED)
         return dict(zip(answer.encoded_ids, messages, strict=True)), gone
 
@@ -150,27 +156,34 @@ class IngestClient:
 
 
 class Payloads:
-    """A cache of messages, bounded in bytes, that fetches what it lacks."""
+    """A cache of messages, bounded in bytes, that fetches what it lacks.
+
+    It has two halves: what comes goes into the young one, and once that is full the old one goes
+    at once. So a message costs its place alone, not a turn of its own when it has to go.
+    """
 
     def __init__(self, ingests: Ingests, bytes_max: int) -> None:
-        """Keep at most `bytes_max` of messages: those that came last."""
+        """Keep at most `bytes_max` of messages, and at least the half: those that came last."""
         self._ingests = ingests
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._cache: OrderedDict[int, Held] = OrderedDict()
+        self._half_bytes = bytes_max // 2
+        self._young_bytes = 0
+        self._young: dict[int, Held] = {}
+        self._old: dict[int, Held] = {}
         self._fetches: dict[object, set[int]] = {}  # by fetch, what was forgotten since it began
         self._hands: dict[object, dict[int, Held]] = {}
 
     def get(self, message_id: int) -> Held | None:
         """The message, if it is here."""
-        return self._cache.get(message_id)
+        return self._young.get(message_id) or self._old.get(message_id)
 
-    def look(self, ids: Iterable[int]) -> tuple[dict[int, Held], list[int]]:
+    def look(self, ids: Sequence[int]) -> tuple[dict[int, Held], Sequence[int]]:
         """Those of the IDs whose messages are here, and the others."""
+        if self._young.keys().isdisjoint(ids) and self._old.keys().isdisjoint(ids):
+            return {}, ids
         here: dict[int, Held] = {}
         missing = []
         for message_id in ids:
-            held = self._cache.get(message_id)
+            held = self.get(message_id)
             if held is None:
                 missing.append(message_id)
             else:
@@ -192,9 +205,14 @@ class Payloads:
 
     async def fetch(self, ids: Sequence[int], hand: dict[int, Held] | None = None) -> Fetched:
         """Reads messages into the cache, and a hand: as many of the first as one answer holds."""
-        by_shard: dict[int, list[int]] = {}
-        for message_id in ids:
-            by_shard.setdefault(shard_of(message_id), []).append(message_id)
+        if not ids:
+            return Fetched()
+        by_shard: dict[int, Sequence[int]] = {}
+        if shard_of(min(ids)) == shard_of(max(ids)):  # the shard is in the highest bits
+            by_shard[shard_of(ids[0])] = ids
+        else:
+            ordered = sorted(ids, key=shard_of)
+            by_shard = {shard: list(part) for shard, part in groupby(ordered, shard_of)}
         fetched = Fetched()
         await asyncio.gather(
             *(self._fetch_from(shard, part, fetched, hand) for shard, part in by_shard.items())
@@ -202,7 +220,7 @@ class Payloads:
         return fetched
 
     async def _fetch_from(
-        self, shard: int, ids: list[int], fetched: Fetched, hand: dict[int, Held] | None
+        self, shard: int, ids: Sequence[int], fetched: Fetched, hand: dict[int, Held] | None
     ) -> None:
         fetch = object()
         forgotten = self._fetches[fetch] = set[int]()
@@ -223,23 +241,29 @@ class Payloads:
 
     def forget(self, message_id: int) -> None:
         """The message has changed: what is here of it, or on its way, is handed out no more."""
-        held = self._cache.pop(message_id, None)
-        if held is not None:
-            self._bytes -= len(held.message) + _OVERHEAD_BYTES
+        self._young.pop(message_id, None)
+        self._old.pop(message_id, None)
         for forgotten in self._fetches.values():
             forgotten.add(message_id)
         for hand in self._hands.values():
             hand.pop(message_id, None)
 
     def _keep(self, came: dict[int, Held]) -> None:
-        if not self._cache.keys().isdisjoint(came):
-            came = {one: held for one, held in came.items() if one not in self._cache}
-        self._cache.update(came)
-        self._bytes += sum(len(held.message) + _OVERHEAD_BYTES for held in came.values())
-        while self._bytes > self._bytes_max:
-            _, oldest = self._cache.popitem(last=False)
-            self._bytes -= len(oldest.message) + _OVERHEAD_BYTES
+        size_bytes = sum(map(len, map(_MESSAGE, came.values()))) + len(came) * _OVERHEAD_BYTES
+        if size_bytes > self._half_bytes:
+            pairs = list(came.items())
+            middle = len(pairs) // 2
+            if middle:
+                self._keep(dict(pairs[:middle]))
+                self._keep(dict(pairs[middle:]))
+            return
+        if self._young_bytes + size_bytes > self._half_bytes:
+            self._old, self._young, self._young_bytes = self._young, {}, 0
+        self._young.update(came)
+        self._young_bytes += size_bytes
 
+
+_MESSAGE: Final = itemgetter(0)
 
 _OVERHEAD_BYTES = 500
 """About what a message costs beside its bytes: the objects, its place here."""

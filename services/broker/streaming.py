@@ -107,7 +107,7 @@ class Streams:
                 await release(self._owner, stream.give_back())
                 continue
             head = consumer_pb2.ConsumeResponse(consumer_id=stream.consumer).SerializeToString()
-            answer = encoded(consumer_pb2.ConsumeResponse, head + tell(self._shard, given))
+            answer = encoded(consumer_pb2.ConsumeResponse, tell(self._shard, given, head))
             if stream.keep_leases:
                 leases = [lease for one in given for lease in one.claimed.leases()]
                 self._keeper.keep(stream, leases)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
-from libs.serving.protobytes import field, number_field, varint
+from libs.serving.protobytes import field, number_field, varint, varints
 from services.ingest.batches import NOT_SET
 from services.ingest.payload_cache import PayloadCache, Run
 from services.ingest.reading import Reader, Room
 
 __all__ = ["Encoded", "EncodedReader"]
 
+_ENCODED_MESSAGE: Final = b"\x22"
 _MESSAGE_ID: Final = b"\x08"
 _PAYLOAD: Final = b"\x12"
 _HEADERS, _CREATED_AT, _RECEIVED_AT, _RETENTION = 3, 4, 5, 6
@@ -24,10 +25,10 @@ _HEADERS, _CREATED_AT, _RECEIVED_AT, _RETENTION = 3, 4, 5, 6
 class Encoded(NamedTuple):
     """Messages read, in the order asked for, and the IDs of those that are not stored.
 
-    Damaged ones are missing, too.
+    Damaged ones are missing, too. `fields` joined are `encoded_messages` of the answer.
     """
 
-    messages: list[bytes]
+    fields: list[bytes]
     message_ids: list[int]
     payload_bytes: list[int]
     missing_ids: list[int]
@@ -35,12 +36,69 @@ class Encoded(NamedTuple):
 
     def add(self, message_id: int, about: bytes, payload: bytes) -> None:
         """Append a message, of which `about` is all but its ID and payload."""
-        size = len(payload)
-        self.messages.append(
-            b"".join((_MESSAGE_ID, varint(message_id), about, _PAYLOAD, varint(size), payload))
-        )
+        head = _MESSAGE_ID + varint(message_id)
+        rest = about + _PAYLOAD + varint(len(payload))
+        size = len(head) + len(rest) + len(payload)
+        self.fields.extend((_ENCODED_MESSAGE + varint(size) + head, rest, payload))
         self.message_ids.append(message_id)
-        self.payload_bytes.append(size)
+        self.payload_bytes.append(len(payload))
+
+    def add_run(
+        self, run: Run, offsets: Sequence[int], payloads: Sequence[bytes], room: Room
+    ) -> bool:
+        """Append messages of one run, by their offsets, if all fit; or (False) none of them."""
+        columns, count = run.columns, len(offsets)
+        message_ids = [run.first_id + offset for offset in offsets]
+        consecutive = message_ids[-1] - message_ids[0] == count - 1
+        ids = varints(message_ids[0], count) if consecutive else list(map(varint, message_ids))
+        if len(set(map(len, ids))) > 1:
+            return False
+        sizes = list(map(len, payloads))
+        # What stands around an ID repeats: messages of a run differ in little beside the payload.
+        parts = (columns.header_bytes, columns.created_at_ms, columns.retention_s)
+        keys = list(zip(*(map(one.__getitem__, offsets) for one in parts), sizes, strict=True))
+        around = {
+            key: _around(len(ids[0]), _about_of(run, offset), key[-1])
+            for key, offset in dict(zip(keys, offsets, strict=True)).items()
+        }
+        fields = [b""] * (4 * count)
+        if len(around) == 1:
+            before, behind = around[keys[0]]
+            fields[0::4], fields[2::4] = [before] * count, [behind] * count
+        else:
+            fields[0::4], fields[2::4] = zip(*map(around.__getitem__, keys), strict=True)
+        fields[1::4], fields[3::4] = ids, payloads
+        payload_bytes = sum(sizes)
+        if not room.take_all(payload_bytes, sum(map(len, fields)) - payload_bytes, count):
+            return False
+        self.fields.extend(fields)
+        self.message_ids.extend(message_ids)
+        self.payload_bytes.extend(sizes)
+        return True
+
+
+def _bytes_of(payloads: list[bytes | None]) -> list[bytes]:
+    """Payloads up to the first one that is not here."""
+    if not all(payloads) and None in payloads:
+        payloads = payloads[: payloads.index(None)]
+    return cast("list[bytes]", payloads)
+
+
+def _around(id_size: int, about: bytes, payload_size: int) -> tuple[bytes, bytes]:
+    """What stands before and behind the ID of a message, up to its payload."""
+    behind = about + _PAYLOAD + varint(payload_size)
+    size = len(_MESSAGE_ID) + id_size + len(behind) + payload_size
+    return _ENCODED_MESSAGE + varint(size) + _MESSAGE_ID, behind
+
+
+def _about_of(run: Run, offset: int) -> bytes:
+    """All of a message of a run but its ID and payload."""
+    columns, created_at_ms = run.columns, run.columns.created_at_ms[offset]
+    if created_at_ms == NOT_SET:
+        created_at_ms = run.received_at_ms
+    return _about(
+        columns.headers[offset], created_at_ms, run.received_at_ms, columns.retention_s[offset]
+    )
 
 
 def _about(
@@ -85,33 +143,22 @@ class EncodedReader:
         self, run: Run, message_ids: Sequence[int], at: int, room: Room, encoded: Encoded
     ) -> int:
         """Encode what comes next and is in this run; tells how many, or -1: no more fits."""
-        columns, payloads, first_id = run.columns, run.payloads, run.first_id
-        headers, created, retention = (
-            columns.header_bytes,
-            columns.created_at_ms,
-            columns.retention_s,
-        )
-        known: dict[tuple[bytes, int, int], bytes] = {}
-        end = first_id + len(payloads)
-        start = at
-        # By index: a slice for each of many short runs would copy the rest each time.
-        for at in range(start, len(message_ids)):
-            message_id = message_ids[at]
-            offset = message_id - first_id
-            payload = payloads[offset] if first_id <= message_id < end else None
-            if payload is None:
-                return at - start
-            key = (headers[offset], created[offset], retention[offset])
-            about = known.get(key)
-            if about is None:
-                created_at_ms = run.received_at_ms if key[1] == NOT_SET else key[1]
-                about = known[key] = _about(
-                    columns.headers[offset], created_at_ms, run.received_at_ms, key[2]
-                )
+        first_id, count = run.first_id, len(run.payloads)
+        # No more than the run has: a slice for each of many short runs would copy the rest.
+        offsets = [one - first_id for one in message_ids[at : at + count]]
+        if min(offsets) < 0 or max(offsets) >= count:
+            offsets = list(takewhile(range(count).__contains__, offsets))
+        payloads = [run.payloads[offset] for offset in offsets]
+        stored = _bytes_of(payloads)
+        del offsets[len(stored) :]
+        if not offsets or encoded.add_run(run, offsets, stored, room):
+            return len(offsets)
+        for offset, payload in zip(offsets, stored, strict=True):
+            about = _about_of(run, offset)
             if not room.take(len(payload), len(about)):
                 return -1
-            encoded.add(message_id, about, payload)
-        return len(message_ids) - start
+            encoded.add(first_id + offset, about, payload)
+        return len(offsets)
 
     async def _read_stored(
         self, message_ids: Sequence[int], at: int, room: Room, encoded: Encoded

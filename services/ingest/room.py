@@ -69,6 +69,16 @@ class Room:
         self._empty = False
         return fits
 
+    def take_all(self, payload_bytes: int, other_bytes: int, count: int) -> bool:
+        """Whether so many messages fit, one like the other; takes their places if they do."""
+        answer_bytes = payload_bytes + other_bytes + count * _FIXED_BYTES
+        if payload_bytes > self._payload_bytes or answer_bytes > self._answer_bytes:
+            return False
+        self._payload_bytes -= payload_bytes
+        self._answer_bytes -= answer_bytes
+        self._empty = False
+        return True
+
 
 _FIXED_BYTES: Final = 64
 """Tags, lengths and numbers of a message or a header on the wire, at most."""

@@ -11,6 +11,7 @@ from opentelemetry import trace
 
 from libs.serving import limits
 from libs.serving import telemetry as told
+from libs.serving.guard import encoded
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
 from libs.storage.metadata import decode_log_entry
@@ -116,14 +117,15 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         if request.encoded:
             if request.with_etags:
                 raise InvalidArgument("encoded", "may not be given together with with_etags")
-            encoded = await self._open().encoded.read(message_ids, room)
-            return ingest_pb2.BatchGetPayloadsResponse(
-                encoded_messages=encoded.messages,
-                encoded_ids=encoded.message_ids,
-                payload_bytes=encoded.payload_bytes,
-                missing_ids=encoded.missing_ids,
-                damaged_ids=encoded.damaged_ids,
+            found = await self._open().encoded.read(message_ids, room)
+            rest = ingest_pb2.BatchGetPayloadsResponse(
+                encoded_ids=found.message_ids,
+                payload_bytes=found.payload_bytes,
+                missing_ids=found.missing_ids,
+                damaged_ids=found.damaged_ids,
             )
+            fields = b"".join([*found.fields, rest.SerializeToString()])
+            return encoded(ingest_pb2.BatchGetPayloadsResponse, fields)
         read = await self._open().reader.read(message_ids, room, with_etags=request.with_etags)
         return ingest_pb2.BatchGetPayloadsResponse(
             messages=[wire.to_message(*one) for one in read.messages],

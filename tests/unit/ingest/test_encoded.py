@@ -14,6 +14,7 @@ from services.ingest.batches import NOT_SET, Columns
 from services.ingest.encoded import Encoded, EncodedReader
 from services.ingest.payload_cache import PayloadCache, Run
 from services.ingest.reading import Read, Room
+from slatemq.v1.ingest_pb2 import BatchGetPayloadsResponse
 from slatemq.v1.message_pb2 import Message
 
 Stored = Mapping[int, tuple[MessageMetadata, bytes]]
@@ -67,6 +68,10 @@ def read(disk: Disk, cache: PayloadCache, ids: Sequence[int], room: Room) -> Enc
     return asyncio.run(EncodedReader(cast("Any", disk), cache).read(ids, room))
 
 
+def messages_of(found: Encoded) -> Sequence[bytes]:
+    return BatchGetPayloadsResponse.FromString(b"".join(found.fields)).encoded_messages
+
+
 def big_room() -> Room:
     return Room(1 << 30, 1 << 30)
 
@@ -84,7 +89,7 @@ def test_all_that_is_asked_for_comes_in_order_wherever_it_is(ids: list[int], wit
     expected = [messages[at] for at in ids if at in messages]
     assert found.message_ids == [metadata.message_id for metadata, _ in expected]
     assert found.payload_bytes == [len(payload) for _, payload in expected]
-    assert [Message.FromString(one) for one in found.messages] == [
+    assert [Message.FromString(one) for one in messages_of(found)] == [
         Message(
             message_id=metadata.message_id,
             payload=payload,
@@ -128,7 +133,7 @@ def test_a_message_without_a_time_of_its_own_was_made_when_it_was_received() -> 
     cache = PayloadCache(100)
     cache.add(Run(1, 5000, [b"x"], columns), 1)
 
-    (encoded,) = read(Disk({}), cache, [1], big_room()).messages
+    (encoded,) = messages_of(read(Disk({}), cache, [1], big_room()))
 
     assert Message.FromString(encoded).created_at_ms == 5000
 
@@ -137,9 +142,30 @@ def test_a_large_message_of_a_late_shard_is_encoded_as_protobuf_does() -> None:
     message = MessageMetadata(0x3FFF << 48 | 7, 1, 2, 0, 3, {"key": "value"})
     disk = Disk({message.message_id: (message, b"p" * 20_000)})
 
-    (encoded,) = read(disk, PayloadCache(0), [message.message_id], big_room()).messages
+    (encoded,) = messages_of(read(disk, PayloadCache(0), [message.message_id], big_room()))
 
     assert encoded == encoded_by_protobuf(message, b"p" * 20_000)
+
+
+@given(
+    st.sampled_from((1, 100, 16_300, 0x3FFF << 48 | 16_370)),
+    st.lists(st.tuples(st.sampled_from((b"", b"x", b"y" * 200)), st.integers(0, 1)), min_size=1),
+    st.data(),
+)
+def test_runs_are_encoded_as_protobuf_does(
+    first: int, published: list[tuple[bytes, int]], data: st.DataObject
+) -> None:
+    messages = [
+        (MessageMetadata(first + at, 7 + kind, 5000, 0, kind, {"kind": str(kind)}), payload)
+        for at, (payload, kind) in enumerate(published)
+    ]
+    cache = PayloadCache(1 << 20)
+    cache.add(cached(dict(enumerate(messages)), 0, len(messages) - 1)._replace(first_id=first), 1)
+    wanted = data.draw(st.lists(st.sampled_from(messages)), "wanted")
+
+    found = read(Disk({}), cache, [metadata.message_id for metadata, _ in wanted], big_room())
+
+    assert list(messages_of(found)) == [encoded_by_protobuf(*one) for one in wanted]
 
 
 def encoded_by_protobuf(message: MessageMetadata, payload: bytes) -> bytes:
@@ -151,4 +177,5 @@ def encoded_by_protobuf(message: MessageMetadata, payload: bytes) -> bytes:
         6: Message(retention_s=message.retention_s),
         2: Message(payload=payload),
     }
-    return b"".join(one.SerializeToString() for one in fields.values())
+    encoded = b"".join(one.SerializeToString() for one in fields.values())
+    return encoded if payload else encoded + b"\x12\x00"
