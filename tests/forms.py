@@ -22,6 +22,11 @@ def examples(full: int) -> int:
     return full if FULL else min(full, max(_EXAMPLES_MIN, full // _PART))
 
 
+def seeds(full: int, short: int = 1) -> list[Any]:
+    """Seeds of random histories: so many in the full form, the first ones in the short form."""
+    return [*range(short), *map(proof, range(short, full))]
+
+
 def proof(*values: Any) -> Any:
     """Values of a parameter, or several parameters, that only the full form has."""
     return pytest.param(*values, marks=pytest.mark.proof)

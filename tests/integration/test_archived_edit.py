@@ -19,6 +19,7 @@ from services.janitor.jobs.archive import LETTERS, DayFolder
 from slatemq.archived import ArchivedLetter, ArchivedOutcome
 from slatemq.textqueue import State, TextQueue
 from tests.acceptance.local_stack import wait_until
+from tests.forms import seeds
 from tests.integration.cli_stack import Cli
 from tests.integration.queue_file_calls import (
     contents,
@@ -171,37 +172,36 @@ def test_a_file_that_is_acted_on_again_knows_what_it_did(cli: Cli, tmp_path: Pat
     assert "nothing to do: 4 done already, 1 left alone" in told.err
 
 
+@pytest.mark.parametrize("number", seeds(4))
 def test_an_edit_killed_at_any_moment_comes_to_its_end_and_does_nothing_twice(
-    cli: Cli, tmp_path: Path
+    cli: Cli, tmp_path: Path, number: int
 ) -> None:
-    codes = []
-    for number in range(4):
-        # Given letters to bring back and to drop, and a command that is killed as soon as the file
-        # says that they are under way, or a moment later
-        queue, file = new_queue(cli, "--max-attempts", "1"), tmp_path / f"{number}.tq"
-        archived_letters(cli, queue, *(b"%d" % one for one in range(4)))
-        cli.ok("export", queue, "--state", "archived", "--out", str(file))
-        text = file.read_text()
-        for one, control in enumerate("--==" if number % 2 else "==--"):
-            text = text.replace(f"!{one}\n", f"{control}{one}\n")
-        file.write_text(text)
-        act = ("failed", "edit", queue, "--archived", "--file", str(file), "--yes", "--json")
-        killed = cli.start(*act)
-        while "settled=.." not in file.read_text() and killed.poll() is None:
-            pass
-        time.sleep(number * 0.004)
-        killed.kill()
-        killed.communicate()
-        codes.append(killed.returncode)
+    """The short form kills at the first moment only."""
+    # Given letters to bring back and to drop, and a command that is killed as soon as the file
+    # says that they are under way, or a moment later
+    queue, file = new_queue(cli, "--max-attempts", "1"), tmp_path / "a.tq"
+    archived_letters(cli, queue, *(b"%d" % one for one in range(4)))
+    cli.ok("export", queue, "--state", "archived", "--out", str(file))
+    text = file.read_text()
+    for one, control in enumerate("--==" if number % 2 else "==--"):
+        text = text.replace(f"!{one}\n", f"{control}{one}\n")
+    file.write_text(text)
+    act = ("failed", "edit", queue, "--archived", "--file", str(file), "--yes", "--json")
+    killed = cli.start(*act)
+    while "settled=.." not in file.read_text() and killed.poll() is None:
+        pass
+    time.sleep(number * 0.004)
+    killed.kill()
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL or number
 
-        # When it is run again, then all of it is done, and nothing is told to be a conflict
-        again = cli.ok(*act)
-        assert [one["ok"] for one in again.objects] == [True] * 4
-        wait_until(lambda queue=queue: counts(cli, queue) == {"available": 2}, 60)
-        back = [payload for payload, _ in contents(cli, queue)]
-        assert sorted(back) == (["0", "1"] if number % 2 else ["2", "3"])
-        assert "nothing to do: 4 done already" in cli.ok(*act[:-1]).err
-    assert -signal.SIGKILL in codes
+    # When it is run again, then all of it is done, and nothing is told to be a conflict
+    again = cli.ok(*act)
+    assert [one["ok"] for one in again.objects] == [True] * 4
+    wait_until(lambda: counts(cli, queue) == {"available": 2}, 60)
+    back = [payload for payload, _ in contents(cli, queue)]
+    assert sorted(back) == (["0", "1"] if number % 2 else ["2", "3"])
+    assert "nothing to do: 4 done already" in cli.ok(*act[:-1]).err
 
 
 def test_conflicts_are_told_and_the_rest_is_done(cli: Cli, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.forms import proof
 from tests.integration.process_stack import Service, Stack, running
 
 pytestmark = pytest.mark.slow  # Four processes start, and each of them again.
@@ -23,9 +24,11 @@ class Sent(NamedTuple):
     kinds: list[str]
 
 
+@pytest.mark.parametrize("again", [0, proof(2)])
 async def test_each_message_comes_once_however_late_its_queue_and_whoever_is_killed(
-    tmp_path: Path,
+    tmp_path: Path, again: int
 ) -> None:
+    """The full form kills two services again."""
     chance = random.Random(1)
     sent: list[Sent] = []
     made: dict[str, tuple[str, int | None]] = {}  # Kind, and since when.
@@ -48,7 +51,7 @@ async def test_each_message_comes_once_however_late_its_queue_and_whoever_is_kil
             made[queue_id] = (kind, since_ms)
 
     async def kill(stack: Stack) -> None:
-        victims: list[Service] = [*stack.all, stack.broker, stack.routers[0]]
+        victims: list[Service] = [*stack.all, *[stack.broker, stack.routers[0]][:again]]
         chance.shuffle(victims)
         for victim in victims:
             creating = asyncio.create_task(create(stack))

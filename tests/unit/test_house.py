@@ -47,10 +47,15 @@ def _sources() -> dict[str, str]:
     }
 
 
+@functools.cache
+def _trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(text) for name, text in _sources().items()}
+
+
 def _product() -> Iterator[tuple[str, ast.Module]]:
-    for name, text in _sources().items():
+    for name, tree in _trees().items():
         if name.split("/")[0] in OURS:
-            yield name, ast.parse(text)
+            yield name, tree
 
 
 def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -70,8 +75,8 @@ def test_no_file_is_too_long_without_a_reason() -> None:
 def test_no_function_is_too_long() -> None:
     too_long = [
         f"{name}:{function.lineno} {function.name}"
-        for name, text in _sources().items()
-        for function in _functions(ast.parse(text))
+        for name, tree in _trees().items()
+        for function in _functions(tree)
         if (function.end_lineno or 0) - function.lineno >= FUNCTION_LINES_MAX
     ]
 

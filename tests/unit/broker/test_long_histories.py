@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from services.broker.commands import Purge
+from tests.forms import seeds
 from tests.unit.broker.histories import QUEUES
 from tests.unit.broker.test_histories import Histories
 
@@ -155,6 +156,6 @@ class Day:
             self.machine.crash(self.dice.randint(0, 3), self.dice.choice([0, 100, 1000]))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30, 5))
 def test_a_long_history_keeps_every_promise(seed: int) -> None:
     Day(seed).run(400)

@@ -22,6 +22,7 @@ from services.ingest.replacing import Replacement
 from services.ingest.shard import Shard
 from slatemq.errors import FailedPrecondition, NotFound
 from slatemq.v1.ingest_pb2 import PublishMessage
+from tests.forms import seeds
 from tests.manual_clock import ManualClock
 from tests.unit.ingest import shards
 from tests.unit.ingest.shards import accepted, batch, sequences
@@ -203,7 +204,7 @@ async def test_what_was_removed_at_the_beginning_is_not_passed_again_also_after_
         assert await shard.log.position_before(clock.now_ms()) == ids[8]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12, 4))
 async def test_random_purges_remove_what_they_may_and_nothing_else(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

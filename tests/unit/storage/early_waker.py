@@ -17,8 +17,9 @@ from libs.storage import in_thread
 from libs.storage.roots import open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch
+from tests.forms import examples
 
-COMMITS = 200
+COMMITS = examples(200)
 BUSY_THREADS = 3
 
 

@@ -21,6 +21,7 @@ from libs.storage.in_thread import available
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch, Database
+from tests.forms import examples
 from tests.manual_clock import ManualClock
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="small commits go elsewhere")
@@ -197,4 +198,4 @@ def test_a_future_that_is_polled_too_early_never_stops_the_process(tmp_path: Pat
     # In a process of its own: this one would stand still, too.
     command = [sys.executable, "-m", "tests.unit.storage.early_waker", str(tmp_path)]
     run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
-    assert run.stdout == "200\n"
+    assert run.stdout == f"{examples(200)}\n"

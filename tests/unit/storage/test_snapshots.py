@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from slatedb.uniffi import CheckpointOptions
 
+from libs.storage import snapshots as snapshots_module
 from libs.storage.errors import Fenced, SnapshotNotFound
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
@@ -16,7 +17,6 @@ from libs.storage.slate import Batch, Database
 from libs.storage.snapshots import (
     BATCH_BYTES,
     BATCH_ROWS_MIN,
-    SNAPSHOTS_MAX,
     SnapshotReader,
     TooManySnapshots,
 )
@@ -169,11 +169,12 @@ async def test_a_renewed_snapshot_lives_on_and_one_past_its_lifetime_is_gone(
 
 
 async def test_snapshots_are_bounded_and_releasing_one_makes_room(
-    opened: tuple[Root, Database],
+    opened: tuple[Root, Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(snapshots_module, "SNAPSHOTS_MAX", 4)
     root, database = opened
     snapshots = root.snapshots(database)
-    taken = [await snapshots.take(LIFETIME_MS) for _ in range(SNAPSHOTS_MAX)]
+    taken = [await snapshots.take(LIFETIME_MS) for _ in range(4)]
 
     with pytest.raises(TooManySnapshots):
         await snapshots.take(LIFETIME_MS)

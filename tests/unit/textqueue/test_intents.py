@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slatemq.textqueue import NoSuchEntry, State, TextQueue, render, reserve
+from tests.forms import seeds
 from tests.unit.textqueue.claims import as_a_reader, claims
 
 KEPT = b"-kept\n\\error=        \n"
@@ -179,19 +180,18 @@ while True:
 
 
 @pytest.mark.slow  # a process and some megabytes each time
-def test_no_killed_writer_leaves_half_a_message(path: Path) -> None:
-    for _ in range(10):
-        path.unlink(missing_ok=True)
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)],
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[3],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-        ) as writer:
-            assert writer.stdout is not None
-            writer.stdout.readline()
-            while not path.exists() or path.stat().st_size < 40_000_000:
-                pass
-            writer.kill()
+@pytest.mark.parametrize("_number", seeds(10))
+def test_no_killed_writer_leaves_half_a_message(path: Path, _number: int) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    ) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        while not path.exists() or path.stat().st_size < 40_000_000:
+            pass
+        writer.kill()
 
-        assert {entry.text[-3:] for entry in TextQueue(path)} == {"end"}
+    assert {entry.text[-3:] for entry in TextQueue(path)} == {"end"}
