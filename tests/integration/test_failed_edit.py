@@ -11,6 +11,7 @@ import pytest
 
 from slatemq.textqueue import State, TextQueue
 from tests.acceptance.local_stack import wait_until
+from tests.forms import proof
 from tests.integration.cli_stack import Cli
 from tests.integration.queue_file_calls import (
     contents,
@@ -333,16 +334,17 @@ def test_a_second_line_that_lacks_its_space_is_told(cli: Cli, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("letters", [400, proof(4000)])
 def test_an_edit_killed_in_the_middle_and_run_again_does_nothing_twice(
-    cli: Cli, tmp_path: Path
+    cli: Cli, tmp_path: Path, letters: int
 ) -> None:
-    # Given some thousand letters, half of them edited
+    # Given letters, some thousand in the full form, half of them edited
     queue, file = new_queue(cli, "--max-attempts", "1", "--filter", "false"), tmp_path / "f.tq"
     source = tmp_path / "source.tq"
-    TextQueue(source).append_all(f"letter {number}" for number in range(4000))
+    TextQueue(source).append_all(f"letter {number}" for number in range(letters))
     cli.ok("import", str(source), "--to", queue)
-    wait_until(lambda: counts(cli, queue) == {"available": 4000}, 60)
-    while counts(cli, queue).get("failed", 0) < 4000:
+    wait_until(lambda: counts(cli, queue) == {"available": letters}, 60)
+    while counts(cli, queue).get("failed", 0) < letters:
         claimed = objects(cli, "claim", queue, "--max", "1000")
         cli.ok("nack", *(one["lease_token"] for one in claimed))
     cli.ok("export", queue, "--state", "failed", "--out", str(file))
@@ -365,11 +367,11 @@ def test_an_edit_killed_in_the_middle_and_run_again_does_nothing_twice(
     cli.ok("failed", "edit", queue, "--file", str(file), "--yes", "--json")
 
     # Then each is there once, those with odd numbers mended
-    wait_until(lambda: counts(cli, queue).get("available") == 4000, 60)
-    assert counts(cli, queue) == {"available": 4000, "done": 2000}
+    wait_until(lambda: counts(cli, queue).get("available") == letters, 60)
+    assert counts(cli, queue) == {"available": letters, "done": letters // 2}
     out = tmp_path / "out.tq"
     cli.ok("export", queue, "--state", "available", "--out", str(out))
     texts = sorted(entry.text for entry in TextQueue(out))
     assert texts == sorted(
-        f"letter {number}" + (", mended" if number % 2 else "") for number in range(4000)
+        f"letter {number}" + (", mended" if number % 2 else "") for number in range(letters)
     )

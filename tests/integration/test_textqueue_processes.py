@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slatemq.textqueue import SplitQueue, State, TextQueue, reserve
+from tests.forms import examples
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -175,12 +176,13 @@ def test_an_editor_that_rewrites_the_file_loses_nothing_silently(start: Starter)
 def test_ten_thousand_edits_beside_an_editor_lose_no_message_silently(
     start: Starter, how: str
 ) -> None:
+    """The short form has a fifth of them."""
     # Given processes that claim, mark, set and append at random, and an editor that saves the whole
     # file meanwhile, as it was before: by renaming, or in place
     start.path.write_bytes(b"# edited\n")
     texts = fill(start.path, 2000)
     editor = start(how, 3600)
-    changing = [start("change_beside_editor", part, 4, 2500) for part in range(4)]
+    changing = [start("change_beside_editor", part, 4, examples(2500)) for part in range(4)]
     assert [process.wait(300) for process in changing] == [0] * 4
     # Not killed: in place it may have emptied the file just then
     Path(f"{start.path}.stop").touch()
