@@ -6,6 +6,7 @@
 A SeqBlock says that the sequences [base, base + size) of this shard may be in use.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from libs.storage.errors import SequenceExhausted
@@ -56,6 +57,18 @@ def shard_of(message_id: int) -> int:
 def sequence_of(message_id: int) -> int:
     """The number of the message within its shard."""
     return message_id & MAX_SEQUENCE
+
+
+def runs(numbers: Iterable[int], near: int) -> Iterator[list[int]]:
+    """Ascending numbers, cut where two are further apart than `near`."""
+    run: list[int] = []
+    for number in numbers:
+        if run and number - run[-1] > near:
+            yield run
+            run = []
+        run.append(number)
+    if run:
+        yield run
 
 
 def encode_seq_block(block: SeqBlock) -> bytes:

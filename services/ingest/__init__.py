@@ -13,7 +13,7 @@ One process owns one shard's database. How a publish goes:
 `dedupe_keys`    which message a key stands for    `duplicates`  those of one publish
 `payload_cache`  fresh payloads                    `reading`     messages by ID
 `pushing`        how far outboxes are stored       `replacing`   messages that change
-`purging`        the purge epoch
+`purging`        the purge epoch                   `rows`        payloads and packs by number
 `wire`           from and to protobuf              `servicer`    IngestService
 `service`        the process: start, drain, stop   `config`      settings
 

@@ -43,8 +43,8 @@ from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri, decode_p
 from libs.storage.slate import Database
 from services.ingest.changes import Change, Changes
 from services.ingest.entries import Found, entries_of
-from services.ingest.packs import PACKS_AT_ONCE, read_packs
 from services.ingest.purge_epoch import PurgeEpoch
+from services.ingest.rows import PACKS, read_rows
 from services.ingest.tailing import MetadataLog
 from services.ingest.turns import Turns
 
@@ -60,6 +60,9 @@ alone has more: publishes wait for it."""
 
 PACKS_BYTES: Final = 1 << 20
 """About as much of payloads that stay is written anew in one commit; never over 5 MiB."""
+
+PACKS_AT_ONCE: Final = 64
+"""Packs that are looked at together: 4 MiB at most."""
 
 AT_ONCE: Final = 1
 """Calls that work at the same time: the others wait, and publishes do not."""
@@ -233,7 +236,8 @@ class Purger:
             return
         first_ids = iter(by_pack)
         while at_once := list(islice(first_ids, PACKS_AT_ONCE)):
-            stored = await read_packs(self._database, at_once)
+            read = read_rows(self._database, PACKS, at_once)
+            stored = {first_id: value async for rows in read for first_id, value in rows}
             self._take_out_of(going, step, {one: by_pack[one] for one in at_once}, stored)
 
     def _take_out_of(

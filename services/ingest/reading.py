@@ -12,21 +12,15 @@ from typing import Final, NamedTuple
 
 from libs.storage.blobs import Blobs
 from libs.storage.errors import CorruptRecord, ObjectNotFound, StorageError
-from libs.storage.keys import (
-    log_range,
-    parse_log_key,
-    parse_payload_key,
-    payload_key,
-    payload_range,
-)
+from libs.storage.keys import log_range, parse_log_key
 from libs.storage.metadata import MessageMetadata, decode_log_entry
 from libs.storage.payload_packs import PACKED_MESSAGES_MIN, decode_pack, pack_of
 from libs.storage.payloads import PayloadUri, decode_payload, encode_inline
 from libs.storage.slate import Database
 from services.ingest.etags import etag_of
-from services.ingest.packs import RUN_MIN, read_packs, runs
 from services.ingest.payload_cache import PayloadCache
 from services.ingest.room import Metadata, Room, fitting
+from services.ingest.rows import PACKS, PAYLOADS, read_rows
 from services.ingest.tailing import MetadataLog
 
 __all__ = ["Metadata", "Read", "Reader", "Room"]
@@ -35,9 +29,6 @@ log = logging.getLogger(__name__)
 
 WINDOW: Final = 256
 """IDs looked up at once; between windows it shows whether the answer is full."""
-
-NEAR: Final = 8
-"""IDs at most so far apart are read by one scan: a row costs 7 µs there, and 70 by itself."""
 
 NEAR_ENTRIES: Final = 4096
 """An entry at most so many IDs further on is looked for forwards from the one before."""
@@ -286,28 +277,23 @@ class Reader:
         Those of damaged packs are among them, since they may have records of their own.
         """
         wanted: dict[int, list[int]] = {}
-        left: list[int] = []
         for one in message_ids:
             if one in packs:
                 wanted.setdefault(packs[one], []).append(one)
-            else:
-                left.append(one)
-        stored = await read_packs(self._database, wanted)
-        for first_id, some in wanted.items():
-            try:
-                payloads = decode_pack(first_id, stored[first_id]) if first_id in stored else {}
-            except CorruptRecord as error:
-                log.error("the payloads from message %d on cannot be read: %s", first_id, error)
-                in_damaged.update(some)
-                payloads = {}
-            for one in some:
-                if one not in payloads:
-                    left.append(one)
+        async for rows in read_rows(self._database, PACKS, wanted):
+            for first_id, value in rows:
+                try:
+                    payloads = decode_pack(first_id, value)
+                except CorruptRecord as error:
+                    log.error("the payloads from message %d on cannot be read: %s", first_id, error)
+                    in_damaged.update(wanted[first_id])
                     continue
-                found[one] = payloads[one]
-                if records is not None:
-                    records[one] = encode_inline(payloads[one])
-        return sorted(left)
+                for one in wanted[first_id]:
+                    if one in payloads:
+                        found[one] = payloads[one]
+                        if records is not None:
+                            records[one] = encode_inline(payloads[one])
+        return [one for one in message_ids if one not in found]
 
     async def _read_payloads(
         self,
@@ -336,23 +322,9 @@ class Reader:
             else:
                 found[message_id] = record
 
-        strays: list[int] = []
-        for run in runs(message_ids, NEAR):
-            if len(run) < RUN_MIN:
-                strays += run
-                continue
-            wanted = set(run)
-            async for rows in self._database.scan(
-                *payload_range(run[0], run[-1]), limit=run[-1] - run[0] + 1, durable=True
-            ):
-                for key, value in rows:
-                    message_id = parse_payload_key(key)
-                    if message_id in wanted:
-                        take(message_id, value)
-        values = await self._database.get_many(map(payload_key, strays), durable=True)
-        for message_id, stray in zip(strays, values, strict=True):
-            if stray is not None:
-                take(message_id, stray)
+        async for rows in read_rows(self._database, PAYLOADS, message_ids):
+            for message_id, value in rows:
+                take(message_id, value)
         await self._read_blobs(blobs, found)
 
     async def _read_blobs(self, blobs: dict[int, PayloadUri], found: dict[int, bytes]) -> None:

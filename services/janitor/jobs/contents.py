@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Final
 
 from libs.storage.blobs import Blobs
 from libs.storage.errors import ObjectNotFound
-from libs.storage.ids import shard_of
+from libs.storage.ids import runs, shard_of
 from libs.storage.keys import payload_key
 from libs.storage.payload_packs import PACK_MESSAGES, decode_pack, pack_range, parse_pack_key
 from libs.storage.payloads import PayloadUri, decode_payload
@@ -98,7 +99,10 @@ class Contents:
             reader = await self._reader(shard_of(some[0]))
             return {} if reader is None else await _from_packs(reader, some)
 
-        found = await asyncio.gather(*map(read, _side_by_side(sorted(set(message_ids)))))
+        by_shard = groupby(sorted(set(message_ids)), shard_of)
+        # Between two that are further apart a pack ends.
+        apart = (run for _, some in by_shard for run in runs(some, PACK_MESSAGES - 1))
+        found = await asyncio.gather(*map(read, apart))
         return {one: payload for some in found for one, payload in some.items()}
 
     async def _reader(self, shard: int) -> SnapshotReader | None:
@@ -127,18 +131,6 @@ async def _from_packs(reader: SnapshotReader, message_ids: Sequence[int]) -> dic
             found.update((one, payloads[one]) for one in left if one in payloads)
         left = [one for one in left if one < first_id]
     return found
-
-
-def _side_by_side(message_ids: Sequence[int]) -> Iterator[list[int]]:
-    """Messages, in ascending order, parted where no pack has those on both sides."""
-    some: list[int] = []
-    for one in message_ids:
-        if some and (one - some[-1] >= PACK_MESSAGES or shard_of(one) != shard_of(some[-1])):
-            yield some
-            some = []
-        some.append(one)
-    if some:
-        yield some
 
 
 def _together(sizes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
