@@ -24,8 +24,7 @@ class Orders:
 
     def next(self, now_ms: int) -> int:
         """An order above every other: the time, or where several fall together, a little more."""
-        self.last = max(self.last + 1, order_of(self.epoch, now_ms, 0))
-        return self.last
+        return self.next_of(self.epoch, now_ms)
 
     def next_of(self, epoch: int, now_ms: int) -> int:
         """As `next`, in an epoch that may be another one."""
