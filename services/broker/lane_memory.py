@@ -307,9 +307,7 @@ class LaneMemory:
 
     def written(self, generation: int) -> list[int]:
         """Notes that all of `changed` goes into this commit; gives what it may let go of later."""
-        beyond: list[int] = []
-        if self._guests:
-            beyond, self._guests = self._guests, beyond
+        beyond, self._guests = self._guests, []
         for order, bucket in self.changed.items():
             if bucket is not None:
                 bucket.stored = True
