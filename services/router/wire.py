@@ -150,12 +150,11 @@ def _range(
     add = told.assignments.add
     for queue_id, column in columns.items():
         ids, deadlines_ms = column.message_ids, column.retention_deadlines_ms
-        if any(deadlines_ms):  # as mostly: every message has a retention unless it wants none
-            assignment = add(
-                queue_id=queue_id, message_ids=ids, retention_deadlines_ms=deadlines_ms
-            )
-        else:
-            assignment = add(queue_id=queue_id, message_ids=ids)
+        assignment = add(
+            queue_id=queue_id,
+            message_ids=ids,
+            retention_deadlines_ms=deadlines_ms if any(deadlines_ms) else (),
+        )
         if column.is_plain:
             continue
         priorities = column.priorities
