@@ -17,15 +17,13 @@ from libs.storage.arrow_log import PAYLOAD_SCHEMA, payload_batch, shards
 from libs.storage.errors import CorruptRecord
 from libs.storage.fastffi import Row
 from libs.storage.keys import RecordType, key_head
-from libs.storage.payload_packs import decode_pack, parse_pack_key
+from libs.storage.payload_packs import ABSENT, PACK_TYPE, decode_pack, parse_pack_key
 
 __all__ = ["pack_batch", "stored_payloads"]
 
 _PACK: Final = key_head(RecordType.PAYLOAD_PACK)
 _HEAD: Final = np.dtype([("kind", "u1"), ("count", "<u2")])
 _SIZE: Final = np.dtype("<u4")
-_TYPE: Final = 1
-_ABSENT: Final = 0xFFFFFFFF
 
 
 def stored_payloads(rows: Sequence[Row], schema: pa.Schema = PAYLOAD_SCHEMA) -> pa.RecordBatch:
@@ -44,11 +42,11 @@ def pack_batch(rows: Sequence[Row], schema: pa.Schema = PAYLOAD_SCHEMA) -> pa.Re
     heads = columns.rows_at(data, starts, _HEAD)
     counts = heads["count"].astype(np.int64)
     begins = starts + _HEAD.itemsize + _SIZE.itemsize * counts
-    _refuse(rows, (heads["kind"] != _TYPE) | (begins > ends))
+    _refuse(rows, (heads["kind"] != PACK_TYPE) | (begins > ends))
 
     places = columns.elements(starts + _HEAD.itemsize, counts, _SIZE.itemsize)
     sizes = columns.rows_at(data, places, _SIZE).astype(np.int64)
-    here = sizes != _ABSENT
+    here = sizes != ABSENT
     lengths = np.where(here, sizes, 0)
     before = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))  # and at the end, of all
     firsts = np.cumsum(counts) - counts

@@ -38,8 +38,10 @@ PACKED_BYTES_MAX: Final = 4096
 PACKED_MESSAGES_MIN: Final = 4
 """Fewer are not worth a record of another kind."""
 
-_TYPE: Final = 1
-_ABSENT: Final = 0xFFFFFFFF
+PACK_TYPE: Final = 1
+ABSENT: Final = 0xFFFFFFFF
+"""The size of a payload that is not in the pack."""
+
 _HEAD: Final = struct.Struct("<BH")
 _KEY_HEAD: Final = key_head(RecordType.PAYLOAD_PACK)
 
@@ -92,8 +94,8 @@ def encode_pack(payloads: Sequence[bytes | None]) -> bytes:
     if len(here) == len(payloads):
         sizes = list(map(len, here))
     else:
-        sizes = [_ABSENT if one is None else len(one) for one in payloads]
-    return bytes((_TYPE,)) + number_array("payloads", "I", sizes) + b"".join(here)
+        sizes = [ABSENT if one is None else len(one) for one in payloads]
+    return bytes((PACK_TYPE,)) + number_array("payloads", "I", sizes) + b"".join(here)
 
 
 def decode_pack(first_id: int, data: bytes) -> dict[int, bytes]:
@@ -103,12 +105,12 @@ def decode_pack(first_id: int, data: bytes) -> dict[int, bytes]:
         sizes = struct.unpack_from(f"<{count}I", data, _HEAD.size)
     except struct.error as error:
         raise CorruptRecord("payload pack", f"ends too early: {error}") from None
-    if kind != _TYPE:
+    if kind != PACK_TYPE:
         raise CorruptRecord("payload pack", f"unknown type {kind:02x}")
     ids = range(first_id, first_id + count)
-    if _ABSENT in sizes:
-        ids_here = [one for one, size in zip(ids, sizes, strict=True) if size != _ABSENT]
-        sizes = tuple(size for size in sizes if size != _ABSENT)
+    if ABSENT in sizes:
+        ids_here = [one for one, size in zip(ids, sizes, strict=True) if size != ABSENT]
+        sizes = tuple(size for size in sizes if size != ABSENT)
     else:
         ids_here = list(ids)
     ends = list(accumulate(sizes, initial=_HEAD.size + 4 * count))
