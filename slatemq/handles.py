@@ -23,7 +23,7 @@ def queue_of_handle(handle: str) -> str:
     check_text("handle", handle)
     queue_id, slash, rest = handle.partition("/")
     if not queue_id or not slash or not rest:
-        raise InvalidArgument("handle", "must be <queue>/<message ID in hex>/<place>")
+        raise InvalidArgument("handle", _FORM)
     return queue_id
 
 
@@ -32,7 +32,7 @@ def message_of_handle(handle: str) -> int:
     queue_of_handle(handle)
     number = handle.split("/")[1]
     if _NUMBER.fullmatch(number) is None:
-        raise InvalidArgument("handle", "must be <queue>/<message ID in hex>/<place>")
+        raise InvalidArgument("handle", _FORM)
     return int(number, 16)
 
 
@@ -49,6 +49,7 @@ def shard_of(token: str) -> int:
     return int(match[1], 16)
 
 
-# What comes behind the shard is the broker's business.
+_FORM = "must be <queue>/<message ID in hex>/<place>"
 _NUMBER = re.compile("[0-9a-f]{1,16}")
+# What comes behind the shard is the broker's business.
 _TOKEN = re.compile(r"([0-9a-f]{1,8})-[A-Za-z0-9._-]{1,62}")

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from slatemq import textqueue
@@ -122,11 +123,11 @@ def _step(entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ..
         return step
     if not content.handle:
         return _stopped(step, "it has no handle, so it is no letter of a queue: import it")
-    if _queue(content.handle) != queue_id:
+    named_queue_id, named_id = _named(content.handle)
+    if named_queue_id != queue_id:
         return _stopped(step, f"it is of another queue: {content.handle}")
-    named = _message(content.handle)
-    if content.message_id not in (0, named):
-        return _stopped(step, f"its id is not the {named} of its handle: one of them was edited")
+    if content.message_id not in (0, named_id):
+        return _stopped(step, f"its id is not the {named_id} of its handle: one of them was edited")
     if entry.state is State.PROCESSED:
         return _asks(step, DropLetter(content.handle))
     if content.is_gone:
@@ -138,18 +139,13 @@ def _step(entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ..
     return _asks(step, RedriveLetter(content.handle))
 
 
-def _message(handle: str) -> int:
-    try:
-        return message_of_handle(handle)
-    except InvalidArgument:
-        return 0
-
-
-def _queue(handle: str) -> str:
-    try:
-        return queue_of_handle(handle)
-    except InvalidArgument:
-        return ""
+def _named(handle: str) -> tuple[str, int]:
+    """The queue and the message ID that a handle names; empty and 0 where it names none."""
+    queue_id, message_id = "", 0
+    with suppress(InvalidArgument):
+        queue_id = queue_of_handle(handle)
+        message_id = message_of_handle(handle)
+    return queue_id, message_id
 
 
 def _asks(step: Step, settlement: Settlement) -> Step:
