@@ -20,7 +20,8 @@ Spark, in children and in programs of one's own:
 `planning`   which keys of which snapshots that is, in pieces of a like size
 `reading`    a piece: rows from the store, columns out of them
 `source`     all of this as Spark's format("slatemq")    `scans`  each with its own conditions
-`session`    the Spark session                     `shipping`  this code for executors elsewhere
+`session`    the Spark session                     `failures`  what its errors say
+`shipping`  this code for executors elsewhere
 `snapshots`  of all shards, taken, renewed and released
 `instance`   the tables of an instance, for jobs
 `sql`        the command line: questions in SQL    `plain_values`  their answers as JSON has them

@@ -12,14 +12,21 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from services.janitor.failures import why_not
 from services.janitor.java import find_java_home
 from services.janitor.shipping import shipped_code
 from services.janitor.source import register
 from slatemq.errors import Unavailable
 
-__all__ = ["LOCAL_MASTER", "is_local", "spark_session", "why_not"]
+__all__ = ["LOCAL_MASTER", "QUIET", "is_local", "spark_session"]
 
 LOCAL_MASTER: Final = "local[*]"
+
+QUIET: Final[Mapping[str, str]] = {
+    "spark.log.level": "ERROR",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""Settings of a session at which nobody looks."""
 
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -80,15 +87,3 @@ def spark_session(
 def is_local(master: str) -> bool:
     """Whether the driver does the work; local-cluster has executors, as clusters have."""
     return master == "local" or master.startswith("local[")
-
-
-def why_not(told: str) -> str:
-    """What Spark tells when it does not start, in a line."""
-    if "stopped SparkContext" in told:
-        return "no master answers there, or it refuses"
-    if "JAVA_GATEWAY_EXITED" in told:
-        return "Java has ended; what it printed before tells why"
-    lines = [line.strip().removeprefix(": ") for line in told.splitlines() if line.strip()]
-    # The first line of a failed call tells which call it was.
-    causes = [line for line in lines if not line.startswith(("An error occurred", "at "))]
-    return (causes or lines or ["it does not say why"])[0]

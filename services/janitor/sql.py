@@ -24,9 +24,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from libs.storage.errors import StorageError
+from services.janitor.failures import without_stack
 from services.janitor.instance import open_tables
 from services.janitor.plain_values import plain
-from services.janitor.session import LOCAL_MASTER, spark_session
+from services.janitor.session import LOCAL_MASTER, QUIET, spark_session
 from services.janitor.tables import TABLES
 from slatemq.errors import SlateMQError
 
@@ -104,8 +105,7 @@ def ask(question: Question, out: TextIO) -> None:
 
     A snapshot that is lost meanwhile fails the tasks that read it.
     """
-    quiet = {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
-    with spark_session(question.master, question.memory, quiet) as spark:
+    with spark_session(question.master, question.memory, QUIET) as spark:
         if threading.current_thread() is threading.main_thread():
             # Spark's own asks the JVM to end its jobs, in the middle of another question to it.
             signal.signal(signal.SIGINT, _interrupt)
@@ -162,13 +162,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
     except (SlateMQError, StorageError, PySparkException, Py4JError, ValueError) as error:
-        sys.stderr.write(f"{_first_lines(error)}\n")
+        sys.stderr.write(f"{without_stack(error)}\n")
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
-
-
-def _first_lines(error: Exception) -> str:
-    """What is wrong, without Java's stack."""
-    return str(error).partition("\n\tat ")[0].partition("JVM stacktrace")[0].strip()

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any, BinaryIO, Final
 
 from libs.serving import logs
+from services.janitor.failures import without_stack
 from services.janitor.jobs.contract import (
     JobCancelled,
     JobFailed,
@@ -34,7 +35,8 @@ RunJob = Callable[[str, JobInstance, JobOptions, Tell], JobResult]
 TELL_S: Final = 0.2
 """Between two words about the same phase: tasks end by the hundred in a second."""
 
-QUIET: Final = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+TOLD_MAX: Final = 2_000
+"""Characters of an error that the history keeps."""
 
 
 def work(run_job: RunJob) -> int:
@@ -52,7 +54,7 @@ def work(run_job: RunJob) -> int:
     task = json.loads(line)
     logs.configure("janitor-spark", task["log_level"], task["log_format"])
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    options = JobOptions(**{**task["options"], "spark": QUIET})
+    options = JobOptions(**task["options"])
     threading.Thread(target=_obey, args=(control, options.cancelled), daemon=True).start()
     tell_of_snapshots(lambda name: told.say({"snapshot": [name.database, name.snapshot_id]}))
     told.say(_end_of(run_job, task, options, told))
@@ -72,16 +74,12 @@ def _end_of(
         return {"end": "failed", "error": str(error)}
     except Exception as error:  # whatever Spark raises, the history is to tell it
         if options.cancelled.is_set():
-            log.info("ended by the cancellation: %s", _first_lines(error))
+            log.info("ended by the cancellation: %s", without_stack(error)[:TOLD_MAX])
             return {"end": "cancelled"}
         log.exception("the job failed")
-        return {"end": "failed", "error": f"{type(error).__name__}: {_first_lines(error)}"}
+        why = f"{type(error).__name__}: {without_stack(error)[:TOLD_MAX]}"
+        return {"end": "failed", "error": why}
     return {"end": "done", **asdict(result)}
-
-
-def _first_lines(error: Exception) -> str:
-    """What is wrong, without Java's stack."""
-    return str(error).partition("\n\tat ")[0].partition("JVM stacktrace")[0].strip()[:2_000]
 
 
 def _obey(control: BinaryIO, cancelled: threading.Event) -> None:

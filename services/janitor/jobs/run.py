@@ -30,15 +30,13 @@ from services.janitor.jobs.contract import (
 )
 from services.janitor.jobs.work import Work
 from services.janitor.planning import SnapshotName
-from services.janitor.session import is_local, spark_session
+from services.janitor.session import QUIET, is_local, spark_session
 from slatemq.errors import Unavailable
 
 __all__ = ["PHASES", "refuse_unknown_shards", "run_job", "run_on", "settings_of"]
 
 STARTING: Final = "starting Spark"
 SNAPSHOTS: Final = "taking snapshots"
-
-_SETTINGS: Final = {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
 
 _COMPILE_LITTLE: Final = {
     "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
@@ -129,7 +127,7 @@ def run_on(
 def settings_of(job: str, options: JobOptions) -> dict[str, str]:
     """Of Spark, for a session that does this job alone."""
     is_brief = is_local(options.master) and job not in _COMPUTES
-    return {**_SETTINGS, **(_COMPILE_LITTLE if is_brief else {}), **options.spark}
+    return {**QUIET, **(_COMPILE_LITTLE if is_brief else {}), **options.spark}
 
 
 async def refuse_unknown_shards(root: Root, names: Sequence[SnapshotName]) -> None:

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from libs.storage.errors import StorageError
 from libs.storage.roots import Root, open_root
+from services.janitor.failures import cause_of
 from services.janitor.instance import table_of
 from services.janitor.jobs.contract import JobCancelled, JobFailed, JobOptions, Progress, Tell
 from services.janitor.planning import SnapshotName
@@ -129,7 +130,7 @@ class Work:
             watch.raise_if_over()
         except (PySparkException, Py4JError, SlateMQError, StorageError) as error:
             watch.raise_if_over()
-            raise JobFailed(f"{name}: {first_lines(error)}") from error
+            raise JobFailed(f"{name}: {cause_of(error)}") from error
         self.phases.append((name, round(time.monotonic() - began, 3)))
 
     def why_over(self) -> Exception | None:
@@ -189,12 +190,3 @@ class _Watch:
         found = [tracker.getStageInfo(stage) for stage in stages]
         there = [stage for stage in found if stage is not None]
         return sum(one.numCompletedTasks for one in there), sum(one.numTasks for one in there)
-
-
-def first_lines(error: Exception) -> str:
-    """What is wrong, without Java's stack."""
-    text = str(error).partition("\n\tat ")[0].partition("JVM stacktrace")[0].strip()
-    lines = [line for line in text.splitlines() if line.strip()]
-    # Of a task that failed, Python's own last line says why.
-    told = [line for line in lines if line.partition(":")[0].rpartition(".")[2].isidentifier()]
-    return (told or lines or [type(error).__name__])[-1].strip()

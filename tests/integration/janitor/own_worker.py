@@ -19,11 +19,14 @@ from services.janitor.jobs.contract import (
     Progress,
     Tell,
 )
-from services.janitor.session import spark_session
+from services.janitor.session import QUIET, spark_session
 from services.janitor.working import work
 from tests.integration.janitor.own_janitor import OWN_JOBS
 
-SMALL = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"}
+SMALL = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
+    **QUIET,
+}
 
 
 def quick(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
@@ -83,7 +86,7 @@ def dies(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
 def spark(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
     """Real Spark over real snapshots; stays there until it is told to end."""
     with (
-        spark_session("local[1]", "512m", {**SMALL, **options.spark}) as session,
+        spark_session("local[1]", "512m", SMALL) as session,
         open_tables(session, instance.root) as table,
     ):
         count = table("queues").count()
@@ -95,7 +98,7 @@ def spark(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
 def spark_stubborn(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
     """The same, and pays no heed."""
     with (
-        spark_session("local[1]", "512m", {**SMALL, **options.spark}) as session,
+        spark_session("local[1]", "512m", SMALL) as session,
         open_tables(session, instance.root) as table,
     ):
         count = table("queues").count()
