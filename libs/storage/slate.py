@@ -113,6 +113,18 @@ def _read_options(durable: bool) -> ReadOptions:
     return ReadOptions(durability_filter=level, dirty=False, cache_blocks=True)
 
 
+def scan_options(*, durable: bool, short: bool, descending: bool) -> ScanOptions:
+    """How rows are read one after the other; a scan that is short reads less ahead."""
+    return ScanOptions(
+        durability_filter=DurabilityLevel.REMOTE if durable else DurabilityLevel.MEMORY,
+        dirty=False,
+        read_ahead_bytes=SHORT_READ_AHEAD_BYTES if short else READ_AHEAD_BYTES,
+        cache_blocks=False,
+        max_fetch_tasks=4,
+        order=IterationOrder.DESCENDING if descending else IterationOrder.ASCENDING,
+    )
+
+
 _READ_MEMORY = _read_options(durable=False)
 _READ_DURABLE = _read_options(durable=True)
 _FLUSH_WAL = FlushOptions(flush_type=FlushType.WAL)
@@ -198,14 +210,7 @@ class Database:
         if start >= end or limit == 0:
             return
         short = limit is not None and limit <= SHORT_SCAN_ROWS
-        options = ScanOptions(
-            durability_filter=DurabilityLevel.REMOTE if durable else DurabilityLevel.MEMORY,
-            dirty=False,
-            read_ahead_bytes=SHORT_READ_AHEAD_BYTES if short else READ_AHEAD_BYTES,
-            cache_blocks=False,
-            max_fetch_tasks=4,
-            order=IterationOrder.DESCENDING if descending else IterationOrder.ASCENDING,
-        )
+        options = scan_options(durable=durable, short=short, descending=descending)
         span = KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
         left = limit
         with _translated(f"scanning {self.name}"):
@@ -223,29 +228,19 @@ class Database:
     async def write(self, batch: Batch) -> None:
         """Apply `batch` in memory, as one; it is durable only after `flush`. Uses the batch up."""
         self._check()
-        try:
-            with _translated(f"writing to {self.name}"):
-                self._handle = await self._db.write(batch.raw)
-        except StorageError as error:
-            raise self._fail(error) from error
+        with self._changing(f"writing to {self.name}"):
+            self._handle = await self._db.write(batch.raw)
 
     async def flush(self) -> None:
         """Make everything durable that was written before this call."""
         self._check()
         handle = self._handle
-        try:
-            with _translated(f"making a commit of {self.name} durable"):
-                await self._db.flush_with_options(_FLUSH_WAL)
-                # An empty flush says nothing about leadership; the handle of our own write does.
-                if handle is not None:
-                    await handle.await_durable()
+        with self._changing(f"making a commit of {self.name} durable"):
+            await self._db.flush_with_options(_FLUSH_WAL)
+            # An empty flush says nothing about leadership; the handle of our own write does.
+            if handle is not None:
+                await handle.await_durable()
             await self._durability.sync()
-        except StorageError as error:
-            raise self._fail(error) from error
-        except OSError as error:
-            cause = StoreFailed(f"syncing the data folder of {self.name}: {error}")
-            raise self._fail(cause) from error
-
         self._bound_replay()
 
     @property
@@ -262,18 +257,10 @@ class Database:
             return
         self._check()
         before = self._handle
-        try:
-            with _translated(f"making a commit of {self.name} durable"):
-                if self._thread is None:
-                    self._thread = CommitThread(
-                        self._db, _FLUSH_WAL, durability.sync_now, self.name
-                    )
-                handle = await self._thread.commit(batch.raw)
-        except StorageError as error:
-            raise self._fail(error) from error
-        except OSError as error:
-            cause = StoreFailed(f"syncing the data folder of {self.name}: {error}")
-            raise self._fail(cause) from error
+        with self._changing(f"making a commit of {self.name} durable"):
+            if self._thread is None:
+                self._thread = CommitThread(self._db, _FLUSH_WAL, durability.sync_now, self.name)
+            handle = await self._thread.commit(batch.raw)
         if self._handle is before:
             self._handle = handle
         self._bound_replay()
@@ -281,15 +268,9 @@ class Database:
     async def flush_memtable(self) -> None:
         """Move everything into sorted tables, so that a checkpoint contains it; durable after."""
         self._check()
-        try:
-            with _translated(f"flushing the memtable of {self.name}"):
-                await self._db.flush_with_options(_FLUSH_MEMTABLE)
+        with self._changing(f"flushing the memtable of {self.name}"):
+            await self._db.flush_with_options(_FLUSH_MEMTABLE)
             await self._durability.sync()
-        except StorageError as error:
-            raise self._fail(error) from error
-        except OSError as error:
-            cause = StoreFailed(f"syncing the data folder of {self.name}: {error}")
-            raise self._fail(cause) from error
 
     def _bound_replay(self) -> None:
         """Flush the memtable behind every so many commits: it bounds the replay after a crash."""
@@ -356,6 +337,18 @@ class Database:
             raise self.failed
         if self._closed:
             raise StoreFailed(f"{self.name} is closed")
+
+    @contextmanager
+    def _changing(self, what: str) -> Iterator[None]:
+        """Whatever fails in it, the database stays failed; `what` says what is being done."""
+        try:
+            with _translated(what):
+                yield
+        except StorageError as error:
+            raise self._fail(error) from error
+        except OSError as error:
+            cause = StoreFailed(f"syncing the data folder of {self.name}: {error}")
+            raise self._fail(cause) from error
 
     def _fail(self, error: StorageError) -> StorageError:
         if self.failed is None:

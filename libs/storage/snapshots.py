@@ -20,25 +20,16 @@ from slatedb.uniffi import (
     Checkpoint,
     CheckpointOptions,
     DbReader,
-    DurabilityLevel,
     Error,
     InternalError,
-    IterationOrder,
     KeyRange,
     ReaderOptions,
-    ScanOptions,
 )
 
 from libs.storage.errors import SnapshotNotFound, StoreFailed, StoreUnavailable
 from libs.storage.fastffi import CALLS, Row
 from libs.storage.own_keys import CLOCK_KEY
-from libs.storage.slate import (
-    READ_AHEAD_BYTES,
-    SHORT_READ_AHEAD_BYTES,
-    Batch,
-    Database,
-    translate,
-)
+from libs.storage.slate import Batch, Database, scan_options, translate
 
 __all__ = [
     "READER_OPTIONS",
@@ -183,14 +174,7 @@ class SnapshotReader:
         if start >= end or limit == 0:
             return
         short = limit is not None and limit <= BATCH_ROWS_MIN
-        options = ScanOptions(
-            durability_filter=DurabilityLevel.REMOTE,
-            dirty=False,
-            read_ahead_bytes=SHORT_READ_AHEAD_BYTES if short else READ_AHEAD_BYTES,
-            cache_blocks=False,
-            max_fetch_tasks=4,
-            order=IterationOrder.DESCENDING if descending else IterationOrder.ASCENDING,
-        )
+        options = scan_options(durable=True, short=short, descending=descending)
         span = KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
         left = limit
         count = BATCH_ROWS_MIN
