@@ -1,12 +1,16 @@
-"""One small Spark for all tests of a run: starting it takes five seconds."""
+"""One small Spark for all tests of a run (starting it takes five seconds), and a database."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from libs.storage.roots import Root, open_root
+from libs.storage.settings import Kind
+from libs.storage.slate import Database
 from services.janitor.session import spark_session
 from tests.integration.janitor.ready_daemon import MODULE
 
@@ -25,3 +29,11 @@ READY = {"spark.python.daemon.module": MODULE}
 def spark() -> Iterator[SparkSession]:
     with spark_session("local[2]", "512m", {**SMALL, **READY}) as session:
         yield session
+
+
+@pytest.fixture
+async def opened(tmp_path: Path) -> AsyncIterator[tuple[Root, Database]]:
+    root = open_root(tmp_path.as_uri())
+    database = await root.database("ingest/0", Kind.INGEST)
+    yield root, database
+    await database.close()

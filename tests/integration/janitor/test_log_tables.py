@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -33,14 +32,6 @@ FIRST_DAY = date(2026, 1, 1)
 FIRST_MS = 1_767_225_600_000
 DAYS, ENTRIES_A_DAY, MESSAGES = 10, 20, 3
 A_DAY = ENTRIES_A_DAY * MESSAGES
-
-
-@pytest.fixture
-async def opened(tmp_path: Path) -> AsyncIterator[tuple[Root, Database]]:
-    root = open_root(tmp_path.as_uri())
-    database = await root.database("ingest/0", Kind.INGEST)
-    yield root, database
-    await database.close()
 
 
 async def fill(database: Database, gap_after: int = 0) -> None:

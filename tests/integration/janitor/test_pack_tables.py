@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from libs.storage.own_keys import LOG_BOUNDS_KEY
 from libs.storage.payload_packs import PACK_MESSAGES, encode_pack, pack_key, put_payloads
 from libs.storage.payloads import encode_inline, encode_uri
 from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
 from libs.storage.slate import Batch, Database
 from services.janitor import planning
 from services.janitor.jobs.contents import Contents
@@ -38,14 +36,6 @@ PACKS = -(-ENTRY // PACK_MESSAGES)
 """Of an entry."""
 APART = 7
 """Of an entry, the message that has a record of its own."""
-
-
-@pytest.fixture
-async def opened(tmp_path: Path) -> AsyncIterator[tuple[Root, Database]]:
-    root = open_root(tmp_path.as_uri())
-    database = await root.database("ingest/0", Kind.INGEST)
-    yield root, database
-    await database.close()
 
 
 def payload_of(message_id: int) -> bytes:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from libs.storage.own_keys import dedupe_ends_key, dedupe_key
-from libs.storage.roots import Root, open_root
+from libs.storage.roots import Root
 from services.ingest.batches import Accepted
 from services.ingest.reading import Room
 from services.ingest.shard import Shard
@@ -15,18 +15,6 @@ from tests.unit.ingest.shards import GatedObjects, accepted, batch, opened, sequ
 
 LARGE = bytes(65_536)
 HOUR_MS = 60 * 60 * 1000
-
-
-@pytest.fixture
-def root() -> Root:
-    return open_root("memory:///")
-
-
-@pytest.fixture
-def store(root: Root) -> GatedObjects:
-    gated = GatedObjects(root.objects)
-    root.objects = gated
-    return gated
 
 
 async def until_uploading(store: GatedObjects, count: int = 1) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from libs.storage.blobs import Blobs
-from libs.storage.roots import Root, open_root
+from libs.storage.roots import Root
 from services.ingest.pushing import Push
 from services.ingest.reading import Room
 from services.ingest.shard import Shard
@@ -17,18 +17,6 @@ from tests.unit.ingest.shards import GatedObjects, batch, opened
 
 LARGE = bytes(65_536)
 HOUR_MS = 60 * 60 * 1000
-
-
-@pytest.fixture
-def root() -> Root:
-    return open_root("memory:///")
-
-
-@pytest.fixture
-def store(root: Root) -> GatedObjects:
-    gated = GatedObjects(root.objects)
-    root.objects = gated
-    return gated
 
 
 async def push(shard: Shard, first: int, *payloads: bytes) -> int:

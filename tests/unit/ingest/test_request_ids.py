@@ -7,7 +7,7 @@ from libs.storage.own_keys import (
     parse_request_ids_key,
     request_ids_range,
 )
-from libs.storage.roots import Root, open_root
+from libs.storage.roots import Root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch, Database
 from services.ingest import request_ids
@@ -18,11 +18,6 @@ WINDOW_MS = 600_000
 MINUTE_MS = 60_000
 START_MS = 1_767_225_600_000
 PRINT = b"f" * 16
-
-
-@pytest.fixture
-def root() -> Root:
-    return open_root("memory:///")
 
 
 @pytest.fixture

@@ -19,12 +19,11 @@ from libs.storage.keys import log_key, payload_key
 from libs.storage.metadata import MessageMetadata, decode_log_entry, encode_log_entry
 from libs.storage.payloads import encode_inline, encode_uri
 from tests.forms import examples
+from tests.unit.storage.damage import Row, damage
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 NOW_MS = 1_767_225_600_005
-
-Row = tuple[bytes, bytes]
 
 texts = st.text(max_size=6)
 times = st.one_of(
@@ -139,14 +138,7 @@ def test_the_columns_say_what_the_exact_decoder_says(rows: list[Row]) -> None:
 def test_damaged_bytes_are_never_read_otherwise_than_by_the_exact_decoder(
     rows: list[Row], data: st.DataObject
 ) -> None:
-    which = data.draw(st.integers(0, len(rows) - 1))
-    key, value = rows[which]
-    place = data.draw(st.integers(0, len(value)))
-    if data.draw(st.booleans()):
-        value = value[:place]
-    else:
-        value = value[:place] + bytes((data.draw(st.integers(0, 255)),)) + value[place + 1 :]
-    rows[which] = (key, value)
+    damage(rows, data)
     try:
         expected = in_order(exact(rows))
     except CorruptRecord as error:

@@ -29,8 +29,7 @@ from libs.storage.payload_packs import (
 )
 from libs.storage.payloads import decode_payload, encode_inline
 from tests.forms import examples
-
-Row = tuple[bytes, bytes]
+from tests.unit.storage.damage import Row, damage
 
 FIRST_ID = 3 << 48 | 1000
 
@@ -146,14 +145,7 @@ def test_the_columns_say_what_the_exact_decoder_says(rows: list[Row]) -> None:
 def test_damaged_bytes_are_refused_or_read_as_by_the_exact_decoder(
     rows: list[Row], data: st.DataObject
 ) -> None:
-    which = data.draw(st.integers(0, len(rows) - 1))
-    key, value = rows[which]
-    place = data.draw(st.integers(0, len(value)))
-    if data.draw(st.booleans()):
-        value = value[:place]
-    else:
-        value = value[:place] + bytes((data.draw(st.integers(0, 255)),)) + value[place + 1 :]
-    rows[which] = (key, value)
+    damage(rows, data)
     try:
         expected = exact(rows)
     except CorruptRecord:
