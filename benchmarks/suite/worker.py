@@ -48,11 +48,12 @@ class Worker:
         await asyncio.gather(*(client.open() for client in self.clients))
         print("ready", flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-        began = time.monotonic()
+        began, spent_s = time.monotonic(), time.process_time()
         measured = await getattr(self, str(self.spec["role"]))()
         ended = measured.pop("ended", None) or time.monotonic()
+        spent_s = time.process_time() - spent_s
         await asyncio.gather(*(client.close() for client in self.clients))
-        return {"began": began, "ended": ended, **measured}
+        return {"began": began, "ended": ended, "processor_s": spent_s, **measured}
 
     async def prepare(self) -> dict[str, Any]:
         await self.clients[0].prepare(self.spec["queues"])

@@ -16,6 +16,9 @@ from services.ingest.reading import Reader, Room
 
 __all__ = ["Encoded", "EncodedReader"]
 
+TOGETHER_MIN: Final = 4
+"""Fewer messages of a run are encoded one by one: columns cost more to begin with."""
+
 _ENCODED_MESSAGE: Final = b"\x22"
 _MESSAGE_ID: Final = b"\x08"
 _PAYLOAD: Final = b"\x12"
@@ -49,8 +52,9 @@ class Encoded(NamedTuple):
         """Append messages of one run, by their offsets, if all fit; or (False) none of them."""
         columns, count = run.columns, len(offsets)
         message_ids = [run.first_id + offset for offset in offsets]
-        consecutive = message_ids[-1] - message_ids[0] == count - 1
-        ids = varints(message_ids[0], count) if consecutive else list(map(varint, message_ids))
+        first_id = message_ids[0]
+        in_a_row = message_ids == list(range(first_id, first_id + count))
+        ids = varints(first_id, count) if in_a_row else list(map(varint, message_ids))
         if len(set(map(len, ids))) > 1:
             return False
         sizes = list(map(len, payloads))
@@ -151,7 +155,7 @@ class EncodedReader:
         payloads = [run.payloads[offset] for offset in offsets]
         stored = _bytes_of(payloads)
         del offsets[len(stored) :]
-        if not offsets or encoded.add_run(run, offsets, stored, room):
+        if len(offsets) >= TOGETHER_MIN and encoded.add_run(run, offsets, stored, room):
             return len(offsets)
         for offset, payload in zip(offsets, stored, strict=True):
             about = _about_of(run, offset)

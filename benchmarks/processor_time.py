@@ -1,0 +1,146 @@
+"""What a message costs, in processor time of each process: `python -m benchmarks.processor_time`.
+
+Starts a stack, then publishes and consumes in the ways named; prints microseconds of processor time
+for each message, by service and by what its threads do. This is what a rate rests on where all of
+it shares two cores: wall time differs with the machine's mood, this much less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.suite import servers
+from benchmarks.suite.crew import Consumers, Crew, new_queue, span
+from benchmarks.suite.servers import Server
+
+TICKS = os.sysconf("SC_CLK_TCK")
+LOOP, STORE, REST = "loop", "SlateDB", "other threads"
+OF_STORE = ("slatedb", "async-compat", "tokio")
+SHARE_MIN = 0.05
+
+
+Took = tuple[float, float]
+"""Seconds, and those of processor time that clients spent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of publishing or consuming; `queues` above 1: each message reaches so many."""
+
+    name: str
+    size: int
+    batch: int
+    clients: int
+    messages: int
+    queues: int = 1
+
+
+WAYS = {
+    way.name: way
+    for way in (
+        Way("1 KiB", 1024, 1000, 1, 50_000),
+        Way("100 B", 100, 1000, 1, 100_000),
+        Way("singles", 1024, 1, 64, 10_000),
+        Way("fan-out", 1024, 1000, 1, 10_000, queues=10),
+    )
+}
+
+
+def threads_s(pid: int) -> dict[str, float]:
+    """Seconds of processor time that a process has had so far, by what its threads do."""
+    spent: dict[str, float] = defaultdict(float)
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            head, _, tail = (thread / "stat").read_text(encoding="utf-8").rpartition(")")
+        except FileNotFoundError:
+            continue  # it has ended meanwhile
+        name, fields = head.partition("(")[2], tail.split()
+        kind = STORE if name.startswith(OF_STORE) else REST
+        kind = LOOP if int(thread.name) == pid else kind
+        spent[kind] += (int(fields[11]) + int(fields[12])) / TICKS
+    return spent
+
+
+def services_s(server: Server) -> dict[str, dict[str, float]]:
+    """The same of each service of a stack."""
+    return {name: threads_s(pid) for name, pid in server.named().items() if name != "launcher"}
+
+
+def phase(server: Server, name: str, count: int, work: Callable[[], Took]) -> None:
+    """Prints what the services spent on each of `count` messages while this worked."""
+    before = services_s(server)
+    took_s, clients_s = work()
+    after = services_s(server)
+    print(
+        f"  {name}: {count / took_s:,.0f}/s; clients {1e6 * clients_s / count:.1f} us", flush=True
+    )
+    for service, spent in after.items():
+        parts = {kind: 1e6 * (spent[kind] - before[service][kind]) / count for kind in spent}
+        if sum(parts.values()) >= SHARE_MIN:
+            print(f"    {service:10} {sum(parts.values()):5.1f} us: {_told(parts)}", flush=True)
+
+
+def _told(parts: Mapping[str, float]) -> str:
+    return ", ".join(f"{kind} {us:.1f}" for kind, us in parts.items() if us >= SHARE_MIN)
+
+
+def publish(server: Server, queue: str, way: Way, depth: int, processes: int) -> Took:
+    """Publishes all."""
+    crew = Crew(server)
+    shape = {"batch": way.batch, "size": way.size, "clients": way.clients // processes or 1}
+    crew.add_publishers(processes, queue, way.messages, depth=depth, **shape)
+    results = crew.run()
+    return span(results), sum(one["processor_s"] for one in results)
+
+
+def consume(server: Server, queue: str, way: Way, depth: int, processes: int) -> Took:
+    """Claims and acks all of one queue."""
+    crew = Crew(server)
+    consumers = Consumers(crew, processes, queue, way.messages, size=way.size, depth=depth)
+    results = crew.run()
+    consumers.check(results)
+    return span(results), sum(one["processor_s"] for one in results)
+
+
+def measure(server: Server, way: Way, depth: int, processes: int) -> None:
+    """One way, publishing first."""
+    depth = depth if way.batch > 1 else 1
+    queues = new_queue(server, way.queues)
+    phase(
+        server, "publish", way.messages, lambda: publish(server, queues[0], way, depth, processes)
+    )
+
+    def drain() -> Took:
+        took = [consume(server, queue, way, depth, processes) for queue in queues]
+        return sum(one for one, _ in took), sum(one for _, one in took)
+
+    phase(server, "consume", way.messages * way.queues, drain)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.processor_time", description=__doc__
+    )
+    parser.add_argument("ways", nargs="*", choices=[*WAYS, []], help=", ".join(WAYS))
+    parser.add_argument("--depth", type=int, default=8, help="batches in flight: 8")
+    parser.add_argument("--processes", type=int, default=2, help="client processes: 2")
+    parser.add_argument("--rounds", type=int, default=2, help="the first one warms up: 2")
+    chosen = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        servers.slatemq(Path(folder)) as server,
+    ):
+        for name in chosen.ways or WAYS:
+            for number in range(1, chosen.rounds + 1):
+                print(f"{name}, round {number}", flush=True)
+                measure(server, WAYS[name], chosen.depth, chosen.processes)
+
+
+if __name__ == "__main__":
+    main()
