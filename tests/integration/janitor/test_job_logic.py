@@ -11,12 +11,13 @@ from services.janitor.jobs.dead_letters import due_letters
 from services.janitor.jobs.done import done_ends, overdue_done
 from services.janitor.jobs.retention import expired_entries, expired_failed, expired_messages
 from services.janitor.jobs.unreferenced import judged_positions, unreferenced_messages
+from tests.forms import examples
 from tests.integration.janitor.frames import tables_of
 from tests.integration.janitor.histories import GRACE_MS, NOW_MS, WINDOW_S, History
 
 pytestmark = pytest.mark.slow  # Spark takes seconds to start, and tenths of one for each question
 
-HISTORIES = 120
+HISTORIES = examples(120)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def test_done_and_dead_letters_take_what_the_model_allows(
 
 def test_no_message_that_was_removed_is_needed_later() -> None:
     """What the model allows: the tests above hold the jobs to it."""
-    for number in range(800):
+    for number in range(examples(800)):
         history = History(number)
         history.removed = history.may_expire_messages() | history.may_go_unreferenced()
         removed = history.removed

@@ -25,7 +25,7 @@ BLOB = bytes(100_000)
 RETENTION_S = 12
 """Enough to be claimed in, on a slow machine, too."""
 
-PUBLISH_S = 0.05
+PUBLISH_S = 0.2
 """Between two messages of the traffic: each is five processes' work, for minutes."""
 
 

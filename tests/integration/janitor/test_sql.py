@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.janitor.sql import parse
+from tests.forms import proof
 from tests.integration.broker.rig import running
 from tests.integration.ingest_server import ROOT, serving
 
@@ -27,8 +28,12 @@ def without_java(folder: Path) -> dict[str, str]:
     return {**kept, "PATH": str(folder), "PYTHONPATH": str(ROOT), "TZ": "Asia/Tokyo"}
 
 
-@pytest.mark.slow  # starts Spark twice
-async def test_questions_are_answered_on_stdout_on_a_machine_without_java(tmp_path: Path) -> None:
+@pytest.mark.slow  # starts Spark for each question
+@pytest.mark.parametrize("asked_wrongly", [False, proof(True)])
+async def test_questions_are_answered_on_stdout_on_a_machine_without_java(
+    tmp_path: Path, asked_wrongly: bool
+) -> None:
+    """The short form asks nothing wrong: tests/unit/janitor/test_failures.py has what is told."""
     data, environ = tmp_path / "data", without_java(tmp_path / "bin")
 
     async def sql(*arguments: str) -> tuple[int, str, str]:
@@ -53,7 +58,11 @@ async def test_questions_are_answered_on_stdout_on_a_machine_without_java(tmp_pa
             "TIMESTAMP'2026-07-01 12:00:00' AS at FROM messages GROUP BY headers",
             *("--format", "json"),
         )
-        wrong = await sql("SELECT nothing FROM queues")
+        if asked_wrongly:
+            code, out, err = await sql("SELECT nothing FROM queues")
+            assert (code, out) == (1, "")
+            assert "`nothing` cannot be resolved" in err
+            assert "at org.apache" not in err
         nowhere = await sql("SELECT 1", "--master", "nowhere")
 
     code, out, err = answered
@@ -64,10 +73,6 @@ async def test_questions_are_answered_on_stdout_on_a_machine_without_java(tmp_pa
         "queue": "orders",
         "at": "2026-07-01T12:00:00.000Z",
     }
-    assert wrong[0] == 1
-    assert wrong[1] == ""
-    assert "`nothing` cannot be resolved" in wrong[2]
-    assert "at org.apache" not in wrong[2]
     assert nowhere[:2] == (1, "")
     assert nowhere[2].splitlines()[-1].startswith("Spark does not start on nowhere: ")
 
