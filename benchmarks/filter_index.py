@@ -11,11 +11,16 @@ from collections.abc import Callable
 from libs.filters import RuleSet
 
 MESSAGES = 2000
+ROUNDS = 5
+"""The fastest one counts: it tells least of what else the machine does."""
+
 HEADERS = {"type": "order", "region": "eu", "tenant": "t7", "amount": "1200"}
 
 SHAPES: dict[str, Callable[[int], str]] = {
     "equality": lambda n: f'headers.tenant == "t{n}" && int(headers.amount) > 1000',
     "no equality": lambda n: f"int(headers.amount) > {n}",
+    "texts": lambda n: f'headers.tenant == "t{n}" && headers.region != "us"',
+    "texts, all match": lambda n: f'headers.type in ["order", "{n}"] && headers.region != "us"',
 }
 
 
@@ -25,12 +30,17 @@ def main() -> None:
             rules = RuleSet()
             for n in range(count):
                 rules.replace(f"q{n}", filter_of(n), "")
-            messages = MESSAGES if shape == "equality" else MESSAGES * 10 // count
-            began = time.perf_counter()
-            for _ in range(max(messages, 5)):
-                rules.route(HEADERS, 0, 0, 100)
-            took_us = (time.perf_counter() - began) * 1e6 / max(messages, 5)
-            print(f"{shape:>11}, {count:>6,} queues: {took_us:9.1f} µs a message")
+            messages = MESSAGES if shape in ("equality", "texts") else MESSAGES * 10 // count
+            took_us = min(_round(rules, max(messages // ROUNDS, 2)) for _ in range(ROUNDS))
+            print(f"{shape:>16}, {count:>6,} queues: {took_us:9.1f} µs a message")
+
+
+def _round(rules: RuleSet, messages: int) -> float:
+    """µs for each of these messages."""
+    began = time.perf_counter()
+    for _ in range(messages):
+        rules.route(dict(HEADERS), 0, 0, 100)  # The same object would be answered at once.
+    return (time.perf_counter() - began) * 1e6 / messages
 
 
 if __name__ == "__main__":
