@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ __all__ = [
     "NOT_SET",
     "Accepted",
     "Columns",
+    "fingerprint_of",
 ]
 
 NOT_SET: Final = -1
@@ -154,11 +156,17 @@ class Accepted:
             [offsets[at] for at in self.elsewhere if at in offsets],
         )
 
-    def fingerprint(self) -> bytes:
-        """Tells other content from the same: every field of every message, lengths included."""
+    def fingerprint(self, *, earlier: bool = False) -> bytes:
+        """Tells other content from the same: every field of every message, lengths included.
+
+        `earlier`: as the first versions made it, for a publish that is repeated after an upgrade.
+        """
         columns = self.columns
         count = len(self.payloads)
-        digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
+        # Most processors have instructions for SHA-256: it takes a fifth of the time of BLAKE2b.
+        digest: Any = hashlib.sha256(usedforsecurity=False)
+        if earlier:
+            digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
         digest.update(struct.pack(f"<I{count}Q", count, *columns.payload_bytes))
         digest.update(struct.pack(f"<{count}I", *map(len, columns.header_bytes)))
         digest.update(struct.pack(f"<{count}q", *columns.created_at_ms))
@@ -176,7 +184,14 @@ class Accepted:
                 digest.update(payload)
         else:
             digest.update(b"".join(self.payloads))
-        return digest.digest()
+        return bytes(digest.digest()[:FINGERPRINT_BYTES])
+
+
+async def fingerprint_of(accepted: Accepted, *, earlier: bool = False) -> bytes:
+    """Its fingerprint, made beside the event loop where that takes long."""
+    if accepted.size_bytes > HASH_INLINE_BYTES_MAX:
+        return await asyncio.to_thread(accepted.fingerprint, earlier=earlier)
+    return accepted.fingerprint(earlier=earlier)
 
 
 def is_large(payload_bytes: int) -> bool:

@@ -6,7 +6,6 @@ whose blobs take long enters a later commit, and the log's order is the order of
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,7 +21,7 @@ from libs.storage.own_keys import ID_BLOCK_KEY
 from libs.storage.payload_packs import put_payloads
 from libs.storage.payloads import encode_uri
 from libs.storage.slate import Batch, Database
-from services.ingest.batches import HASH_INLINE_BYTES_MAX, NOT_SET, Accepted, Columns
+from services.ingest.batches import NOT_SET, Accepted, Columns, fingerprint_of
 from services.ingest.dedupe_keys import DedupeKeys
 from services.ingest.duplicates import Duplicates
 from services.ingest.payload_cache import PayloadCache, Run
@@ -164,11 +163,13 @@ class Publisher:
     async def _begin(self, accepted: Accepted) -> Answered | None:
         if not accepted.request_id:
             return None
-        if accepted.size_bytes > HASH_INLINE_BYTES_MAX:
-            fingerprint = await asyncio.to_thread(accepted.fingerprint)
-        else:
-            fingerprint = accepted.fingerprint()
-        known = await self._requests.begin(accepted.request_id, fingerprint)
+        begin = self._requests.begin
+        try:
+            known = await begin(accepted.request_id, await fingerprint_of(accepted))
+        except InvalidArgument:
+            # Its first one may have been stored before an upgrade; or this one is refused again.
+            earlier = await fingerprint_of(accepted, earlier=True)
+            known = await begin(accepted.request_id, earlier)
         return None if known is None else await self._with_receipt(known)
 
     async def _with_receipt(self, known: Answered) -> Answered:

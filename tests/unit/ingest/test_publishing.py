@@ -1,4 +1,5 @@
 import asyncio
+from functools import partialmethod
 from typing import Any
 
 import pytest
@@ -260,3 +261,19 @@ async def test_content_differs_in_its_fingerprint() -> None:
     ]  # fmt: skip
     assert len({content.fingerprint() for content in contents}) == len(contents)
     assert batch(b"", x="1", y="2").fingerprint() == batch(b"", y="2", x="1").fingerprint()
+
+
+async def test_a_publish_from_before_an_upgrade_is_repeated_after_it(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(root) as shard:
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                Accepted, "fingerprint", partialmethod(Accepted.fingerprint, earlier=True)
+            )
+            first = await shard.publisher.publish(batch(b"a", b"b", request_id="r"))
+    async with opened(root) as shard:
+        again = await shard.publisher.publish(batch(b"a", b"b", request_id="r"))
+        assert (again.first_message_id, again.message_count) == (first.first_message_id, 2)
+        with pytest.raises(InvalidArgument):
+            await shard.publisher.publish(batch(b"a", b"c", request_id="r"))
