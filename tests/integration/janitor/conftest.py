@@ -15,7 +15,8 @@ from services.janitor.session import spark_session
 from tests.integration.janitor.ready_daemon import MODULE
 
 SMALL = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:ReservedCodeCacheSize=240m",
     "spark.sql.shuffle.partitions": "2",
     "spark.log.level": "ERROR",
 }
