@@ -1,20 +1,22 @@
 r"""The texts of many entries at once; no entry is looked at by itself.
 
 Continuations are folded into their first lines, so that a text ends where its line does, whatever
-else follows; one expression finds these lines. Where all lines are alike, a split is enough, and
-where they are long, each is looked for by itself::
+else follows; one expression finds these lines. Where entries are alike, a split is enough::
 
     -a\n second line\n\v=1\n=unwanted\n-b\n
     -a\x1esecond line\n\v=1\n=unwanted\n-b\n
      [             ]                     []       what is found
+
+Where lines are long, so that looking at each byte takes longer than looking at each line, only the
+first characters of lines are looked at: here `-`, a space, `\`, `=` and `-`.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections import defaultdict
 from functools import lru_cache
+from itertools import compress, count, repeat
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -23,24 +25,30 @@ from slatemq.textqueue.controls import CONTROLS, STATES, State
 EVERY = frozenset(State)
 
 SAMPLE_LENGTH = 1000
-"""At the beginning, which tells how long lines are and whether they may all be alike."""
+"""At the beginning, which tells how long lines are and whether most entries are alike."""
 
-MIDDLE_LENGTH, LONG_LENGTH = 130, 300
-"""Of lines, at which another way of finding them is the faster one."""
+MIXED_LENGTH, LONG_LENGTH = 80, 200
+"""Of lines of several kinds, and of any, from which on looking at each line takes less time than at
+each character."""
 
-_FOLD, _GAP = "\x1e", "\x1d"
-"""Between lines of a text, and between texts, while they are found; rare in texts."""
+ALIKE_SHARE = 0.7
+"""Of lines that begin wanted entries, from which on a split takes less time than an expression."""
 
-_KNOWN = "".join(CONTROLS.values())
+_FOLD = "\x1e"
+"""Between lines of a text, while it is found; rare in texts."""
 
 _FIRST = itemgetter(0)
 _WITHOUT_ENDS = itemgetter(slice(1, -1))
 
-# Where a literal comes first and alone, searching is fast.
-_CONTINUATION = re.compile(r"\n(?= )")
+# Where literals come first and alone, searching is fast.
+_CONTINUATION = re.compile(r"\n ")
 _LATE = re.compile(r"\n\\[^\n]*+\n++ ")
 _APART = re.compile(rf"\n(?:\\[^\n{_FOLD}]*+)?+{_FOLD}")
 """A folded continuation after a blank line or a variable."""
+
+
+_TEXT_LINES = re.compile(rb"\x01 *+")
+"""Of an entry that is wanted, in the kinds of lines."""
 
 
 class Found(NamedTuple):
@@ -60,55 +68,83 @@ def texts_in(content: bytes, states: frozenset[State] = EVERY) -> Found | None:
 
     None where a continuation follows a variable. Raises UnicodeDecodeError.
     """
+    lines_count = content.count(b"\n", 0, SAMPLE_LENGTH)
+    length = min(len(content), SAMPLE_LENGTH) // (lines_count or 1)
+    if length > LONG_LENGTH:
+        return _line_by_line(content, states)
     text = "\n" + content.decode()
     is_open = text[-1] != "\n"
     if is_open:
         text += "\n"
-    found = _found(text, content, states)
-    return found if found is None or not is_open else Found(found.texts, found.newlines_count - 1)
-
-
-def _found(text: str, content: bytes, states: frozenset[State]) -> Found | None:
-    """The text is that of the content, between newlines."""
-    sample = text[:SAMPLE_LENGTH]
-    lines_count = sample.count("\n") - 1
-    is_middle = len(sample) > MIDDLE_LENGTH * lines_count
-    if sample.count(sample[:2]) >= lines_count and STATES.get(content[0]) in states:
-        texts = _alike_lines(content) if is_middle else text[2:-1].split(sample[:2])
-        if texts and (is_middle or text.count("\n") == len(texts) + 1):
-            return Found(texts, len(texts))
-    if len(sample) > LONG_LENGTH * lines_count:
-        return _line_by_line(text, states)
-    first_lines = _first_lines(states).findall
-    if _CONTINUATION.search(text) is None:
-        return Found(first_lines(text), text.count("\n") - 1)
-    if is_middle or _FOLD in text or _GAP in text:
-        return _line_by_line(text, states)
-    folded = _FOLD.join(text.split("\n "))
-    texts = first_lines(folded)
-    joined = _GAP.join(texts)
-    # Continuations that are not in these texts: of unwanted entries, or after something else.
-    are_missed = joined.count(_FOLD) < len(text) - len(folded)
-    if are_missed and _APART.search(folded):
-        return _line_by_line(text, states)
-    texts = joined.replace(_FOLD, "\n").split(_GAP) if texts else []
-    return Found(texts, text.count("\n") - 1)
-
-
-def _alike_lines(content: bytes) -> list[str]:
-    """The texts, if all lines begin with the same character as the first one; else none."""
-    lines = io.TextIOWrapper(io.BytesIO(content), "utf-8", newline="\n").readlines()
-    if "".join(map(_FIRST, lines)).count(lines[0][0]) < len(lines):
-        return []
-    if lines[-1][-1] != "\n":
-        lines[-1] += "\n"
-    return list(map(_WITHOUT_ENDS, lines))
+    found = _split(text, states)
+    if found is None:
+        is_folded = _CONTINUATION.search(text) is not None
+        if _FOLD in text or (length > MIXED_LENGTH and not is_folded):
+            return _line_by_line(content, states)
+        if is_folded:
+            found = _folded(text, states)
+        else:
+            found = Found(_first_lines(states).findall(text), text.count("\n") - 1)
+    if found is None:
+        return _line_by_line(content, states)
+    return Found(found.texts, found.newlines_count - is_open)
 
 
 def all_texts(content: bytes) -> list[str]:
     """Of every entry; the content is whole entries, and known to be sound."""
     found = texts_in(content)
     return found.texts if found is not None else []
+
+
+def _folded(text: str, states: frozenset[State]) -> Found | None:
+    """What is found when continuations are folded; None where one stands apart from its text."""
+    folded = _FOLD.join(text.split("\n "))
+    folds_count = len(text) - len(folded)
+    found = _split(folded, states)
+    if found is None:
+        found = Found(_first_lines(states).findall(folded), folded.count("\n") - 1)
+    # Continuations that are not in these texts: of unwanted entries, or after something else.
+    if "".join(found.texts).count(_FOLD) < folds_count and _APART.search(folded):
+        return None
+    texts = list(map(str.replace, found.texts, repeat(_FOLD), repeat("\n")))
+    return Found(texts, found.newlines_count + folds_count)
+
+
+def _split(text: str, states: frozenset[State]) -> Found | None:
+    """The texts, if most lines begin wanted entries; None where there are continuations."""
+    between = _between(text[:SAMPLE_LENGTH], states)
+    if not between:
+        return None
+    parts = text[2:].split(between)
+    last = parts[-1]
+    parts[-1] = last.rstrip("\n")
+    newlines_count = (len(between) - 1) * (len(parts) - 1) + len(last) - len(parts[-1])
+    if "\n" not in "".join(parts):
+        return Found(parts, newlines_count)
+    if len(between) > 2 or len(states) > 1:
+        return None
+    others: list[str] = []
+
+    def first_line(part: str) -> str:
+        first, newline, rest = part.partition("\n")
+        others.append(newline + rest)
+        return first
+
+    texts = [first_line(part) if "\n" in part else part for part in parts]
+    between_texts = "".join(others)
+    if _CONTINUATION.search(between_texts):
+        return None
+    return Found(texts, newlines_count + between_texts.count("\n"))
+
+
+def _between(sample: str, states: frozenset[State]) -> str:
+    """Newlines and a control character, with which most lines begin; else nothing."""
+    control = sample[1]
+    found = re.search(rf"\n++{re.escape(control)}", sample[1:])
+    if found is None or STATES.get(ord(control)) not in states:
+        return ""
+    lines_count = sample.count(found[0]) * (len(found[0]) - 1)
+    return found[0] if lines_count > ALIKE_SHARE * sample.count("\n") else ""
 
 
 @lru_cache
@@ -121,31 +157,40 @@ def _first_lines(states: frozenset[State]) -> re.Pattern[str]:
     return re.compile(rf"\n[{wanted}]([^\n]*+)")
 
 
-def _line_by_line(text: str, states: frozenset[State]) -> Found | None:
-    """As `_found`, for lines that are long or cannot be folded."""
-    wanted = "".join(CONTROLS[state] for state in states if state in CONTROLS)
-    passed_over = _KNOWN if State.UNKNOWN in states else None
-    texts: list[str] = []
-    more: defaultdict[int, list[str]] = defaultdict(list)  # lines of each text that has several
-    find, start, newlines_count, is_wanted, is_over = text.find, 1, 0, False, False
-    while (end := find("\n", start)) >= 0:
-        control = text[start]
-        if control in wanted:
-            is_wanted, is_over = True, False
-            texts.append(text[start + 1 : end])
-        elif control == " ":
-            if is_over:
-                return None
-            if is_wanted:
-                more[len(texts) - 1].append(text[start + 1 : end])
-        elif control == "\\":
-            is_over = True
-        elif control != "\n":
-            is_wanted, is_over = passed_over is not None and control not in passed_over, False
-            if is_wanted:
-                texts.append(text[start + 1 : end])
-        start = end + 1
-        newlines_count += 1
-    for place, lines in more.items():
-        texts[place] = "\n".join((texts[place], *lines))
+def _line_by_line(content: bytes, states: frozenset[State]) -> Found | None:
+    """As `texts_in`, for lines that are long or cannot be folded."""
+    if not content.isascii():
+        content.decode()
+    lines = io.BytesIO(content).readlines()
+    newlines_count = len(lines) - (not content.endswith(b"\n"))
+    if newlines_count < len(lines):
+        lines[-1] += b"\n"
+    firsts = bytes(map(_FIRST, lines))
+    if b"\n" in firsts:
+        lines = list(filter(b"\n".__ne__, lines))
+        firsts = firsts.replace(b"\n", b"")
+    if b"\\ " in firsts:
+        return None
+    kept = list(map(_WITHOUT_ENDS, lines))
+    if not firsts.isascii():
+        # The first character has several bytes.
+        for place in compress(count(), map((0x7F).__lt__, firsts)):
+            kept[place] = lines[place].decode()[1:-1].encode()
+    kinds = firsts.translate(_kinds(states))
+    if b" " not in kinds:
+        return Found(list(map(bytes.decode, compress(kept, kinds))), newlines_count)
+    texts = [
+        b"\n".join(kept[start:end]).decode()
+        for start, end in map(re.Match.span, _TEXT_LINES.finditer(kinds))
+    ]
     return Found(texts, newlines_count)
+
+
+@lru_cache
+def _kinds(states: frozenset[State]) -> bytes:
+    """To translate first characters: 1 where an entry is wanted, a space, and 0 for the others."""
+    kinds = bytearray([State.UNKNOWN in states] * 256)
+    for state, control in CONTROLS.items():
+        kinds[ord(control)] = state in states
+    kinds[ord("\\")], kinds[ord(" ")] = 0, ord(" ")
+    return bytes(kinds)

@@ -23,7 +23,7 @@ STATES = [frozenset(some) for size in range(1, 6) for some in combinations(State
 
 def texts_of_entries(content: bytes, states: frozenset[State], strict: bool) -> Iterator[str]:
     document = parse(content, "f", strict=strict)
-    return (entry.text for entry in document.entries if entry.state in states)
+    yield from (entry.text for entry in document.entries if entry.state in states)
 
 
 def outcome(texts: Iterator[str]) -> tuple[list[str], str]:
@@ -62,13 +62,36 @@ def test_are_those_of_the_entries(
 ) -> None:
     content = "\n".join(lines).encode() + b"\n" * ends + b"\xc3" * torn
 
-    def expected() -> Iterator[str]:
-        yield from texts_of_entries(content, states, strict)
-
     texts = scan_texts(
         io.BytesIO(content).read, "f", states, strict=strict, chunk_bytes=chunk_bytes
     )
-    assert outcome(texts) == outcome(expected())
+    assert outcome(texts) == outcome(texts_of_entries(content, states, strict))
+
+
+@given(
+    often=st.lists(LINES, min_size=1, max_size=4),
+    times=st.integers(1, 40),
+    once=st.lists(LINES, max_size=4),
+    at=st.integers(0, 150),
+    states=st.sampled_from(STATES),
+)
+@example(["-a"], 30, ["=done", " of two"], 20, frozenset({State.QUEUED}))
+@example(["-a"], 30, ["\\v=1", " late"], 20, frozenset({State.QUEUED}))
+@example(["-a", " b"], 30, ["=done", " of two"], 20, frozenset({State.QUEUED}))
+@example(["-a", " b"], 30, ["", " of two"], 20, frozenset({State.QUEUED}))
+@example(["-a", ""], 30, ["-b", "-c"], 20, frozenset({State.QUEUED}))
+@example(["-a", ""], 30, ["", ""], 60, frozenset({State.QUEUED}))
+@example(["-" + "l" * 140], 30, ["é" + "x" * 140, " é"], 20, frozenset({State.UNKNOWN}))
+@example(["-" + "m" * 400, " m"], 30, ["\\v=1", " late"], 20, frozenset({State.QUEUED}))
+def test_are_those_of_the_entries_where_most_are_alike(
+    often: list[str], times: int, once: list[str], at: int, states: frozenset[State]
+) -> None:
+    lines = often * times
+    content = "\n".join([*lines[:at], *once, *lines[at:], ""]).encode()
+
+    texts = scan_texts(io.BytesIO(content).read, "f", states)
+
+    assert outcome(texts) == outcome(texts_of_entries(content, states, strict=False))
 
 
 @pytest.mark.parametrize("states", [frozenset({State.QUEUED}), frozenset({State.UNKNOWN})])
