@@ -25,6 +25,7 @@ from slatemq.textqueue import (
     State,
     TextQueueError,
 )
+from slatemq.textqueue.controls import BYTE_ORDER_MARK
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:
@@ -61,9 +62,9 @@ def _as_refusal(error: TextQueueError) -> SlateMQError:
         case Rewritten():
             return Aborted(str(error), reason="FILE_REWRITTEN")
         case NoSuchEntry():
-            return NotFound("entry", "", str(error))
+            return NotFound("entry", "", f"{error}: `slatemq tq ls` tells where they begin")
         case NoSuchVariable():
-            return NotFound("variable", str(error.args[0]), str(error))
+            return NotFound("variable", str(error.key), str(error))
         case DoesNotFit():
             sizes = {"needed_bytes": error.needed_bytes, "reserved_bytes": error.reserved_bytes}
             metadata = {name: str(size) for name, size in sizes.items()}
@@ -85,12 +86,13 @@ def entry_line(entry: Entry, first: str) -> bytes:
     return f"{first}\t{entry.state}\t{printable(text)}\n".encode()
 
 
-def oddities(entry: Entry) -> Iterator[str]:
-    """What is likely a mistake."""
-    if entry.state is State.UNKNOWN:
-        yield f"unknown control character {entry.control!r}: this entry is skipped"
+def oddities(entry: Entry) -> Iterator[tuple[int, str]]:
+    """What is likely a mistake, and on which line; a byte order mark is told of otherwise."""
+    if entry.state is State.UNKNOWN and entry.control != BYTE_ORDER_MARK:
+        yield entry.line, f"unknown control character {entry.control!r}: this entry is skipped"
     if entry.raw.split(b"\n", 1)[0].endswith(b"\r"):
-        yield "the line ends with a carriage return, which is part of the text"
+        yield entry.line, "the line ends with a carriage return, which is part of the text"
     for variable in entry.variables:
-        if variable.name == "retries" and not variable.value.strip().isdecimal():
-            yield f"retries is no number: {variable.value!r}"
+        digits = variable.value.strip(" ")  # as claims read them
+        if variable.name == "retries" and not (digits.isascii() and digits.isdigit()):
+            yield entry.line_of(variable), f"retries is no number: {variable.value!r}"

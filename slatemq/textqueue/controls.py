@@ -23,3 +23,8 @@ CONTROLS = {
 }
 
 STATES = {ord(control): state for state, control in CONTROLS.items()}
+
+BYTE_ORDER_MARK = "\ufeff"
+"""What some editors put before a file's first character, so that this begins no entry we know."""
+
+MARK_ADVICE = "a byte order mark (BOM): save the file as UTF-8 without it"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from slatemq.textqueue.controls import CONTROLS, State
+from slatemq.textqueue.controls import BYTE_ORDER_MARK, CONTROLS, MARK_ADVICE, State
 from slatemq.textqueue.entries import Entry, Variable, checked_line, encoded
 from slatemq.textqueue.errors import (
     AlreadyMarked,
@@ -101,8 +101,16 @@ def queued(entry: Entry) -> Entry:
     if entry.state in (State.PROCESSED, State.ERROR):
         raise AlreadyMarked(entry.offset, entry.control)
     if entry.state is not State.QUEUED:
-        raise NotAMessage(f"the entry at offset {entry.offset} is no message: {entry.state}")
+        raise NotAMessage(f"the entry at offset {entry.offset} is no message but {_what(entry)}")
     return entry
+
+
+def _what(entry: Entry) -> str:
+    if entry.state is State.COMMENT:
+        return "a comment"
+    if entry.control == BYTE_ORDER_MARK:
+        return f"of an unknown kind: it begins with {MARK_ADVICE}"
+    return f"of an unknown kind: it begins with {entry.control!r}"
 
 
 def mark(descriptor: int, entry: Entry, state: State) -> Entry:
@@ -122,7 +130,7 @@ def fill(descriptor: int, entry: Entry, key: str | int, value: str) -> Entry:
     with message_lock(descriptor, entry.offset):
         now = again(descriptor, entry)
         if now.state is State.UNKNOWN:
-            raise NotAMessage(f"the entry at offset {entry.offset} is of an unknown kind")
+            raise NotAMessage(f"the entry at offset {entry.offset} is {_what(entry)}")
         variable = now.variable(key)
         content = fitted(variable, value)
         put(descriptor, content, variable.offset)
@@ -132,7 +140,7 @@ def fill(descriptor: int, entry: Entry, key: str | int, value: str) -> Entry:
 
 def fitted(variable: Variable, value: str) -> bytes:
     """The value in all the bytes that are reserved for it. Raises DoesNotFit, BadText."""
-    content = encoded(checked_line(value))
+    content = encoded(checked_line(value, "a value"))
     if len(content) > variable.width:
         name = repr(variable.index if variable.name is None else variable.name)
         raise DoesNotFit(name, len(content), variable.width)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slatemq.textqueue.arguments import of_kind, several, state_of, texts_by_name, width_of
 from slatemq.textqueue.controls import CONTROLS, STATES, State
 from slatemq.textqueue.errors import BadText, NoSuchVariable
 from slatemq.textqueue.pages import NEWLINE, Page, alone
@@ -129,17 +130,20 @@ class Entry:
 
     def variable(self, key: str | int) -> Variable:
         """The variable with that index, or the first of that name. Raises NoSuchVariable."""
-        for variable in self.variables:
+        variables = self.variables
+        for variable in variables:
             if key == (variable.name if isinstance(key, str) else variable.index):
                 return variable
-        raise NoSuchVariable(key)
+        known = [one.index if one.name is None else one.name for one in variables]
+        raise NoSuchVariable(key, known)
 
     def get(self, name: str, default: str = "") -> str:
         """The value of the first variable of that name."""
-        try:
-            return self.variable(name).value
-        except NoSuchVariable:
-            return default
+        return next((one.value for one in self.variables if one.name == name), default)
+
+    def line_of(self, variable: Variable) -> int:
+        """Of the file, counted from 1, on which one of its variables stands; 0 as for `line`."""
+        return self.line and self.line + self.raw.count(NEWLINE, 0, variable.offset - self.offset)
 
     def detached(self) -> Entry:
         """The same, without the piece of the file that it was read with."""
@@ -178,20 +182,23 @@ Spaces at the end are reserved."""
 
 
 def reserve(width: int, value: str = "") -> str:
-    """A value with room for `width` bytes."""
-    return value + " " * (width - len(value.encode()))
+    """A value with room for `width` bytes. Raises TypeError, and ValueError if it has more."""
+    needed = len(encoded(of_kind(value, str, "value")))
+    if needed > width_of(width):
+        raise ValueError(f"width must be {needed} bytes or more for {value!r:.60}, not {width}")
+    return value + " " * (width - needed)
 
 
 def render(text: str, variables: Variables = (), state: State = State.QUEUED) -> bytes:
     """The bytes of a new entry, a newline at the end. Raises BadText, ValueError for UNKNOWN.
 
-    Raises TypeError where `variables` is a single text.
+    Raises TypeError for what is no text, and where `variables` is a single one.
     """
-    if state not in CONTROLS:
+    if state_of(state) not in CONTROLS:
         raise ValueError("entries of unknown kinds cannot be made")
-    lines = [CONTROLS[state] + text.replace("\n", "\n ")]
+    lines = [CONTROLS[state] + of_kind(text, str, "text").replace("\n", "\n ")]
     if isinstance(variables, Mapping):
-        for name in variables:
+        for name in texts_by_name(variables, "variables"):
             if "=" in name:
                 raise BadText(f"the name of a variable has no '=': {name!r}")
         variables = [f"{name}={value}" for name, value in variables.items()]
@@ -199,17 +206,10 @@ def render(text: str, variables: Variables = (), state: State = State.QUEUED) ->
     return encoded("\n".join(lines) + "\n")
 
 
-def several(texts: Iterable[str], name: str) -> Iterable[str]:
-    """The same. Raises TypeError for a single text, each letter of which would be one of them."""
-    if isinstance(texts, str | bytes):
-        raise TypeError(f"{name} must be several texts, not one alone: put it into a list")
-    return texts
-
-
-def checked_line(content: str) -> str:
-    """The same. Raises BadText for a newline, which would end the variable."""
-    if "\n" in content:
-        raise BadText(f"a variable is one line: {content!r}")
+def checked_line(content: str, name: str = "a variable") -> str:
+    """The same. Raises TypeError, and BadText for a newline, which would end the variable."""
+    if "\n" in of_kind(content, str, name):
+        raise BadText(f"{name} is one line: {content!r}")
     return content
 
 

@@ -19,6 +19,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "AlreadyMarked",
     "AppendLost",
@@ -34,6 +36,9 @@ __all__ = [
     "TextQueueError",
 ]
 
+NAMED_MAX = 5
+"""Of variables, or of appends, in one message."""
+
 
 class TextQueueError(Exception):
     """Base of all errors of queue files; nothing was changed unless the kind says otherwise."""
@@ -47,15 +52,21 @@ class FormatError(TextQueueError):
         line: Counted from 1.
         column: Counted in characters from 1.
         why: The rule that is broken.
+        advice: What to do about it.
     """
 
-    def __init__(self, file: str, line: int, column: int, why: str) -> None:
-        """Name the place and the rule."""
-        super().__init__(f"{file or '<bytes>'}:{line}:{column}: {why}")
+    def __init__(self, file: str, line: int, column: int, why: str, advice: str) -> None:
+        """Name the place, the rule, and what to do."""
+        super().__init__(f"{file or '<bytes>'}:{line}:{column}: {why}: {advice}")
         self.file = file
         self.line = line
         self.column = column
         self.why = why
+        self.advice = advice
+
+    def at(self, file: str, line: int) -> FormatError:
+        """The same, where the lines before it were not counted."""
+        return FormatError(file, line, self.column, self.why, self.advice)
 
 
 class BadText(TextQueueError, ValueError):
@@ -80,11 +91,18 @@ class DoesNotFit(TextQueueError):
 
 
 class NoSuchVariable(TextQueueError, KeyError):
-    """The entry has no such variable. Variables are made when the message is appended."""
+    """The entry has no such variable. Variables are made when the message is appended.
 
-    def __init__(self, key: str | int) -> None:
-        """Name what was looked for."""
-        super().__init__(f"the entry has no variable {key!r}")
+    Attributes:
+        key: What was looked for.
+    """
+
+    def __init__(self, key: str | int, known: Sequence[str | int]) -> None:
+        """Name what was looked for, and what is there."""
+        named = ", ".join(repr(one) for one in known[:NAMED_MAX])
+        there = f"it has {named or 'none'}{', ...' if len(known) > NAMED_MAX else ''}"
+        super().__init__(f"the entry has no variable {key!r}: {there}")
+        self.key = key
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -140,8 +158,8 @@ class AppendLost(UserWarning):
 
     def __init__(self, file: str, count: int, appends: tuple[tuple[int, str], ...]) -> None:
         """Name the first few."""
-        named = ", ".join(f"{start!r} at offset {offset}" for offset, start in appends[:5])
-        more = ", ..." if len(appends) > 5 else ""
+        named = ", ".join(f"{start!r} at offset {offset}" for offset, start in appends[:NAMED_MAX])
+        more = ", ..." if len(appends) > NAMED_MAX else ""
         super().__init__(
             f"{file}: {count} appended messages are no longer in the file; an editor has saved "
             f"an older copy, or they were deleted: {named}{more}"

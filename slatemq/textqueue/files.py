@@ -61,7 +61,7 @@ class QueueFile:
 
     def __init__(self, path: str | os.PathLike[str], fsync: bool, strict: bool) -> None:
         """Nothing is opened yet."""
-        self.name = os.fspath(path)
+        self.name = os.fsdecode(path)
         self.path = os.path.realpath(self.name)  # of links in a circle the opening tells
         self.fsync = fsync
         self.strict = strict
@@ -94,7 +94,10 @@ class QueueFile:
     @contextmanager
     def opened(self, flags: int, how: How) -> Iterator[int]:
         """The file, open and locked, unless this thread has the lock already. Raises OSError."""
-        self._expect_file()
+        if flags & os.O_CREAT:
+            self._expect_file()
+        else:
+            self._existing()
         with opened(self.path, flags, How.NONE if self._own.files else how) as descriptor:
             yield descriptor
 
@@ -104,10 +107,8 @@ class QueueFile:
         if self._own.files:
             yield Holders(self._own.sidecar)
             return
-        like = self._expect_file()
-        if like is None:  # no sidecar beside a name that means nothing
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
-        with opened_beside(sidecar(self.path), like) as descriptor:
+        # No sidecar beside a name that means nothing.
+        with opened_beside(sidecar(self.path), self._existing()) as descriptor:
             yield Holders(descriptor)
 
     def entries(
@@ -130,7 +131,7 @@ class QueueFile:
         self, given: Callable[..., Iterator[T]], start: int, hold_back: bool
     ) -> Iterator[Iterator[T]]:
         """One scan of the file, which is open meanwhile."""
-        self._expect_file()
+        self._existing()
         with opened(self.path, os.O_RDONLY, How.NONE) as descriptor:
             if self._own.files:
                 finished(self.path, descriptor)
@@ -155,7 +156,7 @@ class QueueFile:
                 return entry_at(descriptor, offset)
             except FormatError as error:
                 line = _newlines_before(descriptor, offset) + 1 + error.line
-                raise FormatError(self.name, line, error.column, error.why) from None
+                raise error.at(self.name, line) from None
 
     def append(self, content: bytes, now_ms: int, last: int = 0, count: int = 1) -> int:
         """Append whole entries; gives the offset of the first. Raises OSError.
@@ -211,6 +212,13 @@ class QueueFile:
         """Tells whether anybody has changed the file. Raises OSError."""
         now = os.stat(self.path)
         return (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+
+    def _existing(self) -> os.stat_result:
+        """What there is. Raises OSError, also where there is nothing."""
+        told = self._expect_file()
+        if told is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
+        return told
 
     def _expect_file(self) -> os.stat_result | None:
         """What there is, if anything. Raises OSError for a folder, a pipe or a device."""

@@ -16,7 +16,7 @@ from itertools import chain, compress, repeat, starmap
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
-from slatemq.textqueue.controls import CONTROLS, State
+from slatemq.textqueue.controls import BYTE_ORDER_MARK, CONTROLS, MARK_ADVICE, State
 from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import FormatError
 from slatemq.textqueue.pages import BEGINNING, NEWLINE, Page, Wishes, last_beginning
@@ -54,6 +54,14 @@ LONG_BYTES = 100
 
 SPARSE_LINES = 10
 """Where less than one line in so many begins a wanted entry, looking for these is faster."""
+
+_BEGIN = "begin the line with - = !"
+
+_LATE_ADVICE = f"move it above the variables, or {_BEGIN} # or \\"
+
+_STRICT_ADVICE = f"{_BEGIN} or #, or with a space if it continues a text"
+
+_UTF8_ADVICE = "save the file as UTF-8 (`iconv -t UTF-8 -f LATIN1`, or whatever it is)"
 
 Read = Callable[[int], bytes]
 """Gives up to so many of the next bytes; none at the end."""
@@ -189,10 +197,12 @@ def _batches(
             place.line += raw.count(NEWLINE)
             position = end
             if buffer[end : end + 1] == b" ":
-                raise FormatError(place.file, place.line, 1, "a continuation after a variable")
+                why = "a continuation after a variable"
+                raise FormatError(place.file, place.line, 1, why, _LATE_ADVICE)
         if found is None and position < len(buffer):
             what = "continuation" if buffer[position : position + 1] == b" " else "variable"
-            raise FormatError(place.file, place.line, 1, f"a {what} before any entry")
+            why = f"a {what} before any entry"
+            raise FormatError(place.file, place.line, 1, why, f"{_BEGIN} or #")
         if at_end:
             return
         place.offset += position
@@ -334,9 +344,10 @@ def _check(entry: Entry, file: str, strict: bool) -> None:
         problem = error
     if strict and entry.state is State.UNKNOWN and (problem is None or problem.start):
         why = f"unknown control character {entry.control!r}"
-        raise FormatError(file, entry.line, 1, why)
+        advice = MARK_ADVICE if entry.control == BYTE_ORDER_MARK else _STRICT_ADVICE
+        raise FormatError(file, entry.line, 1, why, advice)
     if problem is not None:
         before = entry.raw[: problem.start]
         line = entry.line + before.count(NEWLINE)
         column = len(before[before.rfind(NEWLINE) + 1 :].decode()) + 1
-        raise FormatError(file, line, column, f"not UTF-8: {problem.reason}")
+        raise FormatError(file, line, column, f"not UTF-8: {problem.reason}", _UTF8_ADVICE)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 
+from slatemq.textqueue.arguments import milliseconds, of_kind, several, state_of
 from slatemq.textqueue.claiming import ERROR, Claimer, clear_slot
 from slatemq.textqueue.compacting import Compacted, compact
 from slatemq.textqueue.controls import CONTROLS, State
 from slatemq.textqueue.editing import again, fill, fitted, mark, queued
-from slatemq.textqueue.entries import Entry, Variable, Variables, render, several
+from slatemq.textqueue.entries import Entry, Variable, Variables, render
 from slatemq.textqueue.errors import TextQueueError
 from slatemq.textqueue.files import QueueFile
 
@@ -23,8 +24,6 @@ LEASE = timedelta(minutes=5)
 
 WRITE_BYTES = 1 << 20
 """Of many messages together, in one write."""
-
-_MS = timedelta(milliseconds=1)
 
 
 def wall_ms() -> int:
@@ -75,7 +74,7 @@ class TextQueue:
         For the last entry it waits until no append is under way. With `hold_back` it never waits,
         and leaves the last entry out: a writer without our lock may still be writing it.
         """
-        states = _known(states)
+        states = tuple(map(state_of, states))
         if State.UNKNOWN in states:
             every = self._file.entries(hold_back=hold_back)
             if set(states) == set(State):
@@ -86,11 +85,11 @@ class TextQueue:
 
     def texts(self, *states: State, hold_back: bool = False) -> Iterator[str]:
         """The texts alone of what `entries` gives: two to three times as fast."""
-        return self._file.texts(_known(states) or (State.QUEUED,), hold_back)
+        return self._file.texts(tuple(map(state_of, states)) or (State.QUEUED,), hold_back)
 
     def entry(self, offset: int) -> Entry:
         """The entry that begins at that byte. Raises NoSuchEntry."""
-        return self._file.entry(offset)
+        return self._file.entry(of_kind(offset, int, "offset"))
 
     def append(self, text: str, variables: Variables = (), *, state: State = State.QUEUED) -> Entry:
         """Append one message (or comment), with one write. Raises BadText.
@@ -134,21 +133,25 @@ class TextQueue:
 
     def done(self, entry: Entry) -> Entry:
         """Mark a queued message as processed: one byte. Raises AlreadyMarked, Rewritten."""
-        return self._file.change(lambda descriptor: mark(descriptor, entry, State.PROCESSED))
+        return self._change(entry, lambda descriptor: mark(descriptor, entry, State.PROCESSED))
 
     def fail(self, entry: Entry, code: str = "") -> Entry:
         r"""Mark a queued message as an error; the code goes into its `\error=`, if it has one.
 
         Raises AlreadyMarked, Rewritten, and DoesNotFit, upon which nothing is changed.
         """
-        return self._file.change(lambda descriptor: _fail(descriptor, entry, code))
+        return self._change(entry, lambda descriptor: _fail(descriptor, entry, code))
 
     def set_variable(self, entry: Entry, key: str | int, value: str) -> Entry:
         """Write a variable's value into its reserved bytes.
 
         Raises DoesNotFit, NoSuchVariable, BadText, Rewritten.
         """
-        return self._file.change(lambda descriptor: fill(descriptor, entry, key, value))
+        return self._change(entry, lambda descriptor: fill(descriptor, entry, key, value))
+
+    def _change(self, entry: Entry, change: Callable[[int], Entry]) -> Entry:
+        of_kind(entry, Entry, "entry")
+        return self._file.change(change)
 
     def claim(self, lease: timedelta = LEASE, *, tied: bool = True) -> Claim | None:
         r"""The first queued message that nobody works on, now yours; None when there is none.
@@ -157,7 +160,7 @@ class TextQueue:
         and the next is taken. The claim ends when its lease is over, or before that when this
         process ends, unless it is not `tied` to it.
         """
-        taken = self._claimer.claim(_milliseconds(lease), tied)
+        taken = self._claimer.claim(milliseconds(lease), tied)
         if taken is None:
             return None
         entry, holder = taken
@@ -165,7 +168,7 @@ class TextQueue:
 
     def claimed(self, token: str) -> Claim:
         """A claim by its token, whoever made it. Raises ClaimLost; Rewritten, and it has ended."""
-        entry, holder = self._claimer.find(token)
+        entry, holder = self._claimer.find(of_kind(token, str, "token"))
         return Claim(self, entry, token, holder.deadline_ms)
 
     def claimed_offsets(self) -> frozenset[int]:
@@ -236,7 +239,7 @@ class Claim:
     def extend(self, lease: timedelta = LEASE) -> None:
         """Keep it that long from now. Raises ClaimLost when it has ended."""
         with self.queue._claimer.held(self.token) as (_, holders, holder):
-            self.deadline_ms = self.queue._clock_ms() + _milliseconds(lease)
+            self.deadline_ms = self.queue._clock_ms() + milliseconds(lease)
             holders.change(holder, deadline_ms=self.deadline_ms)
 
     def set_variable(self, key: str | int, value: str) -> None:
@@ -270,12 +273,8 @@ class Claim:
                 self.release()
 
 
-def _known(states: tuple[State, ...]) -> tuple[State, ...]:
-    """The same, their names turned into them. Raises ValueError for what is none."""
-    return tuple(map(State, states))
-
-
 def _fail(descriptor: int, entry: Entry, code: str) -> Entry:
+    of_kind(code, str, "code")
     entry = queued(again(descriptor, entry))
     variable = next((one for one in entry.variables if one.name == ERROR), None)
     if code and variable is not None:
@@ -283,9 +282,3 @@ def _fail(descriptor: int, entry: Entry, code: str) -> Entry:
         fitted(variable, code)
         entry = fill(descriptor, entry, variable.index, code)
     return mark(descriptor, entry, State.ERROR)
-
-
-def _milliseconds(lease: timedelta) -> int:
-    if lease < _MS:
-        raise ValueError(f"a lease lasts a millisecond at least, not {lease}")
-    return lease // _MS

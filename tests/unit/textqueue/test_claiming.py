@@ -82,7 +82,7 @@ def test_a_late_claim_that_nobody_took_still_counts(path: Path, make: Make, cloc
 
 
 def test_a_lease_that_is_over_at_once_is_refused(path: Path, make: Make) -> None:
-    with pytest.raises(ValueError, match="a millisecond at least"):
+    with pytest.raises(ValueError, match="lease must be a millisecond or more"):
         make(b"-a\n").claim(timedelta(0))
 
 

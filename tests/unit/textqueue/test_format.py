@@ -201,23 +201,27 @@ def test_any_text_comes_back_exactly(
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "told", "advice"),
     [
-        (b" a", "f.tq:1:1: a continuation before any entry"),
-        (b"\n\n\\a", "f.tq:3:1: a variable before any entry"),
-        (b"-a\n\\b\n\n c", "f.tq:4:1: a continuation after a variable"),
-        ("-é\n a\n é".encode() + b"\xff", "f.tq:3:3: not UTF-8: invalid start byte"),
-        (b"-a\n=b\xc3\n", "f.tq:2:3: not UTF-8: invalid continuation byte"),
-        (b"\n-a\n?b", "f.tq:3:1: unknown control character '?'"),
-        ("-a\n→b".encode(), "f.tq:2:1: unknown control character '→'"),
-        (b"-a\r\n\r\n", "f.tq:2:1: unknown control character '\\r'"),
+        (b" a", "f.tq:1:1: a continuation before any entry", "begin the line with - = ! or #"),
+        (b"\n\n\\a", "f.tq:3:1: a variable before any entry", "begin the line with - = ! or #"),
+        (b"-a\n\\b\n\n c", "f.tq:4:1: a continuation after a variable", "move it above the var"),
+        ("-é\n a\n é".encode() + b"\xff", "f.tq:3:3: not UTF-8: invalid start byte", "save the"),
+        (b"-a\n=b\xc3\n", "f.tq:2:3: not UTF-8: invalid continuation byte", "save the file as UTF"),
+        (b"\n-a\n?b", "f.tq:3:1: unknown control character '?'", "begin the line with - = ! or #"),
+        ("-a\n→b".encode(), "f.tq:2:1: unknown control character '→'", "begin the line with"),
+        (b"-a\r\n\r\n", "f.tq:2:1: unknown control character '\\r'", "begin the line with"),
+        ("\ufeff-a".encode(), "f.tq:1:1: unknown control character '\\ufeff'", "a byte order mark"),
     ],
 )
-def test_an_error_names_file_line_and_column(content: bytes, told: str) -> None:
+def test_an_error_names_file_line_and_column_and_what_to_do(
+    content: bytes, told: str, advice: str
+) -> None:
     with pytest.raises(FormatError) as caught:
         parse(content, "f.tq", strict=True)
 
-    assert str(caught.value) == told
+    assert str(caught.value).startswith(f"{told}: {advice}")
+    assert str(caught.value).endswith(f"{caught.value.why}: {caught.value.advice}")
 
 
 def test_unknown_entries_keep_what_follows_them_to_themselves() -> None:
