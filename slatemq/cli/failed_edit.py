@@ -27,10 +27,14 @@ from slatemq.cli.parameters import WORDS
 from slatemq.cli.runs import STATE_VARIABLE
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.textqueue_output import told
-from slatemq.cli.windows_lines import expect_none_in, has_any, taken_back
+from slatemq.cli.windows_lines import expect_none_in, has_any, mark_taken_out, taken_back
 from slatemq.entry_models import EntryState
 
 FALLBACK_EDITOR = "vi"
+EDITOR_VARIABLES = ("VISUAL", "EDITOR")
+
+SH_NOT_EXECUTABLE, SH_NOT_FOUND = 126, 127
+"""What a shell ends with that cannot run a program."""
 
 _WANTED = {
     "redrive": "to come back",
@@ -92,6 +96,10 @@ TOLD_ARCHIVED = """ Archived dead letters of a queue of SlateMQ, for you to sett
  character of one to - to send it again as a new message (with its text and headers as you have
  edited them), or to = to drop it. What keeps its !, is deleted or commented out stays archived.
  Lines of a text after the first begin with a space. Save and close: you are asked first."""
+
+
+class NoEditor(BadInput):
+    """There is no such program."""
 
 
 @click.command("edit", epilog=EPILOG)
@@ -160,10 +168,12 @@ def edit(
         is_edited = _digest(path) != before
         if is_edited:
             _act_again(session, queue, path, archived, yes, is_unix)
-    except BaseException:
+    except BaseException as error:
+        again = f"slatemq failed edit {queue}{' --archived' if archived else ''} --file {path}"
         if path.exists() and _digest(path) != before:
-            again = f"slatemq failed edit {queue}{' --archived' if archived else ''} --file {path}"
             note(f"what you edited is kept: `{again}` goes on with it")
+        elif isinstance(error, NoEditor):
+            note(f"the export is kept: edit {path}, and `{again}` goes on with it")
         else:
             path.unlink(missing_ok=True)
         raise
@@ -244,7 +254,8 @@ def _digest(path: Path) -> bytes:
 
 def _open_editor(path: Path, is_unix: bool) -> None:
     """Lets somebody edit the file; `is_unix` where no line ended as those of Windows before."""
-    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or FALLBACK_EDITOR
+    source = next((name for name in EDITOR_VARIABLES if os.environ.get(name)), None)
+    editor = os.environ[source] if source else FALLBACK_EDITOR
     # Ctrl-C is the editor's while it runs: it may mean anything there. A handler, since a signal
     # that is ignored would be ignored by the editor too.
     before = signal.signal(signal.SIGINT, lambda *_: None)
@@ -252,10 +263,18 @@ def _open_editor(path: Path, is_unix: bool) -> None:
         ended = subprocess.run(["sh", "-c", f'{editor} "$@"', editor, str(path)], check=False)
     finally:
         signal.signal(signal.SIGINT, before)
+    if ended.returncode in (SH_NOT_EXECUTABLE, SH_NOT_FOUND):
+        why = f"${source}" if source else "neither $VISUAL nor $EDITOR is set"
+        raise NoEditor(
+            f"the editor `{editor}` ({why}) is not there, or is no program: "
+            f"set {source or 'EDITOR'} to one that is, such as nano or 'code --wait'"
+        )
     if ended.returncode:
         raise BadInput(f"the editor ({editor}) ended with {ended.returncode}: nothing was done")
     if not path.exists():
         raise BadInput(f"the editor ({editor}) has left no file behind: nothing was done")
+    if mark_taken_out(path):
+        note(f"the editor ({editor}) saved a byte order mark: it is taken out")
     if is_unix and taken_back(path):
         note(f"the editor ({editor}) saved Windows line ends (CRLF): they are taken back")
 

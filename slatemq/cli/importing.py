@@ -22,6 +22,7 @@ from slatemq.cli.progress import progress
 from slatemq.cli.queue_files import content_of
 from slatemq.cli.runs import Run
 from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.textqueue_input import STDIN, marked, name_of
 from slatemq.cli.textqueue_output import told
 from slatemq.cli.threads import in_thread
 from slatemq.client import Client
@@ -34,8 +35,7 @@ from slatemq.errors import (
 )
 from slatemq.textqueue import AlreadyMarked, Rewritten, State, TextQueue, scan
 from slatemq.textqueue.claiming import taken_by_hand
-
-STDIN = "-"
+from slatemq.textqueue.controls import BYTE_ORDER_MARK
 
 _PLACE = re.compile(r"(?:messages|commands)\[(\d+)\]\.?(?:push\.)?")
 """In whose place the line of the file is told."""
@@ -162,7 +162,7 @@ class Importer:
         self._to = to
         self._states = states
         self._is_stream = file == STDIN
-        self._name = "stdin" if self._is_stream else file
+        self._name = name_of(file)
         self._marking = marking and not self._is_stream
         self._unsure = unsure
         self._secret = ""
@@ -245,8 +245,7 @@ class Importer:
         size = 0
         for entry in entries:
             if entry.state is State.UNKNOWN:
-                why = f"{entry.control!r} is no control character that is known: left alone"
-                self._note_once(entry, "unknown", why)
+                self._tell_of_unknown(entry)
             if entry.offset < start or entry.state in (State.COMMENT, State.UNKNOWN):
                 continue
             item = self._item(entry)
@@ -277,6 +276,13 @@ class Importer:
             note(f"{self._name}:{entry.line}: its message was not stored any more: left out")
             return None
         return Item(entry, content)
+
+    def _tell_of_unknown(self, entry: textqueue.Entry) -> None:
+        if entry.control == BYTE_ORDER_MARK:
+            self._note_once(entry, "mark", marked(self._file))
+            return
+        why = f"{entry.control!r} is no control character that is known: left alone"
+        self._note_once(entry, "unknown", why)
 
     def _note_once(self, entry: textqueue.Entry, what: str, why: str) -> None:
         """Of the first of its kind: there may be millions."""

@@ -35,6 +35,12 @@ BATCH_BYTES = 8 << 20
 
 LOOKS_AT_ONCE = 32
 
+REMEMBERED_MAX = 100_000
+"""Letters of a file that are known again where they come twice: some 15 MB. Of others the broker
+tells."""
+
+_TWICE = "it stands in the file more than once"
+
 ACTIONS: dict[type, str] = {
     RedriveLetter: "redrive",
     DropLetter: "drop",
@@ -78,8 +84,22 @@ class LetterDesk:
         self._client = client
         self._who = who
         self._as_json = as_json
+        self._asked: dict[str, int] = {}
 
     # --- Looking ------------------------------------------------------------
+
+    async def decide_once(self, step: Step) -> Decision:
+        """As `decide`, but a letter that something was asked for above cannot be done again."""
+        if step.settlement is None or step.problem:
+            return await self.decide(step)
+        line = self._asked.get(step.content.handle)
+        if line is not None:
+            return Decision(
+                step, step.settlement, problem=f"{_TWICE}: what line {line} says counts"
+            )
+        if len(self._asked) < REMEMBERED_MAX:
+            self._asked[step.content.handle] = step.line
+        return await self.decide(step)
 
     async def decide(self, step: Step) -> Decision:
         """What is to be done: asks the broker where a letter was edited, or has notes."""
@@ -146,7 +166,7 @@ class LetterDesk:
         batch: list[Decision] = []
         size = 0
         for step in steps:
-            decision = await self.decide(step)
+            decision = await self.decide_once(step)
             settlement = decision.settlement
             if decision.is_done:
                 self._told(decision, "")
@@ -198,7 +218,7 @@ class LetterDesk:
             self._told(decision, told)
             return
         now = await self._look(decision.step, EntryView.BASIC)
-        twice = "it stands in the file more than once: what stood first counts"
+        twice = f"{_TWICE}: what stood first counts"
         self._told(decision, now if isinstance(now, str) else twice)
 
     async def _still_there(self, batch: Sequence[Decision]) -> list[Decision]:
@@ -251,7 +271,7 @@ async def review(desk: LetterDesk, steps: Iterable[Step]) -> Counter[str]:
     counts: Counter[str] = Counter()
     shown = 0
     for step in steps:
-        decision = await desk.decide(step)
+        decision = await desk.decide_once(step)
         if decision.is_done or (decision.settlement is None and not decision.problem):
             counts["already" if decision.is_done else "none"] += 1
             continue

@@ -204,81 +204,97 @@ def _header(name: str, value: str) -> str:
 # --- From the file ----------------------------------------------------------
 
 
+class _Wrong(Exception):
+    """A variable that cannot be read, or the text where none is named."""
+
+    def __init__(self, why: str, variable: textqueue.Variable | None) -> None:
+        super().__init__(why)
+        self.variable = variable
+
+
+_Known = Mapping[str, textqueue.Variable]
+"""The first variable of each name."""
+
+
 def content_of(entry: textqueue.Entry, file: str) -> Content:
     """What an entry says; raises BadInput, with file and line, where it cannot be read."""
     expect_none(entry, file)
-    known = {one.name: one.value for one in reversed(entry.variables) if one.name}
+    known = {one.name: one for one in reversed(entry.variables) if one.name}
+    told = {name: one.value for name, one in known.items()}
     try:
         return Content(
-            payload=_payload(entry.text, known.get("encoding", "")),
+            payload=_payload(entry.text, known),
             headers=_headers(entry),
             message_id=_whole(known, "id") or 0,
-            handle=known.get("handle", ""),
-            etag=known.get("etag", ""),
-            digest=known.get("content", ""),
+            handle=told.get("handle", ""),
+            etag=told.get("etag", ""),
+            digest=told.get("content", ""),
             retention_s=_whole(known, "retention"),
             created_at_ms=_moment(known, "created_at"),
             is_gone="gone" in known,
-            settled=known.get(SETTLED, ""),
+            settled=told.get(SETTLED, ""),
         )
-    except ValueError as error:
-        raise BadInput(f"{file}:{entry.line}: {error}") from None
+    except _Wrong as error:
+        line = entry.line if error.variable is None else entry.line_of(error.variable)
+        raise BadInput(f"{file}:{line}: {error}") from None
 
 
-def _payload(text: str, encoding: str) -> bytes:
-    if not encoding:
+def _payload(text: str, known: _Known) -> bytes:
+    encoding = known.get("encoding")
+    if encoding is None or not encoding.value:
         return text.encode()
-    if encoding != BASE64:
-        raise ValueError(f"the variable encoding is {encoding!r}: only {BASE64} is known")
+    if encoding.value != BASE64:
+        why = f"the variable encoding is {encoding.value!r}: only {BASE64} is known"
+        raise _Wrong(why, encoding)
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError(
-            f"the text is not base64 ({error}): mend it, or take the variable encoding out"
-        ) from None
+        why = f"the text is not base64 ({error}): mend it, or take the variable encoding out"
+        raise _Wrong(why, None) from None
 
 
 def _headers(entry: textqueue.Entry) -> dict[str, str]:
     headers: dict[str, str] = {}
     for variable in entry.variables:
         if variable.name == "header-json":
-            name, value = _pair(variable.value)
+            name, value = _pair(variable)
         elif variable.name is not None and variable.name.startswith("header."):
             name, value = variable.name.removeprefix("header."), variable.value
         else:
             continue
         if name in headers:
-            raise ValueError(f"the header {name!r} is there twice")
+            raise _Wrong(f"the header {name!r} is there twice: take one of them out", variable)
         headers[name] = value
     return headers
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _pair(variable: textqueue.Variable) -> tuple[str, str]:
     try:
-        name, value = json.loads(text)
+        name, value = json.loads(variable.value)
     except (ValueError, TypeError):
         name = value = None
     if not isinstance(name, str) or not isinstance(value, str):
-        raise ValueError(f'header-json must be ["name", "value"], not {text!r}')
+        raise _Wrong(f'header-json must be ["name", "value"], not {variable.value!r}', variable)
     return name, value
 
 
-def _whole(known: Mapping[str, str], name: str) -> int | None:
-    text = known.get(name)
-    if text is None:
+def _whole(known: _Known, name: str) -> int | None:
+    found = known.get(name)
+    if found is None:
         return None
+    text = found.value
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise ValueError(f"the variable {name} must be a whole number, not {text!r}")
+        raise _Wrong(f"the variable {name} must be a whole number, not {text!r}", found)
     return int(text)
 
 
-def _moment(known: Mapping[str, str], name: str) -> int | None:
-    text = known.get(name)
-    if text is None:
+def _moment(known: _Known, name: str) -> int | None:
+    found = known.get(name)
+    if found is None:
         return None
+    text = found.value
     try:
         return (datetime.fromisoformat(text) - _EPOCH) // timedelta(milliseconds=1)
     except (ValueError, TypeError):
-        raise ValueError(
-            f"the variable {name} is no time such as 2026-11-21T08:30:00Z: {text!r}"
-        ) from None
+        why = f"the variable {name} is no time such as 2026-11-21T08:30:00Z: {text!r}"
+        raise _Wrong(why, found) from None

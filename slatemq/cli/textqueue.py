@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
 
 import click
 
-from slatemq.cli.failures import EXIT_REFUSED, error_fields
+from slatemq.cli import textqueue_marking as marking
 from slatemq.cli.groups import Group
-from slatemq.cli.output import json_line, note, say, write_json
+from slatemq.cli.output import json_line, note, say, write_bytes, write_json
 from slatemq.cli.parameters import DURATION, WORDS
 from slatemq.cli.session import Session, pass_session
 from slatemq.cli.textqueue_input import (
     ALL,
-    OFFSET_DIGITS_MAX,
     STDIN,
     entries_of,
     finishing,
-    is_token,
-    offset_of,
+    name_of,
     reserved,
     states_of,
     stdin_batches,
-    stdin_lines,
     stdin_text,
+    tell_of_mark,
+)
+from slatemq.cli.textqueue_options import (
+    fsync_option,
+    json_option,
+    options,
+    reading_options,
+    states_option,
 )
 from slatemq.cli.textqueue_output import entry_fields, entry_line, oddities, told
-from slatemq.errors import SlateMQError
-from slatemq.textqueue import Claim, Entry, State, TextQueue, TextQueueError
+from slatemq.textqueue import Claim, State, TextQueue, TextQueueError
 from slatemq.textqueue.queue import LEASE
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 EPILOG = """\
 \b
@@ -55,44 +55,53 @@ In pipelines:
 \b
 A line of output is offset or token, state, and text (a newline as \\n, a tab
 as \\t), with tabs between them. WHICH is an offset, a token, or - for those
-on stdin, one on each line.
+on stdin, one on each line. `slatemq tq COMMAND --help` has more examples.
 """
 
+LS_EPILOG = """\
+\b
+Examples:
+  slatemq tq ls jobs.tq
+  slatemq tq ls jobs.tq --state error --state processed
+  slatemq tq ls jobs.tq --json | jq -r .text      each text as it is
+  cat jobs.*.tq | slatemq tq ls - --state all     several files as one
+"""
 
-def json_option(function: F) -> F:
-    """Adds --json, which ends up in the session; the other options of the session mean nothing."""
-    return click.option(
-        "--json",
-        is_flag=True,
-        expose_value=False,
-        callback=_keep_json,
-        help="One JSON object per line, for programs.",
-    )(function)
+NEXT_EPILOG = """\
+\b
+Examples:
+  slatemq tq next jobs.tq --text                a look, which changes nothing
+  slatemq tq next jobs.tq --claim --lease 30m   token, state and text
+  slatemq tq next jobs.tq --claim --json | jq -r .token
 
+\b
+A claim is over with its lease, whatever becomes of the process that made it.
+"""
 
-def options(function: F) -> F:
-    """Adds FILE and --json."""
-    return click.argument("file", type=click.Path(), callback=_no_stream)(json_option(function))
+APPEND_EPILOG = """\
+\b
+Examples:
+  slatemq tq append jobs.tq 'resize photo 7'
+  slatemq tq append jobs.tq 'photo 7' --var retries=03 --reserve error=20
+  git log -1 | slatemq tq append jobs.tq -        one message of many lines
+  tail -f log | slatemq tq append jobs.tq --lines
+"""
 
+CHECK_EPILOG = """\
+\b
+Examples:
+  slatemq tq check jobs.tq
+  slatemq tq check jobs.tq --strict --json
+  slatemq tq check jobs.tq && vi jobs.tq
+"""
 
-def reading_options(function: F) -> F:
-    """The same for what only reads: FILE may be stdin."""
-    return click.argument("file", type=click.Path())(json_option(function))
-
-
-def _no_stream(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    if value == STDIN:
-        raise click.BadParameter("stdin can only be read: give a file (./- for one of that name)")
-    return value
-
-
-def _keep_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.find_root().ensure_object(Session).json = True
-
-
-fsync_option = click.option("--fsync", is_flag=True, help="Be on the disk before this returns.")
-which_argument = click.argument("which", nargs=-1, required=True)
+COMPACT_EPILOG = """\
+\b
+Examples:
+  slatemq tq compact jobs.tq
+  slatemq tq ls jobs.tq --state error --json > errors.jsonl
+  slatemq tq compact jobs.tq --errors
+"""
 
 
 @click.group("tq", cls=Group, epilog=EPILOG)
@@ -101,15 +110,13 @@ def tq() -> None:
     """Work with queue files (TextQueue), without a server."""
 
 
-@tq.command("ls")
+for command in (marking.done, marking.fail, marking.release, marking.set_):
+    tq.add_command(command)
+
+
+@tq.command("ls", epilog=LS_EPILOG)
 @reading_options
-@click.option(
-    "--state",
-    "states",
-    multiple=True,
-    type=click.Choice([*(state.value for state in State), ALL]),
-    help="Entries in this state; repeatable.  [default: queued]",
-)
+@states_option("Entries")
 @click.option("--strict", is_flag=True, help="Refuse unknown control characters.")
 @pass_session
 def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> None:
@@ -117,6 +124,7 @@ def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> No
     wanted = states_of(states)
     with told():
         stream = sys.stdout.buffer
+        tell_of_mark(file)
         for entry in entries_of(file, strict, wanted):
             fields = entry_fields(entry)
             stream.write(
@@ -124,13 +132,9 @@ def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> No
             )
 
 
-@tq.command("next")
+@tq.command("next", epilog=NEXT_EPILOG)
 @options
-@click.option(
-    "--state",
-    type=click.Choice([*(state.value for state in State), ALL]),
-    help="An entry in this state.  [default: queued]",
-)
+@states_option("An entry")
 @click.option("--claim", "claiming", is_flag=True, help="Claim it: nobody else gets it meanwhile.")
 @click.option("--lease", type=DURATION, default=LEASE, help="How long a claim lasts. [default: 5m]")
 @click.option(
@@ -141,7 +145,7 @@ def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> No
 def next_(
     session: Session,
     file: str,
-    state: str | None,
+    states: tuple[str, ...],
     claiming: bool,
     lease: timedelta,
     only_text: bool,
@@ -152,21 +156,22 @@ def next_(
     With --claim it is the first that nobody works on; its retries are counted down, and `done`,
     `fail` or `release` with the token that is printed end the claim.
     """
-    if claiming and state not in (None, State.QUEUED):
+    if claiming and set(states) - {State.QUEUED}:
         raise click.UsageError("--claim takes queued messages alone")
     if lease <= timedelta(0):
         raise click.UsageError("--lease must be longer than nothing, such as 5m")
     claim: Claim | None = None
     with told():
         queue = TextQueue(file, fsync=fsync, owner="slatemq tq next")
+        tell_of_mark(file)
         if claiming:
             claim = queue.claim(lease, tied=False)
             entry = claim.entry if claim else None
         else:
-            entry = next(queue.entries(*states_of(() if state is None else (state,))), None)
+            entry = next(queue.entries(*states_of(states)), None)
     if entry is None:
         if not session.json:
-            known = "there" if state == ALL else state or State.QUEUED
+            known = "there" if ALL in states else " or ".join(states or (State.QUEUED,))
             what = "queued that nobody has" if claiming else known
             note(f"nothing is {what} in {file}")
         return
@@ -177,9 +182,9 @@ def next_(
         if session.json:
             write_json(fields)
         elif only_text:
-            _write(entry.text.encode() + b"\n")
+            write_bytes(entry.text.encode() + b"\n")
         else:
-            _write(entry_line(entry, claim.token if claim else str(entry.offset)))
+            write_bytes(entry_line(entry, claim.token if claim else str(entry.offset)))
     except BaseException:
         # Nobody has got the token: it would be kept from all others until its lease is over.
         if claim is not None:
@@ -188,7 +193,7 @@ def next_(
         raise
 
 
-@tq.command("append")
+@tq.command("append", epilog=APPEND_EPILOG)
 @options
 @click.argument("text", type=WORDS, required=False)
 @click.option("--lines", is_flag=True, help="Each line of stdin is a message.")
@@ -224,85 +229,7 @@ def append(
     write_json({"offset": entry.offset}) if session.json else say(str(entry.offset))
 
 
-@tq.command("done")
-@options
-@which_argument
-@fsync_option
-@pass_session
-def done(session: Session, file: str, which: tuple[str, ...], fsync: bool) -> None:
-    """Mark messages of FILE as processed."""
-    queue = TextQueue(file, fsync=fsync)
-
-    def finish_one(one: str) -> None:
-        _finish(queue, one, TextQueue.done, Claim.done)
-
-    _each(session, which, finish_one)
-
-
-@tq.command("fail")
-@options
-@which_argument
-@click.option(
-    "--code", type=WORDS, default="", help="Goes into the variable error, if it is there."
-)
-@fsync_option
-@pass_session
-def fail(session: Session, file: str, which: tuple[str, ...], code: str, fsync: bool) -> None:
-    """Mark messages of FILE as failed for good."""
-    queue = TextQueue(file, fsync=fsync)
-
-    def fail_one(one: str) -> None:
-        entry = _finish(
-            queue, one, lambda q, entry: q.fail(entry, code), lambda claim: claim.fail(code)
-        )
-        if code and not any(variable.name == "error" for variable in entry.variables):
-            note(f"{one}: it has no variable error: the code is kept nowhere")
-
-    _each(session, which, fail_one)
-
-
-@tq.command("release")
-@options
-@click.argument("which", nargs=-1, required=True, metavar="TOKEN...")
-@pass_session
-def release(session: Session, file: str, which: tuple[str, ...]) -> None:
-    """Give claimed messages of FILE back, still queued."""
-    queue = TextQueue(file)
-
-    def release_one(token: str) -> None:
-        if not is_token(token):
-            raise click.UsageError(f"{token!r} is no token such as @k3jf9a2mxq4e")
-        queue.claimed(token).release()
-
-    _each(session, which, release_one)
-
-
-@tq.command("set")
-@options
-@click.argument("which")
-@click.argument("name", type=WORDS)
-@click.argument("value", type=WORDS)
-@fsync_option
-@pass_session
-def set_(session: Session, file: str, which: str, name: str, value: str, fsync: bool) -> None:
-    """Set the variable NAME (or its index, from 0) of an entry of FILE to VALUE."""
-    queue = TextQueue(file, fsync=fsync)
-
-    def change(one: str) -> None:
-        with told():
-            holder = queue.claimed(one) if is_token(one) else queue.entry(offset_of(one))
-            entry = holder.entry if isinstance(holder, Claim) else holder
-            named = any(variable.name == name for variable in entry.variables)
-            key = name if named or not name.isdecimal() else int(name[:OFFSET_DIGITS_MAX])
-            if isinstance(holder, Claim):
-                holder.set_variable(key, value)
-            else:
-                queue.set_variable(entry, key, value)
-
-    _each(session, (which,), change)
-
-
-@tq.command("check")
+@tq.command("check", epilog=CHECK_EPILOG)
 @reading_options
 @click.option("--strict", is_flag=True, help="Refuse unknown control characters.")
 @pass_session
@@ -312,10 +239,11 @@ def check(session: Session, file: str, strict: bool) -> None:
     with told():
         if file != STDIN:
             TextQueue(file).has_all_appends()
+        tell_of_mark(file)
         for entry in entries_of(file, strict, list(State)):
             counts[entry.state] += 1
-            for warning in oddities(entry):
-                note(f"{file}:{entry.line}: {warning}")
+            for line, warning in oddities(entry):
+                note(f"{name_of(file)}:{line}: {warning}")
     fields = {f"{state}_count": counts[state] for state in State}
     if session.json:
         write_json(fields)
@@ -323,13 +251,14 @@ def check(session: Session, file: str, strict: bool) -> None:
         say("  ".join(f"{state}: {counts[state]}" for state in State))
 
 
-@tq.command("compact")
+@tq.command("compact", epilog=COMPACT_EPILOG)
 @options
 @click.option("--errors", is_flag=True, help="Leave out messages in error too.")
 @pass_session
 def compact(session: Session, file: str, errors: bool) -> None:
     """Leave processed messages out of FILE. Claims go on; other entries are kept as they are."""
     with told():
+        tell_of_mark(file)
         result = TextQueue(file).compact(errors=errors)
     if session.json:
         write_json(
@@ -352,49 +281,3 @@ def _append_lines(session: Session, queue: TextQueue, variables: list[str]) -> N
                 count += queue.append_all(texts, variables)
     finally:
         write_json({"appended_count": count}) if session.json else say(f"appended: {count}")
-
-
-def _finish(
-    queue: TextQueue,
-    one: str,
-    mark: Callable[[TextQueue, Entry], Entry],
-    finish: Callable[[Claim], None],
-) -> Entry:
-    """The message as it is then."""
-    if not is_token(one):
-        return mark(queue, queue.entry(offset_of(one)))
-    claim = queue.claimed(one)
-    finish(claim)
-    return claim.entry
-
-
-def _each(session: Session, which: Sequence[str], change: Callable[[str], None]) -> None:
-    """Do it to each, told apart; what is refused does not stop the others."""
-    refused = False
-    for one in _spelt_out(which):
-        fields: dict[str, Any] = {"which": one, "ok": True}
-        try:
-            with told():
-                change(one)
-        except SlateMQError as error:
-            refused = True
-            fields |= {"ok": False, "error": error_fields(error)}
-            if not session.json:
-                note(f"{one}: {error.message}")
-        if session.json:
-            write_json(fields)
-    if refused:
-        sys.exit(EXIT_REFUSED)
-
-
-def _spelt_out(which: Sequence[str]) -> Iterator[str]:
-    for one in which:
-        if one == STDIN:
-            yield from (line.strip() for line in stdin_lines() if line.strip())
-        else:
-            yield one
-
-
-def _write(content: bytes) -> None:
-    sys.stdout.buffer.write(content)
-    sys.stdout.buffer.flush()

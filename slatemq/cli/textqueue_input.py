@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import shlex
 import signal
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -12,12 +14,16 @@ from typing import cast
 import click
 
 from slatemq.cli.failures import BadInput
+from slatemq.cli.output import note
 from slatemq.textqueue import Entry, State, TextQueue, reserve, scan
+from slatemq.textqueue.controls import BYTE_ORDER_MARK
 
 STDIN = "-"
 
 ALL = "all"
 """In place of a state: entries in each."""
+
+_MARK = BYTE_ORDER_MARK.encode()
 
 READ_BYTES = 1 << 20
 
@@ -63,8 +69,36 @@ def entries_of(file: str, strict: bool, states: Collection[State]) -> Iterator[E
     if file != STDIN:
         return TextQueue(file, strict=strict).entries(*states)
     wanted = states or (State.QUEUED,)
-    every = scan(_stdin().read1, "stdin", strict=strict)
+    every = scan(_stdin().read1, name_of(file), strict=strict)
     return (entry for entry in every if entry.state in wanted)
+
+
+def name_of(file: str) -> str:
+    """For messages."""
+    return "stdin" if file == STDIN else file
+
+
+def tell_of_mark(file: str) -> None:
+    """Say that the file, or stdin, begins with a byte order mark, if it does. Raises OSError."""
+    if _stdin().peek(1).startswith(_MARK) if file == STDIN else begins_with_mark(file):
+        note(f"{name_of(file)}:1: {marked(file)}")
+
+
+def begins_with_mark(file: str | os.PathLike[str]) -> bool:
+    """Whether the file has a byte order mark. Raises OSError."""
+    if not os.path.isfile(file):  # which others tell; a pipe would keep us waiting
+        return False
+    with open(file, "rb") as stream:
+        return stream.read(len(_MARK)) == _MARK
+
+
+def marked(file: str) -> str:
+    """What a byte order mark does to a line, and how to get rid of it."""
+    take_out = "" if file == STDIN else rf": sed -i 's/^\xef\xbb\xbf//' {shlex.quote(file)}"
+    return (
+        "a byte order mark (BOM) makes this line an entry of an unknown kind, which is left alone. "
+        f"Save the file as UTF-8 without BOM, or take the mark out{take_out}"
+    )
 
 
 def stdin_text() -> str:

@@ -225,10 +225,22 @@ text += '-new, by hand\\n!edited\\n'
     done = edited(cli, queue, tmp_path, script)
 
     assert done.code == 1
-    assert "more than once" in done.err
-    assert "import it" in done.out.decode()
+    # Then that is told before anything is done, and after it
+    told = done.out.decode()
+    assert "it stands in the file more than once: what line 10 says counts" in told
+    assert "2 to come back, 3 that cannot be done" in done.err
+    assert "it stands in the file more than once: what line 10 says counts" in done.err
+    assert "import it" in told
     wait_until(lambda: counts(cli, queue) == {"available": 2}, 60)
     assert [payload for payload, _ in contents(cli, queue)] == ["one", "two"]
+    # And in the same words when it is run again, though all is done
+    (kept,) = (cli.state / "slatemq" / "edit").glob(f"{queue}*")
+    again = cli.run("failed", "edit", queue, "--file", str(kept), "--yes")
+    assert again.code == 1
+    assert "it stands in the file more than once: what line 10 says counts" in again.err
+    assert "3 not done" in again.out.decode()
+    assert counts(cli, queue) == {"available": 2}
+    kept.unlink()
 
 
 def test_an_edit_that_cannot_be_done_is_told_and_kept_though_others_are_done(
@@ -251,66 +263,6 @@ def test_an_edit_that_cannot_be_done_is_told_and_kept_though_others_are_done(
     assert [(one["ok"], one["action"]) for one in again.objects if not one["ok"]] == [
         (False, "none")
     ]
-    kept.unlink()
-
-
-def test_windows_line_ends_are_taken_back_where_no_line_had_one_before(
-    cli: Cli, tmp_path: Path
-) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
-    dead_letters(cli, queue, b"one\r and\ntwo", b"mend me", headers={"type": "order"})
-
-    # When an editor changes nothing but them, then nothing was changed
-    done = edited(cli, queue, tmp_path, "text = text.replace('\\n', '\\r\\n')")
-    assert (done.code, "nothing was changed" in done.err) == (0, True)
-
-    # When it saves the whole file with those of Windows, one message edited
-    script = """
-text = text.replace('!', '-').replace('mend me', 'mended').replace('\\n', '\\r\\n').rstrip('\\r\\n')
-"""
-    done = edited(cli, queue, tmp_path, script)
-
-    # Then that is told, and nothing else has changed
-    assert done.code == 0, done
-    assert "saved Windows line ends (CRLF): they are taken back" in done.err
-    assert "1 came back, 1 replaced" in done.out.decode()
-    wait_until(lambda: counts(cli, queue) == {"available": 2, "done": 1}, 60)
-    assert contents(cli, queue) == [
-        (text, {"type": "order", "queue": queue}) for text in ("one\r and\ntwo", "mended")
-    ]
-
-
-@pytest.mark.parametrize(
-    ("payload", "script"),
-    [
-        # Of these nobody knows which were there before
-        (b"of\r\nWindows", "text = text.replace('\\n', '\\r\\n')"),
-        # These are of some lines only
-        (b"one", "text = text.replace('\\n\\\\', '\\r\\n\\\\')"),
-    ],
-)
-def test_windows_line_ends_that_cannot_be_taken_back_are_refused_by_their_name(
-    cli: Cli, tmp_path: Path, payload: bytes, script: str
-) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
-    dead_letters(cli, queue, payload)
-
-    done = edited(cli, queue, tmp_path, f"{script}.replace('!', '-')")
-
-    assert done.code == 2
-    assert ":1: the variable slatemq ends with a carriage return" in done.err
-    assert "CRLF" in done.err
-    assert ":set ff=unix" in done.err
-    assert counts(cli, queue) == {"failed": 1}
-    # And so is the file that was kept, by an import too
-    (kept,) = (cli.state / "slatemq" / "edit").glob(f"{queue}*")
-    for words in (
-        ("failed", "edit", queue, "--file", str(kept), "--yes", "--json"),
-        ("import", str(kept), "--to", queue),
-    ):
-        refused = cli.run(*words)
-        assert (refused.code, "CRLF" in refused.err) == (2, True), refused
-    assert counts(cli, queue) == {"failed": 1}
     kept.unlink()
 
 

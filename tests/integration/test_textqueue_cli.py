@@ -1,53 +1,18 @@
 """`slatemq tq`, as people and pipelines use it."""
 
-import io
-import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from slatemq.cli.app import invoke
 from slatemq.textqueue import TextQueue
 from tests.acceptance.local_stack import wait_until
+from tests.integration.textqueue_terminal import CONTENT, Terminal
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-CONTENT = """\
-# what is to be done
--photo 7\tin two
- lines
-\\retries=03
-\\error=       \n\
-=photo 6
-!photo 5
-\\error=gone
--photo 8
->later kind
-"""
-
-
-class Terminal:
-    """Runs commands in this process on one file."""
-
-    def __init__(self, capture: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
-        self._capture = capture
-        self._patch = patch
-        self.err = ""
-
-    def __call__(self, *words: str, stdin: bytes = b"", code: int = 0) -> str:
-        self._patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        ended = invoke(["tq", *words])
-        out, self.err = self._capture.readouterr()
-        assert ended == code, self.err
-        return out
-
-    def objects(self, *words: str, stdin: bytes = b"", code: int = 0) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self(*words, stdin=stdin, code=code).splitlines()]
 
 
 @pytest.fixture
@@ -162,7 +127,9 @@ def test_ls_and_check_read_stdin(run: Terminal, file: Path) -> None:
     for words in (["ls"], ["ls", "--state", "all", "--json"], ["check"]):
         assert run(*words, "-", stdin=CONTENT.encode()) == run(*words, "jobs.tq")
     run("ls", "-", stdin=b"\\v\n", code=2)
-    assert run.err == "slatemq: stdin:1:1: a variable before any entry\n"
+    assert run.err == (
+        "slatemq: stdin:1:1: a variable before any entry: begin the line with - = ! or #\n"
+    )
 
 
 def test_lines_are_appended_as_they_come_and_counted_at_ctrl_c(file: Path) -> None:
@@ -231,7 +198,11 @@ def test_check_counts_and_warns(run: Terminal, file: Path) -> None:
     assert "jobs.tq:10: unknown control character '>'" in run.err
     file.write_bytes(b"-a\r\n\\retries=x\n")
     assert run.objects("check", "jobs.tq", "--json")[0]["queued_count"] == 1
-    assert run.err.count("jobs.tq:1: ") == 2
+    assert run.err.count("jobs.tq:1: ") == 1
+    assert "jobs.tq:2: retries is no number: 'x'" in run.err
+    file.write_bytes(b"-a\n\\retries=3\r\n")
+    run("check", "jobs.tq")
+    assert "jobs.tq:2: retries is no number: '3\\r'" in run.err
 
 
 @pytest.mark.parametrize("command", ["ls", "check", "compact"])
@@ -240,7 +211,10 @@ def test_a_broken_file_is_wrong_input(run: Terminal, file: Path, command: str) -
 
     run(command, "jobs.tq", code=2)
 
-    assert run.err == "slatemq: jobs.tq:4:1: a continuation after a variable\n"
+    assert run.err == (
+        "slatemq: jobs.tq:4:1: a continuation after a variable: move it above the variables, "
+        "or begin the line with - = ! # or \\\n"
+    )
 
 
 def test_compact_leaves_out_what_is_finished(run: Terminal, file: Path) -> None:
@@ -262,9 +236,12 @@ def test_next_gives_the_first_of_a_state_where_one_is_asked_for(run: Terminal, f
         "later kind\n",
         " what is to be done\n",
     ]
+    assert run("next", "jobs.tq", "--state", "error", "--state", "unknown", "--text") == "photo 5\n"
     file.write_text("")
     assert run("next", "jobs.tq", "--state", "all") == ""
     assert "nothing is there in jobs.tq" in run.err
+    assert run("next", "jobs.tq", "--state", "queued", "--state", "error") == ""
+    assert "nothing is queued or error in jobs.tq" in run.err
 
 
 def test_a_variable_whose_index_is_beyond_all_numbers_is_not_there(
