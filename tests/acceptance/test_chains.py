@@ -11,14 +11,15 @@ from tests.acceptance.chains import Chains
 from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.mishaps import SERVICES, kill_along
 from tests.acceptance.stubs import Stubs
+from tests.forms import proof
 
 pytestmark = [
     pytest.mark.stack,
     pytest.mark.slow,  # What an unanswered claim holds comes back only after its lease.
 ]
 
-ROUNDS = 3
-"""How often each service is killed."""
+MESSAGES = 500
+"""For each round of kills."""
 
 COMMIT_INTERVAL_MS = 60
 """What is durable in one service waits so long for the next: most kills strike between the two."""
@@ -31,15 +32,17 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalStac
         yield running
 
 
+@pytest.mark.parametrize("rounds", [1, proof(3)])
 async def test_complete_and_push_is_exactly_once_while_every_service_is_killed(
-    stack: LocalStack, stubs: Stubs
+    stack: LocalStack, stubs: Stubs, rounds: int
 ) -> None:
+    """The short form kills each service once."""
     # Given workers that hand messages on from queue to queue
-    chains = Chains(1_500)
+    chains = Chains(MESSAGES * rounds)
     await chains.begin(stubs)
 
     # When every service is killed again and again, at any point of the work
-    victims = random.sample(SERVICES * ROUNDS, k=len(SERVICES) * ROUNDS)
+    victims = random.sample(SERVICES * rounds, k=len(SERVICES) * rounds)
     await asyncio.gather(chains.work(stubs), kill_along(stack, chains, victims))
     await chains.judge(stubs)
 

@@ -14,9 +14,12 @@ from libs.storage.slate import Database
 from services.janitor.session import spark_session
 from tests.integration.janitor.ready_daemon import MODULE
 
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
+"""Compiled once, in as much room as ever, and collected in one thread: half of what a Java takes
+that ends within a minute is compiling."""
+
 SMALL = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-    "-XX:ReservedCodeCacheSize=240m",
+    "spark.driver.extraJavaOptions": SHORT_LIVED,
     "spark.sql.shuffle.partitions": "2",
     "spark.log.level": "ERROR",
 }
@@ -24,6 +27,14 @@ SMALL = {
 
 READY = {"spark.python.daemon.module": MODULE}
 """Half of what jobs over small instances take are imports."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_lived() -> Iterator[None]:
+    """All that is started here starts its Java so, as well: runs, drivers, and clusters."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
+        yield
 
 
 @pytest.fixture(scope="session")
