@@ -154,10 +154,10 @@ def test_ctrl_c_in_the_editor_is_the_editors(cli: Cli, tmp_path: Path) -> None:
 
     script = """
 import os, signal
-pid, command = os.getpid(), b''
-while b'slatemq.cli' not in command:
+pid, name = os.getpid(), 'sh'
+while name == 'sh':  # which the command has run the editor by
     pid = int(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1])
-    command = open(f'/proc/{pid}/cmdline', 'rb').read()
+    name = open(f'/proc/{pid}/comm').read().strip()
 os.kill(pid, signal.SIGINT)
 text = text.replace('!one', '-one')
 """
