@@ -59,7 +59,7 @@ class Cli:
         there = {**self.environ, **(environ or {})}
         done = ready_command.run(arguments, there, stdin, RUN_SECONDS)
         err = done.stderr.decode()
-        assert "Traceback" not in err
+        assert "Traceback" not in err, err
         return Result(done.returncode, done.stdout, err)
 
     def ok(self, *arguments: str | bytes, stdin: bytes = b"") -> Result:
