@@ -39,10 +39,9 @@ class Encoded(NamedTuple):
 
     def add(self, message_id: int, about: bytes, payload: bytes) -> None:
         """Append a message, of which `about` is all but its ID and payload."""
-        head = _MESSAGE_ID + varint(message_id)
-        rest = about + _PAYLOAD + varint(len(payload))
-        size = len(head) + len(rest) + len(payload)
-        self.fields.extend((_ENCODED_MESSAGE + varint(size) + head, rest, payload))
+        encoded_id = varint(message_id)
+        before, behind = _around(len(encoded_id), about, len(payload))
+        self.fields.extend((before, encoded_id, behind, payload))
         self.message_ids.append(message_id)
         self.payload_bytes.append(len(payload))
 
