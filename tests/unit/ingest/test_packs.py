@@ -172,14 +172,19 @@ async def test_a_replaced_payload_leaves_its_pack() -> None:
         assert after.etags[5] == before.etags[5]
 
 
+async def published_before_damage(root: Root, clock: ManualClock) -> list[int]:
+    """70 messages of one entry, hours old, whose first pack is damaged."""
+    async with opened(root, clock) as shard:
+        first = (await shard.publisher.publish(batch(*[b"x"] * 70))).first_message_id
+    await damage(root, pack_key(first))
+    clock.advance(10 * HOUR_MS)
+    return list(range(first, first + 70))
+
+
 async def test_the_messages_of_a_damaged_pack_are_named_and_go_with_their_entry() -> None:
     clock = ManualClock()
     root = open_root("memory:///")
-    async with opened(root, clock) as shard:
-        first = (await shard.publisher.publish(batch(*[b"x"] * 70))).first_message_id
-        ids = list(range(first, first + 70))
-    await damage(root, pack_key(first))
-    clock.advance(10 * HOUR_MS)
+    ids = await published_before_damage(root, clock)
     async with opened(root, clock) as shard:
         told = await shard.reader.read(ids, Room(1 << 30, 1 << 30))
         assert told.damaged_ids == told.missing_ids == ids[:PACK_MESSAGES]
@@ -209,16 +214,12 @@ async def test_what_has_a_record_of_its_own_is_read_beside_a_damaged_pack() -> N
 async def test_a_damaged_pack_goes_with_the_last_of_its_messages() -> None:
     clock = ManualClock()
     root = open_root("memory:///")
-    async with opened(root, clock) as shard:
-        first = (await shard.publisher.publish(batch(*[b"x"] * 70))).first_message_id
-        ids = list(range(first, first + 70))
-    await damage(root, pack_key(first))
-    clock.advance(10 * HOUR_MS)
+    ids = await published_before_damage(root, clock)
     async with opened(root, clock) as shard:
         assert (await purge(shard, ids[:10])).count == 10
-        assert await shard.database.get(pack_key(first)) is not None
+        assert await shard.database.get(pack_key(ids[0])) is not None
         assert (await purge(shard, ids[10:16])).count == 6
-        assert await shard.database.get(pack_key(first)) is None
+        assert await shard.database.get(pack_key(ids[0])) is None
         assert list(await read(shard, ids[16:])) == ids[16:]
 
 
