@@ -207,10 +207,8 @@ class Payloads:
         """Reads messages into the cache, and a hand: as many of the first as one answer holds."""
         if not ids:
             return Fetched()
-        by_shard: dict[int, Sequence[int]] = {}
-        if shard_of(min(ids)) == shard_of(max(ids)):  # the shard is in the highest bits
-            by_shard[shard_of(ids[0])] = ids
-        else:
+        by_shard: dict[int, Sequence[int]] = {shard_of(ids[0]): ids}
+        if shard_of(min(ids)) != shard_of(max(ids)):  # the shard is in the highest bits
             ordered = sorted(ids, key=shard_of)
             by_shard = {shard: list(part) for shard, part in groupby(ordered, shard_of)}
         fetched = Fetched()
