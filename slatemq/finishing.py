@@ -11,8 +11,8 @@ from google.rpc.status_pb2 import Status
 
 from slatemq.bounds import bounded_delay_ms, cut_reason
 from slatemq.commands import Fail, execute
-from slatemq.errors import InvalidArgument, NotFound, SlateMQError
-from slatemq.handles import shard_of
+from slatemq.errors import NotFound, SlateMQError
+from slatemq.handles import places_by_shard, shard_of
 from slatemq.models import Span
 from slatemq.peers import Peers, closed
 from slatemq.rpc_status import from_status
@@ -31,6 +31,12 @@ CALL_MAX = 10_000
 
 I = TypeVar("I")  # noqa: E741 - an item
 R = TypeVar("R")
+
+Send = Callable[
+    ["consumer_pb2_grpc.ConsumerServiceAsyncStub", list[I], float],
+    Awaitable[list[R | SlateMQError]],
+]
+"""One call to one shard: items and a timeout in seconds, and one result for each item."""
 
 
 class Nack(NamedTuple):
@@ -196,7 +202,8 @@ class Finisher:
                 return [None] * len(part)
             return list(map(_error_of, answer.results))
 
-        return await self._by_shard(list(tokens), shard_of, send)
+        tokens = list(tokens)
+        return await self._by_shard(tokens, tokens, send)
 
     async def nack_many(self, items: Sequence[Nack]) -> list[SlateMQError | None]:
         """Nacks in one call for each shard; one result for each item."""
@@ -216,7 +223,8 @@ class Finisher:
             answer = await stub.Nack(consumer_pb2.NackRequest(items=wire), timeout=timeout)
             return list(map(_error_of, answer.results))
 
-        return await self._by_shard(list(items), lambda item: shard_of(item.lease_token), send)
+        tokens = [item.lease_token for item in items]
+        return await self._by_shard(list(items), tokens, send)
 
     async def extend_many(
         self, tokens: Sequence[str], lease_ms: int, call_s: float | None = None
@@ -232,50 +240,33 @@ class Finisher:
                 _error_of(result.status) or result.lease_deadline_ms for result in answer.results
             ]
 
-        return await self._by_shard(list(tokens), shard_of, send, call_s)
+        tokens = list(tokens)
+        return await self._by_shard(tokens, tokens, send, call_s)
 
     async def _by_shard(
-        self,
-        items: list[I],
-        shard_of_item: Callable[[I], int],
-        send: Callable[
-            [consumer_pb2_grpc.ConsumerServiceAsyncStub, list[I], float],
-            Awaitable[list[R | SlateMQError]],
-        ],
-        call_s: float | None = None,
+        self, items: list[I], tokens: list[str], send: Send[I, R], call_s: float | None = None
     ) -> list[R | SlateMQError]:
-        """One result for each item; raises only when nobody gave any result."""
-        results: list[R | SlateMQError | None] = [None] * len(items)
-        by_shard: dict[int, list[int]] = {}
-        for index, item in enumerate(items):
-            try:
-                by_shard.setdefault(shard_of_item(item), []).append(index)
-            except InvalidArgument as error:
-                results[index] = error
+        """One result for each item, whose tokens these are; raises only when nobody gave any."""
+        by_shard, refused = places_by_shard(tokens)
         parts = [
-            (shard, indexes[start : start + CALL_MAX])
-            for shard, indexes in by_shard.items()
-            for start in range(0, len(indexes), CALL_MAX)
+            (shard, places[start : start + CALL_MAX])
+            for shard, places in by_shard.items()
+            for start in range(0, len(places), CALL_MAX)
         ]
+        if len(parts) == 1 and not refused:
+            answered, problem = await self._of_shard(parts[0][0], items, send, call_s)
+            if problem is not None:
+                raise problem
+            return answered
+        results: list[R | SlateMQError | None] = [None] * len(items)
+        for place, error in refused.items():
+            results[place] = error
 
-        async def one(shard: int, indexes: list[int]) -> SlateMQError | None:
-            part = [items[index] for index in indexes]
-
-            async def attempt(timeout: float) -> list[R | SlateMQError]:
-                channel = await self._peers.broker(shard)
-                return await send(consumer_pb2_grpc.ConsumerServiceStub(channel), part, timeout)
-
-            problem: SlateMQError | None = None
-            try:
-                await self._check_known(shard)
-                # Repeating is safe: a finished ack or nack answers OK again.
-                answered = await self._peers.call(attempt, call_s=call_s)
-            except NotFound as error:
-                answered = [error] * len(part)
-            except SlateMQError as error:
-                answered, problem = [error] * len(part), error
-            for index, result in zip(indexes, answered, strict=True):
-                results[index] = result
+        async def one(shard: int, places: Sequence[int]) -> SlateMQError | None:
+            part = [items[place] for place in places]
+            answered, problem = await self._of_shard(shard, part, send, call_s)
+            for place, result in zip(places, answered, strict=True):
+                results[place] = result
             return problem
 
         problems = await asyncio.gather(*(one(*part) for part in parts))
@@ -283,6 +274,27 @@ class Finisher:
         if failed and len(failed) == len(parts):
             raise failed[0]
         return results  # type: ignore[return-value]  # None is a result of acks and nacks
+
+    async def _of_shard(
+        self, shard: int, part: list[I], send: Send[I, R], call_s: float | None
+    ) -> tuple[list[R | SlateMQError], SlateMQError | None]:
+        """One result for each item, and why the shard gave none, if it did not."""
+
+        async def attempt(timeout: float) -> list[R | SlateMQError]:
+            channel = await self._peers.broker(shard)
+            return await send(consumer_pb2_grpc.ConsumerServiceStub(channel), part, timeout)
+
+        try:
+            await self._check_known(shard)
+            # Repeating is safe: a finished ack or nack answers OK again.
+            answered = await self._peers.call(attempt, call_s=call_s)
+        except NotFound as error:
+            return [error] * len(part), None
+        except SlateMQError as error:
+            return [error] * len(part), error
+        if len(answered) != len(part):
+            raise ValueError(f"{len(part)} items were answered with {len(answered)} results")
+        return answered, None
 
     async def _check_known(self, shard: int) -> None:
         """Raises NotFound for a shard that there never was: shards are only ever added."""

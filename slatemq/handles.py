@@ -7,6 +7,7 @@ the ID in hex. Without a place the broker searches the queue.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from slatemq.checks import check_text
 from slatemq.errors import InvalidArgument
@@ -49,7 +50,40 @@ def shard_of(token: str) -> int:
     return int(match[1], 16)
 
 
+def places_by_shard(
+    tokens: Sequence[str],
+) -> tuple[dict[int, Sequence[int]], dict[int, InvalidArgument]]:
+    """Where the tokens of each broker shard stand, and why those are none that are not tokens."""
+    shard = _common_shard(tokens)
+    if shard is not None:
+        return {shard: range(len(tokens))}, {}
+    places: dict[int, list[int]] = {}
+    refused: dict[int, InvalidArgument] = {}
+    for place, token in enumerate(tokens):
+        try:
+            places.setdefault(shard_of(token), []).append(place)
+        except InvalidArgument as error:
+            refused[place] = error
+    return dict(places), refused
+
+
+def _common_shard(tokens: Sequence[str]) -> int | None:
+    """The shard that all of these name, as those of one claim do; None when they do not.
+
+    Looking at each by itself takes five times as long.
+    """
+    try:
+        match = _TOKENS.fullmatch("\n".join(tokens))
+    except TypeError:
+        return None
+    # What is no token itself might be two, one on each line.
+    if match is None or match.string.count("\n") != len(tokens) - 1:
+        return None
+    return int(match[1], 16)
+
+
 _FORM = "must be <queue>/<message ID in hex>/<place>"
 _NUMBER = re.compile("[0-9a-f]{1,16}")
 # What comes behind the shard is the broker's business.
 _TOKEN = re.compile(r"([0-9a-f]{1,8})-[A-Za-z0-9._-]{1,62}")
+_TOKENS = re.compile(r"([0-9a-f]{1,8})-[A-Za-z0-9._-]{1,62}+(?:\n\1-[A-Za-z0-9._-]{1,62}+)*+")

@@ -11,7 +11,7 @@ import slatemq
 from slatemq import CommandContext, codecs
 from slatemq.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
 from tests.integration.broker.rig import Rig, running
-from tests.integration.client_peers import Instance
+from tests.integration.client_peers import Broker, Instance
 
 
 @pytest.fixture
@@ -124,3 +124,35 @@ async def test_a_batch_that_nobody_answered_for_is_acked_again(
         assert await rig.counts() == {"done": 3}
         with pytest.raises(FailedPrecondition):
             await batch[0].ack()
+
+
+async def test_an_ended_lease_is_refused_in_its_place() -> None:
+    async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
+        instance.broker.available.extend((b"%d" % number, 0) for number in range(3))
+        first, second, third = [one.lease_token for one in await client.claim("q", 3)]
+        instance.broker.ended.add(second)
+        told = await client.ack([second, first, second, first, third])
+        assert [getattr(one, "reason", None) for one in told] == [
+            "LEASE_ENDED",
+            None,
+            "LEASE_ENDED",
+            None,
+            None,
+        ]
+        assert instance.broker.acked == [b"0", b"2"]
+
+
+async def test_leases_of_two_shards_are_finished_where_they_are() -> None:
+    async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
+        kind: Any = Broker  # which does not serve everything
+        other = kind(exists=False)
+        await instance.serve(broker=other, broker_shard=1)
+        tokens = ["0-a", "1-b", "0-c", "1-d"]
+        for token in tokens:
+            broker = other if token.startswith("1") else instance.broker
+            broker.leases[token] = token.encode(), 1
+        instance.broker.ended.add("0-c")
+        told = await client.ack(tokens)
+        assert [getattr(one, "reason", None) for one in told] == [None, None, "LEASE_ENDED", None]
+        assert instance.broker.acked == [b"0-a"]
+        assert other.acked == [b"1-b", b"1-d"]
