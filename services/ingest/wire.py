@@ -9,7 +9,7 @@ from typing import Final
 from libs.serving import telemetry
 from libs.serving.delays import check_delay_ms
 from libs.serving.headers import encoded_headers
-from libs.serving.limits import RETENTION_S_MAX
+from libs.serving.limits import RETENTION_S_MAX, message_bytes_max
 from libs.storage.ids import shard_of
 from libs.storage.metadata import MessageMetadata, encode_headers
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
@@ -17,7 +17,13 @@ from services.ingest.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, C
 from services.ingest.reading import Metadata
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument
-from slatemq.v1.ingest_pb2 import LogEntry, LogMessage, PublishMessage, PublishRequest
+from slatemq.v1.ingest_pb2 import (
+    LogEntry,
+    LogMessage,
+    PublishMessage,
+    PublishRequest,
+    PublishRun,
+)
 from slatemq.v1.message_pb2 import Message
 
 MESSAGES_MAX: Final = 10_000
@@ -42,7 +48,11 @@ def accept(request: PublishRequest, rules: Rules) -> Accepted:
     """The batch as columns. Raises InvalidArgument naming the first field that breaks a rule."""
     if len(request.request_id.encode()) > REQUEST_ID_BYTES_MAX:
         raise InvalidArgument("request_id", f"at most {REQUEST_ID_BYTES_MAX} bytes")
-    return accept_messages(request.messages, rules, request.request_id)
+    if not request.runs:
+        return accept_messages(request.messages, rules, request.request_id)
+    if request.messages:
+        raise InvalidArgument("runs", "may not be given together with messages")
+    return _accept_runs(request.runs, rules, request.request_id)
 
 
 def accept_messages(
@@ -52,73 +62,132 @@ def accept_messages(
 
     Protobuf has seen to it that text is UTF-8.
     """
-    if not 1 <= len(messages) <= MESSAGES_MAX:
-        raise InvalidArgument("messages", f"1 to {MESSAGES_MAX} messages, not {len(messages)}")
-    payload_bytes_max = rules.payload_bytes_max
-    columns = Columns()
-    dedupe_keys: dict[int, str] = {}
-    payloads: list[bytes] = []
-    large: list[int] = []
-    size_bytes = 0
-    # Neighbours tend to have equal headers, and share them.
-    headers: dict[str, str] = {}
-    encoded = encode_headers(headers)
+    _check_count("messages", len(messages))
+    accepting = _Accepting(rules, "messages[{}]")
     for at, message in enumerate(messages):
         payload = message.payload
-        payload_bytes = len(payload)
-        if payload_bytes > INLINE_PAYLOAD_MAX_BYTES:
-            if payload_bytes > payload_bytes_max:
-                raise InvalidArgument(
-                    f"messages[{at}].payload",
-                    f"{payload_bytes} bytes, at most {payload_bytes_max} are allowed",
-                )
-            large.append(at)
-        created = retention = NOT_SET
+        if len(payload) > INLINE_PAYLOAD_MAX_BYTES:
+            accepting.check_payload(f"messages[{at}].payload", at, len(payload))
+        if message.dedupe_key:
+            accepting.dedupe_keys[at] = _dedupe_key(at, message.dedupe_key)
+        accepting.take(at, message, (payload,))
+    return accepting.accepted(request_id)
+
+
+def _accept_runs(runs: Sequence[PublishRun], rules: Rules, request_id: str) -> Accepted:
+    """The same, naming fields as `runs[3].common.headers`."""
+    _check_count("runs", sum(len(run.payloads) for run in runs))
+    accepting = _Accepting(rules, "runs[{}].common")
+    for at, run in enumerate(runs):
+        common, payloads = run.common, list(run.payloads)
+        if not payloads:
+            raise InvalidArgument(f"runs[{at}].payloads", "may not be empty")
+        if common.payload:
+            raise InvalidArgument(f"runs[{at}].common.payload", "may not be given: see payloads")
+        if common.dedupe_key:
+            raise InvalidArgument(
+                f"runs[{at}].common.dedupe_key", "may not be given: use messages for such"
+            )
+        if max(map(len, payloads)) > INLINE_PAYLOAD_MAX_BYTES:
+            first = len(accepting.payloads)
+            for place, payload in enumerate(payloads):
+                if len(payload) > INLINE_PAYLOAD_MAX_BYTES:
+                    field = f"runs[{at}].payloads[{place}]"
+                    accepting.check_payload(field, first + place, len(payload))
+        accepting.take(at, common, payloads)
+    accepted = accepting.accepted(request_id)
+    # What is told once is stored for each: a small request must not become gigabytes.
+    size = accepted.size_bytes - len(accepted.payloads) * MESSAGE_OVERHEAD_BYTES
+    most = message_bytes_max(rules.payload_bytes_max)
+    if size > most:
+        raise InvalidArgument("runs", f"{size} bytes with all headers, at most {most} are allowed")
+    return accepted
+
+
+def _check_count(field: str, count: int) -> None:
+    if not 1 <= count <= MESSAGES_MAX:
+        raise InvalidArgument(field, f"1 to {MESSAGES_MAX} messages, not {count}")
+
+
+class _Accepting:
+    """What is accepted of a request so far; `field` is where the messages stand in it."""
+
+    def __init__(self, rules: Rules, field: str) -> None:
+        self.payloads: list[bytes] = []
+        self.dedupe_keys: dict[int, str] = {}
+        self._rules = rules
+        self._field = field
+        self._columns = Columns()
+        self._large: list[int] = []
+        self._size_bytes = 0
+        # Neighbours tend to have equal headers, and share them.
+        self._headers: dict[str, str] = {}
+        self._encoded = encode_headers(self._headers)
+
+    def check_payload(self, field: str, at: int, payload_bytes: int) -> None:
+        """Note a payload that does not fit into a record. Raises InvalidArgument."""
+        most = self._rules.payload_bytes_max
+        if payload_bytes > most:
+            raise InvalidArgument(field, f"{payload_bytes} bytes, at most {most} are allowed")
+        self._large.append(at)
+
+    def take(self, at: int, message: PublishMessage, payloads: Sequence[bytes]) -> None:
+        """Take messages that have these payloads and all else in common."""
+        columns, count = self._columns, len(payloads)
+        created, retention = NOT_SET, self._rules.retention_s
         if message.HasField("created_at_ms"):
             created = message.created_at_ms
             if created < 0:
-                raise InvalidArgument(f"messages[{at}].created_at_ms", "may not be negative")
+                raise InvalidArgument(
+                    f"{self._field.format(at)}.created_at_ms", "may not be negative"
+                )
         if message.HasField("retention_s"):
             retention = message.retention_s
             if not 0 <= retention <= RETENTION_S_MAX:
                 raise InvalidArgument(
-                    f"messages[{at}].retention_s", f"must be within 0..{RETENTION_S_MAX}"
+                    f"{self._field.format(at)}.retention_s", f"must be within 0..{RETENTION_S_MAX}"
                 )
-        else:
-            retention = rules.retention_s
         if message.visible_at_ms or message.HasField("delay_ms"):
-            _take_times(columns, at, message, rules.delay_ms_max)
-        if message.dedupe_key:
-            dedupe_keys[at] = _dedupe_key(at, message.dedupe_key)
+            self._take_times(self._field.format(at), message, count)
         given = message.headers
         own = {key: given[key] for key in given}  # dict(given) takes half as long again
-        if own != headers:
-            headers = own
-            encoded = encoded_headers("messages[{}].headers", at, headers)
-        payloads.append(payload)
-        columns.headers.append(headers)
-        columns.header_bytes.append(encoded)
-        columns.created_at_ms.append(created)
-        columns.retention_s.append(retention)
-        columns.payload_bytes.append(payload_bytes)
-        size_bytes += payload_bytes + len(encoded)
-    size_bytes += len(payloads) * MESSAGE_OVERHEAD_BYTES
-    return Accepted(payloads, columns, request_id, large, size_bytes, dedupe_keys)
+        if own != self._headers:
+            self._headers = own
+            self._encoded = encoded_headers(f"{self._field}.headers", at, own)
+        sizes = list(map(len, payloads))
+        self.payloads += payloads
+        columns.headers += [self._headers] * count
+        columns.header_bytes += [self._encoded] * count
+        columns.created_at_ms += [created] * count
+        columns.retention_s += [retention] * count
+        columns.payload_bytes += sizes
+        self._size_bytes += sum(sizes) + count * (len(self._encoded) + MESSAGE_OVERHEAD_BYTES)
 
+    def _take_times(self, field: str, message: PublishMessage, count: int) -> None:
+        places = range(len(self.payloads), len(self.payloads) + count)
+        if message.HasField("delay_ms"):
+            if message.HasField("visible_at_ms"):
+                raise InvalidArgument(
+                    f"{field}.delay_ms", "may not be given together with visible_at_ms"
+                )
+            most_ms = self._rules.delay_ms_max
+            delay_ms = check_delay_ms(f"{field}.delay_ms", message.delay_ms, most_ms)
+            self._columns.delay_ms.update(dict.fromkeys(places, delay_ms))
+        elif message.visible_at_ms < 0:
+            raise InvalidArgument(f"{field}.visible_at_ms", "may not be negative")
+        elif message.visible_at_ms > 0:
+            self._columns.visible_at_ms.update(dict.fromkeys(places, message.visible_at_ms))
 
-def _take_times(columns: Columns, at: int, message: PublishMessage, delay_ms_max: int) -> None:
-    if message.HasField("delay_ms"):
-        if message.HasField("visible_at_ms"):
-            raise InvalidArgument(
-                f"messages[{at}].delay_ms", "may not be given together with visible_at_ms"
-            )
-        columns.delay_ms[at] = check_delay_ms(
-            f"messages[{at}].delay_ms", message.delay_ms, delay_ms_max
+    def accepted(self, request_id: str) -> Accepted:
+        """All that was taken."""
+        return Accepted(
+            self.payloads,
+            self._columns,
+            request_id,
+            self._large,
+            self._size_bytes,
+            self.dedupe_keys,
         )
-    elif message.visible_at_ms < 0:
-        raise InvalidArgument(f"messages[{at}].visible_at_ms", "may not be negative")
-    elif message.visible_at_ms > 0:
-        columns.visible_at_ms[at] = message.visible_at_ms
 
 
 def _dedupe_key(at: int, key: str) -> str:

@@ -118,13 +118,48 @@ class PublishMessage(_message.Message):
 Global___PublishMessage: _TypeAlias = PublishMessage  # noqa: Y015
 
 @_typing.final
+class PublishRun(_message.Message):
+    """Messages in a row that differ in nothing but their payloads. They are read and checked as one, so that many cost little more than
+    their bytes.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMON_FIELD_NUMBER: _builtins.int
+    PAYLOADS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def common(self) -> Global___PublishMessage:
+        """What they have in common: a message without a payload, and without a dedupe key."""
+
+    @_builtins.property
+    def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The payload of each, in order; at least one. Limits as for the payload of a PublishMessage."""
+
+    def __init__(
+        self,
+        *,
+        common: Global___PublishMessage | None = ...,
+        payloads: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["common", b"common"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["common", b"common", "payloads", b"payloads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublishRun: _TypeAlias = PublishRun  # noqa: Y015
+
+@_typing.final
 class PublishRequest(_message.Message):
-    """A batch to publish."""
+    """A batch to publish: `messages` or `runs`, not both, in all 1 to 10,000 messages; the request as a whole must stay under the size
+    limit of a gRPC message (97 MiB, see IngestService), the headers of a run counted for each of its messages.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Makes repeating safe: a second call with the same ID and the same content within 10 minutes stores nothing and gets
     the first call's IDs; with other content it gets INVALID_ARGUMENT (REQUEST_ID_REUSED). 1–128 bytes, a UUID for example;
@@ -132,17 +167,24 @@ class PublishRequest(_message.Message):
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishMessage]:
-        """1 to 10,000 messages; the request as a whole must stay under the size limit of a gRPC message (97 MiB, see IngestService)."""
+        """The messages, each for itself."""
+
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishRun]:
+        """The messages run by run, in order: the same content as in `messages`, also to a repeat. Errors name `runs[2].payloads[5]` or
+        `runs[2].common.retention_s`. An ingest that does not know of runs yet refuses such a batch as empty (field `messages`).
+        """
 
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___PublishMessage] | None = ...,
         request_id: _builtins.str = ...,
+        runs: _abc.Iterable[Global___PublishRun] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "request_id", b"request_id", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

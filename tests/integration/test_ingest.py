@@ -96,6 +96,18 @@ async def test_delays_reach_to_a_hundred_years() -> None:
         assert [one.delay_ms for one in await ingest.log()] == [century_ms]
 
 
+def run(payloads: list[bytes], common: Any = None) -> ingest_pb2.PublishRun:
+    return ingest_pb2.PublishRun(payloads=payloads, common=common)
+
+
+def runs(*payloads: list[bytes], common: Any = None) -> ingest_pb2.PublishRequest:
+    """The last run has this in common."""
+    told = ingest_pb2.PublishRequest(runs=map(run, payloads))
+    if common is not None:
+        told.runs[-1].common.CopyFrom(common)
+    return told
+
+
 def broken(field: str, value: Any) -> Any:
     return pytest.param(field, value, id=field)
 
@@ -125,6 +137,32 @@ BAD_PUBLISHES = [
     broken("messages[0].delay_ms", [ingest_pb2.PublishMessage(delay_ms=5, visible_at_ms=9)]),
     broken("messages[0].visible_at_ms", [ingest_pb2.PublishMessage(visible_at_ms=-1)]),
     broken("messages[0].dedupe_key", [ingest_pb2.PublishMessage(dedupe_key="é" * 128)]),
+    broken("runs", runs([b""] * 5001, [b""] * 5000)),
+    broken("runs", ingest_pb2.PublishRequest(messages=[message()], runs=[run([b""])])),
+    broken("runs", runs([b""] * 10_000, common=message(x="v" * 60_000))),
+    broken("runs[1].payloads", runs([b"a"], [])),
+    broken("runs[1].payloads[2]", runs([b"a"], [b"a", b"b", bytes(70_000), b"d"])),
+    broken("runs[0].common.payload", runs([b"a"], common=message(b"b"))),
+    broken(
+        "runs[0].common.dedupe_key", runs([b"a"], common=ingest_pb2.PublishMessage(dedupe_key="k"))
+    ),
+    broken('runs[0].common.headers["x"]', runs([b"a"], common=message(x="v" * 70_000))),
+    broken(
+        "runs[0].common.created_at_ms",
+        runs([b"a"], common=ingest_pb2.PublishMessage(created_at_ms=-1)),
+    ),
+    broken(
+        "runs[1].common.retention_s",
+        runs([b"a"], [b"b"], common=ingest_pb2.PublishMessage(retention_s=-1)),
+    ),
+    broken(
+        "runs[0].common.delay_ms",
+        runs([b"a"], common=ingest_pb2.PublishMessage(delay_ms=5, visible_at_ms=9)),
+    ),
+    broken(
+        "runs[0].common.visible_at_ms",
+        runs([b"a"], common=ingest_pb2.PublishMessage(visible_at_ms=-1)),
+    ),
 ]
 """Fields at fault, with requests or parts of them."""
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from slatemq.errors import InvalidArgument
+from slatemq.v1 import ingest_pb2
 from tests.integration.ingest_server import message, serving
 
 
@@ -19,6 +20,39 @@ async def test_a_repeat_gets_the_first_ids_and_stores_nothing() -> None:
         again = await ingest.send(b"a", b"b", request_id="r", region="eu", type="order")
         assert again == first
         assert len(await ingest.log()) == 3
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["same process", "after a restart"])
+async def test_messages_repeated_as_a_run_are_the_same(root: str, restart: bool) -> None:
+    payloads = [b"%d" % n for n in range(40)]
+    common = ingest_pb2.PublishMessage(headers={"type": "order"}, delay_ms=5)
+    alone = ingest_pb2.PublishMessage(retention_s=60)
+    in_runs = ingest_pb2.PublishRequest(
+        request_id="r",
+        runs=[
+            ingest_pb2.PublishRun(common=common, payloads=payloads),
+            ingest_pb2.PublishRun(common=alone, payloads=[b"last"]),
+        ],
+    )
+    in_messages = ingest_pb2.PublishRequest(request_id="r")
+    for payload, like in [*((payload, common) for payload in payloads), (b"last", alone)]:
+        in_messages.messages.add(payload=payload).MergeFrom(like)
+
+    async with serving(root) as ingest:
+        first = await ingest.stub.Publish(in_runs)
+        assert len(first.message_ids) == 41
+        if not restart:
+            assert await ingest.stub.Publish(in_messages) == first
+    async with serving(root) as ingest:
+        assert await ingest.stub.Publish(in_messages) == first
+        told = await ingest.log()
+        assert [one.message_id for one in told] == list(first.message_ids)
+        assert [(dict(one.headers), one.delay_ms) for one in told[:40]] == [
+            ({"type": "order"}, 5)
+        ] * 40
+        assert (told[40].retention_s, dict(told[40].headers)) == (60, {})
+        read = await ingest.read(*first.message_ids)
+        assert [one.payload for one in read.messages] == [*payloads, b"last"]
 
 
 async def test_repeats_at_the_same_time_store_one(root: str) -> None:
