@@ -6,7 +6,7 @@ import itertools
 import random
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 import grpc
@@ -21,8 +21,9 @@ from slatemq.errors import (
     Unavailable,
 )
 from slatemq.peers import Peers
+from slatemq.publish_wire import Runs, with_request_id
 from slatemq.published import Published, published
-from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
+from slatemq.v1 import ingest_pb2
 
 if TYPE_CHECKING:
     from slatemq.otel import Telemetry
@@ -36,8 +37,14 @@ REPEAT_S_MAX = 540.0
 AWAY_S = 5.0
 """How long new requests avoid a shard that could not be reached, where there are others."""
 
+NO_RUNS_S = 60.0
+"""How long messages are sent each for itself after an ingest that knows no runs."""
+
 WRONG_SHARD = "WRONG_SHARD"
 """The server's reason for refusing a dedupe key that falls to another shard by now."""
+
+_METHOD = "/slatemq.v1.IngestService/Publish"
+_DECODE = ingest_pb2.PublishResponse.FromString
 
 
 class Tried(NamedTuple):
@@ -59,6 +66,7 @@ class PublishRequests:
         self._name = uuid4().hex
         self._names = itertools.count()
         self._away: dict[int, float] = {}
+        self._no_runs_until = 0.0
 
     async def shard_of(self, dedupe_key: str | None) -> int | None:
         """The ingest shard that a message must go to; None without a key: any."""
@@ -114,18 +122,42 @@ class PublishRequests:
         with self._telemetry.publishing(request.messages, is_batch=True):
             return await self.send(request, shard)
 
+    async def send_runs(
+        self, runs: Runs, shard: int | None = None, request_id: str = ""
+    ) -> list[Published]:
+        """Sends messages in the form that costs least, traced where anything is."""
+        refused = None
+        if self._telemetry is None and not runs.has_keys and self._no_runs_until < time.monotonic():
+            request_id = request_id or self._new_id()
+            try:
+                return await self.send(with_request_id(runs.encoded(), request_id), shard)
+            except InvalidArgument as error:
+                if error.field != "messages":
+                    raise
+                refused = error
+        request = runs.request()
+        request.request_id = request_id
+        told = await self.send_traced(request, shard)
+        if refused is not None:
+            # An ingest of an earlier version, to which runs are an empty batch.
+            self._no_runs_until = time.monotonic() + NO_RUNS_S
+        return told
+
     async def send(
         self,
-        request: ingest_pb2.PublishRequest,
+        request: ingest_pb2.PublishRequest | bytes,
         shard: int | None = None,
         call_s: float | None = None,
         tried: Tried | None = None,
     ) -> list[Published]:
         """One request, under one ID on one shard, however often it is tried.
 
-        `tried`: the first try, which failed, and the shard that it went to.
+        `request`: encoded with an ID, or a message, which gets one. `tried`: the first try, which
+        failed, and the shard that it went to.
         """
-        self.name(request)
+        if not isinstance(request, bytes):
+            self.name(request)
+        encoded = request if isinstance(request, bytes) else request.SerializeToString()
         chosen = shard if tried is None else tried.shard
         full: set[int] = set()
 
@@ -138,9 +170,10 @@ class PublishRequests:
                 raise problem
             if chosen is None:
                 chosen = await self._choose_shard(full)
-            stub = ingest_pb2_grpc.IngestServiceStub(await self._peers.ingest(chosen))
+            channel = await self._peers.ingest(chosen)
+            publish: Any = channel.unary_unary(_METHOD, response_deserializer=_DECODE)
             try:
-                answer = await stub.Publish(request, timeout=timeout)
+                answer = await publish(encoded, timeout=timeout)
             except grpc.RpcError:
                 self._away[chosen] = time.monotonic() + AWAY_S
                 raise
@@ -163,7 +196,10 @@ class PublishRequests:
     def name(self, request: ingest_pb2.PublishRequest) -> None:
         """Gives a request an ID of its own, unless it has one."""
         if not request.request_id:
-            request.request_id = f"{self._name}-{next(self._names)}"
+            request.request_id = self._new_id()
+
+    def _new_id(self) -> str:
+        return f"{self._name}-{next(self._names)}"
 
     def shards_at_hand(self) -> Sequence[int]:
         """The shards known now but for those just away; first the one whose turn it is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -48,64 +49,159 @@ def add(request: ingest_pb2.PublishRequest, message: OutgoingMessage) -> None:
     """Adds a message to a request, or nothing. Raises InvalidArgument for what has no wire form."""
     before = len(request.messages)
     try:
-        wire = request.messages.add(payload=message.payload)
-        if message.headers:
-            wire.headers.update(message.headers)
-        if message.created_at_ms is not None:
-            wire.created_at_ms = message.created_at_ms
-        if message.retention_s is not None:
-            wire.retention_s = message.retention_s
-        if message.delay_ms is not None:
-            wire.delay_ms = message.delay_ms
-        if message.visible_at_ms is not None:
-            wire.visible_at_ms = message.visible_at_ms
-        if message.dedupe_key is not None:
-            wire.dedupe_key = message.dedupe_key
-            if not message.dedupe_key:
-                raise ValueError("an empty key")
+        _fill(request.messages.add(payload=message.payload), message)
     except (TypeError, ValueError, AttributeError) as error:
-        # Another type, text that is no UTF-8, or a number beyond 64 bits.
         del request.messages[before:]
-        check(message, f"messages[{before}].")
-        raise InvalidArgument(f"messages[{before}]", str(error)) from error
+        raise _named(error, message, f"messages[{before}].") from error
 
 
-class Encoder:
-    """Messages as the bytes of a request's `messages`; headers like those before are encoded once.
+def _fill(wire: ingest_pb2.PublishMessage, message: OutgoingMessage) -> None:
+    """Sets all but the payload. Raises what `_named` translates."""
+    if message.headers:
+        wire.headers.update(message.headers)
+    if message[2:] == _NOTHING_ELSE:
+        return
+    if message.created_at_ms is not None:
+        wire.created_at_ms = message.created_at_ms
+    if message.retention_s is not None:
+        wire.retention_s = message.retention_s
+    if message.delay_ms is not None:
+        wire.delay_ms = message.delay_ms
+    if message.visible_at_ms is not None:
+        wire.visible_at_ms = message.visible_at_ms
+    if message.dedupe_key is not None:
+        wire.dedupe_key = message.dedupe_key
+        if not message.dedupe_key:
+            raise ValueError("an empty key")
 
-    A quarter of the time that protobuf's own objects take, a message each.
-    """
 
-    def __init__(self) -> None:
-        self._headers: dict[str, str] = {}
-        self._encoded = b""
-
-    def encode(self, message: OutgoingMessage, where: str) -> bytes:
-        """One message; a request is any number of them joined.
-
-        Raises InvalidArgument for what has no wire form; its field begins with `where`, or with
-        `messages[0]`.
-        """
-        if (
-            type(message) is OutgoingMessage
-            and type(message.payload) is bytes
-            and message.headers == self._headers
-            and message[2:] == _NOTHING_ELSE
-        ):
-            payload = message.payload
-            size = _varint(len(payload))
-            length = 1 + len(size) + len(payload) + len(self._encoded)
-            return b"".join((_MESSAGE, _varint(length), _PAYLOAD, size, payload, self._encoded))
-        size_of(message, where)
-        request = ingest_pb2.PublishRequest()
-        add(request, message)
-        # A copy: whoever gives messages one by one may use one mapping for all.
-        self._headers = dict(message.headers)
-        self._encoded = ingest_pb2.PublishMessage(headers=self._headers).SerializeToString()
-        return request.SerializeToString()
+def _named(error: Exception, message: OutgoingMessage, where: str) -> InvalidArgument:
+    """Which field of a message could not be set; `where` ends with a dot, or is empty."""
+    # Another type, text that is no UTF-8, or a number beyond 64 bits.
+    check(message, where)
+    return InvalidArgument(where.rstrip(".") or "message", str(error))
 
 
 _NOTHING_ELSE: Final[tuple[Any, ...]] = OutgoingMessage(b"")[2:]
+
+
+class Runs:
+    """Messages of one request, run by run: those in a row that differ in their payloads alone.
+
+    Whatever is like the message before costs its payload and a comparison; a tenth of the time that
+    protobuf's own objects take.
+
+    Attributes:
+        size_bytes: About what the server makes of it: headers count for each message.
+        each_bytes: Of that, what a message like the last one takes beside its payload.
+        has_keys: Whether a message has a dedupe key: such are no runs to the server.
+    """
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self.each_bytes = 0
+        self.has_keys = False
+        self._count = 0
+        self._common: tuple[Any, ...] = ()
+        self._payloads: list[bytes] = []
+        self._runs: list[tuple[bytes, list[bytes]]] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, message: OutgoingMessage, where: str) -> None:
+        """Adds one message.
+
+        Raises InvalidArgument for what has no wire form; its field begins with `where`.
+        """
+        if (
+            message[1:] == self._common
+            and type(message) is OutgoingMessage
+            and type(message.payload) is bytes
+        ):
+            payload = message.payload
+        else:
+            payload = self._begin(message, where)
+        self._payloads.append(payload)
+        self._count += 1
+        self.size_bytes += len(payload) + self.each_bytes
+
+    def _begin(self, message: OutgoingMessage, where: str) -> bytes:
+        """Begins a run with a message; gives its payload."""
+        each_bytes = size_of(message, where) - len(message.payload)
+        if type(message.payload) is not bytes:
+            check(message, where)
+        common = ingest_pb2.PublishMessage()
+        try:
+            _fill(common, message)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise _named(error, message, where) from error
+        self.has_keys |= message.dedupe_key is not None
+        # A copy: whoever gives messages one by one may use one mapping for all.
+        self._common = (dict(message.headers), *message[2:])
+        self.each_bytes = each_bytes
+        self._payloads = []
+        self._runs.append((common.SerializeToString(), self._payloads))
+        return bytes(message.payload)
+
+    def encoded(self) -> bytes:
+        """The field `runs` of a request, and no other."""
+        parts: list[bytes] = []
+        for common, payloads in self._runs:
+            head = _COMMON + _varint(len(common)) + common
+            if len(payloads) == 1:
+                body = b"".join((head, _PAYLOADS, _varint(len(payloads[0])), payloads[0]))
+                parts += (_RUNS, _varint(len(body)), body)
+                continue
+            sizes = list(map(len, payloads))
+            heads = {size: _PAYLOADS + _varint(size) for size in set(sizes)}
+            framed = [b""] * (2 * len(payloads))
+            framed[0::2] = map(heads.__getitem__, sizes)
+            framed[1::2] = payloads
+            length = len(head) + sum(map(len, framed))
+            parts += (_RUNS, _varint(length), head, *framed)
+        return b"".join(parts)
+
+    def request(self) -> ingest_pb2.PublishRequest:
+        """The same content as `messages`."""
+        encoded: list[bytes] = []
+        for common, payloads in self._runs:
+            for payload in payloads:
+                size = _varint(len(payload))
+                length = _varint(1 + len(size) + len(payload) + len(common))
+                encoded += (_MESSAGES, length, _PAYLOAD, size, payload, common)
+        return ingest_pb2.PublishRequest.FromString(b"".join(encoded))
+
+    def only(self, places: Iterable[int]) -> Runs:
+        """Some of the messages."""
+        each = [(common, payload) for common, payloads in self._runs for payload in payloads]
+        chosen = Runs()
+        chosen.has_keys = self.has_keys
+        chosen._runs = [(common, [payload]) for common, payload in map(each.__getitem__, places)]
+        chosen._count = len(chosen._runs)
+        return chosen
+
+    def place_of(self, field: str) -> tuple[int, str] | None:
+        """The message that an error about a run names, and what of it."""
+        named = _RUN.fullmatch(field)
+        if named is None or int(named["run"]) >= len(self._runs):
+            return None
+        run = int(named["run"])
+        before = sum(len(payloads) for _, payloads in self._runs[:run])
+        if named["payload"]:
+            return before + int(named["payload"]), "payload"
+        return before, named["common"] or ""
+
+
+def with_request_id(request: bytes, request_id: str) -> bytes:
+    """A request that has none, with an ID."""
+    raw = request_id.encode()
+    return b"".join((request, _REQUEST_ID, _varint(len(raw)), raw))
+
+
+_RUN: Final = re.compile(
+    r"runs\[(?P<run>\d+)\](\.payloads\[(?P<payload>\d+)\]|\.common\.(?P<common>.*))?.*", re.DOTALL
+)
 
 
 def _tag(message: Any, name: str) -> bytes:
@@ -123,8 +219,12 @@ def _varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-_MESSAGE: Final = _tag(ingest_pb2.PublishRequest, "messages")
+_MESSAGES: Final = _tag(ingest_pb2.PublishRequest, "messages")
+_REQUEST_ID: Final = _tag(ingest_pb2.PublishRequest, "request_id")
+_RUNS: Final = _tag(ingest_pb2.PublishRequest, "runs")
 _PAYLOAD: Final = _tag(ingest_pb2.PublishMessage, "payload")
+_COMMON: Final = _tag(ingest_pb2.PublishRun, "common")
+_PAYLOADS: Final = _tag(ingest_pb2.PublishRun, "payloads")
 
 
 def moved(error: InvalidArgument, field: str) -> InvalidArgument:

@@ -19,7 +19,7 @@ from slatemq.gathering import Gatherer
 from slatemq.models import BatchSettings, OutgoingMessage
 from slatemq.peers import Peers
 from slatemq.publish_requests import WRONG_SHARD, PublishRequests
-from slatemq.publish_wire import PLACE, Encoder, add, moved
+from slatemq.publish_wire import PLACE, Runs, moved
 from slatemq.published import Published
 from slatemq.v1 import ingest_pb2
 
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 
 class _Part(NamedTuple):
-    """A request of `publish_many`: its messages as bytes, and their places among all."""
+    """A request of `publish_many`, and the places of its messages among all."""
 
     shard: int | None
-    messages: list[bytes]
+    runs: Runs
     places: list[int]
 
 
@@ -89,50 +89,44 @@ class Publisher:
     async def _parts(self, messages: Iterable[OutgoingMessage]) -> AsyncIterator[_Part]:
         settings = self.settings
         parts: dict[int | None, _Part] = {}
-        sizes: dict[int | None, int] = {}
-        encoder = Encoder()
         for place, message in enumerate(messages):
-            try:
-                encoded = encoder.encode(message, f"messages[{place}].")
-            except InvalidArgument as error:
-                raise _placed(error, [place]) from error
-            length = len(encoded)
             key = message.dedupe_key
-            shard = await self._requests.shard_of(key) if key else None
+            try:
+                shard = await self._requests.shard_of(key) if key else None
+            except InvalidArgument as error:
+                raise moved(error, f"messages[{place}].dedupe_key") from error
             part = parts.get(shard)
+            # What is no bytes is refused below.
+            size = len(message.payload) if type(message.payload) is bytes else 0
             if part is not None and (
                 len(part.places) >= settings.messages_max
-                or sizes[shard] + length > settings.payload_bytes_max
+                or part.runs.size_bytes + part.runs.each_bytes + size > settings.payload_bytes_max
             ):
                 del parts[shard]
                 yield part
                 part = None
             if part is None:
-                part = parts[shard] = _Part(shard, [], [])
-                sizes[shard] = 0
-            part.messages.append(encoded)
+                part = parts[shard] = _Part(shard, Runs(), [])
+            try:
+                part.runs.add(message, f"messages[{place}].")
+            except InvalidArgument as error:
+                raise _placed(error, part.runs, [place]) from error
             part.places.append(place)
-            sizes[shard] += length
         for part in parts.values():
             yield part
 
     async def _send_part(self, part: _Part) -> list[Published]:
-        request = ingest_pb2.PublishRequest.FromString(b"".join(part.messages))
         try:
-            return await self._requests.send_traced(request, part.shard)
+            return await self._requests.send_runs(part.runs, part.shard)
         except InvalidArgument as error:
             if error.reason != WRONG_SHARD:
-                raise _placed(error, part.places) from error
-            by_shard = await self._requests.places(request.messages)
+                raise _placed(error, part.runs, part.places) from error
+            by_shard = await self._requests.places(part.runs.request().messages)
             if list(by_shard) == [part.shard]:
-                raise _placed(error, part.places) from error
+                raise _placed(error, part.runs, part.places) from error
         told: dict[int, Published] = {}
         for shard, indexes in by_shard.items():
-            moved_part = _Part(
-                shard,
-                [part.messages[index] for index in indexes],
-                [part.places[index] for index in indexes],
-            )
+            moved_part = _Part(shard, part.runs.only(indexes), [part.places[at] for at in indexes])
             told.update(zip(moved_part.places, await self._send_part(moved_part), strict=True))
         return [told[place] for place in part.places]
 
@@ -140,21 +134,32 @@ class Publisher:
         self, messages: Sequence[OutgoingMessage], *, request_id: str = "", shard: int | None = None
     ) -> list[Published]:
         """Publishes messages in one request, all or none; returns their IDs when durable."""
-        request = message_of(ingest_pb2.PublishRequest, request_id=request_id)
-        for message in messages:
-            add(request, message)
-        if shard is not None:
-            return await self._requests.send_traced(request, shard)
-        chosen = await self._requests.one_shard(request.messages)
+        message_of(ingest_pb2.PublishRequest, request_id=request_id)  # Whether it is text.
+        runs = Runs()
+        for place, message in enumerate(messages):
+            try:
+                runs.add(message, f"messages[{place}].")
+            except InvalidArgument as error:
+                raise _placed(error, runs, [place]) from error
+        places = range(len(runs))
         try:
-            return await self._requests.send_traced(request, chosen)
+            return await self._send_batch(runs, request_id, shard)
+        except InvalidArgument as error:
+            raise _placed(error, runs, places) from error
+
+    async def _send_batch(self, runs: Runs, request_id: str, shard: int | None) -> list[Published]:
+        if shard is not None or not runs.has_keys:
+            return await self._requests.send_runs(runs, shard, request_id)
+        messages = runs.request().messages
+        chosen = await self._requests.one_shard(messages)
+        try:
+            return await self._requests.send_runs(runs, chosen, request_id)
         except InvalidArgument as error:
             if error.reason != WRONG_SHARD:
                 raise
             await self._peers.fresh_topology()
-        return await self._requests.send_traced(
-            request, await self._requests.one_shard(request.messages)
-        )
+        chosen = await self._requests.one_shard(messages)
+        return await self._requests.send_runs(runs, chosen, request_id)
 
     async def close(self, close_s: float | None = None) -> None:
         """Sends what was gathered and waits for it; each publish gets its own outcome.
@@ -164,9 +169,11 @@ class Publisher:
         await self._singles.close(close_s)
 
 
-def _placed(error: InvalidArgument, places: list[int]) -> InvalidArgument:
+def _placed(error: InvalidArgument, runs: Runs, places: Sequence[int]) -> InvalidArgument:
     """The same error about the message's place among all that were to be published."""
     bad = PLACE.match(error.field)
-    if bad is None or int(bad[1]) >= len(places):
-        return error
-    return moved(error, f"messages[{places[int(bad[1])]}].{bad[2]}")
+    named = (int(bad[1]), bad[2]) if bad is not None else runs.place_of(error.field)
+    if named is None:
+        return moved(error, "messages") if error.field == "runs" else error
+    place, what = named
+    return moved(error, f"messages[{places[place]}].{what}") if place < len(places) else error

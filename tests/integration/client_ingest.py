@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,7 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
         gate: Publishes wait for it.
         keys: The IDs of the messages that came with dedupe keys.
         shards: The shards that it knows of; it refuses the keys of others.
+        runs: Whether it knows of runs.
         streams: Whether it knows of streams.
         streamed: How many requests came on streams.
         breaks: So many requests on streams are stored, and the stream breaks instead of an answer.
@@ -49,6 +50,7 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
     keys: dict[str, int] = field(default_factory=dict)
     shards: list[int] = field(default_factory=lambda: [0])
     calls: list[tuple[float, str, int]] = field(default_factory=list)
+    runs: bool = True
     streams: bool = True
     streamed: int = 0
     breaks: int = 0
@@ -105,24 +107,28 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
 
     async def _publish(self, request: Any) -> Any:
         now = asyncio.get_running_loop().time()
-        self.calls.append((now, request.request_id, len(request.messages)))
+        if not self.runs:
+            request.ClearField("runs")  # As protobuf does with a field that it does not know.
+        messages = dict(self._messages(request))
+        self.calls.append((now, request.request_id, len(messages)))
         self.asked.set()
         await self.gate.wait()
         if self.before:
             raise self.before.popleft()
-        for index, message in enumerate(request.messages):
+        if not messages:
+            raise InvalidArgument("messages", "1 to 10000 messages, not 0")
+        for named, message in messages.items():
             if message.payload == b"bad":
-                error = InvalidArgument(f"messages[{index}].headers", "has 256, at most 255")
-                raise error
+                raise InvalidArgument(named, "is too large")
             if message.dedupe_key and dedupe_shard(message.dedupe_key, self.shards) != self.shard:
-                field = f"messages[{index}].dedupe_key"
-                raise InvalidArgument(field, "no", reason="WRONG_SHARD")
-        content = b"".join(m.SerializeToString(deterministic=True) for m in request.messages)
+                named = named.replace("payload", "dedupe_key")
+                raise InvalidArgument(named, "no", reason="WRONG_SHARD")
+        content = b"".join(m.SerializeToString(deterministic=True) for m in messages.values())
         known = self.seen.get(request.request_id)
         if known is not None and known[0] != content:
             raise InvalidArgument("request_id", "used before")
         if known is None:
-            known = content, [self._store(message) for message in request.messages]
+            known = content, [self._store(message) for message in messages.values()]
             self.seen[request.request_id] = known
         if self.after:
             raise self.after.popleft()
@@ -132,6 +138,16 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
             if duplicate:
                 answer.duplicates.append(place)
         return answer
+
+    def _messages(self, request: Any) -> Iterator[tuple[str, Any]]:
+        """The messages by what an error about their payloads names."""
+        for index, message in enumerate(request.messages):
+            yield f"messages[{index}].payload", message
+        for index, run in enumerate(request.runs):
+            for place, payload in enumerate(run.payloads):
+                message = ingest_pb2.PublishMessage(payload=payload)
+                message.MergeFrom(run.common)
+                yield f"runs[{index}].payloads[{place}]", message
 
     def _store(self, message: Any) -> tuple[int, bool]:
         if message.dedupe_key in self.keys:

@@ -74,7 +74,7 @@ async def test_a_message_of_many_that_is_refused_is_named_by_its_place(
     messages[30] = OutgoingMessage(b"bad", dedupe_key=KEYS[30])
     with pytest.raises(InvalidArgument) as refused:
         await client.publish_many(messages)
-    assert refused.value.field == "messages[30].headers"
+    assert refused.value.field == "messages[30].payload"
     assert 0 <= int(refused.value.metadata["published_count"]) <= 30
 
 
@@ -121,7 +121,7 @@ async def test_a_refused_message_takes_no_others_of_its_shard_along(
     told = await asyncio.gather(*work, bad, return_exceptions=True)
 
     assert isinstance(told[-1], InvalidArgument)
-    assert told[-1].field == "message.headers"
+    assert told[-1].field == "message.payload"
     assert all(isinstance(one, slatemq.Published) for one in told[:-1])
 
 

@@ -107,7 +107,7 @@ async def test_one_bad_message_takes_no_others_along(instance: Instance) -> None
             return_exceptions=True,
         )
     refused = [result for result in published if isinstance(result, InvalidArgument)]
-    assert [error.field for error in refused] == ["message.headers"] * 2
+    assert [error.field for error in refused] == ["message.payload"] * 2
     assert isinstance(published[3], InvalidArgument)
     assert isinstance(published[7], InvalidArgument)
     assert instance.ingest.stored == [b"%d" % n for n in range(10) if n not in (3, 7)]
@@ -136,7 +136,7 @@ async def test_a_refused_message_of_many_is_named_by_its_place_among_all(
         payloads[13] = b"bad"
         with pytest.raises(InvalidArgument) as refused:
             await client.publish_many(payloads)
-    assert refused.value.field == "messages[13].headers"
+    assert refused.value.field == "messages[13].payload"
     assert refused.value.metadata["published_count"] == "12"
     assert instance.ingest.stored == payloads[:12]
 
@@ -314,3 +314,33 @@ async def test_connecting_outlasts_a_restart_of_the_endpoint() -> None:
 async def connect_once(address: str) -> slatemq.Topology:
     async with slatemq.connect(address) as client:
         return await client.topology()
+
+
+@pytest.mark.parametrize("lost", [0, 2], ids=["answers come", "answers are lost"])
+async def test_an_ingest_that_knows_no_runs_gets_messages(instance: Instance, lost: int) -> None:
+    ingest = instance.ingest
+    ingest.runs = False
+    ingest.after.extend([AWAY] * lost)
+    payloads = [b"%d" % n for n in range(40)]
+    async with slatemq.connect(instance.endpoint, batches=BatchSettings(messages_max=10)) as client:
+        told = await client.publish_many(payloads)
+        told += await client.publish_batch([OutgoingMessage(b"x", {"a": "b"})] * 3)
+        with pytest.raises(InvalidArgument) as refused:
+            await client.publish_batch([OutgoingMessage(b"x"), OutgoingMessage(b"bad")])
+    assert ingest.stored == [*payloads, b"x", b"x", b"x"]
+    assert [ingest.stored[one - 1] for one in told] == ingest.stored
+    assert refused.value.field == "messages[1].payload"
+    # It was asked in vain once.
+    assert [count for _, _, count in ingest.calls].count(0) == 1
+
+
+async def test_a_batch_that_is_refused_names_the_message(instance: Instance) -> None:
+    alike = [OutgoingMessage(b"x", {"a": "b"})] * 3
+    async with slatemq.connect(instance.endpoint) as client:
+        with pytest.raises(InvalidArgument) as refused:
+            await client.publish_batch([*alike, OutgoingMessage(b"x"), OutgoingMessage(b"bad")])
+        assert refused.value.field == "messages[4].payload"
+        with pytest.raises(InvalidArgument) as empty:
+            await client.publish_batch([])
+    assert empty.value.field == "messages"
+    assert instance.ingest.stored == []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slatemq.errors import InvalidArgument
 from slatemq.models import OutgoingMessage
-from slatemq.publish_wire import Encoder, add
+from slatemq.publish_wire import Runs, add, with_request_id
 from slatemq.v1 import ingest_pb2
 
 FEW = st.sampled_from(
@@ -26,27 +28,86 @@ MESSAGES = st.builds(
 )
 
 
-@given(st.lists(MESSAGES, max_size=8))
-def test_messages_encoded_one_by_one_are_those_of_one_request(
-    messages: list[OutgoingMessage],
-) -> None:
-    encoder = Encoder()
-    joined = b"".join(encoder.encode(message, "") for message in messages)
+@st.composite
+def in_runs(draw: st.DrawFn) -> list[OutgoingMessage]:
+    """Messages of which neighbours are often alike but for their payloads."""
+    runs = draw(st.lists(st.tuples(MESSAGES, st.lists(st.binary(max_size=300), max_size=5))))
+    return [
+        message._replace(payload=payload)
+        for message, payloads in runs
+        for payload in (message.payload, *payloads)
+    ]
+
+
+def requested(messages: list[OutgoingMessage]) -> ingest_pb2.PublishRequest:
     request = ingest_pb2.PublishRequest()
     for message in messages:
         add(request, message)
-    assert ingest_pb2.PublishRequest.FromString(joined) == request
+    return request
+
+
+def gathered(messages: list[OutgoingMessage]) -> Runs:
+    runs = Runs()
+    for message in messages:
+        runs.add(message, "")
+    return runs
+
+
+def flat(request: ingest_pb2.PublishRequest) -> ingest_pb2.PublishRequest:
+    """What is in runs as messages, by protobuf's own means."""
+    told = ingest_pb2.PublishRequest()
+    for run in request.runs:
+        for payload in run.payloads:
+            told.messages.add().CopyFrom(run.common)
+            told.messages[-1].payload = payload
+    return told
+
+
+@given(in_runs())
+def test_either_form_has_the_messages_that_were_added(messages: list[OutgoingMessage]) -> None:
+    runs = gathered(messages)
+    assert len(runs) == len(messages)
+    assert runs.request() == requested(messages)
+    told = ingest_pb2.PublishRequest.FromString(with_request_id(runs.encoded(), "r-ä"))
+    assert told.request_id == "r-ä"
+    assert not told.messages
+    assert flat(told) == requested(messages)
+
+
+@given(in_runs())
+def test_neighbours_that_are_alike_are_one_run(messages: list[OutgoingMessage]) -> None:
+    told = ingest_pb2.PublishRequest.FromString(gathered(messages).encoded())
+    changes = sum(one[1:] != other[1:] for one, other in pairwise(messages))
+    assert len(told.runs) == changes + 1 if messages else not told.runs
+
+
+@given(in_runs(), st.data())
+def test_some_of_the_messages_are_those_that_were_chosen(
+    messages: list[OutgoingMessage], data: st.DataObject
+) -> None:
+    places = data.draw(st.permutations(range(len(messages))))[: len(messages) // 2]
+    chosen = gathered(messages).only(places)
+    assert chosen.request() == requested([messages[place] for place in places])
+
+
+def test_an_error_about_a_run_is_one_about_a_message() -> None:
+    alike = [OutgoingMessage(b"", {"n": "1"})] * 3
+    runs = gathered([*alike, OutgoingMessage(b"", {"n": "2"}), *alike])
+    assert runs.place_of("runs[0].payloads[2]") == (2, "payload")
+    assert runs.place_of('runs[2].common.headers["n"]') == (4, 'headers["n"]')
+    assert runs.place_of("runs[1].common.retention_s") == (3, "retention_s")
+    assert runs.place_of("runs[3].common.retention_s") is None
+    assert runs.place_of("runs") is None
+    assert runs.place_of("request_id") is None
 
 
 def test_a_mapping_that_is_used_for_all_messages_is_read_each_time() -> None:
-    encoder = Encoder()
+    runs = Runs()
     headers = {"n": "0"}
-    joined = b""
     for number in range(3):
         headers["n"] = str(number)
-        joined += encoder.encode(OutgoingMessage(b"x", headers), "")
-    request = ingest_pb2.PublishRequest.FromString(joined)
-    assert [message.headers["n"] for message in request.messages] == ["0", "1", "2"]
+        runs.add(OutgoingMessage(b"x", headers), "")
+    assert [message.headers["n"] for message in runs.request().messages] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -60,8 +121,8 @@ def test_a_mapping_that_is_used_for_all_messages_is_read_each_time() -> None:
     ],
 )
 def test_what_has_no_wire_form_is_refused_by_name(message: OutgoingMessage, field: str) -> None:
-    encoder = Encoder()
-    encoder.encode(OutgoingMessage(b"good", {}), "messages[0].")
+    runs = gathered([OutgoingMessage(b"good", {})])
     with pytest.raises(InvalidArgument) as refused:
-        encoder.encode(message, "messages[1].")
+        runs.add(message, "messages[1].")
     assert field in refused.value.field
+    assert runs.request() == requested([OutgoingMessage(b"good", {})])
