@@ -1,6 +1,7 @@
 """Stored payloads as Arrow columns; the layouts of both kinds: payloads.py, payload_packs.py.
 
-The messages of a pack are told by its key and their places, so no Python runs per message.
+The messages of a pack are told by its key and their places, so no Python runs per message; a pack
+that is compressed is decompressed by one call.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from libs.storage.arrow_log import PAYLOAD_SCHEMA, payload_batch, shards
 from libs.storage.errors import CorruptRecord
 from libs.storage.fastffi import Row
 from libs.storage.keys import RecordType, key_head
-from libs.storage.payload_packs import ABSENT, PACK_TYPE, decode_pack, parse_pack_key
+from libs.storage.payload_packs import ABSENT, PACK_TYPE, decode_pack, parse_pack_key, plain_pack
 
 __all__ = ["pack_batch", "stored_payloads"]
 
@@ -38,7 +39,7 @@ def pack_batch(rows: Sequence[Row], schema: pa.Schema = PAYLOAD_SCHEMA) -> pa.Re
     With the columns of `schema` alone; which messages a pack has stands in its value, though, so
     that is always looked at.
     """
-    data, starts, ends = columns.join([value for _, value in rows])
+    data, starts, ends = columns.join([plain_pack(value) for _, value in rows])
     heads = columns.rows_at(data, starts, _HEAD)
     counts = heads["count"].astype(np.int64)
     begins = starts + _HEAD.itemsize + _SIZE.itemsize * counts

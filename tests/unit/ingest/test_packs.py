@@ -48,6 +48,12 @@ async def purge(shard: Shard, ids: Sequence[int]) -> Purged:
     return await shard.purger.purge(Purge(0, Reason.EXPIRED, list(ids)))
 
 
+def unlike(count: int, size: int) -> list[bytes]:
+    """Payloads that would not become smaller."""
+    made = random.Random(count)
+    return [made.randbytes(size) for _ in range(count)]
+
+
 async def rows_of(shard: Shard) -> tuple[dict[int, bytes], dict[int, dict[int, bytes]]]:
     """Payload records by message, and packs by their first ID, as they are stored."""
     whole = (0, MAX_MESSAGE_ID)
@@ -139,7 +145,7 @@ async def test_what_is_written_anew_by_one_purge_is_bounded(
     async with opened(clock=clock) as shard:
         ids: list[int] = []
         for _ in range(6):
-            first = (await shard.publisher.publish(batch(*[b"x" * 100] * 20))).first_message_id
+            first = (await shard.publisher.publish(batch(*unlike(20, 100)))).first_message_id
             ids += range(first, first + 20)
         clock.advance(10 * HOUR_MS)
         before = shard.log.rewrites_count
@@ -230,7 +236,7 @@ async def test_a_large_entry_goes_in_part_by_commits_of_a_bounded_size(
     sizes: list[int] = []
     clock, root = ManualClock(), open_root("memory:///")
     async with opened(root, clock) as shard:
-        payloads = [b"%d " % n + b"p" * 3000 for n in range(500)]
+        payloads = unlike(500, 3000)
         first = (await shard.publisher.publish(batch(*payloads))).first_message_id
         ids = list(range(first, first + 500))
         admit = shard.publisher.admit

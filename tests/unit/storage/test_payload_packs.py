@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pyarrow as pa
@@ -15,15 +16,19 @@ from libs.storage.errors import CorruptRecord
 from libs.storage.ids import MAX_MESSAGE_ID
 from libs.storage.keys import parse_payload_key, payload_key
 from libs.storage.payload_packs import (
+    COMPRESSED_TYPE,
     PACK_MESSAGES,
+    PACK_TYPE,
     PACKED_BYTES_MAX,
     PACKED_MESSAGES_MIN,
+    UNTRIED_PACKS,
     decode_pack,
     encode_pack,
     pack_key,
     pack_of,
     pack_range,
     parse_pack_key,
+    plain_pack,
     put_payloads,
     without,
 )
@@ -33,7 +38,13 @@ from tests.unit.storage.damage import Row, damage
 
 FIRST_ID = 3 << 48 | 1000
 
-payloads = st.binary(max_size=12) | st.none()
+payloads = (
+    st.binary(max_size=12)
+    | st.none()
+    # What becomes smaller, and what does not.
+    | st.integers(0, 400).map(lambda size: b"alike " * size)
+    | st.integers(0, 400).map(lambda seed: hashlib.shake_128(b"%d" % seed).digest(seed))
+)
 packs = st.lists(payloads, max_size=PACK_MESSAGES)
 in_log_order = st.lists(packs, min_size=1, max_size=5).map(
     lambda some: [
@@ -68,6 +79,62 @@ def columnar(rows: list[Row]) -> dict[int, bytes]:
 @given(packs)
 def test_a_pack_gives_back_what_was_put_into_it(pack: list[bytes | None]) -> None:
     assert decode_pack(FIRST_ID, encode_pack(pack)) == here(FIRST_ID, pack)
+
+
+def test_a_pack_is_compressed_where_that_saves_an_eighth() -> None:
+    alike, unlike = (
+        [b"alike " * 20] * 16,
+        [hashlib.shake_128(b"%d" % n).digest(120) for n in range(16)],
+    )
+
+    assert encode_pack(alike)[0] == COMPRESSED_TYPE
+    assert len(encode_pack(alike)) < 200
+    assert encode_pack(alike, compress=False)[0] == PACK_TYPE
+    assert encode_pack(unlike)[0] == PACK_TYPE
+    assert encode_pack([b"alike"] * 16)[0] == PACK_TYPE
+    assert plain_pack(encode_pack(alike)) == encode_pack(alike, compress=False)
+    assert plain_pack(encode_pack(unlike)) == encode_pack(unlike)
+
+
+def test_what_does_not_become_smaller_is_tried_now_and_then() -> None:
+    unlike = [hashlib.shake_128(b"%d" % n).digest(120) for n in range(PACK_MESSAGES)]
+    given = [*unlike * 2, *[b"alike " * 20] * PACK_MESSAGES * (UNTRIED_PACKS + 1)]
+    kinds: list[int] = []
+
+    put_payloads(lambda _, value: kinds.append(value[0]), FIRST_ID, given)
+
+    assert kinds == [PACK_TYPE] * (UNTRIED_PACKS + 1) + [COMPRESSED_TYPE] * 2
+
+
+def test_frames_of_other_compressors_are_read() -> None:
+    # One raw block in a frame that states its size.
+    frame = "28b52ffd200529000068656c6c6f"
+    assert decode_pack(42, bytes.fromhex("0202000300000002000000" + frame)) == {
+        42: b"hel",
+        43: b"lo",
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("0201000600000028b52ffd200529000068656c6c6f", "5 bytes, 6 are told"),
+        ("0201000500000028b52ffd200529000068656c6c", "Zstandard"),
+        ("0201000500000028b52ffe200529000068656c6c6f", "Zstandard"),
+        # A frame that does not state its size, and one that states a terabyte.
+        ("0201000500000028b52ffd005829000068656c6c6f", "5 are told"),
+        ("0201000500000028b52ffde000000000000100002900", "5 are told"),
+        ("0201000500", "too early"),
+        ("0201", "too early"),
+        ("0301000500000068656c6c6f", "unknown type 03"),
+    ],
+)
+def test_damaged_frames_are_told(content: str, complaint: str) -> None:
+    data = bytes.fromhex(content)
+    with pytest.raises(CorruptRecord, match=complaint):
+        decode_pack(FIRST_ID, data)
+    with pytest.raises(CorruptRecord, match=complaint):
+        pack_batch([(pack_key(FIRST_ID), data)])
 
 
 @given(packs, st.sets(st.integers(FIRST_ID, FIRST_ID + PACK_MESSAGES)))
@@ -155,7 +222,10 @@ def test_damaged_bytes_are_refused_or_read_as_by_the_exact_decoder(
     assert columnar(rows) == expected
 
 
-@given(st.binary(max_size=40) | st.binary(max_size=40).map(lambda rest: b"\x01" + rest))
+@given(
+    st.binary(max_size=40)
+    | st.builds(bytes.__add__, st.sampled_from([b"\x01", b"\x02"]), st.binary(max_size=40))
+)
 def test_any_bytes_are_a_pack_or_refused(data: bytes) -> None:
     try:
         expected = decode_pack(FIRST_ID, data)
