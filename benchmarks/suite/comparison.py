@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.suite import servers, workloads
 from benchmarks.suite.crew import Failed
+from benchmarks.suite.payloads import RANDOM
 from benchmarks.suite.profiling import Profiling
 from benchmarks.suite.results import Results, is_lower_better
 from benchmarks.suite.servers import NotHere, Server, Starter
@@ -27,8 +28,8 @@ SHORT = Scale(2_000, 2_000, 200, 1, 500, queues=3, depths=(2,), processes=(2,))
 Work = Callable[[Server], Measured]
 
 
-def _run(workload: Callable[..., Measured], *args: int) -> Work:
-    return lambda server: workload(server, *args)
+def _run(workload: Callable[..., Measured], *args: int, **more: str) -> Work:
+    return lambda server: workload(server, *args, **more)
 
 
 def works(scale: Scale, chosen: str) -> Iterator[tuple[str, list[Work]]]:
@@ -37,6 +38,7 @@ def works(scale: Scale, chosen: str) -> Iterator[tuple[str, list[Work]]]:
     many = [1, 2, 4] if len(scale.depths) > 1 else [2]
     every: dict[str, list[Work]] = {
         "a": [_run(workloads.in_turn, 1024, scale.messages, *w) for w in ways],
+        "ar": [_run(workloads.in_turn, 1024, scale.messages, *w, kind=RANDOM) for w in ways],
         "b": [_run(workloads.in_turn, 100, scale.small_messages, *w) for w in ways],
         "c": [_run(workloads.at_once, 1024, scale.messages, *w) for w in ways],
         "d": [_run(workloads.singles, scale.singles, 64, n) for n in many],

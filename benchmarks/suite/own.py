@@ -14,6 +14,7 @@ from benchmarks.suite.backlog import backlog
 from benchmarks.suite.costs import costs
 from benchmarks.suite.crew import Failed
 from benchmarks.suite.limits import limits
+from benchmarks.suite.payloads import RANDOM
 from benchmarks.suite.results import OURS, Results
 from benchmarks.suite.routing import routing
 from benchmarks.suite.workloads import Measured
@@ -63,6 +64,7 @@ def run(sizes: Sizes, chosen: str, results: Results) -> None:
         "g": lambda folder: backlog(folder, sizes.backlog, sizes.delayed, sizes.rounds),
         "h": lambda folder: routing(folder, sizes.queues, sizes.routed),
         "i1024": lambda folder: written(folder, 1024, sizes.written),
+        "i1024r": lambda folder: written(folder, 1024, sizes.written, RANDOM),
         "i100": lambda folder: written(folder, 100, sizes.written),
         "icost": lambda folder: costs(folder, sizes.rates, sizes.intervals, sizes.seconds),
     }

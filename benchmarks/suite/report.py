@@ -10,6 +10,7 @@ from benchmarks.suite.results import OURS, Results
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 TITLES = {
     "a": "(a) 1 KiB, publish then consume and ack",
+    "ar": "(a) the same with random bytes",
     "b": "(b) 100 B, publish then consume and ack",
     "c": "(c) 1 KiB, both at once",
     "d": "(d) 64 clients, single messages",
@@ -19,6 +20,7 @@ TITLES = {
     "g": "(g), (j) backlog, and starts with it",
     "h": "(h) routing by number of queues",
     "i1024": "(i) written to the store, 1 KiB",
+    "i1024r": "(i) written to the store, 1 KiB of random bytes",
     "i100": "(i) written to the store, 100 B",
     "icost": "(i) requests to the store, by rate and commit interval",
     "limits": "limits: gRPC and SlateDB bare",

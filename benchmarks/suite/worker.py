@@ -36,6 +36,8 @@ class Worker:
         self.queue = str(spec["queue"])
         self.count = int(spec["count"])
         self.size = int(spec.get("size", 1024))
+        self.kind = str(spec.get("kind", payloads.EVENTS))
+        payloads.make(0, self.size, self.kind)  # What takes long once is not to be measured.
         self.batch = int(spec.get("batch", 1000))
         self.depth = int(spec.get("depth", 1))
         self.first = int(spec.get("first", 0))
@@ -67,7 +69,9 @@ class Worker:
         async def one(client: Client) -> None:
             for start in starts:
                 numbers = range(start, min(start + self.batch, last))
-                await client.publish(self.queue, [payloads.make(n, self.size) for n in numbers])
+                await client.publish(
+                    self.queue, [payloads.make(n, self.size, self.kind) for n in numbers]
+                )
 
         await asyncio.gather(*(one(c) for c in self.clients for _ in range(self.depth)))
         return {"count": self.count}
@@ -84,7 +88,7 @@ class Worker:
                 await asyncio.sleep(wait)
             client = self.clients[number % len(self.clients)]
             task = asyncio.create_task(
-                client.publish(self.queue, [payloads.make(number, self.size)])
+                client.publish(self.queue, [payloads.make(number, self.size, self.kind)])
             )
             under_way.add(task)
             task.add_done_callback(under_way.discard)
@@ -115,7 +119,9 @@ class Worker:
                 deliveries = await client.consume(self.queue, self.batch)
                 if deliveries:
                     now = last_at = time.monotonic()
-                    read = [payloads.read(payload, self.size) for payload, _ in deliveries]
+                    read = [
+                        payloads.read(payload, self.size, self.kind) for payload, _ in deliveries
+                    ]
                     fresh = tally.see(number for number, _ in read)
                     if keep:
                         latencies.extend(now - sent for _, sent in read)

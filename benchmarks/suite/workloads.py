@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.suite.crew import Consumers, Crew, new_queue, span
+from benchmarks.suite.payloads import EVENTS
 from benchmarks.suite.servers import Server
 
 
@@ -57,11 +58,13 @@ def _consume(server: Server, processes: int, queue: str, count: int, **spec: Any
     return span(results)
 
 
-def in_turn(server: Server, size: int, count: int, depth: int, processes: int) -> Measured:
+def in_turn(
+    server: Server, size: int, count: int, depth: int, processes: int, kind: str = EVENTS
+) -> Measured:
     """(a), (b): publish all, then consume and ack all."""
     (queue,) = new_queue(server)
-    publish_s = _publish(server, processes, queue, count, size=size, depth=depth)
-    consume_s = _consume(server, processes, queue, count, size=size, depth=depth)
+    publish_s = _publish(server, processes, queue, count, size=size, depth=depth, kind=kind)
+    consume_s = _consume(server, processes, queue, count, size=size, depth=depth, kind=kind)
     return Measured(
         {
             "end to end/s": count / (publish_s + consume_s),

@@ -16,6 +16,7 @@ from pathlib import Path
 from slatedb.uniffi import AdminBuilder, ObjectStoreBuilder, ObjectStoreType
 
 from benchmarks.suite import servers, workloads
+from benchmarks.suite.payloads import EVENTS
 from benchmarks.suite.workloads import Measured
 
 EVERY_S = 0.1
@@ -91,11 +92,11 @@ class Objects:
         return "manifests"
 
 
-def written(folder: Path, size: int, count: int) -> Measured:
+def written(folder: Path, size: int, count: int, kind: str = EVENTS) -> Measured:
     """Publishes, consumes and acks `count` messages, and tells what that wrote."""
     with servers.slatemq(folder) as server:
         with Objects(folder / "data") as objects:
-            workloads.in_turn(server, size, count, 4, 1)
+            workloads.in_turn(server, size, count, 4, 1, kind)
         found = objects.by_purpose()
     payload = size * count
     first = sum(found.get(name, (0, 0))[1] for name in ("WAL", "L0"))

@@ -39,6 +39,7 @@ def test_what_is_compared_comes_back_whole(tmp_path: Path) -> None:
     counted = {workload: by_system["slatemq"] for workload, by_system in told["counted"].items()}
     assert counted == {
         "a": 2000,
+        "ar": 2000,
         "b": 2000,
         "c": 2000,
         "d": 200,
@@ -62,11 +63,11 @@ def test_backlogs_and_starts_give_each_message_once(tmp_path: Path) -> None:
 
 def test_what_is_routed_and_written_comes_back_whole(tmp_path: Path) -> None:
     # When
-    told = short_form(tmp_path, "--systems", "slatemq", "--workloads", "h,i1024,icost")
+    told = short_form(tmp_path, "--systems", "slatemq", "--workloads", "h,i1024,i1024r,icost")
 
     # Then: what warms up, then the same for all queues and for ten; a point of the curve
     counted = {workload: by_system["slatemq"] for workload, by_system in told["counted"].items()}
-    assert counted == {"h": 1000 + 2 * 3 * 1000, "i1024": 5000, "icost": 200 * 2}
+    assert counted == {"h": 1000 + 2 * 3 * 1000, "i1024": 5000, "i1024r": 5000, "icost": 200 * 2}
     assert told["failures"] == []
 
 
