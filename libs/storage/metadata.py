@@ -15,10 +15,12 @@ are missing.
 import struct
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from itertools import compress
-from typing import NamedTuple, TypeVar
+from functools import partial
+from itertools import chain, compress, repeat
+from typing import Any, NamedTuple, TypeVar
 
 from libs.storage.errors import CorruptRecord
+from libs.storage.log_runs import Fields, LogRun, encode_run, parted, run_length, stretches
 from libs.storage.primitives import (
     Fixed,
     Reader,
@@ -152,13 +154,22 @@ def encode_log_columns(
     by their places in the columns. ValueError naming what does not fit.
     """
     count = len(headers)
+    if not len(created_at_ms) == len(retention_s) == count:
+        raise ValueError(f"log entry {first_id}: columns of different lengths")
     parts = [count_prefix("log entry", headers)]
     pack = _BEFORE_HEADERS.pack
-    visible = _spread(visible_at_ms, count, 0)
-    columns = zip(created_at_ms, visible, retention_s, headers, strict=True)
+    visible_at = _spread(visible_at_ms, count, 0)
+    columns: list[Sequence[Any]] = [headers, created_at_ms, visible_at, retention_s]
     try:
-        for message_id, (created, visible_at, retention, encoded) in enumerate(columns, first_id):
-            parts += (pack(message_id, created, received_at_ms, visible_at, retention), encoded)
+        for start, end, are_alike in stretches(columns):
+            here = columns if end - start == count else [one[start:end] for one in columns]
+            encoded, created, visible, retention = here
+            ids = range(first_id + start, first_id + end)
+            heads = map(pack, ids, created, repeat(received_at_ms), visible, retention)
+            if are_alike:
+                parts.append(encode_run(ids, next(heads)[8:] + encoded[0]))
+            else:
+                parts += chain.from_iterable(zip(heads, encoded, strict=True))
     except struct.error as error:
         raise ValueError(f"log entry {first_id}: a number does not fit: {error}") from None
     parts.append(number_array("delay_ms", "q", _spread(delay_ms, count, _NO_DELAY)))
@@ -178,30 +189,39 @@ def _spread(values: Mapping[int, _T], count: int, default: _T) -> Sequence[_T]:
     return column
 
 
-LogRow = tuple[tuple[int, int, int, int, int], dict[str, str], int, int, str]
-"""The five numbers of a MessageMetadata, its headers, delay (-1: none), payload bytes, queue."""
+def read_log_runs(data: bytes) -> Iterator[LogRun]:
+    """The messages of a log entry; CorruptRecord when it is not one.
 
-
-def read_log_rows(data: bytes) -> Iterator[LogRow]:
-    """The messages of a log entry as bare rows; CorruptRecord when it is not one.
-
-    Messages in a row that have equal headers share one dict: to be read, not changed.
+    Runs in a row that have equal headers share one dict: to be read, not changed.
     """
     reader = Reader("log entry", data)
-    count = reader.number("count of records", "H")
-    records, at = [], 2
+    count = left = reader.number("count of records", "H")
+    records: list[tuple[Fields, dict[str, str]]] = []
+    longer: dict[int, int] = {}  # of records that stand for several, how many
+    at, next_id = 2, -1
+    fields: Fields = (0, 0, 0, 0, 0)
     headers: dict[str, str] = {}
     known = b"\x00"  # the bytes of these headers, from their count on
-    for _ in range(count):
+    while left:
         start = at + _BEFORE_HEADERS.size
         if data.startswith(known, start):
             # Headers say themselves where they end: what begins with these bytes are these.
-            records.append((_BEFORE_HEADERS.unpack_from(data, at), headers))
-            at = start + len(known)
+            before, fields = fields, _BEFORE_HEADERS.unpack_from(data, at)
+            end = start + len(known)
+            if fields[0] == next_id and fields[1] == before[1] and fields[2:] == before[2:]:
+                length = run_length(data, at, end, left)
+                longer[len(records) - 1] = 1 + length
+                at += length * (end - at)
+                left -= length
+                next_id = -1
+                continue
         else:
-            record, at = _read_record("log entry", data, at)
-            records.append(record)
-            headers, known = record[1], data[start:at]
+            (fields, headers), end = _read_record("log entry", data, at)
+            known = data[start:end]
+        records.append((fields, headers))
+        next_id = fields[0] + 1
+        at = end
+        left -= 1
     reader.take("records", at - 2)
     delays = reader.parallel_numbers("delay_ms", "q", count, default=_NO_DELAY)
     sizes = reader.parallel_numbers("payload_bytes", "I", count)
@@ -209,15 +229,27 @@ def read_log_rows(data: bytes) -> Iterator[LogRow]:
     reader.finish()
     if count and min(delays) < _NO_DELAY:
         raise reader.corrupt(f"delay_ms = {min(delays)}")
-    fields = (record[0] for record in records)
-    return zip(fields, (record[1] for record in records), delays, sizes, queues, strict=True)
+    if longer:
+        return parted(records, longer, delays, sizes, queues)
+    fields_of = (record[0] for record in records)
+    headers_of = (record[1] for record in records)
+    return zip(fields_of, headers_of, delays, zip(sizes), queues, strict=True)
 
 
 def decode_log_entry(data: bytes) -> list[MessageMetadata]:
     """The messages of a log entry, in order; CorruptRecord when it is not one."""
+    make = partial(tuple.__new__, MessageMetadata)  # without a call of its own, for speed
     return [
-        MessageMetadata(*fields, headers, None if delay == _NO_DELAY else delay, size, queue)
-        for fields, headers, delay, size, queue in read_log_rows(data)
+        make((message_id, created, received, visible, retention, headers, delay, size, queue))
+        for (
+            first_id,
+            created,
+            received,
+            visible,
+            retention,
+        ), headers, told, sizes, queue in read_log_runs(data)
+        for delay in (None if told == _NO_DELAY else told,)
+        for message_id, size in enumerate(sizes, first_id)
     ]
 
 
@@ -335,10 +367,7 @@ def _delay_number(delay_ms: int | None) -> int:
     return delay_ms
 
 
-_Fields = tuple[int, int, int, int, int]
-
-
-def _read_record(record: str, data: bytes, at: int) -> tuple[tuple[_Fields, dict[str, str]], int]:
+def _read_record(record: str, data: bytes, at: int) -> tuple[tuple[Fields, dict[str, str]], int]:
     """The record at offset `at` and the offset after it.
 
     Written out rather than read field by field, as every message passes here once per router. A

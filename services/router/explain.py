@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from libs.filters import QueueOutcome
 from services.router.router import Router
-from services.router.routing import LogMessage
+from services.router.routing import Message
 from slatemq.errors import NotFound, Unavailable
 
 
@@ -17,7 +17,7 @@ class Explainer:
         """Use this router's rules, which are the ones that route."""
         self._router = router
 
-    async def explain(self, message: LogMessage, queue_ids: Sequence[str]) -> list[QueueOutcome]:
+    async def explain(self, message: Message, queue_ids: Sequence[str]) -> list[QueueOutcome]:
         """The judgement of these queues, or of all: matches first, each part by queue ID.
 
         Queues created before this is called are seen; those of a broker that does not answer now

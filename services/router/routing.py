@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from libs.filters import DEFAULT_FILTER, DEFAULT_PRIORITY, FilterError, QueueOutcome, RuleSet
+from libs.storage.log_runs import LogRun, one_by_one
 
 log = logging.getLogger(__name__)
 
@@ -15,28 +16,21 @@ NO_DELAY = -1
 """Stands for the delay of a message that has none of its own; 0 is one."""
 
 
-class LogMessage(NamedTuple):
-    """The metadata of one message; times in ms since 1970, a deadline of 0 means never.
+class Message(NamedTuple):
+    """What filters and priorities see of a message; times in ms since 1970."""
 
-    A message with a direct queue was pushed: that queue alone gets it, whatever the filters say.
-    """
-
-    message_id: int
     headers: dict[str, str]
     created_at_ms: int
     received_at_ms: int
-    visible_at_ms: int
-    retention_deadline_ms: int
     payload_bytes: int
-    delay_ms: int = NO_DELAY
-    direct_queue_id: str = ""
 
 
 class LogEntry:
     """What one commit of ingest added to the log.
 
-    A router that is behind holds a hundred thousand messages. Read, each takes a kilobyte, stored a
-    tenth of that; and once it is judged nobody looks at it again, unless it must be judged anew.
+    A router that is behind holds a hundred thousand messages. Read, each that is unlike the others
+    takes a kilobyte, stored a tenth of that; and once it is judged nobody looks at it again, unless
+    it must be judged anew.
 
     Attributes:
         sequence: Where it stands in the log.
@@ -44,30 +38,30 @@ class LogEntry:
         size_bytes: Its size on the wire.
     """
 
-    __slots__ = ("_held_count", "_messages", "_read", "messages_count", "sequence", "size_bytes")
+    __slots__ = ("_held_count", "_read", "_runs", "messages_count", "sequence", "size_bytes")
 
     def __init__(
         self,
         sequence: int,
-        messages: Sequence[LogMessage],
+        runs: Sequence[LogRun],
         size_bytes: int,
-        read: Callable[[], Sequence[LogMessage]] | None = None,
+        read: Callable[[], Sequence[LogRun]] | None = None,
     ) -> None:
-        """With `read`, which gives the messages again, they need not stay in memory."""
+        """With `read`, which gives its messages again, they need not stay in memory."""
         self.sequence = sequence
-        self.messages_count = len(messages)
+        self.messages_count = sum(len(sizes) for _, _, _, sizes, _ in runs)
         self.size_bytes = size_bytes
-        self._messages: Sequence[LogMessage] | None = messages
+        self._runs: Sequence[LogRun] | None = runs
         self._read = read
         self._held_count = 0
 
     @property
-    def messages(self) -> Sequence[LogMessage]:
+    def runs(self) -> Sequence[LogRun]:
         """Its messages; read again where they were let go of."""
-        if self._messages is None:
+        if self._runs is None:
             assert self._read is not None, "only what can be read again is let go of"
-            self._messages = self._read()
-        return self._messages
+            self._runs = self._read()
+        return self._runs
 
     def hold(self) -> None:
         """Somebody is going to judge it, and ends that with `release`."""
@@ -77,7 +71,7 @@ class LogEntry:
         """Who held it has judged it, or will not: without others its messages may go."""
         self._held_count -= 1
         if not self._held_count and self._read is not None:
-            self._messages = None
+            self._runs = None
 
 
 class QueueRule(NamedTuple):
@@ -125,21 +119,29 @@ class QueueColumns:
         self.visible_at_ms: list[int] = []
 
     def add(
-        self, message_id: int, priority: int, retention_deadline_ms: int, visible_at_ms: int
+        self,
+        message_ids: Sequence[int],
+        priority: int,
+        retention_deadlines_ms: Sequence[int],
+        visible_at_ms: int,
     ) -> None:
-        """Add a match that is not plain, or comes after one."""
+        """Add matches that are not plain, or come after one."""
         if self.is_plain:
             count, self.is_plain = len(self.message_ids), False
             self.priorities = [DEFAULT_PRIORITY] * count
             self.visible_at_ms = [0] * count
-        self.message_ids.append(message_id)
-        self.priorities.append(priority)
-        self.retention_deadlines_ms.append(retention_deadline_ms)
-        self.visible_at_ms.append(visible_at_ms)
+        self.message_ids += message_ids
+        self.priorities += [priority] * len(message_ids)
+        self.retention_deadlines_ms += retention_deadlines_ms
+        self.visible_at_ms += [visible_at_ms] * len(message_ids)
 
 
 Columns = dict[str, QueueColumns]
 """The matches by queue."""
+
+
+Matches = list[tuple[str, int]]
+"""Queues that a message reaches, and its priority in each."""
 
 
 class Judgement(NamedTuple):
@@ -196,17 +198,31 @@ class BrokerRules:
 
     def judge(self, entry: LogEntry, columns: Columns) -> Judgement:
         """Add the matches of an entry to the columns of the queues."""
-        route = self._rules.route
+        return self._judge(entry.runs, columns)
+
+    def _judge(self, runs: Iterable[LogRun], columns: Columns) -> Judgement:
+        route, fallbacks = self._rules.route, self._rules.fallbacks
         matches_count = unmatched_count = 0
-        for message in entry.messages:
-            message_id, headers, created, received, visible, deadline_ms, size, delay, direct = (
-                message
-            )
-            matches = self._direct(message) if direct else route(headers, created, received, size)
-            if not matches:
-                unmatched_count += 1
+        for run in runs:
+            (first_id, created, received, visible, retention_s), headers, delay, sizes, direct = run
+            matches = self._direct(run) if direct else route(headers, created, received, sizes[0])
+            deadline_ms = received + 1000 * retention_s if retention_s else 0
+            message_ids: tuple[int, ...] = (first_id,)
+            deadlines_ms: tuple[int, ...] = (deadline_ms,)
+            count = len(sizes)
+            if count > 1 and self._are_for_all(matches, run):
+                message_ids = tuple(range(first_id, first_id + count))
+                deadlines_ms *= count
+            elif count > 1:
+                fallbacks.clear()
+                more = self._judge(one_by_one(run), columns)
+                matches_count += more.matches_count
+                unmatched_count += more.unmatched_count
                 continue
-            matches_count += len(matches)
+            if not matches:
+                unmatched_count += count
+                continue
+            matches_count += count * len(matches)
             for queue_id, priority in matches:
                 column = columns.get(queue_id)
                 if column is None:
@@ -217,44 +233,39 @@ class BrokerRules:
                     # A delay of the message's own wins, one of 0 too.
                     visible_at_ms = received + (delay if delay >= 0 else column.default_delay_ms)
                 if column.is_plain and priority == DEFAULT_PRIORITY and not visible_at_ms:
-                    column.message_ids.append(message_id)
-                    column.retention_deadlines_ms.append(deadline_ms)
+                    column.message_ids.extend(message_ids)
+                    column.retention_deadlines_ms.extend(deadlines_ms)
                 else:
-                    column.add(message_id, priority, deadline_ms, visible_at_ms)
-        fallbacks = self._rules.fallbacks
-        if fallbacks:
-            for queue_id in fallbacks:
-                columns[queue_id].fallbacks_count += 1
-            fallbacks.clear()
+                    column.add(message_ids, priority, deadlines_ms, visible_at_ms)
+            if fallbacks:
+                for queue_id in fallbacks:
+                    columns[queue_id].fallbacks_count += count
+                fallbacks.clear()
         return Judgement(matches_count, unmatched_count)
 
-    def _direct(self, message: LogMessage) -> list[tuple[str, int]]:
-        """The match of a message that was pushed to one queue."""
-        queue = self._queues.get(message.direct_queue_id)
+    def _are_for_all(self, matches: Matches, run: LogRun) -> bool:
+        """Whether the matches of a run's first message are those of the others, too."""
+        (_, created, received, _, _), headers, _, sizes, direct = run
+        if sizes.count(sizes[0]) == len(sizes):
+            return True
+        # Where headers alone are looked at, the next answer is the very same list.
+        return not direct and self._rules.route(headers, created, received, sizes[1]) is matches
+
+    def _direct(self, run: LogRun) -> Matches:
+        """The match of the first of these messages, which were pushed to one queue."""
+        (_, created, received, _, _), headers, _, sizes, direct = run
+        queue = self._queues.get(direct)
         if queue is None:
             return []
-        if queue.queue_id in self._broken:
-            return [(queue.queue_id, queue.fallback_priority)]
-        priority = self._rules.priority(
-            queue.queue_id,
-            message.headers,
-            message.created_at_ms,
-            message.received_at_ms,
-            message.payload_bytes,
-        )
-        return [(queue.queue_id, priority)]
+        if direct in self._broken:
+            return [(direct, queue.fallback_priority)]
+        return [(direct, self._rules.priority(direct, headers, created, received, sizes[0]))]
 
-    def explain(self, message: LogMessage, queue_ids: Iterable[str]) -> list[QueueOutcome]:
+    def explain(self, message: Message, queue_ids: Iterable[str]) -> list[QueueOutcome]:
         """What these queues, which must be known, would do with a message, and why."""
         asked = self._queues.keys() & set(queue_ids)
         sound = asked.difference(self._broken)
-        outcomes = self._rules.explain(
-            message.headers,
-            message.created_at_ms,
-            message.received_at_ms,
-            message.payload_bytes,
-            sound,
-        )
+        outcomes = self._rules.explain(*message, sound)
         outcomes += [
             QueueOutcome(queue_id, False, DEFAULT_PRIORITY, self._broken[queue_id])
             for queue_id in asked - sound

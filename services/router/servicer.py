@@ -9,7 +9,7 @@ from typing import Any
 from libs.serving.limits import HEADER_TEXT_BYTES_MAX, HEADERS_COUNT_MAX
 from services.router.explain import Explainer
 from services.router.router import Router
-from services.router.routing import LogMessage
+from services.router.routing import Message
 from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.v1 import router_pb2, router_pb2_grpc
 
@@ -69,7 +69,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         )
 
 
-def _message(request: router_pb2.ExplainRequest, now_ms: int) -> LogMessage:
+def _message(request: router_pb2.ExplainRequest, now_ms: int) -> Message:
     headers = dict(request.headers)
     if len(headers) > HEADERS_COUNT_MAX:
         raise InvalidArgument("headers", f"{len(headers)} headers; at most {HEADERS_COUNT_MAX}")
@@ -83,12 +83,9 @@ def _message(request: router_pb2.ExplainRequest, now_ms: int) -> LogMessage:
     for field in ("created_at_ms", "received_at_ms", "payload_bytes"):
         if getattr(request, field) < 0:
             raise InvalidArgument(field, "may not be negative")
-    return LogMessage(
-        message_id=0,
+    return Message(
         headers=headers,
         created_at_ms=request.created_at_ms if request.HasField("created_at_ms") else now_ms,
         received_at_ms=request.received_at_ms if request.HasField("received_at_ms") else now_ms,
-        visible_at_ms=0,
-        retention_deadline_ms=0,
         payload_bytes=request.payload_bytes,
     )

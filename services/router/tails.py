@@ -49,7 +49,7 @@ class Buffer(NamedTuple):
 
     Attributes:
         messages_max: Messages. Each costs some two hundred bytes of memory once it is judged.
-        waiting_max: Messages of them that are not judged yet. Each costs about a kilobyte, shared
+        waiting_max: Messages of them that are not judged yet. Each costs up to a kilobyte, shared
             between routes.
         bytes_max: Bytes on the wire.
         grace_ms: How long a full route may hold up the other routes of its tail.

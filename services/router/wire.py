@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import starmap
 
 from libs.filters import DEFAULT_PRIORITY
 from libs.serving.peers import PeerFailed
 from libs.storage.errors import CorruptRecord
-from libs.storage.metadata import read_log_rows
+from libs.storage.log_runs import LogRun
+from libs.storage.metadata import read_log_runs
 from services.router.route import Piece
-from services.router.routing import (
-    NO_DELAY,
-    Columns,
-    LogEntry,
-    LogMessage,
-    QueueRule,
-)
+from services.router.routing import NO_DELAY, Columns, LogEntry, QueueRule
 from slatemq.v1 import assignment_pb2, ingest_pb2, queue_pb2
 
 
@@ -27,7 +21,7 @@ def log_entries(response: ingest_pb2.TailLogResponse) -> list[LogEntry]:
     An ingest of an older version does not know that they are wanted as they are stored.
     """
     entries = [
-        LogEntry(entry.sequence, list(map(_message, entry.messages)), entry.ByteSize())
+        LogEntry(entry.sequence, [*map(_run, entry.messages)], entry.ByteSize())
         for entry in response.entries
     ]
     try:
@@ -39,50 +33,20 @@ def log_entries(response: ingest_pb2.TailLogResponse) -> list[LogEntry]:
     return entries
 
 
-def _stored(value: bytes) -> list[LogMessage]:
-    return list(starmap(_row, read_log_rows(value)))
+def _stored(value: bytes) -> list[LogRun]:
+    return list(read_log_runs(value))
 
 
-def _row(
-    numbers: tuple[int, int, int, int, int],
-    headers: dict[str, str],
-    delay_ms: int,
-    payload_bytes: int,
-    direct_queue_id: str,
-) -> LogMessage:
-    # Every message comes through here, so for speed: a tuple made without the detour through
-    # LogMessage's own constructor, which costs a tenth of it all.
-    message_id, created_at_ms, received_at_ms, visible_at_ms, retention_s = numbers
-    return tuple.__new__(
-        LogMessage,
-        (
-            message_id,
-            headers,
-            created_at_ms,
-            received_at_ms,
-            visible_at_ms,
-            received_at_ms + retention_s * 1000 if retention_s else 0,
-            payload_bytes,
-            delay_ms,
-            direct_queue_id,
-        ),
+def _run(told: ingest_pb2.LogMessage) -> LogRun:
+    numbers = (
+        told.message_id,
+        told.created_at_ms,
+        told.received_at_ms,
+        told.visible_at_ms,
+        told.retention_s,
     )
-
-
-def _message(told: ingest_pb2.LogMessage) -> LogMessage:
-    return _row(
-        (
-            told.message_id,
-            told.created_at_ms,
-            told.received_at_ms,
-            told.visible_at_ms,
-            told.retention_s,
-        ),
-        dict(told.headers),
-        told.delay_ms if told.HasField("delay_ms") else NO_DELAY,
-        told.payload_bytes,
-        told.direct_queue_id,
-    )
+    delay_ms = told.delay_ms if told.HasField("delay_ms") else NO_DELAY
+    return numbers, dict(told.headers), delay_ms, (told.payload_bytes,), told.direct_queue_id
 
 
 def queue_rules(changes: Iterable[queue_pb2.QueueChange]) -> list[QueueRule]:

@@ -6,7 +6,7 @@ import pytest
 
 from services.router.backfill import ReplayingQueue, SharedPiece
 from services.router.route import PieceLimits
-from services.router.routing import LogEntry, LogMessage
+from services.router.routing import NO_DELAY, LogEntry
 from slatemq.v1 import queue_pb2
 
 LIMITS = PieceLimits(messages_max=6, matches_max=4)
@@ -24,10 +24,8 @@ def replaying(
 
 
 def entry(sequence: int, count: int = 1, **headers: str) -> LogEntry:
-    messages = [
-        LogMessage(sequence + n, dict(headers), 1_000, 2_000, 0, 0, 5) for n in range(count)
-    ]
-    return LogEntry(sequence, messages, 10)
+    run = ((sequence, 1_000, 2_000, 0, 0), headers, NO_DELAY, (5,) * count, "")
+    return LogEntry(sequence, [run], 10)
 
 
 def test_only_what_is_left_of_a_replay_is_wanted() -> None:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import grpc.aio
 import pytest
 
+from libs.storage.log_runs import LogRun
 from services.router.route import THIN, PieceLimits, Route
-from services.router.routing import BrokerRules, LogEntry, LogMessage, QueueRule
+from services.router.routing import NO_DELAY, BrokerRules, LogEntry, QueueRule
 from services.router.tails import Buffer, Log
 
 LIMITS = PieceLimits(messages_max=4, matches_max=6, step_max=2, hold_ms=1_000)
@@ -23,10 +24,11 @@ def rules(revision: int = 1, /, **filters: str) -> BrokerRules:
 
 
 def entry(sequence: int, *kinds: str) -> LogEntry:
-    messages = [
-        LogMessage(sequence + n, {"kind": kind}, 0, 0, 0, 0, 0) for n, kind in enumerate(kinds)
+    runs: list[LogRun] = [
+        ((sequence + n, 0, 0, 0, 0), {"kind": kind}, NO_DELAY, (0,), "")
+        for n, kind in enumerate(kinds)
     ]
-    return LogEntry(sequence, messages, 100)
+    return LogEntry(sequence, runs, 100)
 
 
 A_ONLY = 'headers["kind"] == "a"'
@@ -159,12 +161,12 @@ class ReadEntry:
 
     def __init__(self, sequence: int, *kinds: str) -> None:
         self.reads_count = 0
-        self._messages = entry(sequence, *kinds).messages
-        self.entry = LogEntry(sequence, self._messages, 100, self._read)
+        self._runs = entry(sequence, *kinds).runs
+        self.entry = LogEntry(sequence, self._runs, 100, self._read)
 
-    def _read(self) -> Sequence[LogMessage]:
+    def _read(self) -> Sequence[LogRun]:
         self.reads_count += 1
-        return self._messages
+        return self._runs
 
 
 def test_messages_are_let_go_of_when_every_route_has_judged_them() -> None:
@@ -176,7 +178,7 @@ def test_messages_are_let_go_of_when_every_route_has_judged_them() -> None:
     second.judge(rules(q=A_ONLY), 0, LIMITS)
 
     assert stored.reads_count == 0
-    assert stored.entry.messages
+    assert stored.entry.runs
     assert stored.reads_count == 1
 
 
@@ -188,7 +190,7 @@ def test_messages_are_let_go_of_when_the_last_route_does_not_want_them() -> None
     first.judge(rules(q=A_ONLY), 0, LIMITS)
     second.forget()
 
-    assert stored.entry.messages
+    assert stored.entry.runs
     assert stored.reads_count == 1
 
 

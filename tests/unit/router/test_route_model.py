@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from libs.storage.log_runs import LogRun
 from services.router.route import Piece, PieceLimits, Route
-from services.router.routing import Columns, Judgement, LogEntry, LogMessage, QueueColumns
+from services.router.routing import NO_DELAY, Columns, Judgement, LogEntry, QueueColumns
 from tests.forms import examples
 
 LIMITS = PieceLimits(messages_max=6, matches_max=100, step_max=3, hold_ms=0)
@@ -28,7 +29,7 @@ class LetterRules:
 
     def judge(self, entry: LogEntry, columns: Columns) -> Judgement:
         for queue_id, letter in self.configs.items():
-            ids = [m.message_id for m in entry.messages if m.headers["letter"] == letter]
+            ids = [numbers[0] for numbers, headers, *_ in entry.runs if headers["letter"] == letter]
             if ids:
                 columns.setdefault(queue_id, QueueColumns()).message_ids.extend(ids)
         return Judgement(len(columns), 0)
@@ -98,12 +99,12 @@ class Routing(RuleBasedStateMachine):
 
     @rule(letters=st.text(LETTERS, min_size=1, max_size=4), gap=st.integers(0, 3))
     def publish(self, letters: str, gap: int) -> None:
-        first = (self.log[-1].messages[-1].message_id if self.log else 0) + 1 + gap
-        messages = [
-            LogMessage(first + n, {"letter": letter}, 0, 0, 0, 0, 0)
+        first = (self.log[-1].runs[-1][0][0] if self.log else 0) + 1 + gap
+        runs: list[LogRun] = [
+            ((first + n, 0, 0, 0, 0), {"letter": letter}, NO_DELAY, (0,), "")
             for n, letter in enumerate(letters)
         ]
-        self.log.append(LogEntry(first, messages, 10 * len(messages), lambda: list(messages)))
+        self.log.append(LogEntry(first, runs, 10 * len(runs), lambda: list(runs)))
 
     @rule(queue_id=st.sampled_from(["x", "y"]), letter=st.sampled_from([*LETTERS, None]))
     def change_queue(self, queue_id: str, letter: str | None) -> None:
@@ -195,11 +196,11 @@ class Routing(RuleBasedStateMachine):
         for router in self.routers:
             route = router.route
             held = [e for e in self.log if route.cursor < e.sequence <= route.position]
-            assert route.pending_count == sum(len(e.messages) for e in held)
+            assert route.pending_count == sum(e.messages_count for e in held)
             assert route.pending_bytes == sum(e.size_bytes for e in held)
             judged = [p for p in (route.judged, route.in_flight) if p is not None]
             waiting = [e for e in held if all(e not in p.entries for p in judged)]
-            assert route.waiting_count == sum(len(e.messages) for e in waiting)
+            assert route.waiting_count == sum(e.messages_count for e in waiting)
 
     def teardown(self) -> None:
         """Left alone, a router brings the broker to the end of the log."""

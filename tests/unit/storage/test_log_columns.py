@@ -8,7 +8,7 @@ from libs.storage.metadata import (
     encode_headers,
     encode_log_columns,
     encode_log_entry,
-    read_log_rows,
+    read_log_runs,
 )
 
 rows = st.lists(
@@ -78,9 +78,9 @@ def test_headers_are_read_right_where_neighbours_begin_alike(headers: list[dict[
 
 
 def test_neighbours_of_equal_headers_share_them() -> None:
-    messages = [MessageMetadata(at, 1, 2, 0, 3, {"a": "b"}) for at in (1, 2)]
+    messages = [MessageMetadata(at, at, 2, 0, 3, {"a": "b"}) for at in (1, 2)]
 
-    (_, one, *_), (_, two, *_) = read_log_rows(encode_log_entry(messages))
+    (_, one, *_), (_, two, *_) = read_log_runs(encode_log_entry(messages))
 
     assert one is two
 
@@ -108,3 +108,13 @@ def test_a_number_that_does_not_fit_is_refused() -> None:
         encode_log_columns(5, 0, [0], [2**32], [b"\x00"], [0])
     with pytest.raises(ValueError, match="payload_bytes"):
         encode_log_columns(5, 0, [0], [0], [b"\x00"], [2**32])
+    with pytest.raises(ValueError, match="log entry 5: columns"):
+        encode_log_columns(5, 0, [0, 0], [0], [b"\x00"], [0])
+
+
+def test_numbers_of_many_messages_that_do_not_fit_are_refused() -> None:
+    for first_id, retention_s in ((2**64 - 99, 0), (5, 2**32), (-1, 0)):
+        with pytest.raises(ValueError, match=f"log entry {first_id}: a number does not fit"):
+            encode_log_columns(
+                first_id, 0, [0] * 100, [retention_s] * 100, [b"\x00"] * 100, [0] * 100
+            )

@@ -1,0 +1,66 @@
+"""Messages that are alike are judged as a whole, with what comes of judging each."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.storage.log_runs import LogRun, one_by_one
+from services.router.routing import BrokerRules, Columns, Judgement, LogEntry, QueueRule
+from tests.forms import examples
+
+QUEUES = [
+    QueueRule("own"),
+    QueueRule("kind", 'headers["kind"] == "a"'),
+    QueueRule("not-a", 'headers["kind"] != "a"', "7"),
+    QueueRule("large", "size > 2"),
+    QueueRule("late", "received_at - created_at > duration('1s')"),
+    QueueRule("by-size", "true", "size", default_delay_ms=50),
+    QueueRule("fails", 'headers["kind"] == "a"', 'int(headers["kind"])', fallback_priority=3),
+    QueueRule("fails-by-size", "true", "100 / (size - 2)"),
+    QueueRule("delayed", "true", default_delay_ms=300),
+    QueueRule("broken", "1 +", fallback_priority=9),
+]
+
+RUNS = st.lists(
+    st.tuples(
+        st.tuples(
+            st.integers(1, 2**40),
+            st.sampled_from([0, 5_000]),
+            st.just(6_000),
+            st.sampled_from([0, 0, 9_000]),
+            st.sampled_from([0, 60]),
+        ),
+        st.sampled_from([{}, {"kind": "a"}, {"kind": "b", "queue": "own"}]),
+        st.sampled_from([-1, -1, 0, 700]),
+        st.lists(st.integers(1, 4), min_size=1, max_size=8)
+        | st.integers(1, 50).map(lambda count: [5] * count),
+        st.sampled_from(["", "", "", "by-size", "fails", "delayed", "broken", "nowhere"]),
+    ),
+    max_size=6,
+)
+
+
+def judged(queues: list[QueueRule], runs: list[LogRun]) -> tuple[Judgement, dict[str, object]]:
+    rules, columns = BrokerRules(), Columns()
+    rules.change(queues)
+    judgement = rules.judge(LogEntry(1, runs, 10), columns)
+    return judgement, {
+        queue_id: (
+            one.message_ids,
+            one.priorities,
+            one.retention_deadlines_ms,
+            one.visible_at_ms,
+            one.fallbacks_count,
+            one.is_plain,
+        )
+        for queue_id, one in columns.items()
+    }
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.lists(st.sampled_from(QUEUES), unique=True), RUNS)
+def test_a_run_is_judged_as_its_messages_are(queues: list[QueueRule], runs: list[LogRun]) -> None:
+    apart = [one for run in runs for one in one_by_one(run)]
+
+    assert judged(queues, runs) == judged(queues, apart)
