@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.suite import servers
+from benchmarks.suite import payloads, servers
 from benchmarks.suite.crew import Consumers, Crew, new_queue, span
 from benchmarks.suite.servers import Server
 
@@ -39,12 +39,14 @@ class Way:
     clients: int
     messages: int
     queues: int = 1
+    kind: str = payloads.EVENTS
 
 
 WAYS = {
     way.name: way
     for way in (
         Way("1 KiB", 1024, 1000, 1, 50_000),
+        Way("1 KiB random", 1024, 1000, 1, 50_000, kind=payloads.RANDOM),
         Way("100 B", 100, 1000, 1, 100_000),
         Way("singles", 1024, 1, 64, 10_000),
         Way("fan-out", 1024, 1000, 1, 10_000, queues=10),
@@ -94,7 +96,7 @@ def publish(server: Server, queue: str, way: Way, depth: int, processes: int) ->
     """Publishes all."""
     crew = Crew(server)
     shape = {"batch": way.batch, "size": way.size, "clients": way.clients // processes or 1}
-    crew.add_publishers(processes, queue, way.messages, depth=depth, **shape)
+    crew.add_publishers(processes, queue, way.messages, depth=depth, kind=way.kind, **shape)
     results = crew.run()
     return span(results), sum(one["processor_s"] for one in results)
 
@@ -102,7 +104,8 @@ def publish(server: Server, queue: str, way: Way, depth: int, processes: int) ->
 def consume(server: Server, queue: str, way: Way, depth: int, processes: int) -> Took:
     """Claims and acks all of one queue."""
     crew = Crew(server)
-    consumers = Consumers(crew, processes, queue, way.messages, size=way.size, depth=depth)
+    shape = {"size": way.size, "depth": depth, "kind": way.kind}
+    consumers = Consumers(crew, processes, queue, way.messages, **shape)
     results = crew.run()
     consumers.check(results)
     return span(results), sum(one["processor_s"] for one in results)
