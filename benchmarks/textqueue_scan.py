@@ -9,6 +9,7 @@ processor, so that what else runs on the machine hardly matters; the files are i
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import tempfile
 import time
@@ -18,17 +19,50 @@ from pathlib import Path
 
 from slatemq.textqueue import Entry, State, TextQueue
 
+SOME = random.Random(5)
+"""The same in every run."""
+
+
+def chosen(often: bytes, seldom: bytes) -> bytes:
+    """Lines or entries, one in ten of them another."""
+    return b"".join(seldom if SOME.random() < 0.1 else often for _ in range(1000))
+
+
+def line(length: int, begin: bytes = b"-") -> bytes:
+    return begin + b"x" * (length - 2) + b"\n"
+
+
+def varied(first: int, last: int, counts: range) -> bytes:
+    """Texts of so many lines, each of them so long."""
+    return b"".join(
+        line(SOME.randint(first, last), b" " if place else b"-")
+        for _ in range(1000)
+        for place in range(SOME.choice(counts))
+    )
+
+
 SHAPES = {
     "short messages": b"-message of some thirty bytes 1\n",
     "messages with variables": b"-resize photo 7\n\\retries=03\n\\error=          \n",
     "two lines, two variables": b"-photo 7\n and a frame\n\\retries=03\n\\error=          \n",
-    "a line of 100 bytes": b"-" + b"x" * 98 + b"\n",
-    "a line of 250 bytes": b"-" + b"x" * 248 + b"\n",
     "half processed": b"=done long ago\n-still to be done\n",
-    "blank lines between": b"-message of some thirty bytes 1\n\n",
-    "one long line": b"-" + b"x" * 1000 + b"\n",
-    "long texts": b"-" + b"x" * 200 + b"\n " + b"y" * 200 + b"\n " + b"z" * 200 + b"\n",
     "mostly processed": b"=done long ago\n" * 99 + b"-queued\n",
+    "blank lines between": b"-message of some thirty bytes 1\n\n",
+    "a line of 100 bytes": line(100),
+    "a line of 150 bytes": line(150),
+    "a line of 250 bytes": line(250),
+    "a line of 1,000 bytes": line(1000),
+    "100, 1 in 10 processed": chosen(line(100), line(100, b"=")),
+    "100, 1 in 10 a comment": chosen(line(100), line(100) + b"# why it is here\n"),
+    "100, 1 in 10 and a blank": chosen(line(100), line(100) + b"\n"),
+    "100, 1 in 10 of two lines": chosen(line(100), line(100) + line(100, b" ")),
+    "100, two variables": line(100) + b"\\retries=03\n\\error=          \n",
+    "100, not ASCII": "-{}\n".format("Übergröße, 20 €; " * 5).encode(),
+    "two lines of 60 bytes": line(60) + line(60, b" "),
+    "two lines of 100 bytes": line(100) + line(100, b" "),
+    "three lines of 200 bytes": line(200) + line(200, b" ") * 2,
+    "1-3 lines of 20-100 bytes": varied(20, 100, range(1, 4)),
+    "2-5 lines of 150-400 bytes": varied(150, 400, range(2, 6)),
 }
 
 

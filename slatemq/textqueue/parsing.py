@@ -157,7 +157,9 @@ class Place:
 class _Give(Protocol[Given]):
     """What a scan gives."""
 
-    def many(self, piece: bytes, place: Place, offset: int) -> Iterable[Iterable[Given]] | None:
+    def many(
+        self, piece: memoryview, place: Place, offset: int
+    ) -> Iterable[Iterable[Given]] | None:
         """Of whole entries, which begin at that offset; counts their lines.
 
         Many at once are many times as fast; None if anything in them is wrong.
@@ -212,12 +214,12 @@ def _batches(
         buffer += more
 
 
-def _whole(buffer: bytes, position: int, to_the_end: bool) -> bytes:
+def _whole(buffer: bytes, position: int, to_the_end: bool) -> memoryview:
     """Whole entries, without the last one, which may go on; nothing where none begins."""
-    if buffer[position : position + 1] in (b"", b" ", b"\\"):
-        return b""
-    end = len(buffer) if to_the_end else last_beginning(buffer, position)
-    return buffer[position:end] if end is not None else b""
+    end: int | None = position
+    if buffer[position : position + 1] not in (b"", b" ", b"\\"):
+        end = len(buffer) if to_the_end else last_beginning(buffer, position)
+    return memoryview(buffer)[position : position if end is None else end]
 
 
 class _Entries:
@@ -228,12 +230,14 @@ class _Entries:
         self._wishes = Wishes()
         self._page_bytes = 8
 
-    def many(self, piece: bytes, place: Place, offset: int) -> Iterable[Iterable[Entry]] | None:
+    def many(
+        self, piece: memoryview, place: Place, offset: int
+    ) -> Iterable[Iterable[Entry]] | None:
         try:
-            late = is_late(piece.decode())
+            late = is_late(str(piece, "utf-8"))
         except UnicodeDecodeError:
             return None
-        return None if late else self._pages(piece, place, offset)
+        return None if late else self._pages(bytes(piece), place, offset)
 
     def _pages(self, piece: bytes, place: Place, offset: int) -> Iterator[Iterable[Entry]]:
         start = 0
@@ -257,7 +261,7 @@ class _Texts:
     def __init__(self, states: frozenset[State]) -> None:
         self._states = states
 
-    def many(self, piece: bytes, place: Place, offset: int) -> Iterable[Iterable[str]] | None:
+    def many(self, piece: memoryview, place: Place, offset: int) -> Iterable[Iterable[str]] | None:
         try:
             found = texts_in(piece, self._states)
         except UnicodeDecodeError:

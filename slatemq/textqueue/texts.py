@@ -1,11 +1,12 @@
 r"""The texts of many entries at once; no entry is looked at by itself.
 
-Continuations are folded into their first lines, so that a text ends where its line does, whatever
-else follows; one expression finds these lines. Where entries are alike, a split is enough::
+Continuations are folded into their first lines, and other lines end with another character from
+then on, so that a text ends where its line does. Where most lines begin wanted entries, a split is
+enough; else one expression finds these lines::
 
     -a\n second line\n\v=1\n=unwanted\n-b\n
-    -a\x1esecond line\n\v=1\n=unwanted\n-b\n
-     [             ]                     []       what is found
+    -a\nsecond line\x1d\v=1\x1d=unwanted\x1d-b\x1d
+     [            ]                         []         what is found
 
 Where lines are long, so that looking at each byte takes longer than looking at each line, only the
 first characters of lines are looked at: here `-`, a space, `\`, `=` and `-`.
@@ -15,40 +16,44 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import compress, count, repeat
+from itertools import compress
 from operator import itemgetter
 from typing import NamedTuple
 
-from slatemq.textqueue.controls import CONTROLS, STATES, State
+from slatemq.textqueue.controls import CONTROLS, State
 
 EVERY = frozenset(State)
 
-SAMPLE_LENGTH = 1000
-"""At the beginning, which tells how long lines are and whether most entries are alike."""
-
-MIXED_LENGTH, LONG_LENGTH = 80, 200
-"""Of lines of several kinds, and of any, from which on looking at each line takes less time than at
-each character."""
+SAMPLE_LENGTH = 2000
+"""At the beginning, or the first two lines, which tell what kinds of lines there are."""
 
 ALIKE_SHARE = 0.7
 """Of lines that begin wanted entries, from which on a split takes less time than an expression."""
 
-_FOLD = "\x1e"
-"""Between lines of a text, while it is found; rare in texts."""
+LONG_LENGTH = 150
+"""Of continued lines, from which on looking at each line takes less time than at each character."""
+
+_FOLD, _END = "\x1e", "\x1d"
+"""Before a continuation while it is folded, and then after each other line; rare in texts."""
 
 _FIRST = itemgetter(0)
 _WITHOUT_ENDS = itemgetter(slice(1, -1))
 
-# Where literals come first and alone, searching is fast.
+# Where one literal character comes first, searching is fast: faster than by str for two of them.
 _CONTINUATION = re.compile(r"\n ")
+_CONTINUATIONS = re.compile(r"(?:\n++ [^\n]*+)++")
+_BEFORE_CONTINUATION = re.compile(r"\n++ ")
 _LATE = re.compile(r"\n\\[^\n]*+\n++ ")
-_APART = re.compile(rf"\n(?:\\[^\n{_FOLD}]*+)?+{_FOLD}")
+_APART = re.compile(rf"{_END}(?:\\[^\n{_END}]*+)?+\n")
 """A folded continuation after a blank line or a variable."""
 
+_SECOND_FIRSTS = re.compile(rb"\n(?=(.))", re.DOTALL)
+"""The first characters of all lines but the first."""
 
-_TEXT_LINES = re.compile(rb"\x01 *+")
-"""Of an entry that is wanted, in the kinds of lines."""
+_UNWANTED = re.compile(rb"\0[\0 ]*+")
+"""Entries with their continuations, and variables, in the kinds of lines."""
 
 
 class Found(NamedTuple):
@@ -63,31 +68,32 @@ def is_late(text: str) -> bool:
     return "\\" in text and bool(_CONTINUATION.search(text) and _LATE.search(text))
 
 
-def texts_in(content: bytes, states: frozenset[State] = EVERY) -> Found | None:
+def texts_in(content: bytes | memoryview, states: frozenset[State] = EVERY) -> Found | None:
     """The texts of the entries in these states; the content is whole entries.
 
     None where a continuation follows a variable. Raises UnicodeDecodeError.
     """
-    lines_count = content.count(b"\n", 0, SAMPLE_LENGTH)
-    length = min(len(content), SAMPLE_LENGTH) // (lines_count or 1)
-    if length > LONG_LENGTH:
-        return _line_by_line(content, states)
-    text = "\n" + content.decode()
-    is_open = text[-1] != "\n"
-    if is_open:
-        text += "\n"
-    found = _split(text, states)
-    if found is None:
-        is_folded = _CONTINUATION.search(text) is not None
-        if _FOLD in text or (length > MIXED_LENGTH and not is_folded):
-            return _line_by_line(content, states)
-        if is_folded:
-            found = _folded(text, states)
-        else:
-            found = Found(_first_lines(states).findall(text), text.count("\n") - 1)
-    if found is None:
-        return _line_by_line(content, states)
-    return Found(found.texts, found.newlines_count - is_open)
+    text = str(content, "utf-8")
+    sample = bytes(content[: max(SAMPLE_LENGTH, 2 * text.find("\n"))])
+    firsts = b"".join(_SECOND_FIRSTS.findall(sample))
+    folds_count, blanks_count = firsts.count(b" "), firsts.count(b"\n")
+    if folds_count and len(sample) > LONG_LENGTH * len(firsts):
+        return _line_by_line(bytes(content), states)
+    begun_count = firsts.translate(_kinds(states)).count(1)
+    ends_count = 2 if blanks_count > ALIKE_SHARE * begun_count else 1
+    if begun_count < ALIKE_SHARE * (len(firsts) - folds_count - blanks_count):
+        ends_count = 0
+    found: Found | None = None
+    if not folds_count and (ends_count or not _CONTINUATION.search(text)):
+        found = _found(text, "\n", states, ends_count)
+    elif _FOLD not in text and _END not in text:
+        folded = _CONTINUATION.sub(_FOLD, text)
+        folds_count = len(text) - len(folded)
+        folded = folded.replace("\n", _END).replace(_FOLD, "\n")
+        found = _found(folded, _END, states, ends_count)
+        if found is not None:
+            found = Found(found.texts, found.newlines_count + folds_count)
+    return found or _line_by_line(bytes(content), states)
 
 
 def all_texts(content: bytes) -> list[str]:
@@ -96,71 +102,79 @@ def all_texts(content: bytes) -> list[str]:
     return found.texts if found is not None else []
 
 
-def _folded(text: str, states: frozenset[State]) -> Found | None:
-    """What is found when continuations are folded; None where one stands apart from its text."""
-    folded = _FOLD.join(text.split("\n "))
-    folds_count = len(text) - len(folded)
-    found = _split(folded, states)
-    if found is None:
-        found = Found(_first_lines(states).findall(folded), folded.count("\n") - 1)
-    # Continuations that are not in these texts: of unwanted entries, or after something else.
-    if "".join(found.texts).count(_FOLD) < folds_count and _APART.search(folded):
+def _found(text: str, end: str, states: frozenset[State], ends_count: int) -> Found | None:
+    """What lines that end so give; None where a continuation is not beside its text.
+
+    Most of them begin wanted entries, after so many ends; 0 where they do not.
+    """
+    found = _split(text, end, states, end * ends_count) if ends_count else None
+    if found is not None:
+        return found
+    if ends_count and end == "\n" and _CONTINUATION.search(text):
         return None
-    texts = list(map(str.replace, found.texts, repeat(_FOLD), repeat("\n")))
-    return Found(texts, found.newlines_count + folds_count)
-
-
-def _split(text: str, states: frozenset[State]) -> Found | None:
-    """The texts, if most lines begin wanted entries; None where there are continuations."""
-    between = _between(text[:SAMPLE_LENGTH], states)
-    if not between:
+    texts = _first_line(end, states).findall(end + text)
+    # Others are of entries that nobody wants.
+    if end != "\n" and "".join(texts).count("\n") < text.count("\n") and _APART.search(text):
         return None
-    parts = text[2:].split(between)
-    last = parts[-1]
-    parts[-1] = last.rstrip("\n")
-    newlines_count = (len(between) - 1) * (len(parts) - 1) + len(last) - len(parts[-1])
-    if "\n" not in "".join(parts):
-        return Found(parts, newlines_count)
-    if len(between) > 2 or len(states) > 1:
+    return Found(texts, text.count(end))
+
+
+def _split(text: str, end: str, states: frozenset[State], ends: str) -> Found | None:
+    """What is between such ends, if hardly anything else is between the texts."""
+    between = _beginning(ends, end, states)
+    texts = between.split(text)
+    texts[-1] = texts[-1].rstrip(end)
+    joined = "".join(texts)
+    newlines_count = len(text) - len(joined) - len(texts) + 1
+    head = ""
+    if between.match(ends + text[0]):
+        texts[0] = texts[0][1:]
+    else:
+        head = texts.pop(0)
+    if end not in joined:
+        return Found(texts, newlines_count)
+    if ends != end:
         return None
-    others: list[str] = []
+    others = [head]
 
-    def first_line(part: str) -> str:
-        first, newline, rest = part.partition("\n")
-        others.append(newline + rest)
-        return first
+    def first_text(part: str) -> str:
+        text, _, other = part.partition(end)
+        others.append(other)
+        if other[:1] in (" ", "\n") and (more := _CONTINUATIONS.match(part, len(text))):
+            return text + _BEFORE_CONTINUATION.sub("\n", more[0])
+        return text
 
-    texts = [first_line(part) if "\n" in part else part for part in parts]
-    between_texts = "".join(others)
-    if _CONTINUATION.search(between_texts):
+    texts = [first_text(part) if end in part else part for part in texts]
+    # After each of them a wanted entry begins, so that none goes on with the next.
+    rest = f"{end}-{end}".join(others)
+    if (_LATE if end == "\n" else _APART).search(rest):
         return None
-    return Found(texts, newlines_count + between_texts.count("\n"))
-
-
-def _between(sample: str, states: frozenset[State]) -> str:
-    """Newlines and a control character, with which most lines begin; else nothing."""
-    control = sample[1]
-    found = re.search(rf"\n++{re.escape(control)}", sample[1:])
-    if found is None or STATES.get(ord(control)) not in states:
-        return ""
-    lines_count = sample.count(found[0]) * (len(found[0]) - 1)
-    return found[0] if lines_count > ALIKE_SHARE * sample.count("\n") else ""
+    return Found(texts, newlines_count + rest.count(end) - len(others) + 1)
 
 
 @lru_cache
-def _first_lines(states: frozenset[State]) -> re.Pattern[str]:
-    """The first line of an entry in one of these states, without its control character."""
+def _beginning(before: str, end: str, states: frozenset[State]) -> re.Pattern[str]:
+    """Of an entry in one of these states, with what is before it; a line ends so."""
+    return re.compile(before + _wanted(end, states))
+
+
+@lru_cache
+def _first_line(end: str, states: frozenset[State]) -> re.Pattern[str]:
+    """Of an entry in one of these states, without its control character; it ends so."""
+    rest = "(.*)" if end == "\n" else rf"([^{end}]*+)"
+    return re.compile(f"{end}{_wanted(end, states)}{rest}")
+
+
+def _wanted(end: str, states: frozenset[State]) -> str:
+    """What an entry in one of these states begins with, for an expression."""
     if State.UNKNOWN in states:
         others = "".join(re.escape(CONTROLS[state]) for state in EVERY - states)
-        return re.compile(rf"\n[^ \\\n{others}]([^\n]*+)")
-    wanted = "".join(re.escape(CONTROLS[state]) for state in states)
-    return re.compile(rf"\n[{wanted}]([^\n]*+)")
+        return rf"[^ \\\n{end}{others}]"
+    return "[" + "".join(re.escape(CONTROLS[state]) for state in states) + "]"
 
 
 def _line_by_line(content: bytes, states: frozenset[State]) -> Found | None:
     """As `texts_in`, for lines that are long or cannot be folded."""
-    if not content.isascii():
-        content.decode()
     lines = io.BytesIO(content).readlines()
     newlines_count = len(lines) - (not content.endswith(b"\n"))
     if newlines_count < len(lines):
@@ -171,19 +185,27 @@ def _line_by_line(content: bytes, states: frozenset[State]) -> Found | None:
         firsts = firsts.replace(b"\n", b"")
     if b"\\ " in firsts:
         return None
-    kept = list(map(_WITHOUT_ENDS, lines))
+    kept: Iterator[bytes] = map(_WITHOUT_ENDS, lines)
     if not firsts.isascii():
         # The first character has several bytes.
-        for place in compress(count(), map((0x7F).__lt__, firsts)):
-            kept[place] = lines[place].decode()[1:-1].encode()
+        firsts_too = zip(lines, kept, firsts, strict=True)
+        kept = (
+            line.decode()[1:-1].encode() if first > 0x7F else most
+            for line, most, first in firsts_too
+        )
     kinds = firsts.translate(_kinds(states))
-    if b" " not in kinds:
-        return Found(list(map(bytes.decode, compress(kept, kinds))), newlines_count)
-    texts = [
-        b"\n".join(kept[start:end]).decode()
-        for start, end in map(re.Match.span, _TEXT_LINES.finditer(kinds))
-    ]
-    return Found(texts, newlines_count)
+    if b"\0" in kinds:
+        kinds = _UNWANTED.sub(lambda found: bytes(len(found[0])), kinds)
+        kept, kinds = compress(kept, kinds), kinds.replace(b"\0", b"")
+    each_count = max(kinds.find(1, 1), 1)
+    groups: Iterable[Sequence[bytes]]
+    if kinds == (b"\1" + b" " * (each_count - 1)) * (len(kinds) // each_count):
+        # As many lines in each: taking them together is twice as fast.
+        groups = zip(*[kept] * each_count, strict=True)
+    else:
+        starts = [place for place, kind in enumerate(kinds) if kind == 1]
+        groups = map(list(kept).__getitem__, map(slice, starts, [*starts[1:], None]))
+    return Found(list(map(bytes.decode, map(b"\n".join, groups))), newlines_count)
 
 
 @lru_cache
