@@ -145,14 +145,12 @@ class Runs:
         return bytes(message.payload)
 
     def encoded(self) -> bytes:
-        """The field `runs` of a request, and no other."""
+        """A request without an ID: of runs, or of messages where most are runs of their own."""
+        if 2 * len(self._runs) > self._count:
+            return self._as_messages()
         parts: list[bytes] = []
         for common, payloads in self._runs:
             head = _COMMON + _varint(len(common)) + common
-            if len(payloads) == 1:
-                body = b"".join((head, _PAYLOADS, _varint(len(payloads[0])), payloads[0]))
-                parts += (_RUNS, _varint(len(body)), body)
-                continue
             sizes = list(map(len, payloads))
             heads = {size: _PAYLOADS + _varint(size) for size in set(sizes)}
             framed = [b""] * (2 * len(payloads))
@@ -163,14 +161,17 @@ class Runs:
         return b"".join(parts)
 
     def request(self) -> ingest_pb2.PublishRequest:
-        """The same content as `messages`."""
+        """The same, each message for itself."""
+        return ingest_pb2.PublishRequest.FromString(self._as_messages())
+
+    def _as_messages(self) -> bytes:
         encoded: list[bytes] = []
         for common, payloads in self._runs:
             for payload in payloads:
                 size = _varint(len(payload))
                 length = _varint(1 + len(size) + len(payload) + len(common))
                 encoded += (_MESSAGES, length, _PAYLOAD, size, payload, common)
-        return ingest_pb2.PublishRequest.FromString(b"".join(encoded))
+        return b"".join(encoded)
 
     def only(self, places: Iterable[int]) -> Runs:
         """Some of the messages."""

@@ -154,6 +154,18 @@ class _Accepting:
         if own != self._headers:
             self._headers = own
             self._encoded = encoded_headers(f"{self._field}.headers", at, own)
+        each_bytes = len(self._encoded) + MESSAGE_OVERHEAD_BYTES
+        if count == 1:
+            # As below, in half of the time: batches may have nothing else.
+            (payload,) = payloads
+            self.payloads.append(payload)
+            columns.headers.append(self._headers)
+            columns.header_bytes.append(self._encoded)
+            columns.created_at_ms.append(created)
+            columns.retention_s.append(retention)
+            columns.payload_bytes.append(len(payload))
+            self._size_bytes += len(payload) + each_bytes
+            return
         sizes = list(map(len, payloads))
         self.payloads += payloads
         columns.headers += [self._headers] * count
@@ -161,7 +173,7 @@ class _Accepting:
         columns.created_at_ms += [created] * count
         columns.retention_s += [retention] * count
         columns.payload_bytes += sizes
-        self._size_bytes += sum(sizes) + count * (len(self._encoded) + MESSAGE_OVERHEAD_BYTES)
+        self._size_bytes += sum(sizes) + count * each_bytes
 
     def _take_times(self, field: str, message: PublishMessage, count: int) -> None:
         places = range(len(self.payloads), len(self.payloads) + count)
