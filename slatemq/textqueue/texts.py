@@ -214,5 +214,5 @@ def _kinds(states: frozenset[State]) -> bytes:
     kinds = bytearray([State.UNKNOWN in states] * 256)
     for state, control in CONTROLS.items():
         kinds[ord(control)] = state in states
-    kinds[ord("\\")], kinds[ord(" ")] = 0, ord(" ")
+    kinds[ord("\\")], kinds[ord("\n")], kinds[ord(" ")] = 0, 0, ord(" ")
     return bytes(kinds)
