@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from slatemq.textqueue.appends import (
     finished,
@@ -32,7 +32,7 @@ from slatemq.textqueue.holders import Holders, sidecar
 from slatemq.textqueue.intents import intended
 from slatemq.textqueue.locks import How, is_named, opened, opened_beside
 from slatemq.textqueue.pages import NEWLINE
-from slatemq.textqueue.parsing import CHUNK_BYTES, scan, scan_texts
+from slatemq.textqueue.parsing import CHUNK_BYTES, Read, scan, scan_texts
 from slatemq.textqueue.reading import Reading
 
 T = TypeVar("T")
@@ -119,12 +119,19 @@ class QueueFile:
         With `controls` only those that begin with one of these characters.
         """
         start, line = (after.offset, after.line) if after else (0, 1)
-        given = partial(scan, offset=start, line=line, controls=controls)
+
+        def given(read: Read, _: int, **others: Any) -> Iterator[Entry]:
+            return scan(read, offset=start, line=line, controls=controls, **others)
+
         return chain.from_iterable(self._scans(given, start, hold_back))
 
     def texts(self, states: Iterable[State], hold_back: bool) -> Iterator[str]:
         """The texts of entries in these states. Raises FormatError, OSError."""
-        given = partial(scan_texts, states=states)
+
+        def given(read: Read, descriptor: int, **others: Any) -> Iterator[str]:
+            lines_before = partial(_newlines_before, descriptor)
+            return scan_texts(read, states=states, lines_before=lines_before, **others)
+
         return chain.from_iterable(self._scans(given, 0, hold_back))
 
     def _scans(
@@ -141,7 +148,8 @@ class QueueFile:
                 read, settle = reading.read, None if hold_back else reading.settle
             yield given(
                 read,
-                self.name,
+                descriptor,
+                file=self.name,
                 strict=self.strict,
                 settle=settle,
                 hold_back=hold_back,

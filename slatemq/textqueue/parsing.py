@@ -137,21 +137,39 @@ def scan_texts(
     settle: Settle | None = None,
     hold_back: bool = False,
     chunk_bytes: int = TEXTS_BYTES,
+    lines_before: Callable[[int], int] | None = None,
 ) -> Iterator[str]:
-    """The texts of the entries in these states, and nothing else. Raises FormatError."""
-    give = _Texts(frozenset(states))
-    batches = _batches(read, Place(file, 0, 1, strict), settle, hold_back, chunk_bytes, give)
+    """The texts of the entries in these states, and nothing else. Raises FormatError.
+
+    `lines_before` tells how many lines end before a byte: with it lines are not counted on the way,
+    but for an error. The others as for `scan`.
+    """
+    place, give = Place(file, 0, 1, strict), _Texts(frozenset(states), lines_before is None)
+    batches = _batches(read, place, settle, hold_back, chunk_bytes, give)
+    if lines_before is not None:
+        batches = _counted(batches, place, lines_before)
     return chain.from_iterable(batches)
+
+
+def _counted(
+    batches: Iterator[Given], place: Place, lines_before: Callable[[int], int]
+) -> Iterator[Given]:
+    """The same, with errors that name their lines in the file."""
+    try:
+        yield from batches
+    except FormatError as error:
+        raise error.at(place.file, error.line + lines_before(place.counted_from)) from None
 
 
 @dataclass(slots=True)
 class Place:
-    """How far a scan is."""
+    """How far a scan is; lines are counted from a byte on that begins one."""
 
     file: str
     offset: int
     line: int
     strict: bool
+    counted_from: int = 0
 
 
 class _Give(Protocol[Given]):
@@ -258,18 +276,22 @@ class _Entries:
 class _Texts:
     """The texts of entries in these states."""
 
-    def __init__(self, states: frozenset[State]) -> None:
+    def __init__(self, states: frozenset[State], counts_lines: bool) -> None:
         self._states = states
+        self._counts_lines = counts_lines
 
     def many(self, piece: memoryview, place: Place, offset: int) -> Iterable[Iterable[str]] | None:
         try:
-            found = texts_in(piece, self._states)
+            texts = texts_in(piece, self._states)
         except UnicodeDecodeError:
             return None
-        if found is None:
+        if texts is None:
             return None
-        place.line += found.newlines_count
-        return (found.texts,)
+        if self._counts_lines:
+            place.line += bytes(piece).count(NEWLINE)
+        else:
+            place.line, place.counted_from = 1, offset + len(piece)
+        return (texts,)
 
     def one(self, entry: Entry) -> Iterable[str]:
         return (entry.text,) if entry.state in self._states else ()

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import compress
 from operator import itemgetter
-from typing import NamedTuple
 
 from slatemq.textqueue.controls import CONTROLS, State
 
@@ -56,19 +55,12 @@ _UNWANTED = re.compile(rb"\0[\0 ]*+")
 """Entries with their continuations, and variables, in the kinds of lines."""
 
 
-class Found(NamedTuple):
-    """The texts, and how many newlines are in the bytes that they are from."""
-
-    texts: list[str]
-    newlines_count: int
-
-
 def is_late(text: str) -> bool:
     """Whether a continuation follows a variable; most files have none of the two."""
     return "\\" in text and bool(_CONTINUATION.search(text) and _LATE.search(text))
 
 
-def texts_in(content: bytes | memoryview, states: frozenset[State] = EVERY) -> Found | None:
+def texts_in(content: bytes | memoryview, states: frozenset[State] = EVERY) -> list[str] | None:
     """The texts of the entries in these states; the content is whole entries.
 
     None where a continuation follows a variable. Raises UnicodeDecodeError.
@@ -83,26 +75,21 @@ def texts_in(content: bytes | memoryview, states: frozenset[State] = EVERY) -> F
     ends_count = 2 if blanks_count > ALIKE_SHARE * begun_count else 1
     if begun_count < ALIKE_SHARE * (len(firsts) - folds_count - blanks_count):
         ends_count = 0
-    found: Found | None = None
+    found: list[str] | None = None
     if not folds_count and (ends_count or not _CONTINUATION.search(text)):
         found = _found(text, "\n", states, ends_count)
     elif _FOLD not in text and _END not in text:
-        folded = _CONTINUATION.sub(_FOLD, text)
-        folds_count = len(text) - len(folded)
-        folded = folded.replace("\n", _END).replace(_FOLD, "\n")
+        folded = _FOLD.join(_CONTINUATION.split(text)).replace("\n", _END).replace(_FOLD, "\n")
         found = _found(folded, _END, states, ends_count)
-        if found is not None:
-            found = Found(found.texts, found.newlines_count + folds_count)
-    return found or _line_by_line(bytes(content), states)
+    return found if found is not None else _line_by_line(bytes(content), states)
 
 
 def all_texts(content: bytes) -> list[str]:
     """Of every entry; the content is whole entries, and known to be sound."""
-    found = texts_in(content)
-    return found.texts if found is not None else []
+    return texts_in(content) or []
 
 
-def _found(text: str, end: str, states: frozenset[State], ends_count: int) -> Found | None:
+def _found(text: str, end: str, states: frozenset[State], ends_count: int) -> list[str] | None:
     """What lines that end so give; None where a continuation is not beside its text.
 
     Most of them begin wanted entries, after so many ends; 0 where they do not.
@@ -116,23 +103,22 @@ def _found(text: str, end: str, states: frozenset[State], ends_count: int) -> Fo
     # Others are of entries that nobody wants.
     if end != "\n" and "".join(texts).count("\n") < text.count("\n") and _APART.search(text):
         return None
-    return Found(texts, text.count(end))
+    return texts
 
 
-def _split(text: str, end: str, states: frozenset[State], ends: str) -> Found | None:
+def _split(text: str, end: str, states: frozenset[State], ends: str) -> list[str] | None:
     """What is between such ends, if hardly anything else is between the texts."""
     between = _beginning(ends, end, states)
     texts = between.split(text)
     texts[-1] = texts[-1].rstrip(end)
     joined = "".join(texts)
-    newlines_count = len(text) - len(joined) - len(texts) + 1
     head = ""
     if between.match(ends + text[0]):
         texts[0] = texts[0][1:]
     else:
         head = texts.pop(0)
     if end not in joined:
-        return Found(texts, newlines_count)
+        return texts
     if ends != end:
         return None
     others = [head]
@@ -149,7 +135,7 @@ def _split(text: str, end: str, states: frozenset[State], ends: str) -> Found | 
     rest = f"{end}-{end}".join(others)
     if (_LATE if end == "\n" else _APART).search(rest):
         return None
-    return Found(texts, newlines_count + rest.count(end) - len(others) + 1)
+    return texts
 
 
 @lru_cache
@@ -173,11 +159,10 @@ def _wanted(end: str, states: frozenset[State]) -> str:
     return "[" + "".join(re.escape(CONTROLS[state]) for state in states) + "]"
 
 
-def _line_by_line(content: bytes, states: frozenset[State]) -> Found | None:
+def _line_by_line(content: bytes, states: frozenset[State]) -> list[str] | None:
     """As `texts_in`, for lines that are long or cannot be folded."""
     lines = io.BytesIO(content).readlines()
-    newlines_count = len(lines) - (not content.endswith(b"\n"))
-    if newlines_count < len(lines):
+    if not content.endswith(b"\n"):
         lines[-1] += b"\n"
     firsts = bytes(map(_FIRST, lines))
     if b"\n" in firsts:
@@ -205,7 +190,7 @@ def _line_by_line(content: bytes, states: frozenset[State]) -> Found | None:
     else:
         starts = [place for place, kind in enumerate(kinds) if kind == 1]
         groups = map(list(kept).__getitem__, map(slice, starts, [*starts[1:], None]))
-    return Found(list(map(bytes.decode, map(b"\n".join, groups))), newlines_count)
+    return list(map(bytes.decode, map(b"\n".join, groups)))
 
 
 @lru_cache

@@ -1,6 +1,7 @@
 """Texts alone are those of the entries, found in another way."""
 
 import io
+from collections import deque
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -154,3 +155,21 @@ def test_names_the_place_of_what_is_wrong(tmp_path: Path) -> None:
 
     with pytest.raises(FormatError, match=r"jobs\.tq.*100003"):
         list(TextQueue(path).texts())
+
+
+@pytest.mark.parametrize(
+    "damage", [b"-\xff\n", b"-late\n\\v\n continued\n", b"\n-x\n\\v=\xc3\n"], ids=repr
+)
+@pytest.mark.parametrize("lines_count", [0, 1, 5_000, 50_000])
+def test_an_error_far_into_a_file_names_its_line(
+    tmp_path: Path, lines_count: int, damage: bytes
+) -> None:
+    path = tmp_path / "far.tq"
+    path.write_bytes(b"-a line\n more of it\n\n" * lines_count + damage + b"-after\n")
+    queue = TextQueue(path)
+    with pytest.raises(FormatError) as told:
+        deque(queue.texts(), maxlen=0)
+    with pytest.raises(FormatError) as expected:
+        deque(queue.entries(), maxlen=0)
+    assert str(told.value) == str(expected.value)
+    assert told.value.line > 3 * lines_count
