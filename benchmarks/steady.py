@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import slatemq
-from benchmarks.suite import servers
+from benchmarks.suite import payloads, servers
 from benchmarks.suite.memory import resident_mb
 from slatemq.client import Client
 from slatemq.models import OutgoingMessage
@@ -49,21 +49,24 @@ def files_in(root: Path) -> tuple[Counter[str], int]:
 class Load:
     """Publishes so many calls a second, and consumes what they brought."""
 
-    def __init__(self, client: Client, rate: int, calls: int, size: int) -> None:
+    def __init__(self, client: Client, rate: int, calls: int, size: int, kind: str) -> None:
         self._client = client
         self._each = max(1, rate // calls)
         self._calls = calls
-        self._payload = os.urandom(size)
+        self._size = size
+        self._kind = kind
         self.published = 0
         self.acked = 0
 
     async def publish(self, seconds: float) -> None:
         """Until the time is over; a call that takes long delays the next ones."""
         began = time.monotonic()
-        message = OutgoingMessage(self._payload, {"queue": QUEUE})
+        headers = {"queue": QUEUE}
         for number in range(int(seconds * self._calls)):
             await asyncio.sleep(max(0.0, began + number / self._calls - time.monotonic()))
-            await self._client.publish_many([message] * self._each)
+            numbers = range(self.published, self.published + self._each)
+            made = [payloads.make(one, self._size, self._kind) for one in numbers]
+            await self._client.publish_many([OutgoingMessage(one, headers) for one in made])
             self.published += self._each
 
     async def consume(self) -> None:
@@ -91,11 +94,13 @@ async def observe(load: Load, data: Path, pids: Mapping[str, int], size: int) ->
         print(minute, load.published, load.acked, *counts, *told, flush=True)
 
 
-async def run(server: servers.Server, minutes: float, rate: int, calls: int, size: int) -> None:
+async def run(
+    server: servers.Server, minutes: float, rate: int, calls: int, size: int, kind: str
+) -> None:
     """The whole load, with consumers and observer beside it."""
     async with slatemq.connect(server.url) as client:
         await client.create_queue(QUEUE)
-        load = Load(client, rate, calls, size)
+        load = Load(client, rate, calls, size, kind)
         pids = {name: pid for name, pid in server.named().items() if name != "launcher"}
         beside = [
             asyncio.create_task(load.consume()),
@@ -120,12 +125,14 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=500, help="messages a second")
     parser.add_argument("--calls", type=int, default=20, help="publishes a second")
     parser.add_argument("--size", type=int, default=1024, help="bytes of a payload")
+    parser.add_argument("--random", action="store_true", help="of random bytes, not JSON events")
     given = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="steady-") as folder,
         servers.slatemq(Path(folder)) as server,
     ):
-        asyncio.run(run(server, given.minutes, given.rate, given.calls, given.size))
+        kind = payloads.RANDOM if given.random else payloads.EVENTS
+        asyncio.run(run(server, given.minutes, given.rate, given.calls, given.size, kind))
 
 
 if __name__ == "__main__":

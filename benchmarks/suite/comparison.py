@@ -1,7 +1,7 @@
 """(a) to (f): the same workloads through every system, in turns; each at the best of its variants.
 
-The first turn runs every variant (pipeline depths, numbers of client processes); the later turns
-run the best one of each system. Every number of the best one counts towards the median.
+Every turn runs every variant (pipeline depths, numbers of client processes). A system's figure is
+the median of its best variant's turns: that with the best median, so that no lucky turn chooses it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from statistics import median
 
 from benchmarks.suite import servers, workloads
 from benchmarks.suite.crew import Failed
@@ -68,21 +69,28 @@ class Comparison:
     results: Results
     urls: dict[str, str]
     profile: Profiling | None = None
+    _measured: dict[tuple[str, str], list[list[Measured]]] = field(default_factory=dict)
+    """By workload and system, the turns of each variant."""
 
     def run(self, turns: int) -> None:
         """All systems, one after the other, so many times."""
-        best: dict[tuple[str, str], int] = {}
-        for turn in range(turns):
-            for system in self.systems:
-                if system in self.results.left_out:
-                    continue
-                try:
-                    self._turn(system, turn, best)
-                except NotHere as error:
-                    self.results.left_out[system] = str(error)
-                    print(f"{system}: left out: {error}", flush=True)
+        try:
+            for turn, system in product(range(turns), self.systems):
+                if system not in self.results.left_out:
+                    self._attempt(system, turn)
+        finally:
+            for (name, system), variants in self._measured.items():
+                for told in _best(variants):
+                    self.results.add(name, system, told)
 
-    def _turn(self, system: str, turn: int, best: dict[tuple[str, str], int]) -> None:
+    def _attempt(self, system: str, turn: int) -> None:
+        try:
+            self._turn(system, turn)
+        except NotHere as error:
+            self.results.left_out[system] = str(error)
+            print(f"{system}: left out: {error}", flush=True)
+
+    def _turn(self, system: str, turn: int) -> None:
         missing = servers.client_missing(system)
         if missing:
             raise NotHere(missing)
@@ -92,18 +100,17 @@ class Comparison:
             self.results.settings[system] = server.settings
             for name, variants in works(self.scale, self.workloads):
                 began = time.monotonic()
-                key = (system, name)
-                places = [best[key]] if key in best else list(range(len(variants)))
                 try:
                     with self._profiled(server, name):
-                        measured = {place: variants[place](server) for place in places}
+                        measured = [variant(server) for variant in variants]
                 except Failed as error:
                     self.results.failures.append(f"{system} {name}: {error}")
                     print(f"{system} {name}: FAILED: {error}", flush=True)
                     continue
-                best[key] = _best(measured)
-                told = measured[best[key]]
-                self.results.add(name, system, told)
+                turns = self._measured.setdefault((name, system), [[] for _ in variants])
+                for one, told in zip(turns, measured, strict=True):
+                    one.append(told)
+                (told,) = _best([[told] for told in measured])
                 numbers = "  ".join(f"{what} {n:,.1f}" for what, n in told.numbers.items())
                 took_s = time.monotonic() - began
                 print(
@@ -122,7 +129,8 @@ class Comparison:
         return self.profile.of(server.named(), name)
 
 
-def _best(measured: dict[int, Measured]) -> int:
-    first = next(iter(next(iter(measured.values())).numbers))
-    pick = min if is_lower_better(first) else max
-    return pick(measured, key=lambda place: measured[place].numbers[first])
+def _best(variants: list[list[Measured]]) -> list[Measured]:
+    """The turns of the variant whose first number has the best median."""
+    what = next(iter(variants[0][0].numbers))
+    pick = min if is_lower_better(what) else max
+    return pick(variants, key=lambda turns: median(one.numbers[what] for one in turns))
