@@ -40,7 +40,10 @@ def tell(shard: int, given: Sequence[Given], head: bytes = b"") -> bytes:
 
     Behind `head`, the other fields of the answer: a megabyte is not to be copied for those.
     """
-    return b"".join([head, *(part for one in given for part in _parts(shard, one))])
+    parts = [head]
+    for one in given:
+        parts += _parts(shard, one)
+    return b"".join(parts)
 
 
 def _parts(shard: int, given: Given) -> list[bytes]:
