@@ -132,14 +132,15 @@ class PublishRequests:
             try:
                 return await self.send(with_request_id(runs.encoded(), request_id), shard)
             except InvalidArgument as error:
-                if error.field != "messages":
+                # To an ingest of an earlier version, runs are a batch without messages.
+                is_unknown = error.field == "messages" and error.reason == error.default_reason
+                if not (is_unknown and runs.are_runs):
                     raise
                 refused = error
         request = runs.request()
         request.request_id = request_id
         told = await self.send_traced(request, shard)
         if refused is not None:
-            # An ingest of an earlier version, to which runs are an empty batch.
             self._no_runs_until = time.monotonic() + NO_RUNS_S
         return told
 

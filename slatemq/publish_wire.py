@@ -92,61 +92,60 @@ class Runs:
     protobuf's own objects take.
 
     Attributes:
-        size_bytes: About what the server makes of it: headers count for each message.
-        each_bytes: Of that, what a message like the last one takes beside its payload.
+        size_bytes: Of the request, if each message stands for itself.
         has_keys: Whether a message has a dedupe key: such are no runs to the server.
     """
 
     def __init__(self) -> None:
         self.size_bytes = 0
-        self.each_bytes = 0
         self.has_keys = False
         self._count = 0
-        self._common: tuple[Any, ...] = ()
+        self._common: tuple[Any, ...] = ()  # what the last message had beside its payload
+        self._each_bytes = 0  # of a message like it, beside its payload
         self._payloads: list[bytes] = []
         self._runs: list[tuple[bytes, list[bytes]]] = []
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, message: OutgoingMessage, where: str) -> None:
-        """Adds one message.
+    def add(self, message: OutgoingMessage, where: str, bytes_max: int | None = None) -> bool:
+        """Adds one message, unless there are others and it would be too large beside them.
 
         Raises InvalidArgument for what has no wire form; its field begins with `where`.
         """
-        if (
+        is_alike = (
             message[1:] == self._common
             and type(message) is OutgoingMessage
             and type(message.payload) is bytes
-        ):
-            payload = message.payload
-        else:
-            payload = self._begin(message, where)
+        )
+        common = b"" if is_alike else _common_of(message, where)
+        payload = message.payload
+        each_bytes = self._each_bytes if is_alike else len(common) + _FRAME_BYTES
+        size = len(payload) + each_bytes
+        if bytes_max is not None and self._count and self.size_bytes + size > bytes_max:
+            return False
+        if not is_alike:
+            self.has_keys |= message.dedupe_key is not None
+            # A copy: whoever gives messages one by one may use one mapping for all.
+            self._common = (dict(message.headers or ()), *message[2:])
+            self._each_bytes = each_bytes
+            self._payloads = []
+            self._runs.append((common, self._payloads))
         self._payloads.append(payload)
         self._count += 1
-        self.size_bytes += len(payload) + self.each_bytes
+        self.size_bytes += size
+        return True
 
-    def _begin(self, message: OutgoingMessage, where: str) -> bytes:
-        """Begins a run with a message; gives its payload."""
-        each_bytes = size_of(message, where) - len(message.payload)
-        if type(message.payload) is not bytes:
-            check(message, where)
-        common = ingest_pb2.PublishMessage()
-        try:
-            _fill(common, message)
-        except (TypeError, ValueError, AttributeError) as error:
-            raise _named(error, message, where) from error
-        self.has_keys |= message.dedupe_key is not None
-        # A copy: whoever gives messages one by one may use one mapping for all.
-        self._common = (dict(message.headers), *message[2:])
-        self.each_bytes = each_bytes
-        self._payloads = []
-        self._runs.append((common.SerializeToString(), self._payloads))
-        return bytes(message.payload)
+    @property
+    def are_runs(self) -> bool:
+        """Whether it goes as runs: not where most messages differ, or headers are many."""
+        headers_bytes = sum(len(common) * len(payloads) for common, payloads in self._runs)
+        are_alike = 0 < 2 * len(self._runs) <= self._count
+        return are_alike and headers_bytes <= HEADERS_BYTES_MAX
 
     def encoded(self) -> bytes:
-        """A request without an ID: of runs, or of messages where most are runs of their own."""
-        if 2 * len(self._runs) > self._count:
+        """A request without an ID."""
+        if not self.are_runs:
             return self._as_messages()
         parts: list[bytes] = []
         for common, payloads in self._runs:
@@ -194,11 +193,30 @@ class Runs:
         return before, named["common"] or ""
 
 
+def _common_of(message: OutgoingMessage, where: str) -> bytes:
+    """A message without its payload. Raises InvalidArgument."""
+    size_of(message, where)
+    if type(message.payload) is not bytes:
+        check(message, where)
+    common = ingest_pb2.PublishMessage()
+    try:
+        _fill(common, message)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _named(error, message, where) from error
+    return common.SerializeToString()
+
+
 def with_request_id(request: bytes, request_id: str) -> bytes:
     """A request that has none, with an ID."""
     raw = request_id.encode()
     return b"".join((request, _REQUEST_ID, _varint(len(raw)), raw))
 
+
+HEADERS_BYTES_MAX: Final = 2 << 20
+"""Of all messages in runs; the server takes twice as many."""
+
+_FRAME_BYTES: Final = 12
+"""At most, of what stands around a message and its payload."""
 
 _RUN: Final = re.compile(
     r"runs\[(?P<run>\d+)\](\.payloads\[(?P<payload>\d+)\]|\.common\.(?P<common>.*))?.*", re.DOTALL

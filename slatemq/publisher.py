@@ -95,22 +95,21 @@ class Publisher:
                 shard = await self._requests.shard_of(key) if key else None
             except InvalidArgument as error:
                 raise moved(error, f"messages[{place}].dedupe_key") from error
+            where, bytes_max = f"messages[{place}].", settings.payload_bytes_max
             part = parts.get(shard)
-            # What is no bytes is refused below.
-            size = len(message.payload) if type(message.payload) is bytes else 0
-            if part is not None and (
-                len(part.places) >= settings.messages_max
-                or part.runs.size_bytes + part.runs.each_bytes + size > settings.payload_bytes_max
-            ):
-                del parts[shard]
-                yield part
-                part = None
-            if part is None:
-                part = parts[shard] = _Part(shard, Runs(), [])
             try:
-                part.runs.add(message, f"messages[{place}].")
+                if part is not None and (
+                    len(part.places) >= settings.messages_max
+                    or not part.runs.add(message, where, bytes_max)
+                ):
+                    del parts[shard]
+                    yield part
+                    part = None
+                if part is None:
+                    part = parts[shard] = _Part(shard, Runs(), [])
+                    part.runs.add(message, where)
             except InvalidArgument as error:
-                raise _placed(error, part.runs, [place]) from error
+                raise _placed(error, Runs(), [place]) from error
             part.places.append(place)
         for part in parts.values():
             yield part

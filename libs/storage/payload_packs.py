@@ -105,11 +105,16 @@ def put_payloads(
             put(pack_key(first_id), value)
             if untried:
                 untried -= 1
-            elif value[0] == PACK_TYPE and len(value) > COMPRESSED_BYTES_MIN:
+            elif value[0] == PACK_TYPE and len(value) >= _least(small):
                 untried = UNTRIED_PACKS
         for at, payload in enumerate(some):
             if payload is not None and small[at] is None:
                 put(payload_key(first_id + at), encode_inline(payload))
+
+
+def _least(payloads: Sequence[bytes | None]) -> int:
+    """From which size on the value of a pack with so many payloads was tried to be compressed."""
+    return _HEAD.size + 4 * len(payloads) + COMPRESSED_BYTES_MIN
 
 
 def encode_pack(payloads: Sequence[bytes | None], *, compress: bool = True) -> bytes:
@@ -146,7 +151,7 @@ def plain_pack(data: bytes) -> bytes:
         told = zstandard.frame_content_size(frame)
         if told != size:
             raise CorruptRecord("payload pack", f"a frame of {told} bytes, {size} are told")
-        content = _codecs.decompress(frame)
+        content = _codecs.decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptRecord("payload pack", f"is no Zstandard frame: {error}") from None
     return _PLAIN + data[1:begin] + content

@@ -9,7 +9,7 @@ from typing import Final
 from libs.serving import telemetry
 from libs.serving.delays import check_delay_ms
 from libs.serving.headers import encoded_headers
-from libs.serving.limits import RETENTION_S_MAX, message_bytes_max
+from libs.serving.limits import RETENTION_S_MAX
 from libs.storage.ids import shard_of
 from libs.storage.metadata import MessageMetadata, encode_headers
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
@@ -33,6 +33,10 @@ REQUEST_ID_BYTES_MAX: Final = 128
 """A UUID has 36; every request ID is stored for ten minutes."""
 
 DEDUPE_KEY_BYTES_MAX: Final = 255
+
+RUN_HEADERS_BYTES_MAX: Final = 4 << 20
+"""Headers of all messages in runs, each counted for itself: as many as are hashed on the event
+loop, and far from what a large request may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +99,14 @@ def _accept_runs(runs: Sequence[PublishRun], rules: Rules, request_id: str) -> A
                     field = f"runs[{at}].payloads[{place}]"
                     accepting.check_payload(field, first + place, len(payload))
         accepting.take(at, common, payloads)
-    accepted = accepting.accepted(request_id)
-    # What is told once is stored for each: a small request must not become gigabytes.
-    size = accepted.size_bytes - len(accepted.payloads) * MESSAGE_OVERHEAD_BYTES
-    most = message_bytes_max(rules.payload_bytes_max)
-    if size > most:
-        raise InvalidArgument("runs", f"{size} bytes with all headers, at most {most} are allowed")
-    return accepted
+        # What is told once is kept for each: a small request must not become gigabytes.
+        if accepting.header_bytes > RUN_HEADERS_BYTES_MAX:
+            raise InvalidArgument(
+                "runs",
+                f"headers, counted for each message, have at most {RUN_HEADERS_BYTES_MAX} bytes "
+                "in runs: use messages",
+            )
+    return accepting.accepted(request_id)
 
 
 def _check_count(field: str, count: int) -> None:
@@ -114,6 +119,7 @@ class _Accepting:
 
     def __init__(self, rules: Rules, field: str) -> None:
         self.payloads: list[bytes] = []
+        self.header_bytes = 0
         self.dedupe_keys: dict[int, str] = {}
         self._rules = rules
         self._field = field
@@ -154,6 +160,7 @@ class _Accepting:
         if own != self._headers:
             self._headers = own
             self._encoded = encoded_headers(f"{self._field}.headers", at, own)
+        self.header_bytes += count * len(self._encoded)
         each_bytes = len(self._encoded) + MESSAGE_OVERHEAD_BYTES
         if count == 1:
             # As below, in half of the time: batches may have nothing else.

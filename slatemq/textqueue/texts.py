@@ -66,6 +66,8 @@ def texts_in(content: bytes | memoryview, states: frozenset[State] = EVERY) -> l
     None where a continuation follows a variable. Raises UnicodeDecodeError.
     """
     text = str(content, "utf-8")
+    if not states:
+        return []
     sample = bytes(content[: max(SAMPLE_LENGTH, 2 * text.find("\n"))])
     firsts = b"".join(_SECOND_FIRSTS.findall(sample))
     folds_count, blanks_count = firsts.count(b" "), firsts.count(b"\n")

@@ -152,7 +152,8 @@ Global___PublishRun: _TypeAlias = PublishRun  # noqa: Y015
 @_typing.final
 class PublishRequest(_message.Message):
     """A batch to publish: `messages` or `runs`, not both, in all 1 to 10,000 messages; the request as a whole must stay under the size
-    limit of a gRPC message (97 MiB, see IngestService), the headers of a run counted for each of its messages.
+    limit of a gRPC message (97 MiB, see IngestService). In runs, the headers of all messages, each counted for itself, have at most
+    4 MiB.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -330,8 +330,9 @@ async def test_an_ingest_that_knows_no_runs_gets_messages(instance: Instance, lo
     assert ingest.stored == [*payloads, b"x", b"x", b"x"]
     assert [ingest.stored[one - 1] for one in told] == ingest.stored
     assert refused.value.field == "messages[1].payload"
-    # It was asked in vain once.
+    # It was asked in vain once, under the ID that the messages had then.
     assert [count for _, _, count in ingest.calls].count(0) == 1
+    assert ingest.calls[0][1] == ingest.calls[1][1]
 
 
 async def test_a_batch_that_is_refused_names_the_message(instance: Instance) -> None:
@@ -344,3 +345,29 @@ async def test_a_batch_that_is_refused_names_the_message(instance: Instance) -> 
             await client.publish_batch([])
     assert empty.value.field == "messages"
     assert instance.ingest.stored == []
+    assert len(instance.ingest.calls) == 2
+
+
+async def test_headers_without_a_value_and_those_that_are_none_are_alike(
+    instance: Instance,
+) -> None:
+    without: list[OutgoingMessage] = [
+        OutgoingMessage(b"a", None),  # type: ignore[arg-type]
+        OutgoingMessage(b"b", {}),
+        OutgoingMessage(b"c"),
+    ]
+    async with slatemq.connect(instance.endpoint) as client:
+        await client.publish_batch(without)
+        await client.publish_many(without)
+    assert instance.ingest.stored == [b"a", b"b", b"c"] * 2
+
+
+async def test_no_request_is_larger_than_asked_for(instance: Instance) -> None:
+    settings = BatchSettings(payload_bytes_max=100_000)
+    large = OutgoingMessage(b"x" * 10, {"h": "ü" * 30_000})
+    small = [OutgoingMessage(b"y" * 4_000)] * 20
+    async with slatemq.connect(instance.endpoint, batches=settings) as client:
+        told = await client.publish_many([*small, large, *small, large, large])
+    # Beside one of 60,000 bytes there is room for nine of 4,000.
+    assert [count for _, _, count in instance.ingest.calls] == [20, 10, 11, 1, 1]
+    assert len(told) == 43

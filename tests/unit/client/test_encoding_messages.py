@@ -129,3 +129,11 @@ def test_what_has_no_wire_form_is_refused_by_name(message: OutgoingMessage, fiel
         runs.add(message, "messages[1].")
     assert field in refused.value.field
     assert runs.request() == requested([OutgoingMessage(b"good", {})])
+
+
+def test_many_headers_go_as_messages() -> None:
+    headers = {"h": "v" * 1000}
+    few, many = (gathered([OutgoingMessage(b"x", headers)] * count) for count in (1000, 3000))
+    assert few.are_runs
+    assert not many.are_runs
+    assert ingest_pb2.PublishRequest.FromString(many.encoded()) == many.request()

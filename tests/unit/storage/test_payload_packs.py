@@ -105,6 +105,12 @@ def test_what_does_not_become_smaller_is_tried_now_and_then() -> None:
 
     assert kinds == [PACK_TYPE] * (UNTRIED_PACKS + 1) + [COMPRESSED_TYPE] * 2
 
+    # What is too small to be tried says nothing of what follows.
+    kinds.clear()
+    small = [b"too small"] * PACK_MESSAGES
+    put_payloads(lambda _, value: kinds.append(value[0]), FIRST_ID, [*small, *given[-32:]])
+    assert kinds == [PACK_TYPE] + [COMPRESSED_TYPE] * 2
+
 
 def test_frames_of_other_compressors_are_read() -> None:
     # One raw block in a frame that states its size.
@@ -121,6 +127,7 @@ def test_frames_of_other_compressors_are_read() -> None:
         ("0201000600000028b52ffd200529000068656c6c6f", "5 bytes, 6 are told"),
         ("0201000500000028b52ffd200529000068656c6c", "Zstandard"),
         ("0201000500000028b52ffe200529000068656c6c6f", "Zstandard"),
+        ("0201000500000028b52ffd200529000068656c6c6f00", "Zstandard"),
         # A frame that does not state its size, and one that states a terabyte.
         ("0201000500000028b52ffd005829000068656c6c6f", "5 are told"),
         ("0201000500000028b52ffde000000000000100002900", "5 are told"),
