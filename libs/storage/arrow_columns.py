@@ -30,7 +30,8 @@ Column: TypeAlias = Callable[[], pa.Array]
 """Makes a column, if it is asked for."""
 
 JOINED_BYTES_MAX: Final = (1 << 31) - (1 << 20)
-"""Offsets of Arrow's texts are i32. A scan's batch is 8 MiB, and one value at most 100 MB."""
+"""Offsets of Arrow's texts are i32. A scan's batch is 8 MiB, of packs 32 MiB when they are
+decompressed, and one value at most 100 MB."""
 
 _PAD: Final = bytes(256)
 """Behind the last value, so that a fixed row read at its end stays inside the buffer."""

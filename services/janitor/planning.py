@@ -51,7 +51,8 @@ PIECE_ROWS: Final = 50_000
 PROBES_AT_ONCE: Final = 32
 
 PACKS_AT_ONCE: Final = BATCH_ROWS_MAX // PACK_MESSAGES
-"""As many messages as of one record each: small packs may be followed by large ones."""
+"""As many messages as of one record each: small packs may be followed by large ones, and 64 KiB may
+lie in a hundred bytes."""
 
 
 @dataclass(frozen=True)
