@@ -21,7 +21,7 @@ from slatemq.errors import (
     Unavailable,
 )
 from slatemq.peers import Peers
-from slatemq.publish_wire import Runs, with_request_id
+from slatemq.publish_wire import Runs
 from slatemq.published import Published, published
 from slatemq.v1 import ingest_pb2
 
@@ -130,7 +130,7 @@ class PublishRequests:
         if self._telemetry is None and not runs.has_keys and self._no_runs_until < time.monotonic():
             request_id = request_id or self._new_id()
             try:
-                return await self.send(with_request_id(runs.encoded(), request_id), shard)
+                return await self.send(runs.encoded(request_id), shard)
             except InvalidArgument as error:
                 # To an ingest of an earlier version, runs are a batch without messages.
                 is_unknown = error.field == "messages" and error.reason == error.default_reason

@@ -114,8 +114,8 @@ class Runs:
         Raises InvalidArgument for what has no wire form; its field begins with `where`.
         """
         is_alike = (
-            message[1:] == self._common
-            and type(message) is OutgoingMessage
+            type(message) is OutgoingMessage
+            and message[1:] == self._common
             and type(message.payload) is bytes
         )
         common = b"" if is_alike else _common_of(message, where)
@@ -143,11 +143,12 @@ class Runs:
         are_alike = 0 < 2 * len(self._runs) <= self._count
         return are_alike and headers_bytes <= HEADERS_BYTES_MAX
 
-    def encoded(self) -> bytes:
-        """A request without an ID."""
+    def encoded(self, request_id: str = "") -> bytes:
+        """A request with this ID."""
+        raw = request_id.encode()
+        parts = [_REQUEST_ID, _varint(len(raw)), raw] if raw else []
         if not self.are_runs:
-            return self._as_messages()
-        parts: list[bytes] = []
+            return b"".join([*parts, *self._as_messages()])
         for common, payloads in self._runs:
             head = _COMMON + _varint(len(common)) + common
             sizes = list(map(len, payloads))
@@ -161,16 +162,16 @@ class Runs:
 
     def request(self) -> ingest_pb2.PublishRequest:
         """The same, each message for itself."""
-        return ingest_pb2.PublishRequest.FromString(self._as_messages())
+        return ingest_pb2.PublishRequest.FromString(b"".join(self._as_messages()))
 
-    def _as_messages(self) -> bytes:
+    def _as_messages(self) -> list[bytes]:
         encoded: list[bytes] = []
         for common, payloads in self._runs:
             for payload in payloads:
                 size = _varint(len(payload))
                 length = _varint(1 + len(size) + len(payload) + len(common))
                 encoded += (_MESSAGES, length, _PAYLOAD, size, payload, common)
-        return b"".join(encoded)
+        return encoded
 
     def only(self, places: Iterable[int]) -> Runs:
         """Some of the messages."""
@@ -195,8 +196,7 @@ class Runs:
 
 def _common_of(message: OutgoingMessage, where: str) -> bytes:
     """A message without its payload. Raises InvalidArgument."""
-    size_of(message, where)
-    if type(message.payload) is not bytes:
+    if type(message) is not OutgoingMessage or type(message.payload) is not bytes:
         check(message, where)
     common = ingest_pb2.PublishMessage()
     try:
@@ -204,12 +204,6 @@ def _common_of(message: OutgoingMessage, where: str) -> bytes:
     except (TypeError, ValueError, AttributeError) as error:
         raise _named(error, message, where) from error
     return common.SerializeToString()
-
-
-def with_request_id(request: bytes, request_id: str) -> bytes:
-    """A request that has none, with an ID."""
-    raw = request_id.encode()
-    return b"".join((request, _REQUEST_ID, _varint(len(raw)), raw))
 
 
 HEADERS_BYTES_MAX: Final = 2 << 20

@@ -97,19 +97,16 @@ class Publisher:
                 raise moved(error, f"messages[{place}].dedupe_key") from error
             where, bytes_max = f"messages[{place}].", settings.payload_bytes_max
             part = parts.get(shard)
-            try:
-                if part is not None and (
-                    len(part.places) >= settings.messages_max
-                    or not part.runs.add(message, where, bytes_max)
-                ):
-                    del parts[shard]
-                    yield part
-                    part = None
-                if part is None:
-                    part = parts[shard] = _Part(shard, Runs(), [])
-                    part.runs.add(message, where)
-            except InvalidArgument as error:
-                raise _placed(error, Runs(), [place]) from error
+            if part is not None and (
+                len(part.places) >= settings.messages_max
+                or not part.runs.add(message, where, bytes_max)
+            ):
+                del parts[shard]
+                yield part
+                part = None
+            if part is None:
+                part = parts[shard] = _Part(shard, Runs(), [])
+                part.runs.add(message, where)
             part.places.append(place)
         for part in parts.values():
             yield part
@@ -136,29 +133,27 @@ class Publisher:
         message_of(ingest_pb2.PublishRequest, request_id=request_id)  # Whether it is text.
         runs = Runs()
         for place, message in enumerate(messages):
-            try:
-                runs.add(message, f"messages[{place}].")
-            except InvalidArgument as error:
-                raise _placed(error, runs, [place]) from error
-        places = range(len(runs))
+            runs.add(message, f"messages[{place}].")
         try:
             return await self._send_batch(runs, request_id, shard)
         except InvalidArgument as error:
-            raise _placed(error, runs, places) from error
+            raise _placed(error, runs, range(len(runs))) from error
 
     async def _send_batch(self, runs: Runs, request_id: str, shard: int | None) -> list[Published]:
         if shard is not None or not runs.has_keys:
             return await self._requests.send_runs(runs, shard, request_id)
-        messages = runs.request().messages
-        chosen = await self._requests.one_shard(messages)
+        request = runs.request()
+        request.request_id = request_id
+        chosen = await self._requests.one_shard(request.messages)
         try:
-            return await self._requests.send_runs(runs, chosen, request_id)
+            return await self._requests.send_traced(request, chosen)
         except InvalidArgument as error:
             if error.reason != WRONG_SHARD:
                 raise
             await self._peers.fresh_topology()
-        chosen = await self._requests.one_shard(messages)
-        return await self._requests.send_runs(runs, chosen, request_id)
+        return await self._requests.send_traced(
+            request, await self._requests.one_shard(request.messages)
+        )
 
     async def close(self, close_s: float | None = None) -> None:
         """Sends what was gathered and waits for it; each publish gets its own outcome.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slatemq.errors import InvalidArgument
 from slatemq.models import OutgoingMessage
-from slatemq.publish_wire import Runs, add, with_request_id
+from slatemq.publish_wire import Runs, add
 from slatemq.v1 import ingest_pb2
 
 FEW = st.sampled_from(
@@ -68,7 +68,7 @@ def test_either_form_has_the_messages_that_were_added(messages: list[OutgoingMes
     runs = gathered(messages)
     assert len(runs) == len(messages)
     assert runs.request() == requested(messages)
-    told = ingest_pb2.PublishRequest.FromString(with_request_id(runs.encoded(), "r-ä"))
+    told = ingest_pb2.PublishRequest.FromString(runs.encoded("r-ä"))
     assert told.request_id == "r-ä"
     assert not (told.messages and told.runs)
     assert (flat(told) if told.runs else told).messages == requested(messages).messages
@@ -121,6 +121,9 @@ def test_a_mapping_that_is_used_for_all_messages_is_read_each_time() -> None:
         (OutgoingMessage(b"", {"a": "\ud800"}), ""),
         (OutgoingMessage(b"", {}, retention_s=1 << 70), "retention_s"),
         (OutgoingMessage(b"", {}, dedupe_key=""), "dedupe_key"),
+        (5, "messages[1]"),
+        (None, "messages[1]"),
+        (b"text", "messages[1]"),
     ],
 )
 def test_what_has_no_wire_form_is_refused_by_name(message: OutgoingMessage, field: str) -> None:
