@@ -58,7 +58,6 @@ ABSENT: Final = 0xFFFFFFFF
 """The size of a payload that is not in the pack."""
 
 _HEAD: Final = struct.Struct("<BH")
-_COUNT: Final = struct.Struct("<H")
 _PLAIN: Final = bytes((PACK_TYPE,))
 _COMPRESSED: Final = bytes((COMPRESSED_TYPE,))
 _KEY_HEAD: Final = key_head(RecordType.PAYLOAD_PACK)
@@ -105,16 +104,15 @@ def put_payloads(
             put(pack_key(first_id), value)
             if untried:
                 untried -= 1
-            elif value[0] == PACK_TYPE and len(value) >= _least(small):
+            elif value[0] == PACK_TYPE and _size(small) >= COMPRESSED_BYTES_MIN:
                 untried = UNTRIED_PACKS
         for at, payload in enumerate(some):
             if payload is not None and small[at] is None:
                 put(payload_key(first_id + at), encode_inline(payload))
 
 
-def _least(payloads: Sequence[bytes | None]) -> int:
-    """From which size on the value of a pack with so many payloads was tried to be compressed."""
-    return _HEAD.size + 4 * len(payloads) + COMPRESSED_BYTES_MIN
+def _size(payloads: Sequence[bytes | None]) -> int:
+    return sum(map(len, filter(None, payloads)))
 
 
 def encode_pack(payloads: Sequence[bytes | None], *, compress: bool = True) -> bytes:
@@ -139,7 +137,7 @@ def plain_pack(data: bytes) -> bytes:
     """
     if not data.startswith(_COMPRESSED) or len(data) < _HEAD.size:
         return data
-    (count,) = _COUNT.unpack_from(data, 1)
+    _, count = _HEAD.unpack_from(data)
     begin = _HEAD.size + 4 * count
     if begin > len(data):
         return data
