@@ -137,18 +137,16 @@ def scan_texts(
     settle: Settle | None = None,
     hold_back: bool = False,
     chunk_bytes: int = TEXTS_BYTES,
-    lines_before: Callable[[int], int] | None = None,
+    lines_before: Callable[[int], int],
 ) -> Iterator[str]:
     """The texts of the entries in these states, and nothing else. Raises FormatError.
 
-    `lines_before` tells how many lines end before a byte: with it lines are not counted on the way,
-    but for an error. The others as for `scan`.
+    Lines are not counted on the way: for an error, `lines_before` tells how many end before a byte.
+    The others as for `scan`.
     """
-    place, give = Place(file, 0, 1, strict), _Texts(frozenset(states), lines_before is None)
-    batches = _batches(read, place, settle, hold_back, chunk_bytes, give)
-    if lines_before is not None:
-        batches = _counted(batches, place, lines_before)
-    return chain.from_iterable(batches)
+    place = Place(file, 0, 1, strict)
+    batches = _batches(read, place, settle, hold_back, chunk_bytes, _Texts(frozenset(states)))
+    return chain.from_iterable(_counted(batches, place, lines_before))
 
 
 def _counted(
@@ -276,9 +274,8 @@ class _Entries:
 class _Texts:
     """The texts of entries in these states."""
 
-    def __init__(self, states: frozenset[State], counts_lines: bool) -> None:
+    def __init__(self, states: frozenset[State]) -> None:
         self._states = states
-        self._counts_lines = counts_lines
 
     def many(self, piece: memoryview, place: Place, offset: int) -> Iterable[Iterable[str]] | None:
         try:
@@ -287,10 +284,7 @@ class _Texts:
             return None
         if texts is None:
             return None
-        if self._counts_lines:
-            place.line += bytes(piece).count(NEWLINE)
-        else:
-            place.line, place.counted_from = 1, offset + len(piece)
+        place.line, place.counted_from = 1, offset + len(piece)
         return (texts,)
 
     def one(self, entry: Entry) -> Iterable[str]:

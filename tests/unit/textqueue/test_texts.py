@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -20,6 +21,13 @@ LINES = st.sampled_from(
 )  # fmt: skip
 
 STATES = [frozenset(some) for size in range(1, 6) for some in combinations(State, size)]
+
+
+def scanned(content: bytes, states: frozenset[State], **others: Any) -> Iterator[str]:
+    def lines_before(end: int) -> int:
+        return content.count(b"\n", 0, end)
+
+    return scan_texts(io.BytesIO(content).read, "f", states, lines_before=lines_before, **others)
 
 
 def texts_of_entries(content: bytes, states: frozenset[State], strict: bool) -> Iterator[str]:
@@ -65,9 +73,7 @@ def test_are_those_of_the_entries(
 ) -> None:
     content = "\n".join(lines).encode() + b"\n" * ends + b"\xc3" * torn
 
-    texts = scan_texts(
-        io.BytesIO(content).read, "f", states, strict=strict, chunk_bytes=chunk_bytes
-    )
+    texts = scanned(content, states, strict=strict, chunk_bytes=chunk_bytes)
     assert outcome(texts) == outcome(texts_of_entries(content, states, strict))
 
 
@@ -109,7 +115,7 @@ def test_are_those_of_the_entries_where_most_are_alike(
     lines = often * times
     content = "\n".join([*lines[:at], *once, *lines[at:], ""]).encode()
 
-    texts = scan_texts(io.BytesIO(content).read, "f", states)
+    texts = scanned(content, states)
 
     assert outcome(texts) == outcome(texts_of_entries(content, states, strict=False))
 
@@ -134,7 +140,7 @@ def test_of_a_large_file_of_one_kind_of_line(piece: bytes, states: frozenset[Sta
     # What is tried again from every line would take minutes
     content = b"-first\n" + piece * 50_000 + b"-last\n"
 
-    texts = list(scan_texts(io.BytesIO(content).read, states=states, chunk_bytes=1 << 20))
+    texts = list(scanned(content, states, chunk_bytes=1 << 20))
 
     assert texts == list(texts_of_entries(content, states, strict=False))
 
