@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import slatemq
-from benchmarks.suite import servers
+from benchmarks.suite import payloads, servers
 from slatemq.client import Client
 from slatemq.models import OutgoingMessage
 
@@ -27,7 +27,8 @@ HOUR_S = 3600
 
 async def round_trip(client: Client, messages: int) -> float:
     """Publishes, claims and acks so many; messages per second."""
-    outgoing = [OutgoingMessage(b"x" * 1024, {"queue": "normal"}) for _ in range(messages)]
+    headers = {"queue": "normal"}
+    outgoing = [OutgoingMessage(payloads.make(one, 1024), headers) for one in range(messages)]
     began = time.perf_counter()
     await client.publish_many(outgoing, in_flight=2)
     left = messages

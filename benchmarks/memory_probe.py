@@ -25,13 +25,14 @@ async def run(endpoint: str, count: int, payload_bytes: int) -> None:
     """Publishes `count` messages, then claims and acks them all."""
     async with slatemq.connect(endpoint) as client:
         await client.create_queue("memory")
-        payload = os.urandom(payload_bytes)
-        message = slatemq.OutgoingMessage(payload, {"queue": "memory"})
+        headers = {"queue": "memory"}
+        payloads = (os.urandom(payload_bytes) for _ in range(BATCH))
+        batch = [slatemq.OutgoingMessage(payload, headers) for payload in payloads]
         room = asyncio.Semaphore(4)
 
         async def publish() -> None:
             async with room:
-                await client.publish_many([message] * BATCH)
+                await client.publish_many(batch)
 
         await asyncio.gather(*(publish() for _ in range(count // BATCH)))
         done = 0

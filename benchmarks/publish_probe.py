@@ -29,8 +29,8 @@ except ImportError:
 
 
 def batch(count: int, payload_bytes: int) -> PublishRequest:
-    payload = os.urandom(payload_bytes)
-    messages = [PublishMessage(payload=payload, headers=HEADERS) for _ in range(count)]
+    made = (os.urandom(payload_bytes) for _ in range(count))
+    messages = [PublishMessage(payload=payload, headers=HEADERS) for payload in made]
     return PublishRequest(messages=messages, request_id=str(uuid.uuid4()))
 
 

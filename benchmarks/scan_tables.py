@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import resource
 import tempfile
 import time
@@ -48,7 +49,8 @@ async def fill_log(database: Database, count: int, entry: int, payload_bytes: in
         for kind in ("order", "invoice", "refund")
         for n in range(100)
     ]
-    payload = bytes(payload_bytes)
+    # Random, so that they are read as large as they are.
+    payloads: list[bytes | None] = [os.urandom(payload_bytes) for _ in range(entry)]
     batch = Batch()
     for first in range(1, count + 1, entry):
         headers = [kinds[(first + n) % len(kinds)] for n in range(min(entry, count + 1 - first))]
@@ -56,7 +58,7 @@ async def fill_log(database: Database, count: int, entry: int, payload_bytes: in
         received_ms = NOW_MS + first // 100
         columns = ([received_ms] * size, [604_800] * size, headers, [payload_bytes] * size)
         batch.put(log_key(first), encode_log_columns(first, received_ms, *columns))
-        put_payloads(batch.put, first, [payload] * size)
+        put_payloads(batch.put, first, payloads[:size])
         if batch.size_bytes > 8 * MIB:
             await database.commit(batch)
             batch = Batch()
