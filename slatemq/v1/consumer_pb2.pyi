@@ -32,6 +32,7 @@ class ClaimRequest(_message.Message):
     LEASE_MS_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """The queue to claim from."""
     max_messages: _builtins.int
@@ -46,6 +47,8 @@ class ClaimRequest(_message.Message):
     """How long to wait when no message is there: 0–60,000 ms."""
     consumer_id: _builtins.str
     """Who claims, for the records: at most 255 bytes of UTF-8; empty = the broker makes one up."""
+    runs: _builtins.bool
+    """The caller reads `runs` too. It must go on reading `messages`: a broker that does not know of runs answers with these."""
     def __init__(
         self,
         *,
@@ -55,10 +58,11 @@ class ClaimRequest(_message.Message):
         lease_ms: _builtins.int = ...,
         wait_ms: _builtins.int = ...,
         consumer_id: _builtins.str = ...,
+        runs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "lease_ms", b"lease_ms", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "queue_id", b"queue_id", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "lease_ms", b"lease_ms", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "queue_id", b"queue_id", "runs", b"runs", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -66,27 +70,33 @@ Global___ClaimRequest: _TypeAlias = ClaimRequest  # noqa: Y015
 
 @_typing.final
 class ClaimResponse(_message.Message):
-    """What was claimed."""
+    """What was claimed: in `messages`, or in `runs` for callers that read them. Who does reads both, the messages first."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.str
     """The consumer ID under which they were claimed."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedMessage]:
         """In the order of delivery; may be empty."""
 
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedRun]:
+        """The messages run by run, in the order of delivery."""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ClaimedMessage] | None = ...,
         consumer_id: _builtins.str = ...,
+        runs: _abc.Iterable[Global___ClaimedRun] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "messages", b"messages", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -141,28 +151,121 @@ class ClaimedMessage(_message.Message):
 Global___ClaimedMessage: _TypeAlias = ClaimedMessage  # noqa: Y015
 
 @_typing.final
+class ClaimedRun(_message.Message):
+    """Messages under leases, one behind the other, that differ in their IDs, payloads and tokens alone: 1 to 256 of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMON_FIELD_NUMBER: _builtins.int
+    MESSAGE_IDS_FIELD_NUMBER: _builtins.int
+    PAYLOADS_FIELD_NUMBER: _builtins.int
+    LEASE_TOKEN_FIELD_NUMBER: _builtins.int
+    LEASE_DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_COUNT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    lease_token: _builtins.str
+    """The token of the first one. Its last two characters are hexadecimal digits (`0-9a-f`); the token of each next one is that
+    before it, counted up by one in these two. They never overflow.
+    """
+    lease_deadline_ms: _builtins.int
+    """As in ClaimedMessage."""
+    attempts_count: _builtins.int
+    """As in ClaimedMessage."""
+    priority: _builtins.int
+    """As in ClaimedMessage."""
+    lease_ms: _builtins.int
+    """As in ClaimedMessage."""
+    @_builtins.property
+    def common(self) -> _message_pb2.Message:
+        """What all of them have in common: everything but `message_id` and `payload`, which are absent."""
+
+    @_builtins.property
+    def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ID of each."""
+
+    @_builtins.property
+    def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The bytes of each, in the same order; as many as there are IDs."""
+
+    def __init__(
+        self,
+        *,
+        common: _message_pb2.Message | None = ...,
+        message_ids: _abc.Iterable[_builtins.int] | None = ...,
+        payloads: _abc.Iterable[_builtins.bytes] | None = ...,
+        lease_token: _builtins.str = ...,
+        lease_deadline_ms: _builtins.int = ...,
+        attempts_count: _builtins.int = ...,
+        priority: _builtins.int = ...,
+        lease_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["common", b"common"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_count", b"attempts_count", "common", b"common", "lease_deadline_ms", b"lease_deadline_ms", "lease_ms", b"lease_ms", "lease_token", b"lease_token", "message_ids", b"message_ids", "payloads", b"payloads", "priority", b"priority"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimedRun: _TypeAlias = ClaimedRun  # noqa: Y015
+
+@_typing.final
 class AckRequest(_message.Message):
-    """What is processed."""
+    """What is processed: in `lease_tokens`, `runs` or both, in all 1 to 10,000 tokens, of any queues of this shard."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_TOKENS_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """1 to 10,000 tokens, of any queues of this shard."""
+        """Each for itself."""
+
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseRun]:
+        """Tokens in a row, as ClaimedRun has them. Send these to brokers that claim in runs alone: one that does not know of them passes
+        over them. It refuses the request as empty (field `lease_tokens`), or answers with fewer results than there are tokens: then
+        send them again in `lease_tokens`.
+        """
 
     def __init__(
         self,
         *,
         lease_tokens: _abc.Iterable[_builtins.str] | None = ...,
+        runs: _abc.Iterable[Global___LeaseRun] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_tokens", b"lease_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_tokens", b"lease_tokens", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AckRequest: _TypeAlias = AckRequest  # noqa: Y015
+
+@_typing.final
+class LeaseRun(_message.Message):
+    """Tokens that count up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_TOKEN_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    lease_token: _builtins.str
+    """The first one; its last two characters are hexadecimal digits (`0-9a-f`)."""
+    count: _builtins.int
+    """How many there are, each counted up by one in these two characters: 1 to 256, and no more than they have room for."""
+    def __init__(
+        self,
+        *,
+        lease_token: _builtins.str = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "lease_token", b"lease_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseRun: _TypeAlias = LeaseRun  # noqa: Y015
 
 @_typing.final
 class AckResponse(_message.Message):
@@ -173,7 +276,7 @@ class AckResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[_status_pb2.Status]:
-        """One for each token, in the order of the request; code 0 = OK."""
+        """One for each token, in the order of the request: those of `lease_tokens`, then those of each run. Code 0 = OK."""
 
     def __init__(
         self,
@@ -367,6 +470,7 @@ class ConsumeStart(_message.Message):
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     KEEP_LEASES_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """The queue to claim from."""
     lease_ms: _builtins.int
@@ -378,6 +482,8 @@ class ConsumeStart(_message.Message):
     `max_total_lease_ms`, for as long as the stream is open and a request on it (a heartbeat will do) is no older than half of
     `lease_ms`. So what waits in a client's buffer loses no attempt, while a client that hangs does not hold messages.
     """
+    runs: _builtins.bool
+    """The consumer reads `runs` too, as in ClaimRequest."""
     @_builtins.property
     def credit(self) -> Global___ConsumeCredit:
         """The first credit; may be absent."""
@@ -390,10 +496,11 @@ class ConsumeStart(_message.Message):
         consumer_id: _builtins.str = ...,
         credit: Global___ConsumeCredit | None = ...,
         keep_leases: _builtins.bool = ...,
+        runs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "credit", b"credit", "keep_leases", b"keep_leases", "lease_ms", b"lease_ms", "queue_id", b"queue_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "credit", b"credit", "keep_leases", b"keep_leases", "lease_ms", b"lease_ms", "queue_id", b"queue_id", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -507,27 +614,35 @@ Global___ConsumeRequest: _TypeAlias = ConsumeRequest  # noqa: Y015
 
 @_typing.final
 class ConsumeResponse(_message.Message):
-    """What the broker sends."""
+    """What the broker sends: in `messages`, or in `runs` as in ClaimResponse; at least one message, except in the first answer, which
+    comes at once and tells the consumer ID.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.str
     """The consumer ID under which the stream claims."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedMessage]:
-        """In the order of delivery; at least one, except in the first answer, which comes at once and tells the consumer ID."""
+        """In the order of delivery."""
+
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedRun]:
+        """The messages run by run, in the order of delivery."""
 
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ClaimedMessage] | None = ...,
         consumer_id: _builtins.str = ...,
+        runs: _abc.Iterable[Global___ClaimedRun] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "messages", b"messages", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

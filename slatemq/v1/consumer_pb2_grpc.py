@@ -102,9 +102,9 @@ class ConsumerServiceServicer:
         answered OK is durable; repeating it is OK again (of finished leases, at least the last 100,000 of the shard are
         remembered).
 
-        Errors: INVALID_ARGUMENT (no items, more than 10,000), UNAVAILABLE. Per item: INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND
-        (LEASE_UNKNOWN: never given out by this shard, too long ago, or its queue is gone), FAILED_PRECONDITION (LEASE_ENDED: it ran
-        out or was finished otherwise; another consumer may have the message).
+        Errors: INVALID_ARGUMENT (no items, more than 10,000; a run whose count is out of bounds), UNAVAILABLE. Per item:
+        INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND (LEASE_UNKNOWN: never given out by this shard, too long ago, or its queue is
+        gone), FAILED_PRECONDITION (LEASE_ENDED: it ran out or was finished otherwise; another consumer may have the message).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

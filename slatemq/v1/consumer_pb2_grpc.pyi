@@ -56,9 +56,9 @@ class ConsumerServiceStub:
     answered OK is durable; repeating it is OK again (of finished leases, at least the last 100,000 of the shard are
     remembered).
 
-    Errors: INVALID_ARGUMENT (no items, more than 10,000), UNAVAILABLE. Per item: INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND
-    (LEASE_UNKNOWN: never given out by this shard, too long ago, or its queue is gone), FAILED_PRECONDITION (LEASE_ENDED: it ran
-    out or was finished otherwise; another consumer may have the message).
+    Errors: INVALID_ARGUMENT (no items, more than 10,000; a run whose count is out of bounds), UNAVAILABLE. Per item:
+    INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND (LEASE_UNKNOWN: never given out by this shard, too long ago, or its queue is
+    gone), FAILED_PRECONDITION (LEASE_ENDED: it ran out or was finished otherwise; another consumer may have the message).
     """
     Nack: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.NackRequest, _consumer_pb2.NackResponse]
     """Gives messages back as not processed. They become available again, at once or after `delay_ms`, or failed when their
@@ -125,9 +125,9 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     answered OK is durable; repeating it is OK again (of finished leases, at least the last 100,000 of the shard are
     remembered).
 
-    Errors: INVALID_ARGUMENT (no items, more than 10,000), UNAVAILABLE. Per item: INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND
-    (LEASE_UNKNOWN: never given out by this shard, too long ago, or its queue is gone), FAILED_PRECONDITION (LEASE_ENDED: it ran
-    out or was finished otherwise; another consumer may have the message).
+    Errors: INVALID_ARGUMENT (no items, more than 10,000; a run whose count is out of bounds), UNAVAILABLE. Per item:
+    INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND (LEASE_UNKNOWN: never given out by this shard, too long ago, or its queue is
+    gone), FAILED_PRECONDITION (LEASE_ENDED: it ran out or was finished otherwise; another consumer may have the message).
     """
     Nack: _aio.UnaryUnaryMultiCallable[_consumer_pb2.NackRequest, _consumer_pb2.NackResponse]  # type: ignore[assignment]
     """Gives messages back as not processed. They become available again, at once or after `delay_ms`, or failed when their
@@ -203,9 +203,9 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         answered OK is durable; repeating it is OK again (of finished leases, at least the last 100,000 of the shard are
         remembered).
 
-        Errors: INVALID_ARGUMENT (no items, more than 10,000), UNAVAILABLE. Per item: INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND
-        (LEASE_UNKNOWN: never given out by this shard, too long ago, or its queue is gone), FAILED_PRECONDITION (LEASE_ENDED: it ran
-        out or was finished otherwise; another consumer may have the message).
+        Errors: INVALID_ARGUMENT (no items, more than 10,000; a run whose count is out of bounds), UNAVAILABLE. Per item:
+        INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND (LEASE_UNKNOWN: never given out by this shard, too long ago, or its queue is
+        gone), FAILED_PRECONDITION (LEASE_ENDED: it ran out or was finished otherwise; another consumer may have the message).
         """
 
     @_abc_1.abstractmethod
