@@ -8,9 +8,12 @@ object per message costs 3 to 6 µs on its way through a process, this 1
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import repeat
+from operator import eq, rshift
 from typing import Final
 
-__all__ = ["field", "number_field", "varint", "varints"]
+__all__ = ["field", "number_field", "varint", "varints", "varints_of"]
 
 _LEN: Final = 2
 _VARINT: Final = 0
@@ -46,6 +49,17 @@ def varints(first: int, count: int) -> list[bytes]:
             encoded += _SHORT[low:end]
         first += end - low
     return encoded
+
+
+def varints_of(numbers: Sequence[int]) -> list[bytes]:
+    """These numbers, at least one: quick where they are in a row, or above 16,383."""
+    first, count = numbers[0], len(numbers)
+    if numbers[-1] - first == count - 1 and all(map(eq, numbers, range(first, first + count))):
+        return varints(first, count)
+    rests = {high: varint(high) for high in set(map(rshift, numbers, repeat(14)))}
+    if 0 in rests:
+        return list(map(varint, numbers))
+    return [_MORE[number & 0x3FFF] + rests[number >> 14] for number in numbers]
 
 
 def number_field(tag: int, number: int) -> bytes:

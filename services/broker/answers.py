@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
-from libs.serving.protobytes import number_field, varint
-from services.broker.lease_buckets import Claimed
+from libs.serving.protobytes import number_field, varint, varints_of
+from services.broker.lease_buckets import Terms
 from services.broker.owner import ShardOwner
 from services.broker.queue_machine import Queue
 from services.broker.tokens import token_parts
@@ -47,59 +46,76 @@ def tell(shard: int, given: Sequence[Given], head: bytes = b"") -> bytes:
 
 
 def _parts(shard: int, given: Given) -> list[bytes]:
+    """Of each message: a head, the number of its token, another head, payload, tail, ID."""
     claimed, held = given
-    if not held:
+    count = len(held)
+    if not count:
         return []
-    messages = list(map(_MESSAGE_BYTES, held))
+    payloads, commons = zip(*held, strict=True)
+    message_ids, priorities, _, _, attempts = zip(*claimed.items, strict=True)
+    ids, sizes = varints_of(message_ids), list(map(len, payloads))
     prefix, numbers = token_parts(shard, claimed.tokens)
-    token_size = len(prefix) + len(numbers[0])
-    sizes = list(map(len, messages))
-    ends = _ends(claimed)
-    # Messages of one claim differ in little but their bytes and tokens: heads repeat as ends do.
-    heads = {
-        (size, end): _head(size, len(end), token_size)
-        for size, end in set(zip(sizes, ends, strict=True))
-    }
-    parts = [_TOKEN + varint(token_size) + prefix] * (5 * len(messages))
-    if len(heads) == 1:
-        parts[0::5] = list(heads.values()) * len(messages)
+    token = _TOKEN + varint(len(prefix) + len(numbers[0])) + prefix
+    tails = [commons[0] + _MESSAGE_ID] * count
+    if not _are_alike(commons):
+        tails = [common + _MESSAGE_ID for common in commons]
+    # Messages of one claim differ in little but their IDs, payloads and tokens: heads repeat.
+    others: tuple[Sequence[Any], ...] = (
+        _abouts(claimed.terms, attempts, priorities),
+        list(map(len, ids)),
+        list(map(len, tails)),
+    )
+    if all(map(_are_alike, others)):
+        one = next(zip(*others, strict=True))
+        kinds: list[Any] = sizes
+        heads = {size: _heads(token, len(numbers[0]), size, *one) for size in set(sizes)}
     else:
-        parts[0::5] = map(heads.__getitem__, zip(sizes, ends, strict=True))
-    parts[1::5] = messages
-    parts[3::5] = numbers
-    parts[4::5] = ends
+        kinds = list(zip(sizes, *others, strict=True))
+        heads = {kind: _heads(token, len(numbers[0]), *kind) for kind in set(kinds)}
+    before, between = heads[kinds[0]]
+    parts = [before, b"", between, b"", tails[0], b""] * count
+    if len(heads) > 1:
+        parts[0::6], parts[2::6] = zip(*map(heads.__getitem__, kinds), strict=True)
+    parts[1::6], parts[3::6], parts[4::6], parts[5::6] = numbers, payloads, tails, ids
     return parts
 
 
-def _head(message_size: int, end_size: int, token_size: int) -> bytes:
-    """What stands before a message in an answer."""
-    head = _MESSAGE + varint(message_size)
-    size = len(head) + message_size + 2 + token_size + end_size
-    return _MESSAGES + varint(size) + head
+def _are_alike(column: Sequence[object]) -> bool:
+    return column.count(column[0]) == len(column)
 
 
-def _ends(claimed: Claimed) -> list[bytes]:
-    """What stands behind the token of each message."""
-    terms = claimed.terms
-    keys = list(map(_DIFFERING, claimed.items))
-    ends = {
-        (attempts, priority): b"".join(
-            map(number_field, _ENDS, (terms.deadline_ms, attempts + 1, priority, terms.length_ms))
-        )
-        for attempts, priority in set(keys)
-    }
-    if len(ends) == 1:
-        return list(ends.values()) * len(keys)
-    return list(map(ends.__getitem__, keys))
+def _abouts(terms: Terms, attempts: Sequence[int], priorities: Sequence[int]) -> list[bytes]:
+    """What an answer tells about the lease of each message, beside its token."""
+    if _are_alike(attempts) and _are_alike(priorities):
+        return [_about(terms, attempts[0], priorities[0])] * len(attempts)
+    kinds = list(zip(attempts, priorities, strict=True))
+    abouts = {kind: _about(terms, *kind) for kind in set(kinds)}
+    return list(map(abouts.__getitem__, kinds))
+
+
+def _about(terms: Terms, attempts: int, priority: int) -> bytes:
+    numbers = (terms.deadline_ms, attempts + 1, priority, terms.length_ms)
+    return b"".join(map(number_field, _ABOUT, numbers))
+
+
+def _heads(
+    token: bytes, number_size: int, payload_size: int, about: bytes, id_size: int, tail_size: int
+) -> tuple[bytes, bytes]:
+    """What stands before the number of a message's token, and between that and its payload."""
+    head = _PAYLOAD + varint(payload_size)
+    message_size = len(head) + payload_size + tail_size + id_size
+    between = _MESSAGE + varint(message_size) + head
+    size = len(about) + len(token) + number_size + len(between) - len(head) + message_size
+    return _MESSAGES + varint(size) + about + token, between
 
 
 _MESSAGES: Final = b"\x0a"
 _MESSAGE: Final = b"\x0a"
 _TOKEN: Final = b"\x12"
-_MESSAGE_BYTES: Final = attrgetter("message")
-_DIFFERING: Final = attrgetter("attempts", "priority")
-_ENDS: Final = (3, 4, 5, 6)
+_ABOUT: Final = (3, 4, 5, 6)
 """Fields of ClaimedMessage: lease_deadline_ms, attempts_count, priority, lease_ms."""
+_PAYLOAD: Final = b"\x12"
+_MESSAGE_ID: Final = b"\x08"
 
 
 def too_late(owner: ShardOwner, given: Sequence[Given]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from operator import itemgetter
 
 from libs.storage.queues import AvailableMessage
 from services.broker.payloads import Held
@@ -48,13 +48,14 @@ class Choosing(Many):
         if self._kept_back:
             return False
         ids = list(map(_MESSAGE_ID, items))
-        held = list(filter(None, map(self._held.get, ids)))
-        if len(held) < len(ids):
+        try:
+            held = list(map(self._held.__getitem__, ids))
+        except KeyError:
             held = list(filter(None, map(self._find, ids)))
             if len(held) < len(ids):
                 return False
-        payload_bytes = sum(map(_PAYLOAD_BYTES, held))
-        size = sum(map(len, map(_MESSAGE, held)))
+        payload_bytes = sum(map(len, map(_PAYLOAD, held)))
+        size = payload_bytes + sum(map(len, map(_COMMON, held))) + len(held) * _ID_BYTES
         if payload_bytes > self._payload_bytes_left or size > self._bytes_left:
             return False
         self._payload_bytes_left -= payload_bytes
@@ -71,14 +72,17 @@ class Choosing(Many):
         one = self._held.get(item.message_id) or self._find(item.message_id)
         if one is None:
             return Choice.STOP if self._can_give(item.message_id) else Choice.SKIP
-        self._payload_bytes_left -= one.payload_bytes
-        self._bytes_left -= len(one.message)
+        payload, common = one
+        self._payload_bytes_left -= len(payload)
+        self._bytes_left -= len(payload) + len(common) + _ID_BYTES
         if self.chosen and (self._payload_bytes_left < 0 or self._bytes_left < 0):
             return Choice.STOP
         self.chosen.append(one)
         return Choice.TAKE
 
 
-_MESSAGE_ID = attrgetter("message_id")
-_PAYLOAD_BYTES = attrgetter("payload_bytes")
-_MESSAGE = attrgetter("message")
+_MESSAGE_ID = itemgetter(0)
+_PAYLOAD, _COMMON = itemgetter(0), itemgetter(1)
+
+_ID_BYTES = 16
+"""What a message has in an answer beside its payload and what it shares with others."""

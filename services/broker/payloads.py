@@ -7,10 +7,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import groupby
-from operator import itemgetter
-from typing import Final, NamedTuple, Protocol
+from itertools import chain, groupby
+from typing import NamedTuple, Protocol, TypeAlias
 
 import grpc
 
@@ -61,16 +59,21 @@ class Tagged(NamedTuple):
     missing_ids: Sequence[int]
 
 
-class Held(NamedTuple):
-    """A message in memory, as its ingest encoded it."""
+Held: TypeAlias = tuple[bytes, bytes]
+"""A message in memory: its payload, and what else it has but its ID.
 
-    message: bytes
-    """A Message in protobuf's wire format; its headers may be larger than its payload."""
-    payload_bytes: int
+That is a Message in protobuf's wire format, one object for all that share it, and perhaps larger
+than the payload. A plain pair, which `zip` makes: each message has one.
+"""
 
 
-_held: Final = partial(tuple.__new__, Held)
-"""Makes one of a pair, without the time that its own constructor takes: each message has one."""
+def held_of(message: Message) -> Held:
+    """The same of a message."""
+    common = Message()
+    common.CopyFrom(message)
+    common.ClearField("message_id")
+    common.ClearField("payload")
+    return message.payload, common.SerializeToString()
 
 
 @dataclass(slots=True)
@@ -113,9 +116,10 @@ class IngestClient:
         """See Ingests."""
         request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=FETCH_BYTES, encoded=True)
         answer = await self._read(shard, request)
-        messages = map(_held, zip(answer.encoded_messages, answer.payload_bytes, strict=True))
+        messages = map(held_of, map(Message.FromString, answer.encoded_messages))
+        held = dict(zip(answer.encoded_ids, messages, strict=True))
         gone = dict.fromkeys(answer.missing_ids, GONE) | dict.fromkeys(answer.damaged_ids, DAMAGED)
-        return dict(zip(answer.encoded_ids, messages, strict=True)), gone
+        return held, gone
 
     async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
         """See Ingests."""
@@ -247,7 +251,9 @@ class Payloads:
             hand.pop(message_id, None)
 
     def _keep(self, came: dict[int, Held]) -> None:
-        size_bytes = sum(map(len, map(_MESSAGE, came.values()))) + len(came) * _OVERHEAD_BYTES
+        # What messages share counts for each: they may outlive one another here.
+        size_bytes = sum(map(len, chain.from_iterable(came.values())))
+        size_bytes += len(came) * _OVERHEAD_BYTES
         if size_bytes > self._half_bytes:
             pairs = list(came.items())
             middle = len(pairs) // 2
@@ -260,8 +266,6 @@ class Payloads:
         self._young.update(came)
         self._young_bytes += size_bytes
 
-
-_MESSAGE: Final = itemgetter(0)
 
 _OVERHEAD_BYTES = 500
 """About what a message costs beside its bytes: the objects, its place here."""

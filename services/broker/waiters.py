@@ -184,7 +184,7 @@ class Stream(Waiter):
         held = [one for part in given for one in part.held]
         self._count_left += sign * len(held)
         if self._bytes_left is not None:
-            self._bytes_left += sign * sum(one.payload_bytes for one in held)
+            self._bytes_left += sign * sum(len(payload) for payload, _ in held)
 
     def failed(self, error: SlateMQError | None) -> None:
         """See Waiter. The stream ends when what is in hand is sent."""

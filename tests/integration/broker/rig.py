@@ -22,7 +22,7 @@ from libs.storage.roots import Root, open_root
 from services.broker.config import BrokerConfig
 from services.broker.other_shards import OutboxTarget
 from services.broker.owner import ShardOwner
-from services.broker.payloads import DAMAGED, GONE, Held, Tagged
+from services.broker.payloads import DAMAGED, GONE, Held, Tagged, held_of
 from services.broker.service import BrokerService
 from slatemq.errors import Aborted, InvalidArgument, Unavailable
 from slatemq.rpc_status import from_rpc_error
@@ -106,7 +106,7 @@ class Ingest:
 
     async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], dict[int, str]]:
         messages, gone = await self.read(shard, ids)
-        held = {one.message_id: Held(one.SerializeToString(), len(one.payload)) for one in messages}
+        held = {one.message_id: held_of(one) for one in messages}
         return held, {one: DAMAGED if one in self.damaged else GONE for one in gone}
 
     async def read_with_etags(self, shard: int, ids: Sequence[int]) -> Tagged:

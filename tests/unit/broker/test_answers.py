@@ -9,7 +9,7 @@ from libs.storage.buckets import BucketKind
 from libs.storage.queues import AvailableMessage
 from services.broker.answers import tell
 from services.broker.lease_buckets import Claimed, Terms
-from services.broker.payloads import Held
+from services.broker.payloads import held_of
 from services.broker.tokens import token_text
 from services.broker.waiters import Given
 from services.broker.walks import Segment
@@ -23,6 +23,7 @@ MESSAGES = st.lists(
         st.binary(max_size=400),
         st.integers(0, 300),
         st.integers(0, 255),
+        st.sampled_from(("", "b", "c" * 200)),
     ),
     max_size=9,
 )
@@ -33,15 +34,15 @@ MESSAGES = st.lists(
     st.integers(0, 0x3FFF),
 )
 def test_an_answer_of_either_kind_is_parsed_as_it_was_meant(
-    claims: list[tuple[list[tuple[int, bytes, int, int]], int, int]], shard: int
+    claims: list[tuple[list[tuple[int, bytes, int, int, str]], int, int]], shard: int
 ) -> None:
     expected, delivered = [], []
     for messages, deadline_ms, length_ms in claims:
         items, held = [], []
-        for token, payload, attempts, priority in messages:
-            message = Message(message_id=token >> 2, payload=payload, headers={"a": "b"})
+        for token, payload, attempts, priority, value in messages:
+            message = Message(message_id=token >> 2, payload=payload, headers={"a": value})
             items.append(AvailableMessage(token >> 2, priority, 0, 0, attempts))
-            held.append(Held(message.SerializeToString(), len(payload)))
+            held.append(held_of(message))
             expected.append(
                 ClaimedMessage(
                     message=message,
@@ -54,7 +55,8 @@ def test_an_answer_of_either_kind_is_parsed_as_it_was_meant(
             )
         terms = Terms(cast("Any", None), "c", 0, deadline_ms, length_ms)
         segment = Segment(items, BucketKind.READY, 1, range(len(items)))
-        claimed = Claimed(terms, [token for token, *_ in messages], [segment])
+        claimed = Claimed(terms, [segment])
+        claimed.tokens += [token for token, *_ in messages]
         delivered.append(Given(claimed, held))
 
     encoded = tell(shard, delivered)

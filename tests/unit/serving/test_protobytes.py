@@ -5,7 +5,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.serving.protobytes import field, number_field, varint
+from libs.serving.protobytes import field, number_field, varint, varints_of
 from slatemq.v1.message_pb2 import Message
 
 
@@ -15,6 +15,16 @@ def test_a_number_is_encoded_as_protobuf_does(number: int) -> None:
 
     assert number_field(1, number) == expected
     assert number == 0 or b"\x08" + varint(number) == expected
+
+
+NEAR = st.integers(0, (1 << 63) - 1000) | st.integers(0, 1 << 15)
+
+
+@given(NEAR, st.lists(st.integers(0, 300), min_size=1), st.booleans())
+def test_many_numbers_are_encoded_as_each_is(near: int, steps: list[int], in_a_row: bool) -> None:
+    numbers = [near + (at if in_a_row else step) for at, step in enumerate(steps)]
+
+    assert varints_of(numbers) == [varint(number) for number in numbers]
 
 
 @given(st.binary(max_size=300))

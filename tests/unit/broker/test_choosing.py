@@ -1,0 +1,69 @@
+"""Which messages a claim takes: as many as fit into its bounds and into an answer."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.storage.queues import AvailableMessage
+from services.broker import choosing
+from services.broker.choosing import Choosing
+from services.broker.payloads import Held
+from services.broker.walks import Choice
+from slatemq.v1.message_pb2 import Message
+
+BIG = 1 << 40
+HELD = st.tuples(st.binary(max_size=20), st.binary(max_size=20))
+
+
+def nothing(_: int) -> Held | None:
+    return None
+
+
+def items(held: list[Held]) -> list[AvailableMessage]:
+    return [AvailableMessage(at, 0, 0, 0, 0) for at in range(len(held))]
+
+
+@given(st.lists(st.lists(HELD, max_size=4), max_size=4), st.integers(0, 100))
+def test_many_are_taken_where_their_payloads_fit(offers: list[list[Held]], bound: int) -> None:
+    here: dict[int, Held] = {}
+    chooser = Choosing(100, bound, here, nothing, {}, lambda _: True)
+    taken: list[Held] = []
+
+    for held in offers:
+        here.update(enumerate(held))
+        fits = sum(len(payload) for payload, _ in taken + held) <= bound
+        assert chooser.offer(items(held)) == fits
+        taken += held if fits else []
+
+    assert chooser.chosen == taken
+
+
+@given(st.lists(HELD, max_size=9), st.integers(0, 400), st.booleans())
+def test_an_answer_is_never_larger_than_its_bound(
+    held: list[Held], bound: int, at_once: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choosing, "ANSWER_BYTES_MAX", bound)
+        chooser = Choosing(100, BIG, dict(enumerate(held)), nothing, {}, lambda _: True)
+
+    if not (at_once and chooser.offer(items(held))):
+        for item in items(held):
+            if chooser.choose(item) == Choice.STOP:
+                break
+
+    assert chooser.chosen == held[: len(chooser.chosen)]
+    sizes = [
+        len(Message(message_id=(1 << 62) - 1, payload=payload).SerializeToString()) + len(common)
+        for payload, common in chooser.chosen
+    ]
+    assert len(sizes) <= 1 or sum(sizes) <= bound
+
+
+def test_many_are_taken_only_if_all_are_here() -> None:
+    held: list[Held] = [(b"a", b""), (b"b", b""), (b"c", b"")]
+    here = dict(enumerate(held))
+    first = {0: held[0]}
+
+    assert not Choosing(9, BIG, first, nothing, {}, lambda _: True).offer(items(held))
+    assert Choosing(9, BIG, first, here.get, {}, lambda _: True).offer(items(held))
+    assert not Choosing(9, BIG, here, nothing, {2: 1}, lambda _: True).offer(items(held))
