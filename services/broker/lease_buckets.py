@@ -7,7 +7,7 @@ it back, has its bucket unpacked; most leases are claimed and acked by the hundr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -114,9 +114,10 @@ class Claimed:
 
     __slots__ = ("_segments", "items", "parts", "terms", "tokens")
 
-    def __init__(self, terms: Terms, tokens: Sequence[int], segments: Sequence[Segment]) -> None:
+    def __init__(self, terms: Terms, segments: Sequence[Segment]) -> None:
         self.terms = terms
-        self.tokens = tokens
+        self.tokens: list[int] = []
+        """They come with the buckets that the leases are put into."""
         self.items: list[AvailableMessage] = [
             item for segment in segments for item in segment.items
         ]
@@ -166,6 +167,8 @@ class LeaseBucket:
         "_leases",
         "_span",
         "_waited",
+        "_whole",
+        "is_block",
         "order",
         "queue",
         "stored",
@@ -176,34 +179,60 @@ class LeaseBucket:
         self.queue = queue
         self.order = order
         self.stored = stored
+        self.is_block = False
+        """Whether it was made of all tokens of a block; it never gets others."""
         self.watched_ms: int | None = None  # see Deadlines
         self._leases: dict[int, Lease] = {}
-        # As long as they are columns: the claim, their part of it, and those that run, by token.
+        # As long as they are columns: the claim, their part of it, and those that run: all of
+        # them (`_whole` has their tokens), or some by token.
         self._claimed: Claimed | None = None
         self._span = (0, 0)
+        self._whole: tuple[int, ...] = ()
         self._waited: dict[int, AvailableMessage] = {}
 
     @classmethod
-    def packed(cls, order: int, claimed: Claimed, first: int, end: int) -> LeaseBucket:
-        """A bucket of a part of a claim, as columns."""
+    def packed(cls, order: int, claimed: Claimed, first: int, tokens: Sequence[int]) -> LeaseBucket:
+        """A bucket of a part of a claim, from `first` on, as columns."""
         bucket = cls(claimed.terms.queue, order)
-        bucket._claimed, bucket._span = claimed, (first, end)
-        bucket._waited = dict(zip(claimed.tokens[first:end], claimed.items[first:end], strict=True))
+        bucket.is_block = True
+        bucket._claimed, bucket._span = claimed, (first, first + len(tokens))
+        bucket._whole = tuple(tokens)
         return bucket
 
     @property
     def count(self) -> int:
         """How many leases there are."""
-        return len(self._leases) if self._claimed is None else len(self._waited)
+        if self._claimed is None:
+            return len(self._leases)
+        return len(self._whole or self._waited)
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The tokens of all leases that the bucket ever had, if all of them run; else none."""
+        return self._whole
 
     @property
     def leases(self) -> dict[int, Lease]:
         """The leases one by one, by token; from now on they are kept so."""
         if self._claimed is not None:
-            claimed, waited = self._claimed, self._waited
+            claimed, waited = self._claimed, self._by_token()
             self._claimed, self._waited = None, {}
             self.put(one for one in claimed.make(*self._span) if one.token in waited)
         return self._leases
+
+    def _by_token(self) -> dict[int, AvailableMessage]:
+        """The messages of columns; from now on they need not be all that there were."""
+        assert self._claimed is not None
+        if self._whole:
+            self._waited = dict(zip(self._whole, self._items(), strict=True))
+            self._whole = ()
+        return self._waited
+
+    def _items(self) -> list[AvailableMessage]:
+        """The messages of columns of which all are there."""
+        assert self._claimed is not None
+        first, end = self._span
+        return self._claimed.items[first:end]
 
     def put(self, leases: Iterable[Lease]) -> None:
         """Adds leases."""
@@ -212,15 +241,28 @@ class LeaseBucket:
             lease.bucket = self
             mine[lease.token] = lease
 
+    def holds(self, token: int) -> bool:
+        """Whether such a lease runs."""
+        if self._whole:
+            return self._whole[0] <= token <= self._whole[-1]  # a block goes up by one
+        return token in (self._leases if self._claimed is None else self._waited)
+
+    def holds_all(self, tokens: Sequence[int]) -> bool:
+        """Whether such leases run, each of them named once."""
+        wanted, running = set(tokens), self._by_token() if self._claimed is not None else None
+        held: Mapping[int, object] = self._leases if running is None else running
+        return len(wanted) == len(tokens) and wanted <= held.keys()
+
     def message_ids(self) -> list[int]:
         """The messages of the leases."""
-        if self._claimed is not None:
-            return [item.message_id for item in self._waited.values()]
-        return [lease.message_id for lease in self._leases.values()]
+        if self._claimed is None:
+            return [lease.message_id for lease in self._leases.values()]
+        items = self._items() if self._whole else self._waited.values()
+        return [item.message_id for item in items]
 
     def tokens(self) -> list[int]:
         """The tokens of the leases."""
-        return list(self._leases if self._claimed is None else self._waited)
+        return list(self._leases if self._claimed is None else self._whole or self._waited)
 
     def earliest_ms(self) -> int:
         """The first deadline of its leases."""
@@ -236,14 +278,20 @@ class LeaseBucket:
 
     def clear(self) -> None:
         """Drops all leases."""
-        self._claimed, self._waited, self._leases = None, {}, {}
+        self._claimed, self._whole, self._waited, self._leases = None, (), {}, {}
 
     def take_done(self, tokens: Sequence[int], now_ms: int) -> list[tuple[Any, ...]]:
         """Takes running leases out whose messages are done now; gives these as DoneMessages."""
         if self._claimed is None:
             return [done(self._leases.pop(token), now_ms) for token in tokens]
         terms = self._claimed.terms
-        ids, _, _, _, attempts = zip(*map(self._waited.pop, tokens), strict=True)
+        items: Iterable[AvailableMessage]
+        if len(tokens) == len(self._whole):
+            items, tokens = self._items(), self._whole
+            self.clear()
+        else:
+            items = map(self._by_token().pop, tokens)
+        ids, _, _, _, attempts = zip(*items, strict=True)
         return list(
             zip(
                 ids,
@@ -261,10 +309,9 @@ class LeaseBucket:
         """The record, of at least one lease."""
         if self._claimed is None:
             return encode_active((), list(map(_RECORD, self._leases.values())))
-        terms, count = self._claimed.terms, len(self._waited)
-        ids, priorities, _, retention_deadlines_ms, attempts = zip(
-            *self._waited.values(), strict=True
-        )
+        terms, count = self._claimed.terms, self.count
+        items = self._items() if self._whole else self._waited.values()
+        ids, priorities, _, retention_deadlines_ms, attempts = zip(*items, strict=True)
         return encode_in_flight(
             (
                 ids,
@@ -275,7 +322,7 @@ class LeaseBucket:
                 retention_deadlines_ms,
                 (terms.length_ms,) * count,
                 (terms.consumer,) * count,
-                list(self._waited),
+                self.tokens(),
             )
         )
 

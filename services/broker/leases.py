@@ -9,17 +9,20 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from libs.storage.buckets import BucketKind, bucket_number
 from libs.storage.keys import active_key
 from libs.storage.states import FinishedLeasesRecord, LeaseOutcome
 from services.broker.lease_buckets import Claimed, Lease, LeaseBucket
+from services.broker.lease_index import PLACE_BITS, tokens_of
 
 Row = tuple[bytes, bytes | None]
 """A key and its new value; None deletes it."""
 
 IN_FLIGHT_BUCKET_MAX = 200
-"""Leases in a bucket at most: finishing one writes the others again, about 60 bytes each."""
+"""Leases in a bucket at most: finishing one writes the others again, about 60 bytes each. No more
+than a block has tokens."""
 
 PACKED_MIN = 50
 """Leases of one claim from which on they get a bucket of their own, where they are columns."""
@@ -54,23 +57,31 @@ class InFlight:
         """The order of the first bucket; 0 when there is none."""
         return next(iter(self._buckets), 0)
 
-    def put(self, claimed: Claimed, next_order: Callable[[], int]) -> None:
-        """Adds leases; `next_order` gives orders above all others, for the buckets needed."""
-        first, count = 0, len(claimed.tokens)
+    def put(
+        self, claimed: Claimed, next_order: Callable[[], int], next_block: Callable[[], int]
+    ) -> None:
+        """Adds leases, and gives them their tokens: those of one bucket have a block.
+
+        `next_order` gives orders above all others, for the buckets needed.
+        """
+        first, count = 0, len(claimed.items)
         while first < count:
+            length = min(count - first, IN_FLIGHT_BUCKET_MAX)
             if count - first >= PACKED_MIN:
-                end = min(count, first + IN_FLIGHT_BUCKET_MAX)
-                bucket = LeaseBucket.packed(next_order(), claimed, first, end)
+                tokens = tokens_of(next_block(), length)
+                bucket = LeaseBucket.packed(next_order(), claimed, first, tokens)
+                claimed.tokens += bucket.whole
                 self._buckets[bucket.order] = bucket
             else:
                 bucket = self._open or LeaseBucket(claimed.terms.queue, next_order())
                 self._buckets[bucket.order] = bucket
-                end = min(count, first + IN_FLIGHT_BUCKET_MAX - bucket.count)
-                bucket.put(claimed.make(first, end))
+                length = min(length, IN_FLIGHT_BUCKET_MAX - bucket.count)
+                claimed.tokens += tokens_of(next_block(), length)
+                bucket.put(claimed.make(first, first + length))
                 self._open = bucket if bucket.count < IN_FLIGHT_BUCKET_MAX else None
             self._changed[bucket.order] = bucket
-            claimed.parts.append((bucket, first, end))
-            first = end
+            claimed.parts.append((bucket, first, first + length))
+            first += length
         self.count += count
 
     def take_out(self, leases: Iterable[Lease]) -> None:
@@ -217,28 +228,45 @@ class FinishedLeases:
 
     def __init__(self, stored: Iterable[FinishedLeasesRecord] = ()) -> None:
         self._outcomes: dict[int, LeaseOutcome] = {}
-        self._slots: deque[tuple[int, list[int]]] = deque()
+        self._blocks: dict[int, tuple[range, LeaseOutcome]] = {}  # which ended as a whole
+        self._count = 0
+        self._slots: deque[_Slot] = deque()
         self._open: list[int] = []
         self._open_outcomes: list[LeaseOutcome] = []  # looking them up again costs more than these
+        self._open_slot = _Slot(0, [], [])
         self._changed = False
         newest_first = sorted(stored, key=lambda record: record.sequence, reverse=True)
         self._sequence = newest_first[0].sequence + 1 if newest_first else 0
         for record in newest_first:
-            if len(self._outcomes) + len(record.leases) > FINISHED_MAX:
+            if self._count + len(record.leases) > FINISHED_MAX:
                 break
-            self._slots.appendleft((record.sequence, list(record.leases)))
+            self._slots.appendleft(_Slot(record.sequence, list(record.leases), []))
             self._outcomes.update(zip(record.leases, record.outcomes, strict=True))
+            self._count += len(record.leases)
 
-    def add(self, tokens: Sequence[int], outcome: LeaseOutcome) -> None:
+    def add(
+        self, tokens: Sequence[int], outcome: LeaseOutcome, *, whole_block: bool = False
+    ) -> None:
         """Remembers how leases finished."""
-        self._outcomes.update(dict.fromkeys(tokens, outcome))
+        if whole_block:
+            block = tokens[0] >> PLACE_BITS
+            self._blocks[block] = range(tokens[0], tokens[-1] + 1), outcome
+            self._open_slot.blocks.append(block)
+        else:
+            self._outcomes.update(dict.fromkeys(tokens, outcome))
+            self._open_slot.singles.extend(tokens)
         self._open += tokens
         self._open_outcomes += [outcome] * len(tokens)
+        self._count += len(tokens)
         self._changed = self._changed or bool(tokens)
 
     def outcome(self, token: int) -> LeaseOutcome | None:
         """How a lease finished; None when it runs, never was, or was forgotten."""
-        return self._outcomes.get(token)
+        outcome = self._outcomes.get(token)
+        if outcome is None and token >> PLACE_BITS in self._blocks:
+            tokens, ended = self._blocks[token >> PLACE_BITS]
+            return ended if token in tokens else None
+        return outcome
 
     def drain(self) -> list[tuple[int, FinishedLeasesRecord]]:
         """The slots to write with the next commit: (slot, record)."""
@@ -254,16 +282,30 @@ class FinishedLeases:
             rows.append((self._sequence % FINISHED_SLOTS, record))
             if len(part) < FINISHED_SLOT_MIN:
                 break
-            self._slots.append((self._sequence, part))
             self._sequence += 1
             del self._open[: len(part)], self._open_outcomes[: len(part)]
+        if rows and not self._open:
+            # Of several slots at once all are forgotten with the last one.
+            self._slots.append(self._open_slot._replace(sequence=self._sequence - 1))
+            self._open_slot = _Slot(0, [], [])
         self._forget_oldest()
         return rows
 
     def _forget_oldest(self) -> None:
         while self._slots and (
-            self._slots[0][0] <= self._sequence - FINISHED_SLOTS
-            or len(self._outcomes) > FINISHED_MAX
+            self._slots[0].sequence <= self._sequence - FINISHED_SLOTS or self._count > FINISHED_MAX
         ):
-            for token in self._slots.popleft()[1]:
+            slot = self._slots.popleft()
+            for token in slot.singles:
                 self._outcomes.pop(token, None)
+            self._count -= len(slot.singles)
+            for block in slot.blocks:
+                self._count -= len(self._blocks.pop(block, ((), None))[0])
+
+
+class _Slot(NamedTuple):
+    """What is in a slot of the ring, for forgetting it."""
+
+    sequence: int
+    singles: list[int]
+    blocks: list[int]

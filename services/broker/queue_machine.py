@@ -11,9 +11,8 @@ NeedsLane or Needs before it has changed anything: the caller reads, and runs it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from operator import attrgetter
 
 from libs.storage.buckets import BucketKind
@@ -84,7 +83,7 @@ class Queue(QueueEntries):
     def claim(
         self,
         choose: Chooser,
-        tokens: Iterator[int],
+        next_block: Callable[[], int],
         lease_ms: int,
         consumer: str,
         now_ms: int,
@@ -92,7 +91,8 @@ class Queue(QueueEntries):
     ) -> Claimed:
         """Moves the messages chosen to in flight. May raise NeedsLane.
 
-        `many` chooses no more than may go in flight; `choose` may.
+        `many` chooses no more than may go in flight; `choose` may. `next_block` gives blocks of
+        tokens that nobody has.
         """
         room = self.room
 
@@ -105,9 +105,8 @@ class Queue(QueueEntries):
 
         segments = self._walk(bounded, now_ms, (), many)
         terms = Terms(self, consumer, now_ms, now_ms + lease_ms, lease_ms)
-        count = sum(len(segment.items) for segment in segments)
-        claimed = Claimed(terms, list(islice(tokens, count)), segments)
-        self.in_flight.put(claimed, lambda: self._orders.next(now_ms))
+        claimed = Claimed(terms, segments)
+        self.in_flight.put(claimed, lambda: self._orders.next(now_ms), next_block)
         return claimed
 
     def _walk(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import struct
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, groupby, repeat
 
 from libs.storage.queues import FailedAttempt
 from libs.storage.states import FinishedLeasesRecord, LeaseOutcome
 from services.broker.attempts import Attempts, attempts_at
 from services.broker.commands import Finish, Nack, Needs
-from services.broker.lease_buckets import Claimed, Lease, LeaseBucket
+from services.broker.lease_buckets import Claimed, Lease
+from services.broker.lease_index import LeaseIndex
 from services.broker.leases import GRACE_MS, Deadlines, FinishedLeases
 from services.broker.queue_machine import Chooser, NeedsSlot, Queue
 from services.broker.walks import Many
@@ -20,29 +19,28 @@ EXPIRED_LEASE = "lease expired"
 """The outcome of an attempt whose lease ended by the clock."""
 
 
-def random_tokens() -> Iterator[int]:
-    """Lease tokens: random, 64 bits, never 0."""
-    blocks = (struct.unpack("<256Q", os.urandom(2048)) for _ in repeat(None))
-    # Of C alone: nothing of ours is run for a token that is taken.
-    return filter(None, chain.from_iterable(blocks))
+def random_blocks() -> Iterator[int]:
+    """Blocks of lease tokens: random, 56 bits, never 0."""
+    while True:
+        yield secrets.randbits(56) or 1
 
 
 class ShardLeases:
     """All leases of a broker shard, what became of those finished last, and failed attempts."""
 
     def __init__(
-        self, finished: Sequence[FinishedLeasesRecord], tokens: Iterator[int] | None
+        self, finished: Sequence[FinishedLeasesRecord], blocks: Iterator[int] | None
     ) -> None:
         self.finished = FinishedLeases(finished)
         self.deadlines = Deadlines()
         self.attempts = Attempts()
-        self._leases: dict[int, LeaseBucket] = {}  # where each lies, by token
-        self._tokens = tokens or random_tokens()
+        self._running = LeaseIndex()
+        self._blocks = blocks or random_blocks()
 
     def restore_lease(self, queue: Queue, order: int, lease: Lease, *, changed: bool) -> None:
         """Takes in a lease; `changed` when it is not as it was stored."""
         bucket = queue.restore_lease(lease, order, changed=changed)
-        self._leases[lease.token] = bucket
+        self._running.add(bucket, (lease.token,))
         self.deadlines.watch(bucket, lease.deadline_ms)
 
     def claim(
@@ -56,28 +54,26 @@ class ShardLeases:
     ) -> Claimed:
         """Moves the messages chosen to in flight. May raise NeedsLane. See `Queue.claim`."""
         lease_ms = min(lease_ms, queue.settings.max_lease_ms)  # it may be a long-lived stream's
-        claimed = queue.claim(choose, self._tokens, lease_ms, consumer, now_ms, many)
+        claimed = queue.claim(choose, self._free_block, lease_ms, consumer, now_ms, many)
         for bucket, first, end in claimed.parts:
-            self._leases.update(dict.fromkeys(claimed.tokens[first:end], bucket))
+            self._running.add(bucket, claimed.tokens[first:end])
             self.deadlines.watch(bucket, claimed.terms.deadline_ms)
         return claimed
 
     def ack(self, tokens: Sequence[int], now_ms: int) -> list[Finish]:
         """Finishes leases: their messages are done."""
-        buckets = list(map(self._leases.pop, tokens, repeat(None)))
-        end = 0
-        for bucket, same in groupby(buckets):
-            first, end = end, end + len(list(same))
-            if bucket is not None:
-                part = tokens[first:end]
-                self.finished.add(part, LeaseOutcome.ACKED)
-                bucket.queue.ack_in(bucket, part, now_ms)
-        if all(buckets):
-            return [Finish.OK] * len(tokens)
-        return [
-            Finish.OK if bucket is not None else self._finished(token, LeaseOutcome.ACKED)
-            for token, bucket in zip(tokens, buckets, strict=True)
-        ]
+        results: list[Finish] = []
+        for bucket, part, whole in self._running.take(tokens):
+            if bucket is None:
+                results += [self._finished(token, LeaseOutcome.ACKED) for token in part]
+                continue
+            self.finished.add(part, LeaseOutcome.ACKED, whole_block=whole)
+            bucket.queue.ack_in(bucket, part, now_ms)
+            results += [Finish.OK] * len(part)
+        return results
+
+    def _free_block(self) -> int:
+        return next(filter(self._running.is_free, self._blocks))
 
     def nack(self, items: Sequence[Nack], now_ms: int, came_ms: int | None = None) -> list[Finish]:
         """Finishes leases: their messages are available again, or failed. May raise Needs.
@@ -98,7 +94,7 @@ class ShardLeases:
             if lease is None:
                 results.append(self._finished(item.token, LeaseOutcome.NACKED))
                 continue
-            del self._leases[item.token]
+            self._running.remove(item.token)
             visible_at_ms = _later(since_ms, _wait_ms(lease, item))
             if item.release:
                 lease.attempts -= 1
@@ -134,7 +130,7 @@ class ShardLeases:
 
     def resumed(self, since_ms: int, now_ms: int) -> None:
         """After a standstill, gives the leases alive at `since_ms` the grace of a restart."""
-        leases = [lease for one in set(self._leases.values()) for lease in one.leases.values()]
+        leases = [lease for one in self._running.buckets() for lease in one.leases.values()]
         for lease in leases:
             deadline_ms = now_ms + min(lease.length_ms, GRACE_MS)
             if since_ms < lease.deadline_ms < deadline_ms:
@@ -151,7 +147,7 @@ class ShardLeases:
         self._check_returns(returns, now_ms)
         queues: dict[str, Queue] = {}
         for lease, visible_at_ms, _ in returns:
-            del self._leases[lease.token]
+            self._running.remove(lease.token)
             self.finished.add((lease.token,), LeaseOutcome.ENDED)
             lease.queue.ended_leases_count += 1
             self._return(lease, EXPIRED_LEASE, visible_at_ms, now_ms)
@@ -161,36 +157,36 @@ class ShardLeases:
     def fail(self, leases: Sequence[Lease], reason: str, now_ms: int) -> None:
         """Moves claimed messages that cannot be delivered to failed, whatever attempts are left."""
         for lease in leases:
-            del self._leases[lease.token]
+            self._running.remove(lease.token)
             lease.attempts -= 1  # nobody saw the message
             lease.queue.fail(lease, reason, now_ms)
 
     def release(self, tokens: Iterable[int]) -> None:
         """Undoes claims that nobody was told of; leases that have ended are passed over."""
         by_queue: dict[Queue, list[Lease]] = {}
-        for token in tokens:
+        for token in dict.fromkeys(tokens):
             lease = self.running(token)
             if lease is not None:
-                del self._leases[token]
+                self._running.remove(token)
                 by_queue.setdefault(lease.queue, []).append(lease)
         for queue, held in by_queue.items():
             queue.release(held)
 
     def running(self, token: int) -> Lease | None:
         """The lease of this token; None when it has ended, or never was."""
-        bucket = self._leases.get(token)
+        bucket = self._running.find(token)
         return bucket.leases[token] if bucket is not None else None
 
     def end(self, lease: Lease, outcome: LeaseOutcome) -> None:
         """Ends a lease; what becomes of its message is up to the caller."""
-        del self._leases[lease.token]
+        self._running.remove(lease.token)
         self.finished.add((lease.token,), outcome)
 
     def purge_in_flight(self, queue: Queue) -> int:
         """Ends all leases of a queue, and their messages are gone; gives how many they were."""
         leases = queue.purge_in_flight()
         for lease in leases:
-            del self._leases[lease.token]
+            self._running.remove(lease.token)
             self.finished.add((lease.token,), LeaseOutcome.ENDED)
         return len(leases)
 

@@ -63,9 +63,9 @@ class Shard(ShardLeases):
         revision: int = 0,
         cursors: Mapping[int, int] | None = None,
         finished: Sequence[FinishedLeasesRecord] = (),
-        tokens: Iterator[int] | None = None,
+        blocks: Iterator[int] | None = None,
     ) -> None:
-        super().__init__(finished, tokens)
+        super().__init__(finished, blocks)
         self.revision = revision
         self.cursors = dict(cursors or {})
         self.queues: dict[str, Queue] = {}
@@ -118,7 +118,7 @@ class Shard(ShardLeases):
         """Removes a queue in O(leases): its rows are left to the sweeper."""
         self._next_revision()
         for token in queue.in_flight.clear():
-            del self._leases[token]
+            self._running.remove(token)
         self.replays.drop(queue.queue_id)
         del self.queues[queue.queue_id]
         self.notes.to_commit.discard(queue)

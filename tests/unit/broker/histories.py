@@ -60,7 +60,7 @@ LIMITS = [
 ]
 
 
-def tokens_from(first: int) -> Callable[[], Iterator[int]]:
+def blocks_from(first: int) -> Callable[[], Iterator[int]]:
     counter = itertools.count(first)
     return lambda: iter(counter)
 
@@ -73,7 +73,7 @@ class History(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         for module, name, value in LIMITS:
             self.patch.setattr(module, name, value)
-        self.patch.setattr(shard_leases, "random_tokens", tokens_from(1))
+        self.patch.setattr(shard_leases, "random_blocks", blocks_from(1))
         self.loop = asyncio.new_event_loop()
         self.now_ms = START_MS
         self.store = DictStore()

@@ -35,7 +35,7 @@ def ids(rows: Journal) -> list[list[int]]:
 
 async def test_a_queue_without_delayed_messages_writes_the_same_keys_and_bytes_as_ever() -> None:
     rig = Rig()
-    rig.shard = Shard(tokens=iter(range(1, 100)))
+    rig.shard = Shard(blocks=iter(range(1, 100)))
     rig.loader = Loader(rig.store, rig.shard)
     commits = []
 

@@ -33,7 +33,7 @@ async def claimed_rig(monkeypatch: pytest.MonkeyPatch, *, columns: bool) -> tupl
     rig.create()
     await rig.route(IDS[:100])
     await rig.route(IDS[100:], priority=0, deadline_ms=START_MS + 90_000)
-    rig.shard._tokens = iter(range(1001, 2000))
+    rig.shard._blocks = iter(range(1001, 2000))
     claimed = rig.shard.claim(
         rig.queue(), lambda _: Choice.TAKE, 30_000, "worker", rig.now_ms, All()
     )
