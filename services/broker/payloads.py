@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, groupby
+from itertools import chain, groupby, repeat
 from typing import NamedTuple, Protocol, TypeAlias
 
 import grpc
@@ -114,10 +114,16 @@ class IngestClient:
 
     async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], dict[int, str]]:
         """See Ingests."""
-        request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=FETCH_BYTES, encoded=True)
+        # `encoded` is for ingests that know no runs yet.
+        request = BatchGetPayloadsRequest(
+            message_ids=ids, max_bytes=FETCH_BYTES, runs=True, encoded=True
+        )
         answer = await self._read(shard, request)
         messages = map(held_of, map(Message.FromString, answer.encoded_messages))
         held = dict(zip(answer.encoded_ids, messages, strict=True))
+        for run in answer.runs:
+            alike = zip(run.payloads, repeat(run.common), strict=False)
+            held.update(zip(run.message_ids, alike, strict=True))
         gone = dict.fromkeys(answer.missing_ids, GONE) | dict.fromkeys(answer.damaged_ids, DAMAGED)
         return held, gone
 

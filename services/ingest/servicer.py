@@ -11,7 +11,6 @@ from opentelemetry import trace
 
 from libs.serving import limits
 from libs.serving import telemetry as told
-from libs.serving.guard import encoded
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
 from libs.storage.metadata import decode_log_entry
@@ -114,18 +113,12 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         message_ids = list(request.message_ids)
         bound = limits.message_bytes_max(self._config.payload_bytes_max)
         room = Room(request.max_bytes or READ_BYTES, bound)
-        if request.encoded:
+        if request.encoded or request.runs:
             if request.with_etags:
-                raise InvalidArgument("encoded", "may not be given together with with_etags")
+                name = "runs" if request.runs else "encoded"
+                raise InvalidArgument(name, "may not be given together with with_etags")
             found = await self._open().encoded.read(message_ids, room)
-            rest = ingest_pb2.BatchGetPayloadsResponse(
-                encoded_ids=found.message_ids,
-                payload_bytes=found.payload_bytes,
-                missing_ids=found.missing_ids,
-                damaged_ids=found.damaged_ids,
-            )
-            fields = b"".join([*found.fields, rest.SerializeToString()])
-            return encoded(ingest_pb2.BatchGetPayloadsResponse, fields)
+            return wire_for_brokers.told(found, in_runs=request.runs)
         read = await self._open().reader.read(message_ids, room, with_etags=request.with_etags)
         return ingest_pb2.BatchGetPayloadsResponse(
             messages=[wire.to_message(*one) for one in read.messages],

@@ -1,4 +1,4 @@
-"""What brokers ask of ingest, from protobuf; its limits are checked here, as in `wire`."""
+"""What brokers ask of ingest, from and to protobuf; its limits are checked here, as in `wire`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from libs.serving.guard import encoded
 from libs.serving.headers import encoded_headers
 from libs.serving.limits import HEADER_TEXT_BYTES_MAX
 from libs.storage.ids import MAX_SHARD, shard_of
 from services.ingest import wire
 from services.ingest.batches import Accepted, Columns
+from services.ingest.encoded import Encoded
 from services.ingest.pushing import Push
 from services.ingest.replacing import Replacement
 from slatemq.errors import InvalidArgument
-from slatemq.v1.ingest_pb2 import PushedMessage, PushRequest, ReplaceMessageRequest
+from slatemq.v1.ingest_pb2 import (
+    BatchGetPayloadsResponse,
+    PushedMessage,
+    PushRequest,
+    ReplaceMessageRequest,
+)
 
 NUMBER_MAX: Final = 1 << 62
 """No outbox gets so far."""
@@ -110,3 +117,17 @@ def to_replacement(
         None if request.keep_payload else request.payload,
         None if request.keep_headers else headers,
     )
+
+
+def told(found: Encoded, *, in_runs: bool) -> BatchGetPayloadsResponse:
+    """An answer with these messages; brokers that know no runs yet have each for itself."""
+    answer = BatchGetPayloadsResponse(missing_ids=found.missing_ids, damaged_ids=found.damaged_ids)
+    if in_runs:
+        fields = [piece for run in found.runs for piece in run.fields()]
+        data = b"".join([*fields, answer.SerializeToString()])
+        return encoded(BatchGetPayloadsResponse, data)
+    for run in found.runs:
+        answer.encoded_messages.extend(run.messages())
+        answer.encoded_ids.extend(run.message_ids)
+        answer.payload_bytes.extend(map(len, run.payloads))
+    return answer

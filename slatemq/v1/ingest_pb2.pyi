@@ -328,6 +328,7 @@ class BatchGetPayloadsRequest(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     WITH_ETAGS_FIELD_NUMBER: _builtins.int
     ENCODED_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     max_bytes: _builtins.int
     """Stop before the payloads together pass this many bytes; at least one message is given. 0 = 32 MiB. An answer never passes
     the size limit of a gRPC message either.
@@ -336,6 +337,10 @@ class BatchGetPayloadsRequest(_message.Message):
     """Whether to tell the messages' etags, which ReplaceMessage takes."""
     encoded: _builtins.bool
     """Whether to give the messages in `encoded_messages`, for whoever hands them on without looking inside; without etags."""
+    runs: _builtins.bool
+    """Whether to give the messages in `runs`, for the same callers: these are smaller, and take less work. Without etags. An ingest that does
+    not know of runs yet gives `encoded_messages` to who asks for both.
+    """
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """1 to 10,000 IDs of this shard, in any order."""
@@ -347,10 +352,11 @@ class BatchGetPayloadsRequest(_message.Message):
         max_bytes: _builtins.int = ...,
         with_etags: _builtins.bool = ...,
         encoded: _builtins.bool = ...,
+        runs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoded", b"encoded", "max_bytes", b"max_bytes", "message_ids", b"message_ids", "with_etags", b"with_etags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoded", b"encoded", "max_bytes", b"max_bytes", "message_ids", b"message_ids", "runs", b"runs", "with_etags", b"with_etags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -369,6 +375,7 @@ class BatchGetPayloadsResponse(_message.Message):
     ENCODED_IDS_FIELD_NUMBER: _builtins.int
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     DAMAGED_IDS_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
         """In the order of the request, without those missing and those beyond the bounds: ask for these again."""
@@ -397,6 +404,10 @@ class BatchGetPayloadsResponse(_message.Message):
     def damaged_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Those of `missing_ids` whose stored bytes cannot be read as what they should be: they will not come back by themselves."""
 
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredRun]:
+        """Instead of `messages`, when the request asks for it: the messages run by run, in the order of the request."""
+
     def __init__(
         self,
         *,
@@ -407,14 +418,49 @@ class BatchGetPayloadsResponse(_message.Message):
         encoded_ids: _abc.Iterable[_builtins.int] | None = ...,
         payload_bytes: _abc.Iterable[_builtins.int] | None = ...,
         damaged_ids: _abc.Iterable[_builtins.int] | None = ...,
+        runs: _abc.Iterable[Global___StoredRun] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["damaged_ids", b"damaged_ids", "encoded_ids", b"encoded_ids", "encoded_messages", b"encoded_messages", "etags", b"etags", "messages", b"messages", "missing_ids", b"missing_ids", "payload_bytes", b"payload_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damaged_ids", b"damaged_ids", "encoded_ids", b"encoded_ids", "encoded_messages", b"encoded_messages", "etags", b"etags", "messages", b"messages", "missing_ids", b"missing_ids", "payload_bytes", b"payload_bytes", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BatchGetPayloadsResponse: _TypeAlias = BatchGetPayloadsResponse  # noqa: Y015
+
+@_typing.final
+class StoredRun(_message.Message):
+    """Messages in a row that differ in nothing but their IDs and payloads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMON_FIELD_NUMBER: _builtins.int
+    MESSAGE_IDS_FIELD_NUMBER: _builtins.int
+    PAYLOADS_FIELD_NUMBER: _builtins.int
+    common: _builtins.bytes
+    """What they have in common: a Message without ID and payload, in protobuf's wire format."""
+    @_builtins.property
+    def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ID of each, in order; at least one."""
+
+    @_builtins.property
+    def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The payload of each."""
+
+    def __init__(
+        self,
+        *,
+        common: _builtins.bytes = ...,
+        message_ids: _abc.Iterable[_builtins.int] | None = ...,
+        payloads: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["common", b"common", "message_ids", b"message_ids", "payloads", b"payloads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredRun: _TypeAlias = StoredRun  # noqa: Y015
 
 @_typing.final
 class TailLogRequest(_message.Message):

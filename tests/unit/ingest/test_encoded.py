@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, cast
 
 from hypothesis import given
@@ -14,6 +15,7 @@ from services.ingest.batches import NOT_SET, Columns
 from services.ingest.encoded import Encoded, EncodedReader
 from services.ingest.payload_cache import PayloadCache, Run
 from services.ingest.reading import Read, Room
+from services.ingest.wire_for_brokers import told
 from slatemq.v1.ingest_pb2 import BatchGetPayloadsResponse
 from slatemq.v1.message_pb2 import Message
 
@@ -65,11 +67,45 @@ def cached(messages: Stored, first: int, last: int, *, without: int = 0) -> Run:
 
 
 def read(disk: Disk, cache: PayloadCache, ids: Sequence[int], room: Room) -> Encoded:
-    return asyncio.run(EncodedReader(cast("Any", disk), cache).read(ids, room))
+    return asyncio.run(EncodedReader(cast("Any", disk), cache).read(list(ids), room))
 
 
-def messages_of(found: Encoded) -> Sequence[bytes]:
-    return BatchGetPayloadsResponse.FromString(b"".join(found.fields)).encoded_messages
+def told_of(found: Encoded) -> BatchGetPayloadsResponse:
+    return BatchGetPayloadsResponse.FromString(cast("Any", told(found, in_runs=True)))
+
+
+def ids_of(found: Encoded) -> list[int]:
+    return [message_id for run in told_of(found).runs for message_id in run.message_ids]
+
+
+def messages_of(found: Encoded) -> list[Message]:
+    """All of an answer, which is the same in both of its forms."""
+    messages = []
+    for run in told_of(found).runs:
+        assert len(run.message_ids) == len(run.payloads) > 0
+        for message_id, payload in zip(run.message_ids, run.payloads, strict=True):
+            message = Message.FromString(run.common)
+            assert not message.message_id
+            assert not message.payload
+            message.message_id, message.payload = message_id, payload
+            messages.append(message)
+    each = told(found, in_runs=False)
+    assert [Message.FromString(one) for one in each.encoded_messages] == messages
+    assert list(each.encoded_ids) == [one.message_id for one in messages]
+    assert list(each.payload_bytes) == [len(one.payload) for one in messages]
+    assert each.missing_ids == told_of(found).missing_ids
+    return messages
+
+
+def message_of(metadata: MessageMetadata, payload: bytes) -> Message:
+    return Message(
+        message_id=metadata.message_id,
+        payload=payload,
+        headers=metadata.headers,
+        created_at_ms=metadata.created_at_ms,
+        received_at_ms=metadata.received_at_ms,
+        retention_s=metadata.retention_s,
+    )
 
 
 def big_room() -> Room:
@@ -87,19 +123,7 @@ def test_all_that_is_asked_for_comes_in_order_wherever_it_is(ids: list[int], wit
     found = read(Disk(messages), cache, ids, big_room())
 
     expected = [messages[at] for at in ids if at in messages]
-    assert found.message_ids == [metadata.message_id for metadata, _ in expected]
-    assert found.payload_bytes == [len(payload) for _, payload in expected]
-    assert [Message.FromString(one) for one in messages_of(found)] == [
-        Message(
-            message_id=metadata.message_id,
-            payload=payload,
-            headers=metadata.headers,
-            created_at_ms=metadata.created_at_ms,
-            received_at_ms=metadata.received_at_ms,
-            retention_s=metadata.retention_s,
-        )
-        for metadata, payload in expected
-    ]
+    assert messages_of(found) == [message_of(*one) for one in expected]
     assert found.missing_ids == [at for at in ids if at not in messages]
 
 
@@ -111,8 +135,8 @@ def test_an_answer_holds_the_first_messages_up_to_its_bound(bytes_max: int, fres
 
     found = read(Disk(messages), cache, range(1, 21), Room(bytes_max, 1 << 30))
 
-    sizes = [len(messages[at][1]) for at in found.message_ids]
-    assert found.message_ids == list(range(1, len(sizes) + 1))
+    sizes = [len(messages[at][1]) for at in ids_of(found)]
+    assert ids_of(found) == list(range(1, len(sizes) + 1))
     assert len(sizes) == 1 or sum(sizes) <= bytes_max
     assert len(sizes) == 20 or sum(sizes) + len(messages[len(sizes) + 1][1]) > bytes_max
 
@@ -133,9 +157,9 @@ def test_a_message_without_a_time_of_its_own_was_made_when_it_was_received() -> 
     cache = PayloadCache(100)
     cache.add(Run(1, 5000, [b"x"], columns), 1)
 
-    (encoded,) = messages_of(read(Disk({}), cache, [1], big_room()))
+    (message,) = messages_of(read(Disk({}), cache, [1], big_room()))
 
-    assert Message.FromString(encoded).created_at_ms == 5000
+    assert message.created_at_ms == 5000
 
 
 def test_a_large_message_of_a_late_shard_is_encoded_as_protobuf_does() -> None:
@@ -144,7 +168,7 @@ def test_a_large_message_of_a_late_shard_is_encoded_as_protobuf_does() -> None:
 
     (encoded,) = messages_of(read(disk, PayloadCache(0), [message.message_id], big_room()))
 
-    assert encoded == encoded_by_protobuf(message, b"p" * 20_000)
+    assert encoded == message_of(message, b"p" * 20_000)
 
 
 @given(
@@ -152,7 +176,7 @@ def test_a_large_message_of_a_late_shard_is_encoded_as_protobuf_does() -> None:
     st.lists(st.tuples(st.sampled_from((b"", b"x", b"y" * 200)), st.integers(0, 1)), min_size=1),
     st.data(),
 )
-def test_runs_are_encoded_as_protobuf_does(
+def test_runs_are_what_was_published(
     first: int, published: list[tuple[bytes, int]], data: st.DataObject
 ) -> None:
     messages = [
@@ -166,17 +190,20 @@ def test_runs_are_encoded_as_protobuf_does(
 
     found = read(Disk({}), cache, [metadata.message_id for metadata, _ in wanted], big_room())
 
-    assert list(messages_of(found)) == [encoded_by_protobuf(*one) for one in wanted]
+    assert messages_of(found) == [message_of(*one) for one in wanted]
+    # Neighbours that are alike are in one run
+    kinds = [metadata.retention_s for metadata, _ in wanted]
+    assert len(told_of(found).runs) == len(list(groupby(kinds)))
 
 
-def encoded_by_protobuf(message: MessageMetadata, payload: bytes) -> bytes:
-    fields = {
-        1: Message(message_id=message.message_id),
-        3: Message(headers=message.headers),
-        4: Message(created_at_ms=message.created_at_ms),
-        5: Message(received_at_ms=message.received_at_ms),
-        6: Message(retention_s=message.retention_s),
-        2: Message(payload=payload),
+def test_stored_neighbours_that_are_alike_are_in_one_run() -> None:
+    headers = {"a": "b"}
+    messages = {
+        at: (MessageMetadata(at, 1, 5000 + at // 5, 0, 0, headers), b"%d" % at)
+        for at in range(1, 10)
     }
-    encoded = b"".join(one.SerializeToString() for one in fields.values())
-    return encoded if payload else encoded + b"\x12\x00"
+
+    found = read(Disk(messages), PayloadCache(0), range(1, 10), big_room())
+
+    assert [list(run.message_ids) for run in told_of(found).runs] == [[1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert messages_of(found) == [message_of(*one) for one in messages.values()]
