@@ -13,7 +13,7 @@ from itertools import repeat
 from operator import eq, rshift
 from typing import Final
 
-__all__ = ["field", "number_field", "varint", "varints", "varints_of"]
+__all__ = ["field", "number_field", "packed_varints", "varint", "varints", "varints_of"]
 
 _LEN: Final = 2
 _VARINT: Final = 0
@@ -54,12 +54,24 @@ def varints(first: int, count: int) -> list[bytes]:
 def varints_of(numbers: Sequence[int]) -> list[bytes]:
     """These numbers, at least one: quick where they are in a row, or above 16,383."""
     first, count = numbers[0], len(numbers)
+    if count == 1:
+        return [varint(first)]
     if numbers[-1] - first == count - 1 and all(map(eq, numbers, range(first, first + count))):
         return varints(first, count)
     rests = {high: varint(high) for high in set(map(rshift, numbers, repeat(14)))}
     if 0 in rests:
         return list(map(varint, numbers))
     return [_MORE[number & 0x3FFF] + rests[number >> 14] for number in numbers]
+
+
+def packed_varints(numbers: Sequence[int]) -> bytes:
+    """The same one behind the other, as a packed field has them."""
+    first, count = numbers[0], len(numbers)
+    low, high = first & 0x3FFF, first >> 14
+    if not high or low + count > 1 << 14 or tuple(numbers) != tuple(range(first, first + count)):
+        return b"".join(varints_of(numbers))
+    rest = varint(high)
+    return rest.join(_MORE[low : low + count]) + rest
 
 
 def number_field(tag: int, number: int) -> bytes:

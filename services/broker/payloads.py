@@ -122,8 +122,11 @@ class IngestClient:
         messages = map(held_of, map(Message.FromString, answer.encoded_messages))
         held = dict(zip(answer.encoded_ids, messages, strict=True))
         for run in answer.runs:
-            alike = zip(run.payloads, repeat(run.common), strict=False)
-            held.update(zip(run.message_ids, alike, strict=True))
+            ids, payloads, common = run.message_ids, run.payloads, run.common
+            if len(ids) == 1:
+                held[ids[0]] = (payloads[0], common)
+            else:
+                held.update(zip(ids, zip(payloads, repeat(common), strict=False), strict=True))
         gone = dict.fromkeys(answer.missing_ids, GONE) | dict.fromkeys(answer.damaged_ids, DAMAGED)
         return held, gone
 

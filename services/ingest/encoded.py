@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress, takewhile
 from operator import ne
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Final, NamedTuple, TypeVar, cast
 
-from libs.serving.protobytes import field, number_field, varint, varints_of
+from libs.serving.protobytes import field, number_field, packed_varints, varint
 from services.ingest.batches import NOT_SET
 from services.ingest.payload_cache import PayloadCache, Run
 from services.ingest.reading import Reader, Room
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 _RUN: Final = b"\x42"
 _COMMON, _MESSAGE_IDS = 1, 2
-_RUN_PAYLOAD: Final = b"\x1a"
+_PAYLOADS: Final = b"\x1a"
 _MESSAGE_ID, _PAYLOAD = 1, 2
 _HEADERS, _CREATED_AT, _RECEIVED_AT, _RETENTION = 3, 4, 5, 6
 
@@ -37,14 +37,14 @@ class Alike(NamedTuple):
     def fields(self) -> list[bytes]:
         """As one of the `runs` of an answer, in pieces."""
         sizes = list(map(len, self.payloads))
-        heads = {size: _RUN_PAYLOAD + varint(size) for size in set(sizes)}
-        pieces = [heads[sizes[0]], b""] * len(sizes)
-        if len(heads) > 1:
+        head = _PAYLOADS + varint(sizes[0])
+        pieces = [head, b""] * len(sizes)
+        if sizes.count(sizes[0]) < len(sizes):
+            heads = {size: _PAYLOADS + varint(size) for size in set(sizes)}
             pieces[0::2] = map(heads.__getitem__, sizes)
         pieces[1::2] = self.payloads
-        ids = field(_MESSAGE_IDS, b"".join(varints_of(self.message_ids)))
-        before = field(_COMMON, self.common) + ids
-        size = len(before) + sum(sizes) + sum(map(len, pieces[0::2]))
+        before = field(_COMMON, self.common) + field(_MESSAGE_IDS, packed_varints(self.message_ids))
+        size = len(before) + sum(map(len, pieces))
         return [_RUN + varint(size) + before, *pieces]
 
     def messages(self) -> Iterator[bytes]:
@@ -86,37 +86,40 @@ def _bytes_of(payloads: Sequence[bytes | None]) -> list[bytes]:
     return cast("list[bytes]", payloads)
 
 
-def _ends(columns: Sequence[Sequence[Any]]) -> list[int]:
-    """Where stretches end throughout which each of the columns has one element."""
-    count = len(columns[0])
-    if all(column.count(column[0]) == count for column in columns):
-        return [count]
-    rows = list(zip(*columns, strict=True))
-    return [*compress(range(1, count), map(ne, rows, rows[1:])), count]
+def _stretches(run: Run, offsets: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """Where messages of a run cease to be alike, and what those up to there have in common."""
+    columns, count = run.columns, len(offsets)
+    headers = _of(columns.header_bytes, offsets)
+    times = _of(columns.created_at_ms, offsets)
+    retentions = _of(columns.retention_s, offsets)
+    ends = [count]
+    if any(column.count(column[0]) < count for column in (headers, times, retentions)):
+        rows = list(zip(headers, times, retentions, strict=True))
+        ends = [*compress(range(1, count), map(ne, rows, rows[1:])), count]
+    start, before, behind = 0, b"", b""
+    known: tuple[bytes, int] | None = None
+    for end in ends:
+        # Where each message has a time of its own, the rest is the same for most.
+        if known != (headers[start], retentions[start]):
+            known = (headers[start], retentions[start])
+            before = _before_created(columns.headers[offsets[start]])
+            behind = _behind_created(run.received_at_ms, retentions[start])
+        created_at_ms = run.received_at_ms if times[start] == NOT_SET else times[start]
+        yield end, before + number_field(_CREATED_AT, created_at_ms) + behind
+        start = end
 
 
-def _common_of(run: Run, offset: int) -> bytes:
-    """All of a message of a run but its ID and payload."""
-    columns, created_at_ms = run.columns, run.columns.created_at_ms[offset]
-    if created_at_ms == NOT_SET:
-        created_at_ms = run.received_at_ms
-    return _common(
-        columns.headers[offset], created_at_ms, run.received_at_ms, columns.retention_s[offset]
+def _before_created(headers: Mapping[str, str]) -> bytes:
+    """What a message has before the time of its creation, but its ID and payload."""
+    return b"".join(
+        field(_HEADERS, field(1, key.encode()) + field(2, value.encode()))
+        for key, value in headers.items()
     )
 
 
-def _common(
-    headers: Mapping[str, str], created_at_ms: int, received_at_ms: int, retention_s: int
-) -> bytes:
-    """All of a message but its ID and payload."""
-    parts = [
-        field(_HEADERS, field(1, key.encode()) + field(2, value.encode()))
-        for key, value in headers.items()
-    ]
-    parts.append(number_field(_CREATED_AT, created_at_ms))
-    parts.append(number_field(_RECEIVED_AT, received_at_ms))
-    parts.append(number_field(_RETENTION, retention_s))
-    return b"".join(parts)
+def _behind_created(received_at_ms: int, retention_s: int) -> bytes:
+    """What it has behind that."""
+    return number_field(_RECEIVED_AT, received_at_ms) + number_field(_RETENTION, retention_s)
 
 
 class EncodedReader:
@@ -158,11 +161,8 @@ class EncodedReader:
         offsets = offsets[: len(payloads)]
         if not payloads:
             return 0
-        columns = run.columns
-        parts = (columns.header_bytes, columns.created_at_ms, columns.retention_s)
         start = 0
-        for end in _ends([_of(one, offsets) for one in parts]):
-            common = _common_of(run, offsets[start])
+        for end, common in _stretches(run, offsets):
             alike = payloads[start:end]
             fit = _fitting(alike, common, room)
             ids = [run.first_id + offset for offset in offsets[start : start + fit]]
@@ -189,7 +189,11 @@ class EncodedReader:
             # Neighbours of one log entry share their headers, and are alike in the rest.
             if headers is not known[0] or (created_at_ms, received_at_ms, retention_s) != known[1:]:
                 known = (headers, created_at_ms, received_at_ms, retention_s)
-                common = _common(*known)
+                common = (
+                    _before_created(headers)
+                    + number_field(_CREATED_AT, created_at_ms)
+                    + _behind_created(received_at_ms, retention_s)
+                )
             encoded.add(common, [metadata.message_id], [payload])
         encoded.missing_ids.extend(read.missing_ids)
         encoded.damaged_ids.extend(read.damaged_ids)

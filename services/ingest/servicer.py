@@ -109,8 +109,8 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         """See the proto."""
         if request.max_bytes < 0:
             raise InvalidArgument("max_bytes", "may not be negative")
-        wire.check_message_ids(request.message_ids, self._config.shard)
         message_ids = list(request.message_ids)
+        wire.check_message_ids(message_ids, self._config.shard)
         bound = limits.message_bytes_max(self._config.payload_bytes_max)
         room = Room(request.max_bytes or READ_BYTES, bound)
         if request.encoded or request.runs:

@@ -276,6 +276,8 @@ def check_message_ids(message_ids: Sequence[int], shard: int) -> None:
     """Raises InvalidArgument for too few or too many IDs, and for one of another shard."""
     if not 1 <= len(message_ids) <= MESSAGES_MAX:
         raise InvalidArgument("message_ids", f"1 to {MESSAGES_MAX} IDs, not {len(message_ids)}")
+    if min(message_ids) > 0 and shard_of(min(message_ids)) == shard == shard_of(max(message_ids)):
+        return  # the shard is in the highest bits
     for at, message_id in enumerate(message_ids):
         if message_id <= 0 or shard_of(message_id) != shard:
             raise InvalidArgument(
