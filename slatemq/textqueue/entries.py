@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slatemq.textqueue.arguments import of_kind, several, state_of, texts_by_name, width_of
-from slatemq.textqueue.controls import CONTROLS, STATES, State
+from slatemq.textqueue.controls import CONTROLS, State
 from slatemq.textqueue.errors import BadText, NoSuchVariable
 from slatemq.textqueue.pages import NEWLINE, Page, alone
 
@@ -99,7 +99,8 @@ class Entry:
     @property
     def state(self) -> State:
         """What the control character says."""
-        return STATES.get(self._page.content[self._page.starts[self._place]], State.UNKNOWN)
+        page = self._page
+        return page.state or page.states[self._place]
 
     @property
     def variables(self) -> tuple[Variable, ...]:

@@ -1,31 +1,33 @@
 r"""A piece of a file in memory, with what is known of all its entries together.
 
-An entry that a scan gives is no more than its page and its place in it, so that there is next to
-nothing to do for each. What a program asks of one is found for all of the page, in a few calls::
+An entry that a scan gives is no more than its page and its place among those that are wanted, so
+that there is next to nothing to do for each. What a program asks of one is found for all of the
+page, in a few calls; here where queued messages are wanted::
 
-    place 0                       place 1   place 2
-    -a\n second line\n\v=1\n\n    =b\n      -c
-    starts[0]                     [1]       [2]   [3]
+    place 0                            place 1
+    -a\n second line\n\v=1\n\n   =b\n  -c
+    starts[0]                  ends[0] starts[1]   ends[1]
 """
 
 from __future__ import annotations
 
-import re
+import io
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate, count, repeat
-from operator import add
+from itertools import accumulate, compress, count, islice
 
-from slatemq.textqueue.texts import all_texts
+from slatemq.textqueue.controls import STATES, State
+from slatemq.textqueue.texts import EVERY, begin_marks, first_bytes, texts_in
 
 NEWLINE = b"\n"
 
-BEGINNING = re.compile(rb"\n(?=[^ \\\n])")
-"""The newline before an entry. That it is a literal makes searching as fast as memchr."""
-
 _INNER = b" \\\n"
 """With what a line does not begin an entry."""
+
+
+_STATES = [STATES.get(first, State.UNKNOWN) for first in range(256)]
+"""By the first byte."""
 
 
 class Wishes:
@@ -43,46 +45,74 @@ class Wishes:
 
 
 class Page:
-    """Whole and sound entries, one after the other.
+    """Whole and sound entries, one after the other, of which those in some states are wanted.
 
     Attributes:
         content: All their bytes.
         offset: Of the first byte in the file.
         line: Of the file, counted from 1.
+        wanted: The states.
+        state: Of each entry, where it is known; else `states` tell.
         wishes: Of the program that reads.
-        newlines_count: In the content.
     """
 
-    def __init__(self, content: bytes, offset: int, line: int, wishes: Wishes) -> None:
+    def __init__(
+        self, content: bytes, offset: int, line: int, wanted: frozenset[State], wishes: Wishes
+    ) -> None:
         """The entries are not looked at before somebody asks."""
         self.content = content
         self.offset = offset
         self.line = line
+        self.wanted = wanted
+        self.state: State | None = next(iter(wanted)) if len(wanted) == 1 else None
         self.wishes = wishes
-        self.newlines_count = content.count(NEWLINE)
+
+    @cached_property
+    def firsts(self) -> bytes:
+        """The first byte of each line."""
+        return first_bytes(io.BytesIO(self.content))
+
+    @cached_property
+    def marks(self) -> bytes:
+        """1 for each line that begins a wanted entry, 0 for the others."""
+        return begin_marks(self.firsts, self.wanted)
 
     @cached_property
     def starts(self) -> Sequence[int]:
-        """Where in the content each entry begins, and where one more would."""
-        # What lies before each beginning, and the newlines that the split has taken.
-        lengths = map(len, BEGINNING.split(self.content))
-        return array("Q", map(add, accumulate(lengths, initial=0), count()))
+        """Where in the content each entry begins."""
+        return array("Q", compress(self._offsets(), self.marks))
+
+    @cached_property
+    def ends(self) -> Sequence[int]:
+        """Where in the content each entry ends: where another begins, wanted or not."""
+        every = begin_marks(self.firsts, EVERY)
+        following = compress(self._offsets(), every + b"\1")
+        wanted = compress(self.marks, every)
+        return array("Q", compress(islice(following, 1, None), wanted))
 
     @cached_property
     def lines(self) -> Sequence[int]:
         """Of the file, on which each entry begins."""
-        counts = map(bytes.count, BEGINNING.split(self.content), repeat(NEWLINE))
-        return array("Q", map(add, accumulate(counts, initial=self.line), count()))
+        return array("Q", compress(count(self.line), self.marks))
 
-    def raw(self, place: int) -> bytes:
-        """The entry with all its bytes."""
-        return self.content[self.starts[place] : self.starts[place + 1]]
+    @cached_property
+    def states(self) -> Sequence[State]:
+        """Of each entry."""
+        return list(map(_STATES.__getitem__, compress(self.firsts, self.marks)))
 
     @cached_property
     def texts(self) -> list[str]:
         """Of each entry."""
         self.wishes.texts = True
-        return all_texts(self.content)
+        return texts_in(self.content, self.wanted) or []
+
+    def raw(self, place: int) -> bytes:
+        """The entry with all its bytes."""
+        return self.content[self.starts[place] : self.ends[place]]
+
+    def _offsets(self) -> Iterator[int]:
+        """Where in the content each line begins, and where one more would."""
+        return accumulate(map(len, io.BytesIO(self.content)), initial=0)
 
 
 def last_beginning(content: bytes, start: int = 0) -> int | None:
@@ -97,6 +127,7 @@ def last_beginning(content: bytes, start: int = 0) -> int | None:
 
 def alone(raw: bytes, offset: int, line: int) -> Page:
     """A page of one entry."""
-    page = Page(raw, offset, line, Wishes())
-    page.starts, page.lines = (0, len(raw)), (line,)
+    page = Page(raw, offset, line, EVERY, Wishes())
+    page.starts, page.ends, page.lines = (0,), (len(raw),), (line,)
+    page.state = _STATES[raw[0]]
     return page

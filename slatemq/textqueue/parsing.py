@@ -7,29 +7,27 @@ UTF-8, and, where strictness is asked for, control characters that this version 
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import chain, compress, repeat, starmap
-from operator import itemgetter
+from itertools import chain, count, repeat, starmap
 from typing import Any, Protocol, TypeVar
 
-from slatemq.textqueue.controls import BYTE_ORDER_MARK, CONTROLS, MARK_ADVICE, State
+from slatemq.textqueue.controls import BYTE_ORDER_MARK, CONTROLS, MARK_ADVICE, STATES, State
 from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import FormatError
-from slatemq.textqueue.pages import BEGINNING, NEWLINE, Page, Wishes, last_beginning
-from slatemq.textqueue.texts import EVERY, all_texts, is_late, texts_in
+from slatemq.textqueue.pages import NEWLINE, Page, Wishes, last_beginning
+from slatemq.textqueue.texts import EVERY, is_late, texts_in
 
-CHUNK_BYTES = 1 << 18
-"""Read at once; more only inside an entry that is larger."""
+CHUNK_BYTES = 1 << 16
+"""Read at once; more only inside an entry that is larger.
 
-TEXTS_BYTES = 1 << 16
-"""Read at once for their texts: these fit into the processor's cache together."""
+What is made of so much fits into the processor's cache together. As much stays in memory with an
+entry that somebody keeps."""
 
-PAGE_BYTES = 1 << 14
-"""Of a page, and hardly more. As much stays in memory with an entry that somebody keeps."""
+FIRST_BYTES = 1 << 10
+"""Read at once at first: whether texts are wanted is known when one has been asked for."""
 
 # A first line, its continuations, its variables, and the blank lines among and after them. Nothing
 # is ever tried a second way (possessive), so that hostile files cost no more than others.
@@ -37,23 +35,9 @@ _ENTRY = re.compile(rb"[^ \\\n][^\n]*+(?:\n++ [^\n]*+)*+(?:\n++\\[^\n]*+)*+\n*+"
 
 _BLANK = re.compile(rb"\n*+")
 
-_CONTROL = re.compile(rb"\n([^ \\\n])")
-"""With which an entry begins. A literal first: searching is then as fast as memchr."""
-
 _KNOWN = "".join(CONTROLS.values()).encode()
 
 _UNKNOWN = re.compile(rb"\n[^ \\\n%b]" % re.escape(_KNOWN))
-
-_INSIDE = re.compile(rb"\n[ \\\n]")
-"""A line that does not begin an entry."""
-
-_FIRST = itemgetter(0)
-
-LONG_BYTES = 100
-"""Of lines, among which looking for one byte and then for the next is faster than for both."""
-
-SPARSE_LINES = 10
-"""Where less than one line in so many begins a wanted entry, looking for these is faster."""
 
 _BEGIN = "begin the line with - = !"
 
@@ -124,8 +108,12 @@ def scan(
     """
     # A chain runs in C, so that nothing of ours is run for an entry that is given.
     place = Place(file, offset, line, strict)
-    batches = _batches(read, place, settle, hold_back, chunk_bytes, _Entries(controls))
-    return chain.from_iterable(batches)
+    states = frozenset(STATES.get(control, State.UNKNOWN) for control in controls) or EVERY
+    sizes = chain([min(FIRST_BYTES, chunk_bytes)], repeat(chunk_bytes))
+    found = chain.from_iterable(_batches(read, place, settle, hold_back, sizes, _Entries(states)))
+    if controls and State.UNKNOWN in states:
+        return (entry for entry in found if entry.raw[0] in controls)
+    return found
 
 
 def scan_texts(
@@ -136,7 +124,7 @@ def scan_texts(
     strict: bool = False,
     settle: Settle | None = None,
     hold_back: bool = False,
-    chunk_bytes: int = TEXTS_BYTES,
+    chunk_bytes: int = CHUNK_BYTES,
     lines_before: Callable[[int], int],
 ) -> Iterator[str]:
     """The texts of the entries in these states, and nothing else. Raises FormatError.
@@ -145,7 +133,8 @@ def scan_texts(
     The others as for `scan`.
     """
     place = Place(file, 0, 1, strict)
-    batches = _batches(read, place, settle, hold_back, chunk_bytes, _Texts(frozenset(states)))
+    sizes = repeat(chunk_bytes)
+    batches = _batches(read, place, settle, hold_back, sizes, _Texts(frozenset(states)))
     return chain.from_iterable(_counted(batches, place, lines_before))
 
 
@@ -190,7 +179,7 @@ def _batches(
     place: Place,
     settle: Settle | None,
     hold_back: bool,
-    chunk_bytes: int,
+    sizes: Iterator[int],
     give: _Give[Given],
 ) -> Iterator[Iterable[Given]]:
     buffer, at_end = b"", False
@@ -225,7 +214,7 @@ def _batches(
             return
         place.offset += position
         buffer = buffer[position:]
-        more = _read_on(read, settle, max(chunk_bytes, len(buffer)))
+        more = _read_on(read, settle, max(next(sizes), len(buffer)))
         at_end = not more
         buffer += more
 
@@ -239,36 +228,33 @@ def _whole(buffer: bytes, position: int, to_the_end: bool) -> memoryview:
 
 
 class _Entries:
-    """Entries that begin with one of these characters; all, if there are none."""
+    """Entries in these states."""
 
-    def __init__(self, controls: bytes) -> None:
-        self._controls = controls
+    def __init__(self, states: frozenset[State]) -> None:
+        self._states = states
         self._wishes = Wishes()
-        self._page_bytes = 8
 
     def many(
         self, piece: memoryview, place: Place, offset: int
     ) -> Iterable[Iterable[Entry]] | None:
+        page = Page(bytes(piece), offset, place.line, self._states, self._wishes)
         try:
-            late = is_late(str(piece, "utf-8"))
+            if self._wishes.texts:
+                texts = texts_in(piece, self._states)
+                if texts is None:
+                    return None
+                place.line += page.content.count(NEWLINE)
+                return (_with_texts(page, texts),)
+            str(piece, "utf-8")
         except UnicodeDecodeError:
             return None
-        return None if late else self._pages(bytes(piece), place, offset)
-
-    def _pages(self, piece: bytes, place: Place, offset: int) -> Iterator[Iterable[Entry]]:
-        start = 0
-        while start < len(piece):
-            # Small at first: whether texts are wanted is known when one has been asked for.
-            self._page_bytes = min(2 * self._page_bytes, PAGE_BYTES)
-            beginning = BEGINNING.search(piece, start + self._page_bytes)
-            end = beginning.end() if beginning else len(piece)
-            page = Page(piece[start:end], offset + start, place.line, self._wishes)
-            place.line += page.newlines_count
-            yield _given(page, self._controls)
-            start = end
+        if is_late(page.firsts):
+            return None
+        place.line += len(page.firsts) - (not page.content.endswith(NEWLINE))
+        return (_made(page),)
 
     def one(self, entry: Entry) -> Iterable[Entry]:
-        return (entry,) if not self._controls or entry.raw[0] in self._controls else ()
+        return (entry,) if entry.state in self._states else ()
 
 
 class _Texts:
@@ -291,59 +277,22 @@ class _Texts:
         return (entry.text,) if entry.state in self._states else ()
 
 
-def _given(page: Page, controls: bytes) -> Iterator[Entry]:
-    """The entries that are wanted; what is done for each of them alone takes most of the time."""
-    content, are_alike = page.content, False
-    lines_count = page.newlines_count + (not content.endswith(NEWLINE))
-    if len(controls) == 1 and len(content) < LONG_BYTES * lines_count:
-        begins = NEWLINE + controls
-        found_count = content.count(begins) + 1
-        if found_count * SPARSE_LINES < lines_count:
-            return _found(content, begins, page.offset, page.line)
-        are_alike = found_count == lines_count and content.startswith(controls)
-    texts = all_texts(content) if page.wishes.texts else None
-    if are_alike:
-        return _made(page, range(lines_count), texts)
-    if _INSIDE.search(content):
-        firsts = content[:1] + b"".join(_CONTROL.findall(content))
-    else:
-        # Each entry is one line.
-        firsts = bytes(map(_FIRST, io.BytesIO(content))) if controls else bytes(lines_count)
-    if not controls or (len(controls) == 1 and firsts.count(controls) == len(firsts)):
-        return _made(page, range(len(firsts)), texts)
-    wanted = list(map(controls.__contains__, firsts))
-    places = compress(range(len(firsts)), wanted)
-    return _made(page, places, compress(texts, wanted) if texts else None)
+# What is done for each entry alone takes most of the time: so it is done without any call.
 
 
-def _made(page: Page, places: Iterable[int], texts: Iterable[str] | None) -> Iterator[Entry]:
+def _made(page: Page) -> Iterator[Entry]:
     made = starmap(Entry, repeat(()))  # without end
     entry: Entry
-    if texts is None:
-        for entry, entry._page, entry._place in zip(made, repeat(page), places):
-            yield entry
-    else:
-        ready = zip(made, repeat(page), places, texts)
-        for entry, entry._page, entry._place, entry.text in ready:
-            yield entry
+    for entry, entry._page, entry._place in zip(made, repeat(page), range(page.marks.count(1))):
+        yield entry
 
 
-def _found(piece: bytes, begins: bytes, offset: int, line: int) -> Iterator[Entry]:
-    """The entries that are wanted, where they are few: what is between is passed over."""
-    counted, start = 0, 0
-    if not piece.startswith(begins[1:]):
-        start = piece.find(begins) + 1
-        if not start:
-            return
-    while True:
-        line += piece.count(NEWLINE, counted, start)
-        counted = start
-        following = BEGINNING.search(piece, start)
-        end = following.start() + 1 if following else len(piece)
-        yield Entry.of(piece[start:end], offset + start, line)
-        start = piece.find(begins, end - 1) + 1
-        if not start:
-            return
+def _with_texts(page: Page, texts: list[str]) -> Iterator[Entry]:
+    made = starmap(Entry, repeat(()))
+    entry: Entry
+    ready = zip(made, repeat(page), count(), texts)
+    for entry, entry._page, entry._place, entry.text in ready:
+        yield entry
 
 
 def _read_on(read: Read, settle: Settle | None, wanted: int) -> bytes:

@@ -1,15 +1,14 @@
 r"""The texts of many entries at once; no entry is looked at by itself.
 
-Continuations are folded into their first lines, and other lines end with another character from
-then on, so that a text ends where its line does. Where most lines begin wanted entries, a split is
-enough; else one expression finds these lines::
+One expression splits the content at all that stands between two wanted texts, which leaves these
+with their continuations as they are::
 
     -a\n second line\n\v=1\n=unwanted\n-b\n
-    -a\nsecond line\x1d\v=1\x1d=unwanted\x1d-b\x1d
-     [            ]                         []         what is found
+    [][            ][                 ][]       [ ]: what is split at
 
-Where lines are long, so that looking at each byte takes longer than looking at each line, only the
-first characters of lines are looked at: here `-`, a space, `\`, `=` and `-`.
+Where lines are all alike, it is less: a newline and a character. Where they are long, so that
+looking at each byte takes longer than looking at each line, only the first characters of lines are
+looked at: here `-`, a space, `\`, `=` and `-`.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import compress
+from itertools import compress, islice
 from operator import itemgetter
 
 from slatemq.textqueue.controls import CONTROLS, State
 
 EVERY = frozenset(State)
 
-SAMPLE_LENGTH = 2000
-"""At the beginning, or the first two lines, which tell what kinds of lines there are."""
+SAMPLE_LINES = 30
+"""At the beginning, which tell what kinds of lines there are."""
 
-ALIKE_SHARE = 0.7
-"""Of lines that begin wanted entries, from which on a split takes less time than an expression."""
+SAMPLE_BYTES = 4000
+"""Where lines are long there are fewer, but at least two."""
 
-LONG_LENGTH = 150
-"""Of continued lines, from which on looking at each line takes less time than at each character."""
+LONG_CONTINUED_BYTES, LONG_BYTES = 120, 250
+"""Of lines, from which on looking at each line takes less time than at each character."""
 
 _FOLD, _END = "\x1e", "\x1d"
 """Before a continuation while it is folded, and then after each other line; rare in texts."""
@@ -40,24 +39,26 @@ _FOLD, _END = "\x1e", "\x1d"
 _FIRST = itemgetter(0)
 _WITHOUT_ENDS = itemgetter(slice(1, -1))
 
-# Where one literal character comes first, searching is fast: faster than by str for two of them.
+# Where all is literal, a compiled expression is faster than str, for two characters.
 _CONTINUATION = re.compile(r"\n ")
-_CONTINUATIONS = re.compile(r"(?:\n++ [^\n]*+)++")
-_BEFORE_CONTINUATION = re.compile(r"\n++ ")
-_LATE = re.compile(r"\n\\[^\n]*+\n++ ")
-_APART = re.compile(rf"{_END}(?:\\[^\n{_END}]*+)?+\n")
-"""A folded continuation after a blank line or a variable."""
-
-_SECOND_FIRSTS = re.compile(rb"\n(?=(.))", re.DOTALL)
-"""The first characters of all lines but the first."""
 
 _UNWANTED = re.compile(rb"\0[\0 ]*+")
 """Entries with their continuations, and variables, in the kinds of lines."""
 
 
-def is_late(text: str) -> bool:
-    """Whether a continuation follows a variable; most files have none of the two."""
-    return "\\" in text and bool(_CONTINUATION.search(text) and _LATE.search(text))
+def first_bytes(lines: Iterable[bytes]) -> bytes:
+    """Of each line, its newline included; looking at all of them is fast."""
+    return bytes(map(_FIRST, lines))
+
+
+def is_late(firsts: bytes) -> bool:
+    """Whether a continuation follows a variable, by the first bytes of all lines."""
+    return b"\\ " in firsts.replace(b"\n", b"")
+
+
+def begin_marks(firsts: bytes, states: frozenset[State]) -> bytes:
+    """1 for each line that begins an entry in one of these states, 0 for the others."""
+    return firsts.translate(_kinds(states)).replace(b" ", b"\0").replace(b"\n", b"\0")
 
 
 def texts_in(content: bytes | memoryview, states: frozenset[State] = EVERY) -> list[str] | None:
@@ -66,124 +67,121 @@ def texts_in(content: bytes | memoryview, states: frozenset[State] = EVERY) -> l
     None where a continuation follows a variable. Raises UnicodeDecodeError.
     """
     text = str(content, "utf-8")
-    if not states:
-        return []
-    sample = bytes(content[: max(SAMPLE_LENGTH, 2 * text.find("\n"))])
-    firsts = b"".join(_SECOND_FIRSTS.findall(sample))
-    folds_count, blanks_count = firsts.count(b" "), firsts.count(b"\n")
-    if folds_count and len(sample) > LONG_LENGTH * len(firsts):
-        return _line_by_line(bytes(content), states)
-    begun_count = firsts.translate(_kinds(states)).count(1)
-    ends_count = 2 if blanks_count > ALIKE_SHARE * begun_count else 1
-    if begun_count < ALIKE_SHARE * (len(firsts) - folds_count - blanks_count):
-        ends_count = 0
+    sample = io.BytesIO(content[: max(SAMPLE_BYTES, 2 * text.find("\n"))])
+    firsts = first_bytes(islice(sample, SAMPLE_LINES))
+    is_continued = b" " in firsts
     found: list[str] | None = None
-    if not folds_count and (ends_count or not _CONTINUATION.search(text)):
-        found = _found(text, "\n", states, ends_count)
-    elif _FOLD not in text and _END not in text:
-        folded = _FOLD.join(_CONTINUATION.split(text)).replace("\n", _END).replace(_FOLD, "\n")
-        found = _found(folded, _END, states, ends_count)
-    return found if found is not None else _line_by_line(bytes(content), states)
+    if sample.tell() < (LONG_CONTINUED_BYTES if is_continued else LONG_BYTES) * len(firsts):
+        ends_count = _ends_count(firsts.translate(_kinds(states)))
+        if ends_count:
+            found = _alike(text, states, ends_count, is_continued)
+        if found is None:
+            found = _mixed(text, states)
+    return _line_by_line(bytes(content), states) if found is None else found
 
 
-def all_texts(content: bytes) -> list[str]:
-    """Of every entry; the content is whole entries, and known to be sound."""
-    return texts_in(content) or []
+def _ends_count(kinds: bytes) -> int:
+    """After how many newlines each entry begins, if they are alike and all wanted; else 0."""
+    kinds = kinds.replace(b" ", b"")
+    if kinds == b"\1" * len(kinds):
+        return 1
+    return 2 * (kinds.replace(b"\1\n", b"") in (b"", b"\1"))
 
 
-def _found(text: str, end: str, states: frozenset[State], ends_count: int) -> list[str] | None:
-    """What lines that end so give; None where a continuation is not beside its text.
-
-    Most of them begin wanted entries, after so many ends; 0 where they do not.
-    """
-    found = _split(text, end, states, end * ends_count) if ends_count else None
-    if found is not None:
-        return found
-    if ends_count and end == "\n" and _CONTINUATION.search(text):
+def _alike(
+    text: str, states: frozenset[State], ends_count: int, is_continued: bool
+) -> list[str] | None:
+    """None where anything is between the texts but so many newlines."""
+    end = "\n"
+    if is_continued:
+        if _FOLD in text or _END in text:
+            return None
+        text, end = _FOLD.join(_CONTINUATION.split(text)), _END
+        text = text.replace("\n", _END).replace(_FOLD, "\n")
+    ends = end * ends_count
+    first, *texts = _beginning(ends, states).split(ends + text)
+    if first or not texts:
         return None
-    texts = _first_line(end, states).findall(end + text)
-    # Others are of entries that nobody wants.
-    if end != "\n" and "".join(texts).count("\n") < text.count("\n") and _APART.search(text):
-        return None
-    return texts
-
-
-def _split(text: str, end: str, states: frozenset[State], ends: str) -> list[str] | None:
-    """What is between such ends, if hardly anything else is between the texts."""
-    between = _beginning(ends, end, states)
-    texts = between.split(text)
     texts[-1] = texts[-1].rstrip(end)
-    joined = "".join(texts)
-    head = ""
-    if between.match(ends + text[0]):
-        texts[0] = texts[0][1:]
-    else:
-        head = texts.pop(0)
-    if end not in joined:
-        return texts
-    if ends != end:
-        return None
-    others = [head]
+    return None if end in "".join(texts) else texts
 
-    def first_text(part: str) -> str:
-        text, _, other = part.partition(end)
-        others.append(other)
-        if other[:1] in (" ", "\n") and (more := _CONTINUATIONS.match(part, len(text))):
-            return text + _BEFORE_CONTINUATION.sub("\n", more[0])
-        return text
 
-    texts = [first_text(part) if end in part else part for part in texts]
-    # After each of them a wanted entry begins, so that none goes on with the next.
-    rest = f"{end}-{end}".join(others)
-    if (_LATE if end == "\n" else _APART).search(rest):
+def _mixed(text: str, states: frozenset[State]) -> list[str] | None:
+    """None where a continuation follows a variable or a blank line."""
+    between, sentinel = _between(states)
+    _, *texts, last = between.split(f"\n{text}\n{sentinel}\n")
+    if not last:
         return None
+    if "\n" in "".join(texts):
+        return [one.replace("\n ", "\n") if "\n" in one else one for one in texts]
     return texts
 
 
 @lru_cache
-def _beginning(before: str, end: str, states: frozenset[State]) -> re.Pattern[str]:
-    """Of an entry in one of these states, with what is before it; a line ends so."""
-    return re.compile(before + _wanted(end, states))
+def _beginning(ends: str, states: frozenset[State]) -> re.Pattern[str]:
+    """Of an entry in one of these states, with the ends of lines before it."""
+    if State.UNKNOWN in states:
+        return re.compile(rf"{ends}[^ \\\n{ends}{_controls(EVERY - states)}]")
+    return re.compile(f"{ends}[{_controls(states)}]")
 
 
 @lru_cache
-def _first_line(end: str, states: frozenset[State]) -> re.Pattern[str]:
-    """Of an entry in one of these states, without its control character; it ends so."""
-    rest = "(.*)" if end == "\n" else rf"([^{end}]*+)"
-    return re.compile(f"{end}{_wanted(end, states)}{rest}")
+def _between(states: frozenset[State]) -> tuple[re.Pattern[str], str]:
+    """All from the end of a wanted text to the next one, and what to begin a last one with.
 
-
-def _wanted(end: str, states: frozenset[State]) -> str:
-    """What an entry in one of these states begins with, for an expression."""
+    Where a continuation is not directly below its text, it is all up to the end.
+    """
     if State.UNKNOWN in states:
-        others = "".join(re.escape(CONTROLS[state]) for state in EVERY - states)
-        return rf"[^ \\\n{end}{others}]"
-    return "[" + "".join(re.escape(CONTROLS[state]) for state in states) + "]"
+        known = _controls(EVERY - states)
+        wanted, unwanted, inside = rf"[^ \\\n{known}]", f"[{known}]", f"[ {known}]"
+    else:
+        known = _controls(states)
+        wanted, unwanted, inside = f"[{known}]", rf"[^ \\\n{known}]", rf"[^\\\n{known}]"
+    if states == EVERY:
+        unwanted = "(?!)"
+    line, variable, rest = r".*+\n++", r"\\.*+\n++(?! )", r"[\s\S]*+"
+    lines = rf"(?:{inside}{line}|{variable})*+(?:{wanted}|\\{rest})"
+    # Of these, what begins with another character is passed over at no cost.
+    cases = (
+        wanted,
+        f"{unwanted}{line}{lines}",
+        f"{variable}{lines}",
+        rf"\\{rest}",
+        rf"\n++(?! ){lines}",
+        rf"\n{rest}",
+    )
+    sentinel = "?" if State.UNKNOWN in states else CONTROLS[min(states)]
+    return re.compile(rf"\n(?:{'|'.join(cases)})"), sentinel
+
+
+def _controls(states: frozenset[State]) -> str:
+    """What entries in these states begin with, between the brackets of an expression."""
+    return "".join(re.escape(control) for state, control in CONTROLS.items() if state in states)
 
 
 def _line_by_line(content: bytes, states: frozenset[State]) -> list[str] | None:
-    """As `texts_in`, for lines that are long or cannot be folded."""
+    """As `texts_in`, for lines that are long, or of whatever kinds."""
     lines = io.BytesIO(content).readlines()
     if not content.endswith(b"\n"):
         lines[-1] += b"\n"
-    firsts = bytes(map(_FIRST, lines))
+    firsts = first_bytes(lines)
+    if is_late(firsts):
+        return None
     if b"\n" in firsts:
         lines = list(filter(b"\n".__ne__, lines))
         firsts = firsts.replace(b"\n", b"")
-    if b"\\ " in firsts:
-        return None
-    kept: Iterator[bytes] = map(_WITHOUT_ENDS, lines)
-    if not firsts.isascii():
-        # The first character has several bytes.
-        firsts_too = zip(lines, kept, firsts, strict=True)
-        kept = (
-            line.decode()[1:-1].encode() if first > 0x7F else most
-            for line, most, first in firsts_too
-        )
     kinds = firsts.translate(_kinds(states))
     if b"\0" in kinds:
         kinds = _UNWANTED.sub(lambda found: bytes(len(found[0])), kinds)
-        kept, kinds = compress(kept, kinds), kinds.replace(b"\0", b"")
+        lines = list(compress(lines, kinds))
+        firsts = bytes(compress(firsts, kinds))
+        kinds = kinds.replace(b"\0", b"")
+    kept: Iterator[bytes] = map(_WITHOUT_ENDS, lines)
+    if not firsts.isascii():
+        # The first character has several bytes.
+        kept = (line.decode()[1:-1].encode() for line in lines)
+    if b" " not in kinds:
+        return list(map(bytes.decode, kept))
     each_count = max(kinds.find(1, 1), 1)
     groups: Iterable[Sequence[bytes]]
     if kinds == (b"\1" + b" " * (each_count - 1)) * (len(kinds) // each_count):
@@ -197,9 +195,9 @@ def _line_by_line(content: bytes, states: frozenset[State]) -> list[str] | None:
 
 @lru_cache
 def _kinds(states: frozenset[State]) -> bytes:
-    """To translate first characters: 1 where an entry is wanted, a space, and 0 for the others."""
+    """To translate first bytes: 1 where an entry is wanted, a space, a newline, 0 for others."""
     kinds = bytearray([State.UNKNOWN in states] * 256)
     for state, control in CONTROLS.items():
         kinds[ord(control)] = state in states
-    kinds[ord("\\")], kinds[ord("\n")], kinds[ord(" ")] = 0, 0, ord(" ")
+    kinds[ord("\\")], kinds[ord("\n")], kinds[ord(" ")] = 0, ord("\n"), ord(" ")
     return bytes(kinds)
