@@ -31,7 +31,8 @@ Encoding raises ValueError naming the field that does not fit, decoding CorruptR
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, Final, NamedTuple
 
@@ -71,6 +72,12 @@ class AvailableMessage(NamedTuple):
     visible_at_ms: int
     retention_deadline_ms: int
     attempts: int
+
+
+available_message: Final[Callable[[tuple[int, ...]], AvailableMessage]] = partial(
+    tuple.__new__, AvailableMessage
+)
+"""Makes one of its five fields, without the time that `_make` takes: each message comes by here."""
 
 
 class InFlightMessage(NamedTuple):
@@ -177,7 +184,7 @@ def encode_in_flight(
 def decode_active(data: bytes) -> tuple[list[AvailableMessage], list[InFlightMessage]]:
     """The available and the in-flight messages of one bucket."""
     reader = Reader("active value", data)
-    available = list(map(AvailableMessage._make, reader.array("available", _AVAILABLE)))
+    available = list(map(available_message, reader.array("available", _AVAILABLE)))
     rows = list(reader.array("in_flight", _IN_FLIGHT))
     count = len(rows)
     columns = (

@@ -322,7 +322,7 @@ class Available:
         start, count = bucket.start, bucket.count
         end = min(count, start + many.room())
         items = bucket.items[start:end]
-        if over.any_is(items) or not many.offer(items):
+        if over.any_may(*bucket.worst) or not many.offer(items):
             return None
         walk.stopped = end < count
         if not many.takes or not items:

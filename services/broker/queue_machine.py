@@ -232,11 +232,9 @@ class _Over:
             return True
         return False
 
-    def any_is(self, items: Sequence[AvailableMessage]) -> bool:
+    def any_may(self, attempts: int, deadline_ms: int) -> bool:
         """See walks.Over."""
-        if max(map(_ATTEMPTS, items), default=0) >= self._max_attempts:
-            return True
-        return any(0 < one <= self._now_ms for one in set(map(_DEADLINE, items)))
+        return attempts >= self._max_attempts or 0 < deadline_ms <= self._now_ms
 
 
 class _Look(Many):
@@ -263,8 +261,6 @@ class _Look(Many):
 
 
 _MESSAGE_ID = attrgetter("message_id")
-_DEADLINE = attrgetter("retention_deadline_ms")
-_ATTEMPTS = attrgetter("attempts")
 
 
 def _returned(lease: Lease, visible_at_ms: int) -> AvailableMessage:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import repeat
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from libs.storage.buckets import BucketKind
-from libs.storage.queues import AvailableMessage, encode_active, encode_new
+from libs.storage.queues import AvailableMessage, available_message, encode_active, encode_new
 
 _BY_PLACE = itemgetter(0)
+_ATTEMPTS, _DEADLINE = attrgetter("attempts"), attrgetter("retention_deadline_ms")
 
 
 class Place(NamedTuple):
@@ -43,11 +44,10 @@ class Columns(NamedTuple):
 
     def messages(self) -> list[AvailableMessage]:
         """One by one."""
-        # Every message comes through here: made without AvailableMessage's own constructor.
-        new, zeros = tuple.__new__, repeat(0)
+        zeros = repeat(0)
         ids, priority, deadlines_ms = self
         rows = zip(ids, repeat(priority), zeros, deadlines_ms or zeros, zeros, strict=False)
-        return [new(AvailableMessage, row) for row in rows]
+        return list(map(available_message, rows))
 
 
 class Bucket:
@@ -60,6 +60,7 @@ class Bucket:
     __slots__ = (
         "_columns",
         "_items",
+        "_worst",
         "first_place",
         "generation",
         "next_place",
@@ -82,6 +83,7 @@ class Bucket:
         self.order = order
         self._items = items
         self._columns = columns
+        self._worst: tuple[int, int] | None = None
         self.start = start
         self.stored = stored  # whether a commit wrote a row for it, so that removing it deletes one
         self.generation = 0  # the commit that wrote it last
@@ -110,6 +112,18 @@ class Bucket:
         return encode_new(*self._columns)
 
     @property
+    def worst(self) -> tuple[int, int]:
+        """The most attempts that a message here has, and the first retention deadline; 0: none.
+
+        Messages that are taken since may count still.
+        """
+        if self._worst is None:
+            deadlines_ms = set(map(_DEADLINE, self.items)) - {0}
+            attempts = max(map(_ATTEMPTS, self.items), default=0)
+            self._worst = attempts, min(deadlines_ms, default=0)
+        return self._worst
+
+    @property
     def left(self) -> int:
         """How many messages are left."""
         return self.count - self.start
@@ -136,6 +150,7 @@ class Bucket:
         """Adds messages at the end."""
         before = self.count
         self.items.extend(items)
+        self._worst = None
         first = self.next_place
         self.next_place += self.count - before
         if self.places is not None:
@@ -156,6 +171,7 @@ class Bucket:
         left = [*kept, *range(until, len(items))]
         self.places = [self.place(index) for index in left]
         self._items = [items[index] for index in left]
+        self._worst = None
         self.start = 0
 
     def remove(self, indexes: Collection[int]) -> None:
@@ -171,3 +187,4 @@ class Bucket:
         self.places = [place for place, _ in merged]
         self.next_place = max(self.next_place, self.places[-1] + 1)
         self._items = [item for _, item in merged]
+        self._worst = None

@@ -126,8 +126,8 @@ class Over(Protocol):
     def drop(self, item: AvailableMessage) -> bool:
         """Whether this one must; it is dropped then."""
 
-    def any_is(self, items: Sequence[AvailableMessage]) -> bool:
-        """Whether any of these must."""
+    def any_may(self, attempts: int, deadline_ms: int) -> bool:
+        """Whether one may that has these attempts at most, or this deadline or a later one."""
 
 
 class Many(ABC):
