@@ -80,10 +80,19 @@ def utf8_array(field: str, texts: Sequence[str]) -> bytes:
     return prefix + b"".join(map(encoded.__getitem__, texts))
 
 
+def is_constant(column: Sequence[Any]) -> bool:
+    """Whether all of them are one and the same; not where there are none."""
+    # Most columns that are not differ at their ends, too.
+    return len(column) > 0 and column[0] == column[-1] and column.count(column[0]) == len(column)
+
+
 def number_array(field: str, code: str, numbers: Sequence[int]) -> bytes:
     """Array of one integer type, `code` being its letter in `struct` (B, H, I, Q or q)."""
+    count = len(numbers)
     try:
-        return struct.pack(f"<H{len(numbers)}{code}", len(numbers), *numbers)
+        if is_constant(numbers):
+            return count_prefix(field, numbers) + struct.pack("<" + code, numbers[0]) * count
+        return struct.pack(f"<H{count}{code}", count, *numbers)
     except struct.error as error:
         count_prefix(field, numbers)
         raise ValueError(f"{field} holds a number that does not fit: {error}") from None
@@ -119,9 +128,24 @@ class Fixed:
             return count_prefix(field, rows) + b"".join(starmap(self.pack, rows))
 
     def pack_columns(self, field: str, *columns: Sequence[Any]) -> bytes:
-        """As `pack_array`, of the columns of the rows: all of one length."""
+        """As `pack_array`, of the columns of the rows: all of one length.
+
+        What is the same in all rows is packed once; into that, each other column byte by byte.
+        """
+        count = len(columns[0])
+        constant = list(map(is_constant, columns))
         try:
-            return count_prefix(field, columns[0]) + b"".join(map(self._struct.pack, *columns))
+            firsts = [one[0] if same else 0 for one, same in zip(columns, constant, strict=True)]
+            rows = bytearray(self._struct.pack(*firsts) * count)
+            at = 0
+            for code, column, same in zip(self._codes.values(), columns, constant, strict=True):
+                width = struct.calcsize(code)
+                if not same:
+                    packed = struct.pack(f"{code[0]}{count}{code[1]}", *column)
+                    for byte in range(width):
+                        rows[at + byte :: self.size] = packed[byte::width]
+                at += width
+            return count_prefix(field, columns[0]) + rows
         except struct.error:
             return self.pack_array(field, list(zip(*columns, strict=True)))
 
