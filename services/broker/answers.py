@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from itertools import chain, compress, count, pairwise
+from operator import ne
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
-from libs.serving.protobytes import number_field, varint, varints_of
-from services.broker.lease_buckets import Terms
+from libs.serving.protobytes import field, number_field, packed_varints, varint, varints_of
+from services.broker.lease_buckets import Claimed, Terms
 from services.broker.owner import ShardOwner
 from services.broker.queue_machine import Queue
-from services.broker.tokens import token_parts
+from services.broker.tokens import token_parts, token_text
 from services.broker.waiters import Given
 from slatemq.errors import InvalidArgument, Unavailable
 
 CONSUMER_ID_BYTES_MAX = 255
+
+RUN_MIN = 8
+"""Messages of a run, on average, from which on both sides have less work with them than without."""
+
+_ABOUT: Final = (3, 4, 5, 6)
+"""Fields of ClaimedMessage: lease_deadline_ms, attempts_count, priority, lease_ms."""
+
+_RUN_ABOUT: Final = (5, 6, 7, 8)
+"""The same of ClaimedRun."""
 
 
 def lease_length(asked_ms: int, queue: Queue) -> int:
@@ -39,20 +50,46 @@ def tell(shard: int, given: Sequence[Given], head: bytes = b"") -> bytes:
 
     Behind `head`, the other fields of the answer: a megabyte is not to be copied for those.
     """
-    parts = [head]
-    for one in given:
-        parts += _parts(shard, one)
-    return b"".join(parts)
+    return b"".join(chain([head], *(_messages(shard, one) for one in _columns(given))))
 
 
-def _parts(shard: int, given: Given) -> list[bytes]:
+def tell_runs(shard: int, given: Sequence[Given], head: bytes = b"") -> bytes:
+    """The same for callers that read runs: field 3, or field 1 where runs would be short."""
+    columns = _columns(given)
+    cuts = [_cuts(one) for one in columns]
+    are_long = sum(len(one.payloads) for one in columns) >= RUN_MIN * sum(map(len, cuts))
+    if are_long:
+        parts = [_runs(shard, one, mine) for one, mine in zip(columns, cuts, strict=True)]
+    else:
+        parts = [_messages(shard, one) for one in columns]
+    return b"".join(chain([head], *parts))
+
+
+class _Columns(NamedTuple):
+    """What one claim gave: at least one message."""
+
+    claimed: Claimed
+    payloads: Sequence[bytes]
+    commons: Sequence[bytes]
+    message_ids: Sequence[int]
+    attempts: Sequence[int]
+    priorities: Sequence[int]
+
+
+def _columns(given: Sequence[Given]) -> list[_Columns]:
+    columns = []
+    for claimed, held in given:
+        if held:
+            payloads, commons = zip(*held, strict=True)
+            message_ids, priorities, _, _, attempts = zip(*claimed.items, strict=True)
+            columns.append(_Columns(claimed, payloads, commons, message_ids, attempts, priorities))
+    return columns
+
+
+def _messages(shard: int, columns: _Columns) -> list[bytes]:
     """Of each message: a head, the number of its token, another head, payload, tail, ID."""
-    claimed, held = given
-    count = len(held)
-    if not count:
-        return []
-    payloads, commons = zip(*held, strict=True)
-    message_ids, priorities, _, _, attempts = zip(*claimed.items, strict=True)
+    claimed, payloads, commons, message_ids, attempts, priorities = columns
+    count = len(payloads)
     ids, sizes = varints_of(message_ids), list(map(len, payloads))
     prefix, numbers = token_parts(shard, claimed.tokens)
     token = _TOKEN + varint(len(prefix) + len(numbers[0])) + prefix
@@ -80,6 +117,45 @@ def _parts(shard: int, given: Given) -> list[bytes]:
     return parts
 
 
+def _cuts(columns: _Columns) -> list[int]:
+    """Where messages begin that differ from those before in more than ID, payload and token."""
+    claimed, _, commons, _, attempts, priorities = columns
+    # What has its leases in one bucket has tokens in a row, of one block (see `InFlight.put`).
+    cuts = {first for _, first, _ in claimed.parts}
+    for column in (commons, attempts, priorities):
+        if not _are_alike(column):
+            cuts.update(compress(count(1), map(ne, column[1:], column)))
+    return sorted(cuts)
+
+
+def _runs(shard: int, columns: _Columns, cuts: Sequence[int]) -> list[bytes]:
+    """Of each run: what it has once, then each payload behind its head."""
+    claimed, payloads, commons, message_ids, attempts, priorities = columns
+    sizes = list(map(len, payloads))
+    heads = {size: _PAYLOADS + varint(size) for size in set(sizes)}
+    about = {
+        kind: _about(claimed.terms, *kind, _RUN_ABOUT)
+        for kind in {(attempts[first], priorities[first]) for first in cuts}
+    }
+    parts: list[bytes] = []
+    for first, end in pairwise((*cuts, len(payloads))):
+        once = (
+            field(_COMMON, commons[first])
+            + field(_MESSAGE_IDS, packed_varints(message_ids[first:end]))
+            + field(_LEASE_TOKEN, token_text(shard, claimed.tokens[first]).encode())
+            + about[attempts[first], priorities[first]]
+        )
+        head = heads[sizes[first]]
+        framed = [head, b""] * (end - first)
+        framed[1::2] = payloads[first:end]
+        size = len(once) + len(head) * (end - first) + sum(sizes[first:end])
+        if len(heads) > 1:
+            framed[0::2] = map(heads.__getitem__, sizes[first:end])
+            size = len(once) + sum(map(len, framed))
+        parts += (_RUNS, varint(size), once, *framed)
+    return parts
+
+
 def _are_alike(column: Sequence[object]) -> bool:
     return column.count(column[0]) == len(column)
 
@@ -87,15 +163,15 @@ def _are_alike(column: Sequence[object]) -> bool:
 def _abouts(terms: Terms, attempts: Sequence[int], priorities: Sequence[int]) -> list[bytes]:
     """What an answer tells about the lease of each message, beside its token."""
     if _are_alike(attempts) and _are_alike(priorities):
-        return [_about(terms, attempts[0], priorities[0])] * len(attempts)
+        return [_about(terms, attempts[0], priorities[0], _ABOUT)] * len(attempts)
     kinds = list(zip(attempts, priorities, strict=True))
-    abouts = {kind: _about(terms, *kind) for kind in set(kinds)}
+    abouts = {kind: _about(terms, *kind, _ABOUT) for kind in set(kinds)}
     return list(map(abouts.__getitem__, kinds))
 
 
-def _about(terms: Terms, attempts: int, priority: int) -> bytes:
+def _about(terms: Terms, attempts: int, priority: int, fields: Sequence[int]) -> bytes:
     numbers = (terms.deadline_ms, attempts + 1, priority, terms.length_ms)
-    return b"".join(map(number_field, _ABOUT, numbers))
+    return b"".join(map(number_field, fields, numbers))
 
 
 def _heads(
@@ -112,10 +188,11 @@ def _heads(
 _MESSAGES: Final = b"\x0a"
 _MESSAGE: Final = b"\x0a"
 _TOKEN: Final = b"\x12"
-_ABOUT: Final = (3, 4, 5, 6)
-"""Fields of ClaimedMessage: lease_deadline_ms, attempts_count, priority, lease_ms."""
 _PAYLOAD: Final = b"\x12"
 _MESSAGE_ID: Final = b"\x08"
+_RUNS: Final = b"\x1a"
+_COMMON, _MESSAGE_IDS, _LEASE_TOKEN = 1, 2, 4
+_PAYLOADS: Final = b"\x1a"
 
 
 def too_late(owner: ShardOwner, given: Sequence[Given]) -> bool:

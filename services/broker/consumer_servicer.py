@@ -10,7 +10,7 @@ from typing import Any
 from google.rpc.status_pb2 import Status
 
 from libs.serving.guard import encoded
-from services.broker.answers import consumer_id, lease_length, release, tell, too_late
+from services.broker.answers import consumer_id, lease_length, release, tell, tell_runs, too_late
 from services.broker.delivery import Delivery
 from services.broker.executor import Executor
 from services.broker.owner import ShardOwner
@@ -99,7 +99,8 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
                 "storing the claim took half of its lease; it was undone", reason="SLOW_COMMIT"
             )
         head = consumer_pb2.ClaimResponse(consumer_id=consumer).SerializeToString()
-        return encoded(consumer_pb2.ClaimResponse, tell(self._shard, claim.given, head))
+        told = tell_runs if request.runs else tell
+        return encoded(consumer_pb2.ClaimResponse, told(self._shard, claim.given, head))
 
     async def _wait(self, queue: Queue, claim: OneClaim, wait_ms: int) -> None:
         try:

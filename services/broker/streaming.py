@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 from libs.serving.guard import encoded
 from services.broker.answers import (
@@ -13,6 +13,7 @@ from services.broker.answers import (
     release,
     stopping,
     tell,
+    tell_runs,
     too_late,
 )
 from services.broker.delivery import Delivery, paused
@@ -21,7 +22,7 @@ from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import checked_id
 from services.broker.queue_machine import Queue
 from services.broker.request_limits import lease_wish
-from services.broker.waiters import Stream
+from services.broker.waiters import Given, Stream
 from slatemq.errors import Internal, InvalidArgument, SlateMQError
 from slatemq.v1 import consumer_pb2
 
@@ -58,11 +59,12 @@ class Streams:
                 stream.grant(start.credit, "start.credit")
             if queue.settings.paused:
                 stream.failed(paused(queue))
+            told = tell_runs if start.runs else tell
             self._delivery.streams[stream] = queue
             reading = asyncio.create_task(self._read(requests, queue, stream))
             try:
                 yield consumer_pb2.ConsumeResponse(consumer_id=consumer)
-                while answer := await self._next_answer(queue, stream):
+                while answer := await self._next_answer(queue, stream, told):
                     yield answer
                     stream.sent()
             finally:
@@ -92,7 +94,7 @@ class Streams:
         return first.start
 
     async def _next_answer(
-        self, queue: Queue, stream: Stream
+        self, queue: Queue, stream: Stream, told: Callable[[int, Sequence[Given], bytes], bytes]
     ) -> consumer_pb2.ConsumeResponse | None:
         """What the stream sends next; None at its end. Raises what ended it."""
         while True:
@@ -107,7 +109,7 @@ class Streams:
                 await release(self._owner, stream.give_back())
                 continue
             head = consumer_pb2.ConsumeResponse(consumer_id=stream.consumer).SerializeToString()
-            answer = encoded(consumer_pb2.ConsumeResponse, tell(self._shard, given, head))
+            answer = encoded(consumer_pb2.ConsumeResponse, told(self._shard, given, head))
             if stream.keep_leases:
                 leases = [lease for one in given for lease in one.claimed.leases()]
                 self._keeper.keep(stream, leases)

@@ -2,12 +2,14 @@
 
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.storage.buckets import BucketKind
 from libs.storage.queues import AvailableMessage
-from services.broker.answers import tell
+from services.broker import answers
+from services.broker.answers import tell, tell_runs
 from services.broker.lease_buckets import Claimed, Terms
 from services.broker.payloads import held_of
 from services.broker.tokens import token_text
@@ -15,6 +17,7 @@ from services.broker.waiters import Given
 from services.broker.walks import Segment
 from slatemq.v1.consumer_pb2 import ClaimedMessage, ClaimResponse, ConsumeResponse
 from slatemq.v1.message_pb2 import Message
+from tests.claimed_runs import messages_of
 
 NUMBERS = st.integers(0, 1 << 50)
 MESSAGES = st.lists(
@@ -63,3 +66,78 @@ def test_an_answer_of_either_kind_is_parsed_as_it_was_meant(
 
     assert list(ClaimResponse.FromString(encoded).messages) == expected
     assert list(ConsumeResponse.FromString(encoded).messages) == expected
+
+
+KINDS = st.tuples(st.sampled_from((0, 0, 0, 7)), st.sampled_from((0, 0, 0, 200)))
+BLOCKS = st.lists(
+    st.tuples(
+        st.integers(1, (1 << 56) - 1),  # the block of the tokens
+        st.integers(1, 1 << 61),  # the first ID
+        st.booleans(),  # whether IDs are in a row
+        st.lists(
+            st.tuples(st.binary(max_size=150), KINDS, st.sampled_from(("", "", "b"))),
+            min_size=1,
+            max_size=40,
+        ),
+    ),
+    max_size=3,
+)
+
+
+@given(
+    st.lists(BLOCKS, max_size=3), st.integers(0, 0x3FFF), st.sampled_from((0, 3, answers.RUN_MIN))
+)
+def test_an_answer_in_runs_has_the_same_messages(
+    claims: list[list[tuple[int, int, bool, list[tuple[bytes, tuple[int, int], str]]]]],
+    shard: int,
+    run_min: int,
+) -> None:
+    delivered = [_given(blocks, 1000 + at) for at, blocks in enumerate(claims)]
+    expected = list(ClaimResponse.FromString(tell(shard, delivered)).messages)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(answers, "RUN_MIN", run_min)
+        encoded = tell_runs(shard, delivered)
+
+    for kind in (ClaimResponse, ConsumeResponse):
+        answer = kind.FromString(encoded)
+        assert not (answer.messages and answer.runs)
+        assert messages_of(answer) == expected
+        assert len(expected) >= run_min * len(answer.runs)
+
+
+def test_messages_of_which_many_are_alike_come_in_few_runs() -> None:
+    # Given two blocks of tokens, one of which has a message that was claimed before
+    messages = [(b"%d" % number, (0, 0), "b") for number in range(100)]
+    again = [
+        (payload, (int(number == 50), 0), value)
+        for number, (payload, _, value) in enumerate(messages)
+    ]
+    given = _given([(1, 1, True, messages), (2, 500, True, again)], 1000)
+
+    answer = ClaimResponse.FromString(tell_runs(0, [given]))
+
+    assert [len(run.message_ids) for run in answer.runs] == [100, 50, 1, 49]
+    assert [run.attempts_count for run in answer.runs] == [1, 1, 2, 1]
+
+
+def _given(
+    blocks: list[tuple[int, int, bool, list[tuple[bytes, tuple[int, int], str]]]], deadline_ms: int
+) -> Given:
+    """A claim whose leases are in buckets with a block of tokens each."""
+    items, held = [], []
+    tokens: list[int] = []
+    parts: list[tuple[Any, int, int]] = []
+    for block, first_id, in_a_row, messages in blocks:
+        parts.append((None, len(tokens), len(tokens) + len(messages)))
+        tokens += range(block << 8, (block << 8) + len(messages))
+        for at, (payload, (attempts, priority), value) in enumerate(messages):
+            message_id = first_id + (at if in_a_row else at * at)
+            message = Message(message_id=message_id, payload=payload, headers={"a": value})
+            items.append(AvailableMessage(message_id, priority, 0, 0, attempts))
+            held.append(held_of(message))
+    terms = Terms(cast("Any", None), "c", 0, deadline_ms, 30_000)
+    claimed = Claimed(terms, [Segment(items, BucketKind.READY, 1, range(len(items)))])
+    claimed.tokens += tokens
+    claimed.parts += parts
+    return Given(claimed, held)

@@ -5,7 +5,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.serving.protobytes import field, number_field, varint, varints_of
+from libs.serving.protobytes import field, number_field, packed_varints, varint, varints_of
 from slatemq.v1.message_pb2 import Message
 
 
@@ -25,6 +25,7 @@ def test_many_numbers_are_encoded_as_each_is(near: int, steps: list[int], in_a_r
     numbers = [near + (at if in_a_row else step) for at, step in enumerate(steps)]
 
     assert varints_of(numbers) == [varint(number) for number in numbers]
+    assert packed_varints(numbers) == b"".join(varint(number) for number in numbers)
 
 
 @given(st.binary(max_size=300))
