@@ -150,13 +150,14 @@ class EncodedReader:
         self, run: Run, message_ids: Sequence[int], at: int, room: Room, encoded: Encoded
     ) -> int:
         """Encode what comes next and is in this run; tells how many, or -1: no more fits."""
-        count, first = len(run.payloads), message_ids[at] - run.first_id
-        # No more than the run has: a slice for each of many short runs would copy the rest.
-        offsets: Sequence[int] = range(first, min(count, first + len(message_ids) - at))
-        wanted = message_ids[at : at + len(offsets)]
-        if wanted != list(range(wanted[0], wanted[0] + len(wanted))):
-            offsets = [one - run.first_id for one in message_ids[at : at + count]]
-            offsets = list(takewhile(range(count).__contains__, offsets))
+        first_id, count, asked = run.first_id, len(run.payloads), len(message_ids)
+        first = message_ids[at] - first_id
+        offsets: Sequence[int] = range(first, min(count, first + asked - at))
+        wanted = range(first_id + offsets[0], first_id + offsets[-1] + 1)
+        end = at + len(wanted)
+        if message_ids[end - 1] != wanted[-1] or message_ids[at:end] != list(wanted):
+            rest = (message_ids[index] - first_id for index in range(at, asked))
+            offsets = list(takewhile(range(count).__contains__, rest))
         payloads = _bytes_of(_of(run.payloads, offsets))
         offsets = offsets[: len(payloads)]
         if not payloads:
@@ -165,9 +166,9 @@ class EncodedReader:
         for end, common in _stretches(run, offsets):
             alike = payloads[start:end]
             fit = _fitting(alike, common, room)
-            ids = [run.first_id + offset for offset in offsets[start : start + fit]]
             if fit:
-                encoded.add(common, ids, alike[:fit])
+                ids = message_ids[at + start : at + start + fit]
+                encoded.add(common, list(ids), alike[:fit])
             if fit < len(alike):
                 return -1
             start = end
