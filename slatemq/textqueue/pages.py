@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import io
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate, compress, count, islice
+from itertools import accumulate, compress, count
 
 from slatemq.textqueue.controls import STATES, State
 from slatemq.textqueue.texts import EVERY, begin_marks, first_bytes, texts_in
@@ -80,15 +80,12 @@ class Page:
     @cached_property
     def starts(self) -> Sequence[int]:
         """Where in the content each entry begins."""
-        return array("Q", compress(self._offsets(), self.marks))
+        return self._wanted(self._bounds)
 
     @cached_property
     def ends(self) -> Sequence[int]:
         """Where in the content each entry ends: where another begins, wanted or not."""
-        every = begin_marks(self.firsts, EVERY)
-        following = compress(self._offsets(), every + b"\1")
-        wanted = compress(self.marks, every)
-        return array("Q", compress(islice(following, 1, None), wanted))
+        return self._wanted(self._bounds[1:])
 
     @cached_property
     def lines(self) -> Sequence[int]:
@@ -110,9 +107,17 @@ class Page:
         """The entry with all its bytes."""
         return self.content[self.starts[place] : self.ends[place]]
 
-    def _offsets(self) -> Iterator[int]:
-        """Where in the content each line begins, and where one more would."""
-        return accumulate(map(len, io.BytesIO(self.content)), initial=0)
+    @cached_property
+    def _bounds(self) -> array[int]:
+        """Where in the content entries begin, wanted or not, and where one more would."""
+        offsets = accumulate(map(len, io.BytesIO(self.content)), initial=0)
+        return array("Q", compress(offsets, begin_marks(self.firsts, EVERY) + b"\1"))
+
+    def _wanted(self, every: array[int]) -> array[int]:
+        """Of what is known of every entry, what is of those that are wanted."""
+        if self.wanted == EVERY:
+            return every
+        return array("Q", compress(every, compress(self.marks, begin_marks(self.firsts, EVERY))))
 
 
 def last_beginning(content: bytes, start: int = 0) -> int | None:

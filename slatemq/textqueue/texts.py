@@ -139,14 +139,12 @@ def _between(states: frozenset[State]) -> tuple[re.Pattern[str], str]:
         wanted, unwanted, inside = f"[{known}]", rf"[^ \\\n{known}]", rf"[^\\\n{known}]"
     if states == EVERY:
         unwanted = "(?!)"
-    line, variable, rest = r".*+\n++", r"\\.*+\n++(?! )", r"[\s\S]*+"
-    lines = rf"(?:{inside}{line}|{variable})*+(?:{wanted}|\\{rest})"
-    # Of these, what begins with another character is passed over at no cost.
+    line, rest = r".*+\n++", r"[\s\S]*+"
+    lines = rf"(?:{inside}{line}|\\{line}(?! ))*+(?:{wanted}|\\{rest})"
     cases = (
         wanted,
-        f"{unwanted}{line}{lines}",
-        f"{variable}{lines}",
-        rf"\\{rest}",
+        f"{unwanted}{line}(?:{wanted}|{lines})",
+        rf"\\{line}(?:\\{line})*+(?:{wanted}|(?! ){lines}|{rest})",
         rf"\n++(?! ){lines}",
         rf"\n{rest}",
     )
