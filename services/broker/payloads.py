@@ -76,6 +76,24 @@ def held_of(message: Message) -> Held:
     return message.payload, common.SerializeToString()
 
 
+class Came(NamedTuple):
+    """What an ingest gave: messages, and why others are not to be had (GONE, DAMAGED)."""
+
+    held: dict[int, Held]
+    size_bytes: int
+    """Of the messages, what they share counted for each."""
+    gone: dict[int, str]
+
+    @classmethod
+    def of(cls, held: dict[int, Held], gone: dict[int, str]) -> Came:
+        """These, and the size of them."""
+        return cls(held, _size_of(held), gone)
+
+
+def _size_of(held: dict[int, Held]) -> int:
+    return sum(map(len, chain.from_iterable(held.values())))
+
+
 @dataclass(slots=True)
 class Fetched:
     """What became of a fetch, beyond what is now in the cache."""
@@ -89,11 +107,8 @@ class Fetched:
 class Ingests(Protocol):
     """Where messages are read, and changed."""
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], dict[int, str]]:
-        """Messages of one shard as bytes; the IDs that are gone or damaged: GONE, DAMAGED.
-
-        Raises Unavailable.
-        """
+    async def fetch(self, shard: int, ids: Sequence[int]) -> Came:
+        """Messages of one shard as bytes; raises Unavailable."""
 
     async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
         """Messages of one shard, and the IDs that are gone; raises Unavailable."""
@@ -112,23 +127,30 @@ class IngestClient:
         """Call through these channels."""
         self._channels = channels
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], dict[int, str]]:
+    async def fetch(self, shard: int, ids: Sequence[int]) -> Came:
         """See Ingests."""
         # `encoded` is for ingests that know no runs yet.
         request = BatchGetPayloadsRequest(
             message_ids=ids, max_bytes=FETCH_BYTES, runs=True, encoded=True
         )
         answer = await self._read(shard, request)
-        messages = map(held_of, map(Message.FromString, answer.encoded_messages))
-        held = dict(zip(answer.encoded_ids, messages, strict=True))
-        for run in answer.runs:
-            ids, payloads, common = run.message_ids, run.payloads, run.common
-            if len(ids) == 1:
-                held[ids[0]] = (payloads[0], common)
-            else:
-                held.update(zip(ids, zip(payloads, repeat(common), strict=False), strict=True))
         gone = dict.fromkeys(answer.missing_ids, GONE) | dict.fromkeys(answer.damaged_ids, DAMAGED)
-        return held, gone
+        if answer.encoded_messages:
+            messages = map(held_of, map(Message.FromString, answer.encoded_messages))
+            return Came.of(dict(zip(answer.encoded_ids, messages, strict=True)), gone)
+        held: dict[int, Held] = {}
+        size_bytes = 0
+        for run in answer.runs:
+            alike, common = run.message_ids, run.common
+            if len(alike) == 1:
+                payload = run.payloads[0]
+                held[alike[0]] = (payload, common)
+                size_bytes += len(payload) + len(common)
+            else:
+                payloads = run.payloads[:]
+                held.update(zip(alike, zip(payloads, repeat(common), strict=False), strict=True))
+                size_bytes += sum(map(len, payloads)) + len(payloads) * len(common)
+        return Came(held, size_bytes, gone)
 
     async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
         """See Ingests."""
@@ -236,7 +258,7 @@ class Payloads:
         fetch = object()
         forgotten = self._fetches[fetch] = set[int]()
         try:
-            came, gone = await self._ingests.fetch(shard, ids)
+            came, size_bytes, gone = await self._ingests.fetch(shard, ids)
         except Unavailable as error:
             log.debug("%s", error.message)
             fetched.away.add(shard)
@@ -248,7 +270,7 @@ class Payloads:
             came.pop(message_id, None)
         if hand is not None:
             hand.update(came)
-        self._keep(came)
+        self._keep(came, size_bytes)
 
     def forget(self, message_id: int) -> None:
         """The message has changed: what is here of it, or on its way, is handed out no more."""
@@ -259,16 +281,15 @@ class Payloads:
         for hand in self._hands.values():
             hand.pop(message_id, None)
 
-    def _keep(self, came: dict[int, Held]) -> None:
-        # What messages share counts for each: they may outlive one another here.
-        size_bytes = sum(map(len, chain.from_iterable(came.values())))
+    def _keep(self, came: dict[int, Held], size_bytes: int) -> None:
+        # With what messages share counted for each: they may outlive one another here.
         size_bytes += len(came) * _OVERHEAD_BYTES
         if size_bytes > self._half_bytes:
             pairs = list(came.items())
             middle = len(pairs) // 2
             if middle:
-                self._keep(dict(pairs[:middle]))
-                self._keep(dict(pairs[middle:]))
+                for half in (dict(pairs[:middle]), dict(pairs[middle:])):
+                    self._keep(half, _size_of(half))
             return
         if self._young_bytes + size_bytes > self._half_bytes:
             self._old, self._young, self._young_bytes = self._young, {}, 0

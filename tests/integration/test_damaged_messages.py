@@ -62,7 +62,7 @@ async def test_ingest_names_the_damaged_ones_and_gives_the_others(
         # And what brokers use tells the one from the other
         directory = TopologyDirectory(open_root(root).objects)
         channels = Channels(directory)
-        held, gone = await IngestClient(channels).fetch(0, ids)
+        held, _, gone = await IngestClient(channels).fetch(0, ids)
         assert sorted(held) == good
         assert gone == {**dict.fromkeys(bad, DAMAGED), never: GONE}
         await channels.close()

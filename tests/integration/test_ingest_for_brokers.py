@@ -123,9 +123,10 @@ async def test_a_broker_reads_what_an_ingest_of_any_version_gives(
         ids = await published(ingest)
         expected = (await asked(ingest, message_ids=ids)).messages
         channels = Channels(TopologyDirectory(open_root(root).objects))
-        held, gone = await IngestClient(channels).fetch(0, [*ids, NEVER])
+        held, size_bytes, gone = await IngestClient(channels).fetch(0, [*ids, NEVER])
         await channels.close()
 
     assert forms == [(knows_runs, not knows_runs)]
     assert held_as(held) == expected
+    assert size_bytes == sum(len(payload) + len(common) for payload, common in held.values())
     assert gone == {NEVER: GONE}

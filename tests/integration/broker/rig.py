@@ -22,7 +22,7 @@ from libs.storage.roots import Root, open_root
 from services.broker.config import BrokerConfig
 from services.broker.other_shards import OutboxTarget
 from services.broker.owner import ShardOwner
-from services.broker.payloads import DAMAGED, GONE, Held, Tagged, held_of
+from services.broker.payloads import DAMAGED, GONE, Came, Tagged, held_of
 from services.broker.service import BrokerService
 from slatemq.errors import Aborted, InvalidArgument, Unavailable
 from slatemq.rpc_status import from_rpc_error
@@ -104,10 +104,11 @@ class Ingest:
         await self.read_gate.wait()
         return messages, [i for i in ids if i in missing]
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], dict[int, str]]:
+    async def fetch(self, shard: int, ids: Sequence[int]) -> Came:
         messages, gone = await self.read(shard, ids)
         held = {one.message_id: held_of(one) for one in messages}
-        return held, {one: DAMAGED if one in self.damaged else GONE for one in gone}
+        reasons = {one: DAMAGED if one in self.damaged else GONE for one in gone}
+        return Came.of(held, reasons)
 
     async def read_with_etags(self, shard: int, ids: Sequence[int]) -> Tagged:
         messages, gone = await self.read(shard, ids)

@@ -14,7 +14,7 @@ from libs.storage.buckets import BucketKind
 from services.broker import editing as editing_module
 from services.broker.delayed_watch import DelayedWatches
 from services.broker.editing import Find, MessageEditor, replacement
-from services.broker.payloads import Held
+from services.broker.payloads import Came
 from services.broker.waiting_buckets import Place
 from slatemq.errors import (
     Aborted,
@@ -207,7 +207,7 @@ class SlowShard(Ingest):
         super().__init__()
         self.slow = asyncio.Event()
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], dict[int, str]]:
+    async def fetch(self, shard: int, ids: Sequence[int]) -> Came:
         fetched = await super().fetch(shard, ids)
         if shard == 1:
             await self.slow.wait()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from libs.storage.ids import message_id, shard_of
-from services.broker.payloads import Held
+from services.broker.payloads import Came
 from slatemq.errors import Unavailable
 from slatemq.v1 import assignment_pb2, consumer_pb2
 from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, running
@@ -86,7 +86,7 @@ class _HangingIngest(Ingest):
         self.hangs = 0
         self.back = asyncio.Event()
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], dict[int, str]]:
+    async def fetch(self, shard: int, ids: Sequence[int]) -> Came:
         if shard == 1 and not self.back.is_set():
             self.hangs += 1
             if self.hangs == 1:

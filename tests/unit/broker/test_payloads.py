@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from libs.storage.ids import MAX_SHARD, SEQUENCE_BITS
-from services.broker.payloads import Held, Payloads
+from services.broker.payloads import Came, Held, Payloads
 
 OVERHEAD = 500
 
@@ -19,9 +19,9 @@ class Disk:
         self.size = size
         self.fetches: list[tuple[int, list[int]]] = []
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> tuple[dict[int, Held], dict[int, str]]:
+    async def fetch(self, shard: int, ids: Sequence[int]) -> Came:
         self.fetches.append((shard, list(ids)))
-        return dict.fromkeys(ids, (b"p" * self.size, b"")), {}
+        return Came.of(dict.fromkeys(ids, (b"p" * self.size, b"")), {})
 
 
 def cache(disk: Disk, bytes_max: int) -> Payloads:
