@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -13,6 +13,7 @@ from libs.serving.guard import encoded
 from services.broker.answers import consumer_id, lease_length, release, tell, tell_runs, too_late
 from services.broker.delivery import Delivery
 from services.broker.executor import Executor
+from services.broker.lease_index import PLACE_BITS
 from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import checked_id
 from services.broker.queue_machine import Queue
@@ -38,6 +39,7 @@ MESSAGES_MAX = 10_000
 CLAIM_BYTES = 32 << 20
 CLAIM_BYTES_MAX = 64 << 20
 WAIT_MS_MAX = 60_000
+RUN_MAX = 1 << PLACE_BITS
 FINISHED_BYTES = 100
 """About what finishing a lease adds to a commit."""
 
@@ -130,8 +132,13 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         self, request: consumer_pb2.AckRequest, context: Any
     ) -> consumer_pb2.AckResponse:
         """See the proto."""
-        _check_count("lease_tokens", len(request.lease_tokens))
+        for index, run in enumerate(request.runs):
+            within(f"runs[{index}].count", run.count, 1, RUN_MAX)
+        counts = [run.count for run in request.runs]
+        _check_count("lease_tokens", len(request.lease_tokens) + sum(counts))
         tokens, results = self._leases(request.lease_tokens, "lease_tokens[{}]")
+        if counts:
+            tokens, results = self._leases_in_runs(request.runs, [*tokens], results)
         done = await self._owner.run(
             lambda now_ms: self._owner.shard.ack(tokens, now_ms), len(tokens) * FINISHED_BYTES
         )
@@ -217,6 +224,22 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             else:
                 leases.append(lease)
                 refused.append(None)
+        return leases, refused
+
+    def _leases_in_runs(
+        self,
+        runs: Iterable[consumer_pb2.LeaseRun],
+        leases: list[int],
+        refused: list[Status | None],
+    ) -> tuple[list[int], list[Status | None]]:
+        """As `_leases`, behind those that are known already."""
+        for index, run in enumerate(runs):
+            known, (status,) = self._leases([run.lease_token], f"runs[{index}].lease_token")
+            if known:
+                (first,) = known
+                within(f"runs[{index}].count", run.count, 1, RUN_MAX - first % RUN_MAX)
+                leases += range(first, first + run.count)
+            refused += [status] * run.count
         return leases, refused
 
 
