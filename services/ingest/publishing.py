@@ -21,7 +21,7 @@ from libs.storage.own_keys import ID_BLOCK_KEY
 from libs.storage.payload_packs import put_payloads
 from libs.storage.payloads import encode_uri
 from libs.storage.slate import Batch, Database
-from services.ingest.batches import NOT_SET, Accepted, Columns, fingerprint_of
+from services.ingest.batches import FINGERPRINT_FORMS, NOT_SET, Accepted, Columns, fingerprint_of
 from services.ingest.dedupe_keys import DedupeKeys
 from services.ingest.duplicates import Duplicates
 from services.ingest.payload_cache import PayloadCache, Run
@@ -160,16 +160,17 @@ class Publisher:
             self._requests.forget(accepted.request_id)
         return known
 
-    async def _begin(self, accepted: Accepted) -> Answered | None:
+    async def _begin(self, accepted: Accepted, form: int = 0) -> Answered | None:
         if not accepted.request_id:
             return None
-        begin = self._requests.begin
+        fingerprint = await fingerprint_of(accepted, form)
         try:
-            known = await begin(accepted.request_id, await fingerprint_of(accepted))
+            known = await self._requests.begin(accepted.request_id, fingerprint)
         except InvalidArgument:
-            # Its first one may have been stored before an upgrade; or this one is refused again.
-            earlier = await fingerprint_of(accepted, earlier=True)
-            known = await begin(accepted.request_id, earlier)
+            if form + 1 == FINGERPRINT_FORMS:
+                raise
+            # Its first one may have been stored before an upgrade.
+            return await self._begin(accepted, form + 1)
         return None if known is None else await self._with_receipt(known)
 
     async def _with_receipt(self, known: Answered) -> Answered:

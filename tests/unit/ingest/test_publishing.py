@@ -1,12 +1,11 @@
 import asyncio
-from functools import partialmethod
 from typing import Any
 
 import pytest
 
 from libs.storage.own_keys import dedupe_ends_key, dedupe_key
 from libs.storage.roots import Root
-from services.ingest.batches import Accepted
+from services.ingest.batches import FINGERPRINT_FORMS, Accepted
 from services.ingest.reading import Room
 from services.ingest.shard import Shard
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
@@ -263,14 +262,14 @@ async def test_content_differs_in_its_fingerprint() -> None:
     assert batch(b"", x="1", y="2").fingerprint() == batch(b"", y="2", x="1").fingerprint()
 
 
+@pytest.mark.parametrize("form", range(FINGERPRINT_FORMS))
 async def test_a_publish_from_before_an_upgrade_is_repeated_after_it(
-    root: Root, monkeypatch: pytest.MonkeyPatch
+    root: Root, monkeypatch: pytest.MonkeyPatch, form: int
 ) -> None:
     async with opened(root) as shard:
+        fingerprint = Accepted.fingerprint
         with monkeypatch.context() as patch:
-            patch.setattr(
-                Accepted, "fingerprint", partialmethod(Accepted.fingerprint, earlier=True)
-            )
+            patch.setattr(Accepted, "fingerprint", lambda one, _=0: fingerprint(one, form))
             first = await shard.publisher.publish(batch(b"a", b"b", request_id="r"))
     async with opened(root) as shard:
         again = await shard.publisher.publish(batch(b"a", b"b", request_id="r"))
