@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from slatemq.checks import message_of
+from slatemq.claimed import Claimed, claimed_of
 from slatemq.consumer import CLOSE_S, PAUSED, Wish
-from slatemq.delivered import Batch, Origin, Received
+from slatemq.delivered import Batch, Origin, received
 from slatemq.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, SlateMQError
 from slatemq.finishing import Nack
 from slatemq.keeping import LeaseKeeper
@@ -33,16 +34,14 @@ PAUSED_S = 1.0
 """How often a batch consumer asks whether a paused queue goes on, at most."""
 
 
-async def claim(
-    peers: Peers, request: consumer_pb2.ClaimRequest, call_s: float
-) -> list[consumer_pb2.ClaimedMessage]:
+async def claim(peers: Peers, request: consumer_pb2.ClaimRequest, call_s: float) -> Claimed:
     """One claim; repeated while the broker is away, for `call_s` on top of its wait."""
     wait_s = request.wait_ms / 1000
 
-    async def attempt(timeout: float) -> list[consumer_pb2.ClaimedMessage]:
+    async def attempt(timeout: float) -> Claimed:
         channel = await peers.broker(await peers.broker_of(request.queue_id))
         stub: Any = consumer_pb2_grpc.ConsumerServiceStub(channel)
-        return list((await stub.Claim(request, timeout=timeout)).messages)
+        return claimed_of(await stub.Claim(request, timeout=timeout))
 
     # A claim whose answer got lost holds messages until their leases end: that is all the harm.
     try:
@@ -72,6 +71,7 @@ def claim_request(
         lease_ms=milliseconds(lease, "lease") if lease is not None else 0,
         wait_ms=milliseconds(wait, "wait"),
         consumer_id=consumer_id,
+        runs=True,
     )
 
 
@@ -139,8 +139,7 @@ class BatchConsumer:
             if batch:
                 break
         if self._origin.telemetry is not None:
-            wires = [message._wire for message in batch]
-            self._origin.telemetry.received(self.queue_id, began_ns, wires)
+            self._origin.telemetry.received(self.queue_id, began_ns, batch)
         return batch
 
     def _taken(self, batch: Batch) -> Batch:
@@ -195,18 +194,15 @@ class BatchConsumer:
     async def _claim_on(self) -> None:
         while True:
             try:
-                wires = await claim(self._peers, self._request, float("inf"))
+                claimed = await claim(self._peers, self._request, float("inf"))
             except FailedPrecondition as error:
                 if error.reason != PAUSED:
                     raise
                 await asyncio.sleep(PAUSED_S * random.uniform(0.5, 1.0))
                 continue
-            if not wires:
+            if not claimed.payloads:
                 continue
-            messages = []
-            for wire in wires:
-                lease = self._keeper.hold(wire.lease_token, wire.lease_ms, self._hold_s)
-                messages.append(Received(wire, self._origin, lease))
+            messages = received(claimed, self._origin, self._hold_s)
             self._ready.append(Batch(messages, self._origin))
             async with self._changed:
                 self._changed.notify_all()

@@ -15,7 +15,7 @@ from slatemq.batches import BatchConsumer, claim, claim_request
 from slatemq.checks import check_text, check_whole, iterable
 from slatemq.command_calls import CommandCalls
 from slatemq.consumer import Consumer, Wish
-from slatemq.delivered import Origin, Received
+from slatemq.delivered import Origin, Received, received
 from slatemq.entries import EntryCalls
 from slatemq.errors import SlateMQError
 from slatemq.finishing import Finisher, nack_of
@@ -293,10 +293,10 @@ class Client(
         )
         origin = self._origin(queue_id)
         began_ns = time.time_ns()
-        wires = await claim(self._peers, request, self._peers.call_s)
+        messages = received(await claim(self._peers, request, self._peers.call_s), origin)
         if self._telemetry is not None:
-            self._telemetry.received(queue_id, began_ns, wires)
-        return [Received(wire, origin) for wire in wires]
+            self._telemetry.received(queue_id, began_ns, messages)
+        return messages
 
     async def ack(self, lease_tokens: Sequence[str]) -> list[SlateMQError | None]:
         """Acks by token; gives for each one None, or why it was refused."""

@@ -14,7 +14,8 @@ import grpc
 import grpc.aio
 
 from slatemq.checks import check_text, check_whole
-from slatemq.delivered import Batch, Origin, Received
+from slatemq.claimed import Claimed, claimed_of
+from slatemq.delivered import Batch, Origin, Received, received
 from slatemq.errors import (
     DeadlineExceeded,
     Internal,
@@ -155,7 +156,7 @@ class Consumer:
             if message is not None:
                 break
         if self._origin.telemetry is not None:
-            self._origin.telemetry.received(self.queue_id, began_ns, [message._wire])
+            self._origin.telemetry.received(self.queue_id, began_ns, [message])
         return message
 
     @property
@@ -189,8 +190,7 @@ class Consumer:
 
     def put_back(self, message: Received) -> None:
         """For a caller that was interrupted while it took the message: it is the next again."""
-        lease = message._lease
-        assert lease is not None, "a consumer's messages have kept leases"
+        lease = _lease_of(message)
         lease.buffered = True
         size = len(message.payload)
         self._buffer.appendleft((message, lease))
@@ -301,7 +301,7 @@ class Consumer:
         try:
             while (answer := await call.read()) is not grpc.aio.EOF:
                 self._consumer_id = answer.consumer_id
-                self._receive(answer.messages)
+                self._receive(claimed_of(answer))
         except grpc.RpcError as error:
             raise translated(error) from error
         except asyncio.CancelledError:
@@ -318,7 +318,10 @@ class Consumer:
         count = self._wish.prefetch - len(self._buffer)
         room = self._wish.prefetch_bytes - self._buffer_bytes
         start = consumer_pb2.ConsumeStart(
-            queue_id=self.queue_id, lease_ms=self._wish.lease_ms, consumer_id=self._consumer_id
+            queue_id=self.queue_id,
+            lease_ms=self._wish.lease_ms,
+            consumer_id=self._consumer_id,
+            runs=True,
         )
         if count > 0 and room > 0:
             start.credit.messages_count = count
@@ -347,13 +350,16 @@ class Consumer:
         credit = consumer_pb2.ConsumeCredit(messages_count=count, payload_bytes=max(size, 0))
         await call.write(consumer_pb2.ConsumeRequest(credit=credit))
 
-    def _receive(self, messages: Any) -> None:
-        for wire in messages:
-            lease = self._keeper.hold(wire.lease_token, wire.lease_ms, self._hold_s)
-            message = Received(wire, self._origin, lease)
-            self._buffer.append((message, lease))
+    def _receive(self, claimed: Claimed) -> None:
+        for message in received(claimed, self._origin, self._hold_s):
+            self._buffer.append((message, _lease_of(message)))
             self._buffer_bytes += len(message.payload)
-        if messages:
+        if claimed.payloads:
             self._has_received = True
             self._paused = False
             self._arrived.set()
+
+
+def _lease_of(message: Received) -> Lease:
+    assert message._lease is not None, "a consumer's messages have kept leases"
+    return message._lease

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from slatemq.bounds import cut_reason
+from slatemq.claimed import Alone, Claimed, Headers, Run
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
+from slatemq.failures import has_failed, reason_of
 from slatemq.finishing import Finisher, Nack, nack_of
 from slatemq.handles import handle_of
 from slatemq.keeping import Lease, LeaseKeeper, seconds_from_claim
 from slatemq.models import Span, milliseconds
-from slatemq.v1 import consumer_pb2
 
 if TYPE_CHECKING:
     from slatemq.otel import Processing, Telemetry
@@ -45,26 +47,36 @@ class Received:
     consumer waits. Where you must know that the ack is durable, say `await message.ack()`.
     """
 
-    __slots__ = ("_finished", "_lease", "_origin", "_processing", "_wire", "payload")
+    __slots__ = (
+        "_finished",
+        "_headers",
+        "_lease",
+        "_origin",
+        "_place",
+        "_processing",
+        "_run",
+        "payload",
+    )
 
     payload: bytes
     """The bytes as they were published."""
 
-    def __init__(
-        self, wire: consumer_pb2.ClaimedMessage, origin: Origin, lease: Lease | None = None
-    ) -> None:
-        """Made by the client."""
-        self._wire = wire
+    _headers: Mapping[str, str]
+
+    def __init__(self, run: Run | Alone, place: int, payload: bytes, origin: Origin) -> None:
+        """Made by the client, by the thousand: what can wait until it is asked for does."""
+        self._run = run
+        self._place = place
+        self.payload = payload
         self._origin = origin
-        self._lease = lease
+        self._lease: Lease | None = None
         self._finished = False
         self._processing: Processing | None = None
-        self.payload = wire.message.payload
 
     @property
     def message_id(self) -> int:
         """Unique in the instance."""
-        return self._wire.message.message_id
+        return self._run.message_ids[self._place]
 
     @property
     def queue_id(self) -> str:
@@ -74,47 +86,52 @@ class Received:
     @property
     def headers(self) -> Mapping[str, str]:
         """The headers as they were published."""
-        return self._wire.message.headers
+        try:
+            return self._headers
+        except AttributeError:
+            self._headers = Headers(self._run.common.headers)
+            return self._headers
 
     @property
     def created_at_ms(self) -> int:
         """When its producer made it, in ms since the Unix epoch."""
-        return self._wire.message.created_at_ms
+        return self._run.common.created_at_ms
 
     @property
     def received_at_ms(self) -> int:
         """When SlateMQ accepted it, in ms since the Unix epoch."""
-        return self._wire.message.received_at_ms
+        return self._run.common.received_at_ms
 
     @property
     def retention_s(self) -> int:
         """How long it lives from its receipt, in seconds; 0 = for ever."""
-        return self._wire.message.retention_s
+        return self._run.common.retention_s
 
     @property
     def lease_token(self) -> str:
         """Proves the claim; good for raw `ack`, `nack` and `extend` too."""
-        return self._wire.lease_token
+        run = self._run
+        return run.prefix + run.ends[self._place]
 
     @property
     def lease_deadline_ms(self) -> int:
         """When the lease ended as of the claim; the background extends it."""
-        return self._wire.lease_deadline_ms
+        return self._run.wire.lease_deadline_ms
 
     @property
     def lease_ms(self) -> int:
         """How long the lease runs from the claim: what was asked for, or the queue's most."""
-        return self._wire.lease_ms
+        return self._run.wire.lease_ms
 
     @property
     def attempts_count(self) -> int:
         """How often it was claimed from this queue, this time included."""
-        return self._wire.attempts_count
+        return self._run.wire.attempts_count
 
     @property
     def priority(self) -> int:
         """Its priority in this queue, 0 the most urgent."""
-        return self._wire.priority
+        return self._run.wire.priority
 
     @property
     def handle(self) -> str:
@@ -178,7 +195,7 @@ class Received:
         if isinstance(result, SlateMQError):
             raise result
         if self._lease is not None:
-            length_s = seconds_from_claim(self._wire, result)
+            length_s = seconds_from_claim(self._run.wire, result)
             self._lease.extended(self._lease.held_at_s + length_s)
         return result
 
@@ -207,7 +224,7 @@ class Received:
     def begin(self) -> None:
         """Begins the span of its processing, where there are any."""
         if self._origin.telemetry is not None:
-            self._processing = self._origin.telemetry.processing(self.queue_id, self._wire)
+            self._processing = self._origin.telemetry.processing(self)
 
     def end(self, error: BaseException | None) -> None:
         """Ends the span."""
@@ -263,6 +280,20 @@ class Received:
             f"<Received {self.message_id} of {self.queue_id!r}, attempt {self.attempts_count}, "
             f"{len(self.payload)} bytes>"
         )
+
+
+def received(claimed: Claimed, origin: Origin, hold_s: float = 0.0) -> list[Received]:
+    """Messages of their origin. Where it has a keeper, that holds them for at most `hold_s`."""
+    messages = list(map(Received, *claimed, repeat(origin)))
+    if messages and isinstance(messages[-1]._run, Run):
+        origin.finisher.claimed_in_runs(messages[-1].lease_token)
+    if origin.keeper is not None:
+        now_s = time.monotonic()
+        for message in messages:
+            message._lease = origin.keeper.hold(
+                message.lease_token, message.lease_ms, hold_s, now_s
+            )
+    return messages
 
 
 class Batch(Sequence[Received]):
@@ -360,19 +391,3 @@ class Batch(Sequence[Received]):
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} of {self._origin.queue_id!r}>"
-
-
-def has_failed(error: BaseException) -> bool:
-    """Whether work failed, rather than was cancelled or stopped with the program.
-
-    A CancelledError that nobody asked for, say of a task that the work awaited, is a failure.
-    """
-    if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        return task is not None and not task.cancelling()
-    return isinstance(error, Exception)
-
-
-def reason_of(error: BaseException) -> str:
-    """What a nack says of an exception."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

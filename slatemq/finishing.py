@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
+import grpc
 from google.rpc.status_pb2 import Status
 
 from slatemq.bounds import bounded_delay_ms, cut_reason
@@ -16,6 +18,7 @@ from slatemq.handles import places_by_shard, shard_of
 from slatemq.models import Span
 from slatemq.peers import Peers, closed
 from slatemq.rpc_status import from_status
+from slatemq.token_rows import Rows, rows_among
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -126,6 +129,11 @@ class Finisher:
         self._acks: dict[int, Batcher[str, None]] = {}
         self._nacks: dict[int, Batcher[Nack, None]] = {}
         self._unanswered: set[asyncio.Future[None]] = set()
+        self._in_rows: set[int] = set()
+
+    def claimed_in_runs(self, token: str) -> None:
+        """The broker that gave this one answers claims in runs: it takes tokens in rows, too."""
+        self._in_rows.add(shard_of(token))
 
     async def ack(self, token: str) -> None:
         """Acks one message, together with others; raises why it was refused."""
@@ -197,13 +205,45 @@ class Finisher:
         async def send(
             stub: consumer_pb2_grpc.ConsumerServiceAsyncStub, part: list[str], timeout: float
         ) -> list[SlateMQError | None]:
+            if rows and shard_of(part[0]) in self._in_rows:
+                mine = rows if part is tokens else rows_among(part)
+                answered = await self._ack_rows(stub, part, mine, timeout) if mine else None
+                if answered is not None:
+                    return answered
             answer = await stub.Ack(consumer_pb2.AckRequest(lease_tokens=part), timeout=timeout)
-            if len(answer.results) == len(part) and answer.ByteSize() == _OK_BYTES * len(part):
-                return [None] * len(part)
-            return list(map(_error_of, answer.results))
+            return _errors_of(answer)
 
         tokens = list(tokens)
-        return await self._by_shard(tokens, tokens, send)
+        rows = rows_among(tokens) if self._in_rows else None
+        return await self._by_shard(tokens, tokens, send, rows=rows)
+
+    async def _ack_rows(
+        self,
+        stub: consumer_pb2_grpc.ConsumerServiceAsyncStub,
+        tokens: list[str],
+        rows: Rows,
+        timeout: float,
+    ) -> list[SlateMQError | None] | None:
+        """Acks in one call; None when the broker does not take rows: it is another one now."""
+        request = consumer_pb2.AckRequest(lease_tokens=map(tokens.__getitem__, rows.others))
+        for row in rows.rows:
+            request.runs.add(lease_token=tokens[row.at], count=row.size)
+        try:
+            answer = await stub.Ack(request, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            # An earlier version sees no tokens at all, and refuses that.
+            if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
+                raise
+            answer = consumer_pb2.AckResponse()
+        if len(answer.results) != len(tokens):
+            self._in_rows.discard(shard_of(tokens[0]))
+            return None
+        results = _errors_of(answer)
+        if not any(results):
+            return results
+        in_rows = chain.from_iterable(range(row.at, row.at + row.size) for row in rows.rows)
+        by_place = dict(zip(chain(rows.others, in_rows), results, strict=True))
+        return [by_place[place] for place in range(len(tokens))]
 
     async def nack_many(self, items: Sequence[Nack]) -> list[SlateMQError | None]:
         """Nacks in one call for each shard; one result for each item."""
@@ -244,10 +284,15 @@ class Finisher:
         return await self._by_shard(tokens, tokens, send, call_s)
 
     async def _by_shard(
-        self, items: list[I], tokens: list[str], send: Send[I, R], call_s: float | None = None
+        self,
+        items: list[I],
+        tokens: list[str],
+        send: Send[I, R],
+        call_s: float | None = None,
+        rows: Rows | None = None,
     ) -> list[R | SlateMQError]:
         """One result for each item, whose tokens these are; raises only when nobody gave any."""
-        by_shard, refused = places_by_shard(tokens)
+        by_shard, refused = places_by_shard(tokens, rows)
         parts = [
             (shard, places[start : start + CALL_MAX])
             for shard, places in by_shard.items()
@@ -310,6 +355,12 @@ _OK_BYTES = 2
 def _tell_failure(done: asyncio.Future[None]) -> None:
     if not done.cancelled() and (error := done.exception()) is not None:
         log.warning("a message could not be acked or given back, and may come again: %s", error)
+
+
+def _errors_of(answer: consumer_pb2.AckResponse) -> list[SlateMQError | None]:
+    if answer.ByteSize() == _OK_BYTES * len(answer.results):
+        return [None] * len(answer.results)
+    return list(map(_error_of, answer.results))
 
 
 def _error_of(status: Status) -> SlateMQError | None:

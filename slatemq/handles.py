@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from slatemq.checks import check_text
 from slatemq.errors import InvalidArgument
+from slatemq.token_rows import Rows
 
 
 def handle_of(queue_id: str, message_id: int, place: str = "") -> str:
@@ -51,10 +52,10 @@ def shard_of(token: str) -> int:
 
 
 def places_by_shard(
-    tokens: Sequence[str],
+    tokens: Sequence[str], rows: Rows | None = None
 ) -> tuple[dict[int, Sequence[int]], dict[int, InvalidArgument]]:
     """Where the tokens of each broker shard stand, and why those are none that are not tokens."""
-    shard = _common_shard(tokens)
+    shard = _common_shard(tokens if rows is None else rows.heads(tokens))
     if shard is not None:
         return {shard: range(len(tokens))}, {}
     places: dict[int, list[int]] = {}

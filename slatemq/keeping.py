@@ -56,7 +56,9 @@ class Lease:
         self._next = ends_at_s - self._length_ms / 1500
 
 
-def seconds_from_claim(wire: consumer_pb2.ClaimedMessage, deadline_ms: int) -> float:
+def seconds_from_claim(
+    wire: consumer_pb2.ClaimedMessage | consumer_pb2.ClaimedRun, deadline_ms: int
+) -> float:
     """How long a lease that ends then runs: all by the broker's clock, which is another one."""
     return (deadline_ms - wire.lease_deadline_ms + wire.lease_ms) / 1000
 
@@ -71,9 +73,9 @@ class LeaseKeeper:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    def hold(self, token: str, length_ms: int, hold_s: float) -> Lease:
-        """Keeps a lease of this length alive, for at most `hold_s` seconds."""
-        lease = Lease(token, length_ms, hold_s, time.monotonic())
+    def hold(self, token: str, length_ms: int, hold_s: float, now: float | None = None) -> Lease:
+        """Keeps a lease of this length alive, for at most `hold_s` seconds; `now` is monotonic."""
+        lease = Lease(token, length_ms, hold_s, time.monotonic() if now is None else now)
         self._held[token] = lease
         if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._keep())
@@ -85,8 +87,9 @@ class LeaseKeeper:
 
     def drop_all(self, tokens: Iterable[str]) -> None:
         """They are finished, or given up."""
-        for token in tokens:
-            self._held.pop(token, None)
+        if self._held:
+            for token in tokens:
+                self._held.pop(token, None)
 
     async def close(self) -> None:
         """Stops extending."""

@@ -9,15 +9,16 @@ taking a message over is a CLIENT span, working on it a CONSUMER span that links
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from slatemq.v1 import consumer_pb2
+if TYPE_CHECKING:
+    from slatemq.delivered import Received
 
 HEADERS_MAX = 255
 HEADER_BYTES_MAX = 65_535
@@ -67,24 +68,24 @@ class Telemetry:
             yield
             self._sent.add(len(messages), facts)
 
-    def received(self, queue_id: str, began_ns: int, wires: Any) -> None:
-        """A consumer was handed these messages (of the wire), which it began to ask for then."""
+    def received(self, queue_id: str, began_ns: int, messages: Sequence[Received]) -> None:
+        """A consumer was handed these messages, which it began to ask for then."""
         facts = self._named("receive", "receive", queue_id)
-        self._consumed.add(len(wires), facts)
+        self._consumed.add(len(messages), facts)
         now_ns = time.time_ns()
         self._durations.record((now_ns - began_ns) / 1e9, facts)
         span = self._tracer.start_span(
             f"receive {queue_id}",
             kind=trace.SpanKind.CLIENT,
-            links=[link for wire in wires for link in self._links(wire.message.headers)],
-            attributes={**facts, "messaging.batch.message_count": len(wires)},
+            links=[link for message in messages for link in self._links(message.headers)],
+            attributes={**facts, "messaging.batch.message_count": len(messages)},
             start_time=began_ns,
         )
         span.end(now_ns)
 
-    def processing(self, queue_id: str, wire: consumer_pb2.ClaimedMessage) -> Processing:
+    def processing(self, message: Received) -> Processing:
         """Begins the work on a message; its span is the current one until it ends."""
-        return Processing(self, queue_id, wire)
+        return Processing(self, message)
 
     @contextmanager
     def settling(self, name: str, queue_id: str, message_id: int) -> Iterator[None]:
@@ -132,22 +133,21 @@ class Telemetry:
 class Processing:
     """The work on one message."""
 
-    def __init__(
-        self, telemetry: Telemetry, queue_id: str, wire: consumer_pb2.ClaimedMessage
-    ) -> None:
+    def __init__(self, telemetry: Telemetry, message: Received) -> None:
         """Begin it."""
+        queue_id = message.queue_id
         self._telemetry = telemetry
         self._facts = telemetry._named("process", "process", queue_id)
         self._began = time.monotonic()
         self._scope = telemetry._tracer.start_as_current_span(
             f"process {queue_id}",
             kind=trace.SpanKind.CONSUMER,
-            links=telemetry._links(wire.message.headers),
+            links=telemetry._links(message.headers),
             attributes={
                 **self._facts,
-                "messaging.message.id": str(wire.message.message_id),
-                "messaging.message.body.size": len(wire.message.payload),
-                "messaging.slatemq.message.delivery_attempt": wire.attempts_count,
+                "messaging.message.id": str(message.message_id),
+                "messaging.message.body.size": len(message.payload),
+                "messaging.slatemq.message.delivery_attempt": message.attempts_count,
             },
         )
         self._scope.__enter__()

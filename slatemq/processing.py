@@ -7,8 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from slatemq.consumer import Consumer
-from slatemq.delivered import Received, has_failed
+from slatemq.delivered import Received
 from slatemq.errors import SlateMQError
+from slatemq.failures import has_failed
 
 log = logging.getLogger(__name__)
 

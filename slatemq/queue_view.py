@@ -26,6 +26,7 @@ from uuid import uuid4
 from slatemq.admin import Admin
 from slatemq.batches import claim, claim_request
 from slatemq.checks import iterable, wrong
+from slatemq.claimed import Claimed
 from slatemq.codecs import Codec
 from slatemq.commands import (
     Command,
@@ -40,7 +41,6 @@ from slatemq.errors import FailedPrecondition, InvalidArgument
 from slatemq.keeping import Lease, LeaseKeeper, seconds_from_claim
 from slatemq.models import Span, Time
 from slatemq.peers import Peers
-from slatemq.v1 import consumer_pb2
 
 T = TypeVar("T")
 Execute = Callable[[Sequence[Command], str], Awaitable[list[CommandResult]]]
@@ -53,31 +53,31 @@ class RefToken(Generic[T]):
     item comes again.
     """
 
-    __slots__ = ("_claimed_at_s", "_ends_at_s", "_kept", "_used", "_wire", "queue_id")
+    __slots__ = ("_claimed_at_s", "_ends_at_s", "_kept", "_payload", "_run", "_used", "queue_id")
 
-    def __init__(self, queue_id: str, wire: consumer_pb2.ClaimedMessage) -> None:
-        """Made by the view."""
+    def __init__(self, queue_id: str, claimed: Claimed) -> None:
+        """Made by the view, of the one message that was claimed."""
         self.queue_id = queue_id
-        self._wire = wire
+        (self._run,), _, (self._payload,) = claimed
         self._claimed_at_s = time.monotonic()
-        self._ends_at_s = self._claimed_at_s + wire.lease_ms / 1000
+        self._ends_at_s = self._claimed_at_s + self._run.wire.lease_ms / 1000
         self._kept: Lease | None = None
         self._used = False
 
     @property
     def message_id(self) -> int:
         """The item's message."""
-        return self._wire.message.message_id
+        return self._run.message_ids[0]
 
     @property
     def lease_token(self) -> str:
         """Proves the claim."""
-        return self._wire.lease_token
+        return self._run.prefix + self._run.ends[0]
 
     @property
     def attempts_count(self) -> int:
         """How often the item was claimed from this queue, this time included."""
-        return self._wire.attempts_count
+        return self._run.wire.attempts_count
 
     @property
     def finished(self) -> bool:
@@ -93,7 +93,7 @@ class RefToken(Generic[T]):
 
     def extended(self, deadline_ms: int) -> None:
         """Its lease ends then, by the broker's clock."""
-        self._ends_at_s = self._claimed_at_s + seconds_from_claim(self._wire, deadline_ms)
+        self._ends_at_s = self._claimed_at_s + seconds_from_claim(self._run.wire, deadline_ms)
         if self._kept is not None:
             self._kept.extended(self._ends_at_s)
 
@@ -129,12 +129,12 @@ class ItemLease(Generic[T]):
     @property
     def item(self) -> T:
         """The item. Raises what its codec raises."""
-        return self._codec.decode(self.token._wire.message.payload)
+        return self._codec.decode(self.token._payload)
 
     @property
     def headers(self) -> Mapping[str, str]:
         """The headers of its message."""
-        return self.token._wire.message.headers
+        return self.token._run.common.headers
 
     @property
     def lost(self) -> bool:
@@ -159,7 +159,7 @@ class ItemLease(Generic[T]):
         token.check()
         if token._kept is not None:
             raise FailedPrecondition("LEASE_OPEN", "there is an open lease on this item")
-        kept = self._keeper.hold(token.lease_token, token._wire.lease_ms, self._hold_s)
+        kept = self._keeper.hold(token.lease_token, token._run.wire.lease_ms, self._hold_s)
         kept.buffered = False
         token._kept = kept
 
@@ -238,7 +238,7 @@ class QueueView(Generic[T]):
             if error.reason != "QUEUE_PAUSED":
                 raise
             return None
-        return RefToken(self.queue_id, claimed[0]) if claimed else None
+        return RefToken(self.queue_id, claimed) if claimed.payloads else None
 
 
 class TransferToken(Generic[T]):

@@ -62,6 +62,8 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         break_after: Streams break when they have sent so many messages.
         ended: Tokens whose lease is over.
         lose: So many answers to acks and nacks get lost after they were carried out.
+        runs: Whether it knows of these; brokers of earlier versions pass over them.
+        acks: The requests to ack.
     """
 
     lease_ms: int = 30_000
@@ -83,6 +85,8 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     executed: list[Any] = field(default_factory=list)
     request_ids: set[str] = field(default_factory=set)
     silent: bool = False
+    runs: bool = True
+    acks: list[consumer_pb2.AckRequest] = field(default_factory=list)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def until(self, come_about: Callable[[], object]) -> None:
@@ -118,9 +122,13 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
             await self.until(lambda: self.available or not self.exists)
         if not self.exists:
             await refuse(context, NotFound("queue", request.queue_id))
-        answer = consumer_pb2.ClaimResponse(messages=self._claim(request.max_messages))
+        claimed = self._claim(request.max_messages)
+        answer = consumer_pb2.ClaimResponse(**self._told(claimed, request.runs))
         await self.tell()
         return answer
+
+    def _told(self, claimed: list[consumer_pb2.ClaimedMessage], runs: bool) -> dict[str, Any]:
+        return {"runs": runs_of(claimed)} if runs and self.runs else {"messages": claimed}
 
     async def Consume(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.streams += 1
@@ -156,7 +164,8 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
                 credit[0] -= len(messages)
                 sent += len(messages)
                 await self.tell()
-                yield consumer_pb2.ConsumeResponse(consumer_id="made-up", messages=messages)
+                told = self._told(messages, first.start.runs)
+                yield consumer_pb2.ConsumeResponse(consumer_id="made-up", **told)
                 if sent >= self.break_after:
                     await refuse(context, Unavailable("draining", retry_after_ms=1))
         finally:
@@ -179,8 +188,14 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
             await refuse(context, Unavailable("the answer is lost", retry_after_ms=1))
 
     async def Ack(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.acks.append(request)
         answer = consumer_pb2.AckResponse()
-        for token in request.lease_tokens:
+        tokens = list(request.lease_tokens)
+        if self.runs:
+            tokens += [token for run in request.runs for token in tokens_of(run)]
+        if not tokens:
+            await refuse(context, InvalidArgument("lease_tokens", "must not be empty"))
+        for token in tokens:
             done = self._finish(token)
             if isinstance(done, tuple):
                 self.acked.append(done[0])
@@ -238,6 +253,33 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
 
     async def CreateQueue(self, request: Any, context: Any) -> Any:  # noqa: N802
         return queue_pb2.CreateQueueResponse(queue=request.queue)
+
+
+def runs_of(claimed: list[consumer_pb2.ClaimedMessage]) -> list[consumer_pb2.ClaimedRun]:
+    """The same messages in runs; they share their headers, if they have any."""
+    runs: list[consumer_pb2.ClaimedRun] = []
+    tokens: list[str] = []
+    for one in claimed:
+        if one.lease_token not in tokens or one.attempts_count != runs[-1].attempts_count:
+            run = consumer_pb2.ClaimedRun(
+                lease_token=one.lease_token,
+                attempts_count=one.attempts_count,
+                lease_ms=one.lease_ms,
+            )
+            run.common.headers.update(one.message.headers)
+            runs.append(run)
+        runs[-1].message_ids.append(one.message.message_id)
+        runs[-1].payloads.append(one.message.payload)
+        following = consumer_pb2.LeaseRun(lease_token=one.lease_token, count=2)
+        tokens = tokens_of(following)[1:] if not one.lease_token.endswith("ff") else []
+    return runs
+
+
+def tokens_of(run: consumer_pb2.LeaseRun) -> list[str]:
+    """Tokens that count up."""
+    first = int(run.lease_token[-2:], 16)
+    assert 0 < run.count <= 256 - first
+    return [f"{run.lease_token[:-2]}{first + at:02x}" for at in range(run.count)]
 
 
 _OK = to_status(InvalidArgument("", ""))
