@@ -20,7 +20,7 @@ from services.broker.lease_index import PLACE_BITS, tokens_of
 Row = tuple[bytes, bytes | None]
 """A key and its new value; None deletes it."""
 
-IN_FLIGHT_BUCKET_MAX = 200
+IN_FLIGHT_BUCKET_MAX = 250
 """Leases in a bucket at most: finishing one writes the others again, about 60 bytes each. No more
 than a block has tokens."""
 

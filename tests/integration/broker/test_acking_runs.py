@@ -28,21 +28,21 @@ async def claimed_tokens(rig: Rig, count: int) -> list[str]:
 
 async def test_a_row_of_tokens_is_acked_as_each_of_them_would_be() -> None:
     async with running() as rig:
-        tokens = await claimed_tokens(rig, 450)
-        assert len({token[:-2] for token in tokens}) == 3, "two buckets of 200, and one of 50"
+        tokens = await claimed_tokens(rig, 550)
+        assert len({token[:-2] for token in tokens}) == 3, "two buckets of 250, and one of 50"
 
-        assert await ack(rig, (tokens[0], 200)) == [OK] * 200
-        assert await ack(rig, (tokens[210], 5)) == [OK] * 5
-        assert await rig.nack(tokens[216], reason="no") == [OK]
-        assert await rig.counts() == {"available": 1, "in_flight": 244, "done": 205}
+        assert await ack(rig, (tokens[0], 250)) == [OK] * 250
+        assert await ack(rig, (tokens[260], 5)) == [OK] * 5
+        assert await rig.nack(tokens[266], reason="no") == [OK]
+        assert await rig.counts() == {"available": 1, "in_flight": 294, "done": 255}
         # Repeated, in part of a lease that ended otherwise; what stands alone comes first.
-        assert await ack(rig, (tokens[212], 5), (tokens[0], 3), tokens=(tokens[449],)) == [
+        assert await ack(rig, (tokens[262], 5), (tokens[0], 3), tokens=(tokens[549],)) == [
             OK, *[OK] * 4, FAILED_PRECONDITION, *[OK] * 3
         ]  # fmt: skip
-        assert await ack(rig, (tokens[200], 200), (tokens[400], 50)) == [
-            *[OK] * 16, FAILED_PRECONDITION, *[OK] * 233
+        assert await ack(rig, (tokens[250], 250), (tokens[500], 50)) == [
+            *[OK] * 16, FAILED_PRECONDITION, *[OK] * 283
         ]  # fmt: skip
-        assert await rig.counts() == {"available": 1, "done": 449}
+        assert await rig.counts() == {"available": 1, "done": 549}
 
 
 async def test_tokens_that_nobody_was_given_are_refused_each() -> None:

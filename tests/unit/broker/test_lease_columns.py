@@ -13,7 +13,7 @@ from services.broker.lease_buckets import Claimed
 from services.broker.walks import Choice, Many
 from tests.unit.broker.shards import START_MS, Rig
 
-IDS = range(1, 251)
+IDS = range(1, 301)
 
 
 class All(Many):
@@ -27,7 +27,7 @@ class All(Many):
 
 
 async def claimed_rig(monkeypatch: pytest.MonkeyPatch, *, columns: bool) -> tuple[Rig, Claimed]:
-    """A claim of 250: two buckets of 200 and 50, as columns or not."""
+    """A claim of 300: two buckets of 250 and 50, as columns or not."""
     monkeypatch.setattr(leases, "PACKED_MIN", 50 if columns else 1000)
     rig = Rig()
     rig.create()
@@ -49,7 +49,7 @@ async def test_their_rows_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     for rig, claimed in await both(monkeypatch):
         first = rig.shard.drain(rig.now_ms)
         rig.now_ms += 10
-        rig.shard.ack(claimed.tokens[50:230], rig.now_ms)
+        rig.shard.ack(claimed.tokens[50:270], rig.now_ms)
         rows.append((first, rig.shard.drain(rig.now_ms)))
     assert rows[0] == rows[1]
 
