@@ -16,52 +16,90 @@ from slatemq.v1 import consumer_pb2, message_pb2
 class Run:
     """What messages of one answer share, and their IDs. Their payloads go with each of them.
 
+    Nothing of the answer itself: that has all payloads once more, and would stay in memory with it.
+
     Attributes:
-        wire: Attempts, priority and lease of all of them.
-        common: What else they share.
+        common: What they share since they were published.
         message_ids: In the order of delivery.
         prefix: What all their tokens begin with.
         ends: How the token of each goes on.
+        lease_deadline_ms: As in ClaimedRun, like the following ones.
+        attempts_count: See there.
+        priority: See there.
+        lease_ms: See there.
     """
 
-    __slots__ = ("common", "ends", "message_ids", "prefix", "wire")
+    __slots__ = (
+        "attempts_count",
+        "common",
+        "ends",
+        "lease_deadline_ms",
+        "lease_ms",
+        "message_ids",
+        "prefix",
+        "priority",
+    )
 
     def __init__(self, wire: consumer_pb2.ClaimedRun) -> None:
         """As it was answered."""
         token = wire.lease_token
         first = int(token[-2:], 16)
-        self.wire = wire
-        self.common = wire.common
+        self.common = message_pb2.Message()
+        self.common.CopyFrom(wire.common)
         self.message_ids: Sequence[int] = list(wire.message_ids)
         self.prefix = token[:-2]
         self.ends: Sequence[str] = LAST[first : first + len(self.message_ids)]
+        self.lease_deadline_ms = wire.lease_deadline_ms
+        self.attempts_count = wire.attempts_count
+        self.priority = wire.priority
+        self.lease_ms = wire.lease_ms
 
 
 class Alone:
     """The same of a message that came for itself."""
 
-    __slots__ = ("wire",)
+    __slots__ = ("_wire",)
 
     ends: Sequence[str] = ("",)
 
     def __init__(self, wire: consumer_pb2.ClaimedMessage) -> None:
-        """As it was answered."""
-        self.wire = wire
+        """As it was answered; each has little more than this."""
+        self._wire = wire
 
     @property
     def common(self) -> message_pb2.Message:
         """See Run."""
-        return self.wire.message
+        return self._wire.message
 
     @property
     def message_ids(self) -> Sequence[int]:
         """See Run."""
-        return (self.wire.message.message_id,)
+        return (self._wire.message.message_id,)
 
     @property
     def prefix(self) -> str:
         """See Run."""
-        return self.wire.lease_token
+        return self._wire.lease_token
+
+    @property
+    def lease_deadline_ms(self) -> int:
+        """See Run."""
+        return self._wire.lease_deadline_ms
+
+    @property
+    def attempts_count(self) -> int:
+        """See Run."""
+        return self._wire.attempts_count
+
+    @property
+    def priority(self) -> int:
+        """See Run."""
+        return self._wire.priority
+
+    @property
+    def lease_ms(self) -> int:
+        """See Run."""
+        return self._wire.lease_ms
 
 
 class Headers(dict[str, str]):
@@ -88,9 +126,9 @@ def claimed_of(answer: consumer_pb2.ClaimResponse | consumer_pb2.ConsumeResponse
     places = [0] * len(runs)
     payloads = [wire.message.payload for wire in wires]
     for wire in answer.runs:
+        payloads += wire.payloads
         run = Run(wire)
         size = len(run.message_ids)
         runs += [run] * size
         places += range(size)
-        payloads += wire.payloads
     return Claimed(runs, places, payloads)

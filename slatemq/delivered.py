@@ -116,22 +116,22 @@ class Received:
     @property
     def lease_deadline_ms(self) -> int:
         """When the lease ended as of the claim; the background extends it."""
-        return self._run.wire.lease_deadline_ms
+        return self._run.lease_deadline_ms
 
     @property
     def lease_ms(self) -> int:
         """How long the lease runs from the claim: what was asked for, or the queue's most."""
-        return self._run.wire.lease_ms
+        return self._run.lease_ms
 
     @property
     def attempts_count(self) -> int:
         """How often it was claimed from this queue, this time included."""
-        return self._run.wire.attempts_count
+        return self._run.attempts_count
 
     @property
     def priority(self) -> int:
         """Its priority in this queue, 0 the most urgent."""
-        return self._run.wire.priority
+        return self._run.priority
 
     @property
     def handle(self) -> str:
@@ -195,7 +195,7 @@ class Received:
         if isinstance(result, SlateMQError):
             raise result
         if self._lease is not None:
-            length_s = seconds_from_claim(self._run.wire, result)
+            length_s = seconds_from_claim(self._run, result)
             self._lease.extended(self._lease.held_at_s + length_s)
         return result
 

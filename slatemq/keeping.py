@@ -12,9 +12,9 @@ import logging
 import time
 from collections.abc import Iterable
 
+from slatemq.claimed import Alone, Run
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
 from slatemq.finishing import BATCH_MAX, Finisher
-from slatemq.v1 import consumer_pb2
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +56,9 @@ class Lease:
         self._next = ends_at_s - self._length_ms / 1500
 
 
-def seconds_from_claim(
-    wire: consumer_pb2.ClaimedMessage | consumer_pb2.ClaimedRun, deadline_ms: int
-) -> float:
+def seconds_from_claim(claimed: Run | Alone, deadline_ms: int) -> float:
     """How long a lease that ends then runs: all by the broker's clock, which is another one."""
-    return (deadline_ms - wire.lease_deadline_ms + wire.lease_ms) / 1000
+    return (deadline_ms - claimed.lease_deadline_ms + claimed.lease_ms) / 1000
 
 
 class LeaseKeeper:

@@ -60,7 +60,7 @@ class RefToken(Generic[T]):
         self.queue_id = queue_id
         (self._run,), _, (self._payload,) = claimed
         self._claimed_at_s = time.monotonic()
-        self._ends_at_s = self._claimed_at_s + self._run.wire.lease_ms / 1000
+        self._ends_at_s = self._claimed_at_s + self._run.lease_ms / 1000
         self._kept: Lease | None = None
         self._used = False
 
@@ -77,7 +77,7 @@ class RefToken(Generic[T]):
     @property
     def attempts_count(self) -> int:
         """How often the item was claimed from this queue, this time included."""
-        return self._run.wire.attempts_count
+        return self._run.attempts_count
 
     @property
     def finished(self) -> bool:
@@ -93,7 +93,7 @@ class RefToken(Generic[T]):
 
     def extended(self, deadline_ms: int) -> None:
         """Its lease ends then, by the broker's clock."""
-        self._ends_at_s = self._claimed_at_s + seconds_from_claim(self._run.wire, deadline_ms)
+        self._ends_at_s = self._claimed_at_s + seconds_from_claim(self._run, deadline_ms)
         if self._kept is not None:
             self._kept.extended(self._ends_at_s)
 
@@ -159,7 +159,7 @@ class ItemLease(Generic[T]):
         token.check()
         if token._kept is not None:
             raise FailedPrecondition("LEASE_OPEN", "there is an open lease on this item")
-        kept = self._keeper.hold(token.lease_token, token._run.wire.lease_ms, self._hold_s)
+        kept = self._keeper.hold(token.lease_token, token._run.lease_ms, self._hold_s)
         kept.buffered = False
         token._kept = kept
 
