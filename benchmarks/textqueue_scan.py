@@ -3,7 +3,8 @@
     python -m benchmarks.textqueue_scan [--megabytes 64] [--rounds 5]
 
 Each round measures all, one after another; the best round of each counts. Time is that of the
-processor, so that what else runs on the machine hardly matters; the files are in memory.
+processor, so that what else runs on the machine hardly matters; the files are in memory. The last
+three columns are those of texts, of entries and of entries with their texts, beside lines.
 """
 
 from __future__ import annotations
@@ -41,7 +42,53 @@ def varied(first: int, last: int, counts: range) -> bytes:
     )
 
 
+def mixture() -> bytes:
+    """Entries of all kinds as people and programs write them: some 35 bytes a line."""
+    words = ["resize", "photo", "order", "invoice", "again", "customer", "1234", "77", "the", "to"]
+    lines: list[str] = []
+    for _ in range(1000):
+        text = " ".join(SOME.choices(words, k=SOME.randint(3, 12)))
+        lines.append(SOME.choice("-------==!##") + text)
+        if SOME.random() < 0.3:
+            lines += [f" {text[::-1]}"] * SOME.randint(1, 3)
+        if SOME.random() < 0.3:
+            lines += ["\\retries=03", "\\error=          "][: SOME.randint(1, 2)]
+        if SOME.random() < 0.1:
+            lines.append("")
+    return "\n".join(lines).encode() + b"\n"
+
+
+EXAMPLE = b"""\
+-A queued message begins with a '-' dash control character
+=A processed message begins with an '=' equals sign control character
+!A message that encountered a critical error begins with an `!` exclamation mark control character
+-Any message can have multiple lines
+ where each sequential line begins with a ' ' space
+=Any message can have multiple lines
+ where each sequential line begins with a ' ' space
+!Any message can have multiple lines
+ where each sequential line begins with a ' ' space
+# A comment begins with a '#' sign
+# Multiline comments are possible using a space as the starting character on
+  each sequential line.
+# Messages are space sensitive, so the following message will read "  I have space padding  "
+-  I have space padding  \n
+-Blank lines are ingored
+=Processed messages can apear after queued messages
+-Message Variables
+\\Message variables are attached after a message
+\\A message can have any number of variables
+\\Message variables are fixed length and editable
+\\Additional space can be reserved for the message variable with trailing spaces   \n\
+\\A single message variable cannot span multiple lines
+# Comment Variables
+\\Comments can also have message variables
+"""
+"""Of the format, with an entry of each kind."""
+
 SHAPES = {
+    "the format's example": EXAMPLE,
+    "all kinds, mixed": mixture(),
     "short messages": b"-message of some thirty bytes 1\n",
     "messages with variables": b"-resize photo 7\n\\retries=03\n\\error=          \n",
     "two lines, two variables": b"-photo 7\n and a frame\n\\retries=03\n\\error=          \n",
@@ -103,7 +150,7 @@ def scanning(folder: Path, size: int, rounds: int) -> None:
         "all": partial(scan, path, *State),
     }
     told = "".join(f"{name:>11}" for name in works)
-    shares = "".join(f"{name + '/lines':>17}" for name in ("texts", "entries"))
+    shares = "".join(f"{'÷ lines':>10}" for _ in range(3))
     sys.stdout.write(f"{'MB/s':26}{told}{shares}\n")
     for name, piece in SHAPES.items():
         path.write_bytes(piece * (size // len(piece)))
@@ -114,7 +161,7 @@ def scanning(folder: Path, size: int, rounds: int) -> None:
             ]
         rates = [path.stat().st_size / one / 1e6 for one in best]
         told = "".join(f"{rate:11.0f}" for rate in rates)
-        shares = "".join(f"{rate / rates[0]:17.2f}" for rate in rates[1:3])
+        shares = "".join(f"{rate / rates[0]:10.2f}" for rate in rates[1:4])
         sys.stdout.write(f"{name:26}{told}{shares}\n")
 
 

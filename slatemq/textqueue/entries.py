@@ -47,7 +47,7 @@ class Entry:
     """A message, a comment, or an entry of a kind that this version does not know.
 
     Entries are equal when their bytes and their places are. One that a scan has given keeps some
-    16 KiB of the file in memory, together with its neighbours; `detached()` does not.
+    64 KiB of the file in memory, together with its neighbours; `detached()` does not.
 
     Attributes:
         text: The text, exactly; lines after the first are joined by newlines.

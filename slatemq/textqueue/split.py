@@ -70,7 +70,7 @@ class SplitQueue:
                 yield from queue.entries(*states, hold_back=hold_back)
 
     def texts(self, *states: State, hold_back: bool = False) -> Iterator[str]:
-        """Their texts alone, two to three times as fast. Raises FormatError, OSError."""
+        """Their texts alone, up to three times as fast. Raises FormatError, OSError."""
         for queue in self.queues:
             with suppress(FileNotFoundError):
                 yield from queue.texts(*states, hold_back=hold_back)

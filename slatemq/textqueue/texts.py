@@ -76,7 +76,7 @@ def texts_in(content: bytes | memoryview, states: frozenset[State] = EVERY) -> l
         if ends_count:
             found = _alike(text, states, ends_count, is_continued)
         if found is None:
-            found = _mixed(text, states)
+            found = _mixed(text, states, is_continued)
     return _line_by_line(bytes(content), states) if found is None else found
 
 
@@ -99,20 +99,21 @@ def _alike(
         text, end = _FOLD.join(_CONTINUATION.split(text)), _END
         text = text.replace("\n", _END).replace(_FOLD, "\n")
     ends = end * ends_count
-    first, *texts = _beginning(ends, states).split(ends + text)
-    if first or not texts:
+    texts = _beginning(ends, states).split(ends + text)
+    if texts.pop(0) or not texts:
         return None
     texts[-1] = texts[-1].rstrip(end)
     return None if end in "".join(texts) else texts
 
 
-def _mixed(text: str, states: frozenset[State]) -> list[str] | None:
+def _mixed(text: str, states: frozenset[State], is_continued: bool) -> list[str] | None:
     """None where a continuation follows a variable or a blank line."""
     between, sentinel = _between(states)
-    _, *texts, last = between.split(f"\n{text}\n{sentinel}\n")
-    if not last:
+    texts = between.split(f"\n{text}\n{sentinel}\n")
+    if not texts.pop():
         return None
-    if "\n" in "".join(texts):
+    del texts[0]
+    if is_continued or "\n" in "".join(texts):
         return [one.replace("\n ", "\n") if "\n" in one else one for one in texts]
     return texts
 
