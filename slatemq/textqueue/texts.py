@@ -30,6 +30,10 @@ SAMPLE_LINES = 30
 SAMPLE_BYTES = 4000
 """Where lines are long there are fewer, but at least two."""
 
+ALIKE_SHARE = 0.8
+"""Of lines that begin wanted entries, where these have continuations, from which on it takes less
+time to fold them all; lines alone are all alike."""
+
 LONG_CONTINUED_BYTES, LONG_BYTES = 120, 250
 """Of lines, from which on looking at each line takes less time than at each character."""
 
@@ -41,6 +45,8 @@ _WITHOUT_ENDS = itemgetter(slice(1, -1))
 
 # Where all is literal, a compiled expression is faster than str, for two characters.
 _CONTINUATION = re.compile(r"\n ")
+_APART = re.compile(r"\n\n++ ")
+"""After blank lines."""
 
 _UNWANTED = re.compile(rb"\0[\0 ]*+")
 """Entries with their continuations, and variables, in the kinds of lines."""
@@ -81,9 +87,10 @@ def texts_in(content: bytes | memoryview, states: frozenset[State] = EVERY) -> l
 
 
 def _ends_count(kinds: bytes) -> int:
-    """After how many newlines each entry begins, if they are alike and all wanted; else 0."""
+    """After how many newlines each entry begins, if most are alike and wanted; else 0."""
+    share = ALIKE_SHARE if b" " in kinds else 1
     kinds = kinds.replace(b" ", b"")
-    if kinds == b"\1" * len(kinds):
+    if kinds.count(1) >= share * len(kinds):
         return 1
     return 2 * (kinds.replace(b"\1\n", b"") in (b"", b"\1"))
 
@@ -91,7 +98,7 @@ def _ends_count(kinds: bytes) -> int:
 def _alike(
     text: str, states: frozenset[State], ends_count: int, is_continued: bool
 ) -> list[str] | None:
-    """None where anything is between the texts but so many newlines."""
+    """Where hardly anything is between the texts but so many newlines; None where it is unclear."""
     end = "\n"
     if is_continued:
         if _FOLD in text or _END in text:
@@ -103,15 +110,29 @@ def _alike(
     if texts.pop(0) or not texts:
         return None
     texts[-1] = texts[-1].rstrip(end)
-    return None if end in "".join(texts) else texts
+    return _cut_off(texts, end, states) if end in "".join(texts) else texts
+
+
+def _cut_off(parts: list[str], end: str, states: frozenset[State]) -> list[str] | None:
+    """The texts, where some have other lines behind them; lines end so."""
+    places = [place for place, part in enumerate(parts) if end in part]
+    rest = end.join([_sentinel(states) + parts[place] for place in places])
+    if end != "\n":
+        rest = rest.replace("\n", "\n ").replace(end, "\n")
+    texts = _mixed(rest, states, True)
+    if texts is None or len(texts) != len(places):
+        return None
+    for place, text in zip(places, texts, strict=True):
+        parts[place] = text
+    return parts
 
 
 def _mixed(text: str, states: frozenset[State], is_continued: bool) -> list[str] | None:
-    """None where a continuation follows a variable or a blank line."""
-    between, sentinel = _between(states)
-    texts = between.split(f"\n{text}\n{sentinel}\n")
+    """None where a continuation follows a variable."""
+    texts = _between(states).split(f"\n{text}\n{_sentinel(states)}\n")
     if not texts.pop():
-        return None
+        parts = _APART.split(text)
+        return _mixed("\n ".join(parts), states, True) if len(parts) > 1 else None
     del texts[0]
     if is_continued or "\n" in "".join(texts):
         return [one.replace("\n ", "\n") if "\n" in one else one for one in texts]
@@ -127,8 +148,8 @@ def _beginning(ends: str, states: frozenset[State]) -> re.Pattern[str]:
 
 
 @lru_cache
-def _between(states: frozenset[State]) -> tuple[re.Pattern[str], str]:
-    """All from the end of a wanted text to the next one, and what to begin a last one with.
+def _between(states: frozenset[State]) -> re.Pattern[str]:
+    """All from the end of a wanted text to the next one.
 
     Where a continuation is not directly below its text, it is all up to the end.
     """
@@ -140,7 +161,7 @@ def _between(states: frozenset[State]) -> tuple[re.Pattern[str], str]:
         wanted, unwanted, inside = f"[{known}]", rf"[^ \\\n{known}]", rf"[^\\\n{known}]"
     if states == EVERY:
         unwanted = "(?!)"
-    line, rest = r".*+\n++", r"[\s\S]*+"
+    line, rest = r".*+\n++", r"(?s:.)*+"
     lines = rf"(?:{inside}{line}|\\{line}(?! ))*+(?:{wanted}|\\{rest})"
     cases = (
         wanted,
@@ -149,8 +170,12 @@ def _between(states: frozenset[State]) -> tuple[re.Pattern[str], str]:
         rf"\n++(?! ){lines}",
         rf"\n{rest}",
     )
-    sentinel = "?" if State.UNKNOWN in states else CONTROLS[min(states)]
-    return re.compile(rf"\n(?:{'|'.join(cases)})"), sentinel
+    return re.compile(rf"\n(?:{'|'.join(cases)})")
+
+
+def _sentinel(states: frozenset[State]) -> str:
+    """What begins an entry in one of these states."""
+    return CONTROLS.get(next(iter(states)), "?")
 
 
 def _controls(states: frozenset[State]) -> str:
