@@ -24,9 +24,9 @@ SOME = random.Random(5)
 """The same in every run."""
 
 
-def chosen(often: bytes, seldom: bytes) -> bytes:
+def chosen(often: bytes, seldom: bytes, share: float = 0.1) -> bytes:
     """Lines or entries, one in ten of them another."""
-    return b"".join(seldom if SOME.random() < 0.1 else often for _ in range(1000))
+    return b"".join(seldom if SOME.random() < share else often for _ in range(1000))
 
 
 def line(length: int, begin: bytes = b"-") -> bytes:
@@ -95,6 +95,8 @@ SHAPES = {
     "half processed": b"=done long ago\n-still to be done\n",
     "mostly processed": b"=done long ago\n" * 99 + b"-queued\n",
     "blank lines between": b"-message of some thirty bytes 1\n\n",
+    "short, 1 in 100 a comment": chosen(line(32), line(32) + b"# why it is here\n", 0.01),
+    "paragraphs, blank between": b"-a subject\n a line of text\n\n and another\n\\retries=03\n",
     "a line of 100 bytes": line(100),
     "a line of 150 bytes": line(150),
     "a line of 250 bytes": line(250),
