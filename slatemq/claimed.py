@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from slatemq.errors import Internal
 from slatemq.token_rows import LAST
 from slatemq.v1 import consumer_pb2, message_pb2
 
@@ -120,15 +121,29 @@ class Claimed(NamedTuple):
 
 
 def claimed_of(answer: consumer_pb2.ClaimResponse | consumer_pb2.ConsumeResponse) -> Claimed:
-    """The messages of an answer."""
+    """The messages of an answer. Raises Internal for one that is none: nothing of it is taken."""
     wires = answer.messages
     runs: list[Run | Alone] = list(map(Alone, wires))
     places = [0] * len(runs)
     payloads = [wire.message.payload for wire in wires]
     for wire in answer.runs:
-        payloads += wire.payloads
-        run = Run(wire)
+        run = _run_of(wire)
         size = len(run.message_ids)
+        payloads += wire.payloads
         runs += [run] * size
         places += range(size)
     return Claimed(runs, places, payloads)
+
+
+def _run_of(wire: consumer_pb2.ClaimedRun) -> Run:
+    """A run whose messages each have a payload and a token: or acks would reach other messages."""
+    try:
+        run = Run(wire)
+    except ValueError:
+        raise Internal(f"a broker answered with a bad token: {wire.lease_token!r:.80}") from None
+    if not len(run.message_ids) == len(run.ends) == len(wire.payloads):
+        raise Internal(
+            f"a broker answered with {len(run.message_ids)} IDs, {len(wire.payloads)} payloads, "
+            f"and tokens from {wire.lease_token!r:.80} on"
+        )
+    return run

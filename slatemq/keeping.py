@@ -83,10 +83,11 @@ class LeaseKeeper:
         """The message is finished, or given up."""
         self._held.pop(token, None)
 
-    def drop_all(self, tokens: Iterable[str]) -> None:
+    def drop_all(self, tokens: Iterable[object]) -> None:
         """They are finished, or given up."""
         if self._held:
-            for token in tokens:
+            # What is no token at all is refused by name later.
+            for token in (one for one in tokens if isinstance(one, str)):
                 self._held.pop(token, None)
 
     async def close(self) -> None:

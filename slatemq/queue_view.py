@@ -26,7 +26,7 @@ from uuid import uuid4
 from slatemq.admin import Admin
 from slatemq.batches import claim, claim_request
 from slatemq.checks import iterable, wrong
-from slatemq.claimed import Claimed
+from slatemq.claimed import Claimed, Headers
 from slatemq.codecs import Codec
 from slatemq.commands import (
     Command,
@@ -134,7 +134,7 @@ class ItemLease(Generic[T]):
     @property
     def headers(self) -> Mapping[str, str]:
         """The headers of its message."""
-        return self.token._run.common.headers
+        return Headers(self.token._run.common.headers)
 
     @property
     def lost(self) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slatemq.claimed import claimed_of
 from slatemq.delivered import Origin, Received, received
+from slatemq.errors import Internal
 from slatemq.finishing import Finisher
+from slatemq.keeping import LeaseKeeper
 from slatemq.peers import Peers
 from slatemq.v1 import consumer_pb2, message_pb2
 from tests.claimed_runs import each_of
@@ -87,3 +90,32 @@ def test_each_message_of_a_run_has_headers_of_its_own(headers: dict[str, str]) -
     first.headers["z"] = "mine"  # type: ignore[index]  # not meant, but it was always possible
     assert second.headers == headers
     assert second.headers["not there"] == "", "as protobuf's own mapping has it"
+
+
+@pytest.mark.parametrize(
+    ("token", "ids", "payloads"),
+    [
+        ("", 1, 1),
+        ("z", 1, 1),
+        ("0-00000000000000zz", 1, 1),
+        ("0-0000000000000000", 2, 1),
+        ("0-0000000000000000", 1, 2),
+        ("0-00000000000000ff", 2, 2),
+    ],
+)
+def test_a_run_that_would_mix_messages_up_is_refused(token: str, ids: int, payloads: int) -> None:
+    run = consumer_pb2.ClaimedRun(
+        lease_token=token, message_ids=range(ids), payloads=[b"p"] * payloads
+    )
+    with pytest.raises(Internal, match="a broker answered with"):
+        claimed_of(consumer_pb2.ClaimResponse(runs=[run]))
+
+
+async def test_what_is_no_token_is_refused_by_name_while_leases_are_kept() -> None:
+    peers = Peers("127.0.0.1:1")
+    keeper = LeaseKeeper(Finisher(peers))
+    keeper.hold("0-00", 60_000, 60.0)
+    keeper.drop_all([["0-00"], {}, None, "0-01"])
+    keeper.drop_all(["0-00"])
+    assert not keeper._held
+    await keeper.close()
