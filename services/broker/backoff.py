@@ -16,6 +16,15 @@ _JITTER_STEPS = 256
 """Waits that jitter may give: more would spread what fails together over that many records."""
 
 
+_SPREAD = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio, and odd: the top bits of a product depend on all of a token."""
+
+
+def _step_of(token: int) -> int:
+    """One of the steps, by the whole token: its last bits only count the leases of a claim."""
+    return (token * _SPREAD & (1 << 64) - 1) >> 56
+
+
 class BackoffKind(Enum):
     """How the wait grows with the attempts, by the name under which it is stored."""
 
@@ -39,7 +48,7 @@ class Backoff:
         wait_ms = self._longest_ms(attempts)
         if not self.jitter:
             return wait_ms
-        chance = token % _JITTER_STEPS / (_JITTER_STEPS - 1)
+        chance = _step_of(token) / (_JITTER_STEPS - 1)
         return math.ceil(wait_ms * (1 - self.jitter * chance))
 
     def _longest_ms(self, attempts: int) -> int:

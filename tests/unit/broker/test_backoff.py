@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from services.broker.backoff import BACKOFF_MS_MAX, MULTIPLIER_MAX, Backoff, BackoffKind
 from services.broker.queue_settings import QueueSettings
+from services.broker.shard_leases import random_blocks
 from services.broker.shard_machine import Finish, Nack
 from tests.unit.broker.shards import Rig
 
@@ -51,9 +52,23 @@ def test_a_later_attempt_waits_no_less(backoff: Backoff, attempts: int, token: i
 @given(backoffs())
 def test_jitter_uses_its_whole_range(backoff: Backoff) -> None:
     whole_ms = sure(backoff).wait_ms(1, 0)
-    waits = {backoff.wait_ms(1, token) for token in range(256)}
-    assert max(waits) == whole_ms
-    assert min(waits) <= whole_ms * (1 - backoff.jitter) + 1
+    blocks = random_blocks()
+    # Whatever the place of a lease in its claim: most claims are of one message.
+    for place in (0, 1, 249):
+        waits = {backoff.wait_ms(1, next(blocks) << 8 | place) for _ in range(5000)}
+        assert max(waits) == whole_ms
+        assert min(waits) <= whole_ms * (1 - backoff.jitter) + 1
+
+
+async def test_claims_of_one_message_each_do_not_all_wait_for_as_long() -> None:
+    rig = await rig_with(backoff=Backoff(BackoffKind.FIXED, 60_000, jitter=1.0))
+    rig.shard._blocks = iter(range(1000, 2000))
+    await rig.route(range(1, 201))
+    waits = set()
+    for _ in range(200):
+        (lease,) = await rig.claim(1)
+        waits.add(lease.queue.settings.backoff_ms(1, lease.token))
+    assert len(waits) > 100
 
 
 @given(backoffs())
