@@ -36,6 +36,8 @@ FINISHED_SLOT_MIN = 64
 FINISHED_MAX = 300_000
 """Finished leases in memory at most (about 30 MB): full commits make fuller slots."""
 
+FORGOTTEN_AT_ONCE = 30_000
+"""About: of a commit that is larger, what finished last is remembered all the same."""
 
 GRACE_MS = 30_000
 """A lease alive at the last commit gets this long (or its length) after a restart: no consumer
@@ -233,7 +235,8 @@ class FinishedLeases:
         self._slots: deque[_Slot] = deque()
         self._open: list[int] = []
         self._open_outcomes: list[LeaseOutcome] = []  # looking them up again costs more than these
-        self._open_slot = _Slot(0, [], [])
+        self._open_slots = [_Slot(0, [], [])]
+        self._open_slot_count = 0  # in the last one
         self._changed = False
         newest_first = sorted(stored, key=lambda record: record.sequence, reverse=True)
         self._sequence = newest_first[0].sequence + 1 if newest_first else 0
@@ -248,13 +251,18 @@ class FinishedLeases:
         self, tokens: Sequence[int], outcome: LeaseOutcome, *, whole_block: bool = False
     ) -> None:
         """Remembers how leases finished."""
+        if self._open_slot_count >= FORGOTTEN_AT_ONCE:
+            self._open_slots.append(_Slot(0, [], []))
+            self._open_slot_count = 0
+        self._open_slot_count += len(tokens)
+        slot = self._open_slots[-1]
         if whole_block:
             block = tokens[0] >> PLACE_BITS
             self._blocks[block] = range(tokens[0], tokens[-1] + 1), outcome
-            self._open_slot.blocks.append(block)
+            slot.blocks.append(block)
         else:
             self._outcomes.update(dict.fromkeys(tokens, outcome))
-            self._open_slot.singles.extend(tokens)
+            slot.singles.extend(tokens)
         self._open += tokens
         self._open_outcomes += [outcome] * len(tokens)
         self._count += len(tokens)
@@ -285,9 +293,10 @@ class FinishedLeases:
             self._sequence += 1
             del self._open[: len(part)], self._open_outcomes[: len(part)]
         if rows and not self._open:
-            # Of several slots at once all are forgotten with the last one.
-            self._slots.append(self._open_slot._replace(sequence=self._sequence - 1))
-            self._open_slot = _Slot(0, [], [])
+            # None of them before the last row that has some of them is written over.
+            written = self._sequence - 1
+            self._slots.extend(slot._replace(sequence=written) for slot in self._open_slots)
+            self._open_slots, self._open_slot_count = [_Slot(0, [], [])], 0
         self._forget_oldest()
         return rows
 
@@ -304,7 +313,7 @@ class FinishedLeases:
 
 
 class _Slot(NamedTuple):
-    """What is in a slot of the ring, for forgetting it."""
+    """What is forgotten together, once the slot of the ring that has it is written over."""
 
     sequence: int
     singles: list[int]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from libs.storage.keys import (
     attempts_key,
 )
@@ -226,6 +228,30 @@ def test_100_000_finished_leases_are_remembered_with_one_commit_each() -> None:
         assert all(one.outcome(token) for token in range(100_001, 200_001))
         assert one.outcome(1) is None
         assert one.outcome(999_999) is None
+
+
+@pytest.mark.parametrize("commits", [[310_000], [250_000, 60_000], [300_000, 200], [60_010, 9]])
+@pytest.mark.parametrize("in_blocks", [True, False])
+def test_the_last_100_000_finished_leases_are_remembered_however_large_commits_are(
+    commits: list[int], in_blocks: bool
+) -> None:
+    finished = leases.FinishedLeases()
+    tokens = [block << 8 | place for block in range(1, 5000) for place in range(100)]
+    end = 0
+    for count in commits:
+        first, end = end, end + count
+        for at in range(first, end, 100):
+            part = tokens[at : min(at + 100, end)]
+            finished.add(part, LeaseOutcome.ACKED, whole_block=in_blocks and len(part) == 100)
+        finished.drain()
+        known = [token for token in tokens[:end] if finished.outcome(token)]
+        assert set(tokens[max(0, end - 100_000) : end]) <= set(known)
+        assert len(known) == finished._count <= leases.FINISHED_MAX
+    for at in range(1 << 40, (1 << 40) + 400_000, 10_000):
+        finished.add(range(at, at + 10_000), LeaseOutcome.ACKED)
+        finished.drain()
+    assert not any(map(finished.outcome, tokens[:end]))
+    assert not finished._blocks
 
 
 async def test_a_lease_that_ended_before_a_standstill_gets_no_more_time() -> None:
