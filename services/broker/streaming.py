@@ -111,8 +111,10 @@ class Streams:
             head = consumer_pb2.ConsumeResponse(consumer_id=stream.consumer).SerializeToString()
             answer = encoded(consumer_pb2.ConsumeResponse, told(self._shard, given, head))
             if stream.keep_leases:
-                leases = [lease for one in given for lease in one.claimed.leases()]
-                self._keeper.keep(stream, leases)
+                # Some may have ended while the commit was on its way: purged, or their queue gone.
+                tokens = [token for one in given for token in one.claimed.tokens]
+                running = map(self._owner.shard.running, tokens)
+                self._keeper.keep(stream, list(filter(None, running)))
             stream.sending()
             return answer
 

@@ -224,3 +224,31 @@ async def test_what_follows_a_stop_is_refused() -> None:
         code, _, field = await refusal(consumer.ended())
         assert (code, field) == (grpc.StatusCode.INVALID_ARGUMENT, "heartbeat")
         await creating
+
+
+async def test_leases_that_end_while_their_claim_is_committed_are_not_kept() -> None:
+    disk = Disk()
+    async with running(disk=disk) as rig:
+        await rig.create()
+        await rig.assign(list(range(1, 101)))
+        disk.free.clear()
+        call = rig.consumers.Consume()
+        start = consumer_pb2.ConsumeStart(
+            queue_id="q",
+            keep_leases=True,
+            credit=consumer_pb2.ConsumeCredit(messages_count=100),
+        )
+        await call.write(consumer_pb2.ConsumeRequest(start=start))
+        await call.read()
+        queue = rig.owner.shard.queues["q"]
+        while queue.in_flight.count < 100:
+            await asyncio.sleep(0.001)
+        await rig.owner.run(lambda _: rig.owner.shard.purge_in_flight(queue))
+        disk.free.set()
+
+        answer = await call.read()
+        assert isinstance(answer, consumer_pb2.ConsumeResponse)
+        assert len(answer.messages) == 100
+        assert rig.service.keeper is not None
+        assert rig.service.keeper.leases_count == 0
+        call.cancel()
