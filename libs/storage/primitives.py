@@ -12,7 +12,7 @@ import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import starmap
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from libs.storage.errors import CorruptRecord
 
@@ -98,6 +98,10 @@ def number_array(field: str, code: str, numbers: Sequence[int]) -> bytes:
         raise ValueError(f"{field} holds a number that does not fit: {error}") from None
 
 
+CONSTANT_ROWS_MIN: Final = 64
+"""Rows from which on looking for columns that are the same in all takes less time than it saves."""
+
+
 class Fixed:
     """Fields of fixed width in a row, as one precompiled struct that can name the field at fault.
 
@@ -133,19 +137,22 @@ class Fixed:
         What is the same in all rows is packed once; into that, each other column byte by byte.
         """
         count = len(columns[0])
-        constant = list(map(is_constant, columns))
         try:
+            if count < CONSTANT_ROWS_MIN:
+                rows = map(self._struct.pack, *columns)
+                return count_prefix(field, columns[0]) + b"".join(rows)
+            constant = list(map(is_constant, columns))
             firsts = [one[0] if same else 0 for one, same in zip(columns, constant, strict=True)]
-            rows = bytearray(self._struct.pack(*firsts) * count)
+            packed_rows = bytearray(self._struct.pack(*firsts) * count)
             at = 0
             for code, column, same in zip(self._codes.values(), columns, constant, strict=True):
                 width = struct.calcsize(code)
                 if not same:
                     packed = struct.pack(f"{code[0]}{count}{code[1]}", *column)
                     for byte in range(width):
-                        rows[at + byte :: self.size] = packed[byte::width]
+                        packed_rows[at + byte :: self.size] = packed[byte::width]
                 at += width
-            return count_prefix(field, columns[0]) + rows
+            return count_prefix(field, columns[0]) + packed_rows
         except struct.error:
             return self.pack_array(field, list(zip(*columns, strict=True)))
 

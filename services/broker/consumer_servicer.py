@@ -132,6 +132,8 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         self, request: consumer_pb2.AckRequest, context: Any
     ) -> consumer_pb2.AckResponse:
         """See the proto."""
+        # Each run has a token at least: millions of them are refused without a look at each.
+        _check_count("lease_tokens", len(request.lease_tokens) + len(request.runs))
         for index, run in enumerate(request.runs):
             within(f"runs[{index}].count", run.count, 1, RUN_MAX)
         counts = [run.count for run in request.runs]
