@@ -26,6 +26,9 @@ CHUNK_BYTES = 1 << 16
 What is made of so much fits into the processor's cache together. As much stays in memory with an
 entry that somebody keeps."""
 
+PAGE_BYTES_MAX = 1 << 20
+"""Of entries that are kept in memory together: one of more is large, and then each has its own."""
+
 FIRST_BYTES = 1 << 10
 """Read at once at first: whether texts are wanted is known when one has been asked for."""
 
@@ -237,6 +240,8 @@ class _Entries:
     def many(
         self, piece: memoryview, place: Place, offset: int
     ) -> Iterable[Iterable[Entry]] | None:
+        if len(piece) > PAGE_BYTES_MAX:
+            return None
         page = Page(bytes(piece), offset, place.line, self._states, self._wishes)
         try:
             if self._wishes.texts:

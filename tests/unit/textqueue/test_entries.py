@@ -101,3 +101,11 @@ def test_after_a_broken_entry_the_sound_ones_before_it_have_come() -> None:
 
     assert {entry.text for entry in found} == {"a"}
     assert len(found) == CHUNK_BYTES
+
+
+def test_an_entry_that_is_kept_does_not_hold_a_huge_neighbour(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.tq"
+    path.write_bytes(b"-before\n-" + b"x" * (3 << 20) + b"\n" + b"-after\n" * 200_000)
+    kept = [entry for entry in TextQueue(path) if len(entry.text) < 10]
+    assert [len(kept), kept[0].text, kept[-1].text] == [200_001, "before", "after"]
+    assert max(len(entry._page.content) for entry in kept) <= 1 << 20
