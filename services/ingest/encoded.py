@@ -7,14 +7,14 @@ common is a `Message` of message.proto in protobuf's wire format, as its own lib
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import compress, takewhile
+from itertools import compress, groupby, takewhile
 from operator import ne
 from typing import Final, NamedTuple, TypeVar, cast
 
 from libs.serving.protobytes import field, number_field, packed_varints, varint
 from services.ingest.batches import NOT_SET
 from services.ingest.payload_cache import PayloadCache, Run
-from services.ingest.reading import Reader, Room
+from services.ingest.reading import Metadata, Reader, Room
 
 __all__ = ["Alike", "Encoded", "EncodedReader"]
 
@@ -178,28 +178,36 @@ class EncodedReader:
         self, message_ids: Sequence[int], at: int, room: Room, encoded: Encoded
     ) -> int:
         """The same for what comes next and is not in the cache."""
-        get = self._cache.get
-        rest = (message_ids[index] for index in range(at, len(message_ids)))
-        stored = list(takewhile(lambda message_id: get(message_id) is None, rest))
+        stored = list(message_ids[at:])
+        if not self._cache.has_none_of(stored):
+            get = self._cache.get
+            stored = list(takewhile(lambda message_id: get(message_id) is None, stored))
         read = await self._reader.read(stored, room)
-        known: tuple[Mapping[str, str] | None, int, int, int] = (None, 0, 0, 0)
-        common = b""
-        for metadata, payload in read.messages:
-            headers, created_at_ms = metadata.headers, metadata.created_at_ms
-            received_at_ms, retention_s = metadata.received_at_ms, metadata.retention_s
-            # Neighbours of one log entry share their headers, and are alike in the rest.
-            if headers is not known[0] or (created_at_ms, received_at_ms, retention_s) != known[1:]:
-                known = (headers, created_at_ms, received_at_ms, retention_s)
-                common = (
-                    _before_created(headers)
-                    + number_field(_CREATED_AT, created_at_ms)
-                    + _behind_created(received_at_ms, retention_s)
-                )
-            encoded.add(common, [metadata.message_id], [payload])
+        # Neighbours of one log entry share their headers, and are mostly alike in the rest.
+        for about, alike in groupby(read.messages, _about):
+            headers, created_at_ms, received_at_ms, retention_s = about
+            common = (
+                _before_created(headers)
+                + number_field(_CREATED_AT, created_at_ms)
+                + _behind_created(received_at_ms, retention_s)
+            )
+            metadata, payloads = zip(*alike, strict=True)
+            encoded.add(common, [one.message_id for one in metadata], list(payloads))
         encoded.missing_ids.extend(read.missing_ids)
         encoded.damaged_ids.extend(read.damaged_ids)
         told = len(read.messages) + len(read.missing_ids)
         return told if told == len(stored) else -1
+
+
+def _about(message: tuple[Metadata, bytes]) -> tuple[Mapping[str, str], int, int, int]:
+    """All of a message but its ID and payload."""
+    metadata = message[0]
+    return (
+        metadata.headers,
+        metadata.created_at_ms,
+        metadata.received_at_ms,
+        metadata.retention_s,
+    )
 
 
 def _fitting(payloads: list[bytes], common: bytes, room: Room) -> int:

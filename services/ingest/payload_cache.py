@@ -57,6 +57,14 @@ class PayloadCache:
         run = self._runs[at]
         return run if message_id - run.first_id < len(run.payloads) else None
 
+    def has_none_of(self, message_ids: Sequence[int]) -> bool:
+        """Whether all of them are older than what is here: so for most of a long backlog."""
+        return (
+            not message_ids
+            or self._gone >= len(self._first_ids)
+            or (max(message_ids) < self._first_ids[self._gone])
+        )
+
     def get(self, message_id: int) -> bytes | None:
         """The payload of the message, if it is here."""
         run = self.run(message_id)

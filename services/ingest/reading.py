@@ -173,8 +173,10 @@ class Reader:
         found: dict[int, Metadata] = {}
         durable_id = self._log.end.last_message_id
         before = -1
+        entry: _Entry | None = None
         for message_id in sorted({one for one in message_ids if one <= durable_id}):
-            entry = self._kept(message_id)
+            if entry is None or message_id > entry.last_message_id:  # else the same once more
+                entry = self._kept(message_id)
             recent = self._log.recent(message_id) if entry is None else None
             if recent is not None:
                 self._keep(recent.sequence, decode_log_entry(recent.value))
@@ -249,12 +251,15 @@ class Reader:
         """
         found: dict[int, bytes] = {}
         older: list[int] = []
-        for message_id in message_ids:
-            payload = self._cache.get(message_id) if records is None else None
-            if payload is None:
-                older.append(message_id)
-            else:
-                found[message_id] = payload
+        if records is not None or self._cache.has_none_of(message_ids):
+            older.extend(message_ids)
+        else:
+            for message_id in message_ids:
+                payload = self._cache.get(message_id)
+                if payload is None:
+                    older.append(message_id)
+                else:
+                    found[message_id] = payload
         if older:
             wanted, in_damaged = sorted(set(older)), set[int]()
             left = await self._read_packs(wanted, packs.likely, found, records, in_damaged)

@@ -86,14 +86,17 @@ _FIXED_BYTES: Final = 64
 
 def fitting(message_ids: Iterable[int], found: Mapping[int, Metadata], room: Room) -> Iterator[int]:
     """The IDs before the one that no longer fits; missing ones take no room."""
+    headers: Mapping[str, str] | None = None
+    about_bytes = 0
     for message_id in message_ids:
         metadata = found.get(message_id)
         if metadata is not None:
-            # A character has at most 4 bytes of UTF-8, and counting them all costs more.
-            about_bytes = sum(
-                4 * (len(key) + len(value)) + _FIXED_BYTES
-                for key, value in metadata.headers.items()
-            )
+            if metadata.headers is not headers:  # neighbours share theirs
+                headers = metadata.headers
+                # A character has at most 4 bytes of UTF-8, and counting them all costs more.
+                about_bytes = sum(
+                    4 * (len(key) + len(value)) + _FIXED_BYTES for key, value in headers.items()
+                )
             if not room.take(metadata.payload_bytes, about_bytes):
                 return
         yield message_id
