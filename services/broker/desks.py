@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Final
 
+from services.broker.payloads import OVERHEAD_BYTES, Held
 from services.broker.queue_machine import Queue
 from services.broker.waiters import Waiter
 from slatemq.errors import SlateMQError
@@ -12,6 +16,44 @@ from slatemq.errors import SlateMQError
 LOOK_AHEAD = 10_000
 """Messages looked at, and fetched, for the claims of one queue at a time: as many as an ingest
 gives at once, and as one claim may ask for."""
+
+AHEAD = 1000
+"""Messages fetched at a time at most where fewer are asked for: of a long backlog a fetch costs
+half a millisecond, however few messages it is for."""
+
+AHEAD_BYTES = 1 << 20
+"""What is fetched ahead has about so many bytes at most, by the size of those before."""
+
+
+PAUSE = 32
+"""Fetches without more than is asked for, once it was seen that more is forgotten again."""
+
+
+class Ahead:
+    """How many messages of a queue to fetch when some are missing."""
+
+    __slots__ = ("_count", "_last_id", "_pause")
+
+    def __init__(self) -> None:
+        self._count = 0  # nothing is known of their sizes
+        self._last_id = 0
+        self._pause = 0
+
+    def count(self, first_id: int) -> int:
+        """How many, where this is the first that is missing; 0: no more than are asked for."""
+        if first_id <= self._last_id:
+            # Mostly it was fetched, and forgotten before it was its turn: memory is short.
+            self._pause = PAUSE
+        return 0 if self._pause else self._count
+
+    def fetched(self, ids: Sequence[int], held: Mapping[int, Held]) -> None:
+        """Notes that these were missing, and what has come."""
+        self._pause = max(0, self._pause - 1)
+        self._last_id = ids[-1]
+        came = list(filter(None, map(held.get, ids)))
+        if came:
+            size = sum(map(len, map(_PAYLOAD, came))) // len(came) + OVERHEAD_BYTES
+            self._count = min(AHEAD, AHEAD_BYTES // size)
 
 
 class Desk:
@@ -39,3 +81,6 @@ class Desk:
                 return most
             wanted += waiter.wants
         return min(wanted, most)
+
+
+_PAYLOAD: Final = itemgetter(0)

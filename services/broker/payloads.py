@@ -283,7 +283,7 @@ class Payloads:
 
     def _keep(self, came: dict[int, Held], size_bytes: int) -> None:
         # With what messages share counted for each: they may outlive one another here.
-        size_bytes += len(came) * _OVERHEAD_BYTES
+        size_bytes += len(came) * OVERHEAD_BYTES
         if size_bytes > self._half_bytes:
             pairs = list(came.items())
             middle = len(pairs) // 2
@@ -297,5 +297,5 @@ class Payloads:
         self._young_bytes += size_bytes
 
 
-_OVERHEAD_BYTES = 500
+OVERHEAD_BYTES = 500
 """About what a message costs beside its bytes: the objects, its place here."""
