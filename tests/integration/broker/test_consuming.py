@@ -381,3 +381,19 @@ async def test_a_released_message_goes_back_without_its_attempt_being_counted() 
             answer = await rig.consumers.Nack(request)
             assert [status.code for status in answer.results] == [OK, OK]
         assert await rig.counts() == {"available": 1}
+
+
+async def test_small_claims_from_a_long_backlog_are_fetched_together() -> None:
+    ingest = Ingest()
+    async with running(ingest=ingest) as rig:
+        await rig.create()
+        await rig.assign(list(range(1, 2501)))
+        claimed = []
+        for _ in range(25):
+            messages = await rig.claim(max_messages=100)
+            claimed += [one.message.message_id for one in messages]
+            await rig.ack(*(one.lease_token for one in messages))
+
+        assert claimed == list(range(1, 2501))
+        # The first tells of their size; then a thousand at a time.
+        assert [len(ids) for ids in ingest.reads] == [100, 1000, 1000, 400]
