@@ -15,12 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from weakref import WeakKeyDictionary
 
 from libs.storage.ids import shard_of
 from libs.storage.queues import AvailableMessage
 from services.broker.choosing import Choosing
-from services.broker.desks import LOOK_AHEAD, Ahead, Desk
+from services.broker.desks import LOOK_AHEAD, Aheads, Desk
 from services.broker.ingest_presence import IngestPresence
 from services.broker.owner import ShardOwner
 from services.broker.payloads import Fetched, Held, Payloads
@@ -56,7 +55,7 @@ class Delivery:
         self._payloads = payloads
         self._waiters_max = waiters_max
         self._desks: dict[Queue, Desk] = {}
-        self._aheads: WeakKeyDictionary[Queue, Ahead] = WeakKeyDictionary()
+        self._aheads = Aheads()
         self._ingests = IngestPresence(payloads, self.look_again)
         self._kept_back: Counter[int] = Counter()
         self._closed: SlateMQError | None = None
@@ -227,11 +226,13 @@ class Delivery:
         with self._payloads.hand() as held:
             here, missing = self._payloads.look(ids)
             held.update(here)
-            if missing and (ahead := self._ahead_of(queue).count(missing[0])) > len(ids):
-                _, missing = self._payloads.look(await self._owner.run(partial(peek, ahead)))
-            fetched = await self._payloads.fetch(missing, held) if missing else Fetched()
+            fetched = Fetched()
             if missing:
-                self._ahead_of(queue).fetched(missing, held)
+                ahead, asked = self._aheads.of(queue.queue_id), len(missing)
+                if (count := ahead.count(missing[0])) > len(ids):
+                    _, missing = self._payloads.look(await self._owner.run(partial(peek, count)))
+                fetched = await self._payloads.fetch(missing, held)
+                ahead.fetched(missing, asked, held)
             self._note_away(desk, fetched.away, passed)
             if fetched.gone:
                 await self._fail_gone(queue, fetched.gone)
@@ -239,9 +240,6 @@ class Delivery:
             claimed = await self._owner.run(lambda now_ms: self._claim_all(desk, held, now_ms))
         desk.stuck = bool(ids) and not claimed
         return claimed > 0
-
-    def _ahead_of(self, queue: Queue) -> Ahead:
-        return self._aheads.setdefault(queue, Ahead())
 
     @contextmanager
     def keeping_back(self, message_id: int) -> Iterator[None]:

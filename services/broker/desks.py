@@ -29,31 +29,50 @@ PAUSE = 32
 """Fetches without more than is asked for, once it was seen that more is forgotten again."""
 
 
+AHEADS_MAX = 256
+"""Queues that fetch ahead in turns; of more than these, each would only push the others out."""
+
+
 class Ahead:
     """How many messages of a queue to fetch when some are missing."""
 
-    __slots__ = ("_count", "_last_id", "_pause")
+    __slots__ = ("_count", "_more", "_pause")
 
     def __init__(self) -> None:
         self._count = 0  # nothing is known of their sizes
-        self._last_id = 0
+        self._more: set[int] = set()
         self._pause = 0
 
     def count(self, first_id: int) -> int:
         """How many, where this is the first that is missing; 0: no more than are asked for."""
-        if first_id <= self._last_id:
-            # Mostly it was fetched, and forgotten before it was its turn: memory is short.
+        if first_id in self._more:
+            # It was fetched, and forgotten before it was its turn: memory is short.
             self._pause = PAUSE
         return 0 if self._pause else self._count
 
-    def fetched(self, ids: Sequence[int], held: Mapping[int, Held]) -> None:
-        """Notes that these were missing, and what has come."""
+    def fetched(self, ids: Sequence[int], asked: int, held: Mapping[int, Held]) -> None:
+        """Notes that these were fetched, the first ones since they were asked for, and came."""
         self._pause = max(0, self._pause - 1)
-        self._last_id = ids[-1]
+        self._more = set(ids[asked:])
         came = list(filter(None, map(held.get, ids)))
         if came:
             size = sum(map(len, map(_PAYLOAD, came))) // len(came) + OVERHEAD_BYTES
             self._count = min(AHEAD, AHEAD_BYTES // size)
+
+
+class Aheads:
+    """Those of the queues that fetched last: each may be 64 KB, and there may be many queues."""
+
+    def __init__(self) -> None:
+        self._by_queue: OrderedDict[str, Ahead] = OrderedDict()
+
+    def of(self, queue_id: str) -> Ahead:
+        """That of a queue."""
+        ahead = self._by_queue.setdefault(queue_id, Ahead())
+        self._by_queue.move_to_end(queue_id)
+        if len(self._by_queue) > AHEADS_MAX:
+            self._by_queue.popitem(last=False)
+        return ahead
 
 
 class Desk:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from services.broker.desks import AHEAD, AHEAD_BYTES, PAUSE, Ahead
+import pytest
+
+from services.broker import desks
+from services.broker.desks import AHEAD, AHEAD_BYTES, PAUSE, Ahead, Aheads
 from services.broker.payloads import Held
 
 
@@ -14,7 +17,7 @@ def fetch(ahead: Ahead, first: int, payload_bytes: int = 100) -> int:
     """As a step does that misses the messages from `first` on, of which 100 are asked for."""
     count = max(100, ahead.count(first))
     ids = range(first, first + count)
-    ahead.fetched(ids, held_of(ids, payload_bytes))
+    ahead.fetched(ids, 100, held_of(ids, payload_bytes))
     return count
 
 
@@ -40,5 +43,24 @@ def test_what_was_forgotten_before_its_turn_is_not_fetched_ahead_for_long() -> N
 
 def test_messages_that_did_not_come_tell_nothing_of_sizes() -> None:
     ahead = Ahead()
-    ahead.fetched(range(1, 101), {})
+    ahead.fetched(range(1, 101), 100, {})
     assert ahead.count(101) == 0
+
+
+def test_messages_of_several_ingests_and_those_that_come_again_are_fetched_ahead() -> None:
+    ahead = Ahead()
+    fetch(ahead, 1 << 50)
+    assert fetch(ahead, 1) == AHEAD
+    assert fetch(ahead, 1 << 51) == AHEAD
+    assert fetch(ahead, 50) == AHEAD
+
+
+def test_as_many_queues_as_are_consumed_in_turn_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(desks, "AHEADS_MAX", 3)
+    aheads = Aheads()
+    queues = "abcd"
+    first = [aheads.of(queue) for queue in queues]
+    assert [aheads.of(queue) is first[at] for at, queue in enumerate(queues[1:], 1)] == [True] * 3
+    assert aheads.of(queues[0]) is not first[0]
