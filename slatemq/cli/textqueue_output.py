@@ -26,6 +26,7 @@ from slatemq.textqueue import (
     TextQueueError,
 )
 from slatemq.textqueue.controls import BYTE_ORDER_MARK
+from slatemq.textqueue.parsing import STRICT_ADVICE
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:
@@ -89,7 +90,8 @@ def entry_line(entry: Entry, first: str) -> bytes:
 def oddities(entry: Entry) -> Iterator[tuple[int, str]]:
     """What is likely a mistake, and on which line; a byte order mark is told of otherwise."""
     if entry.state is State.UNKNOWN and entry.control != BYTE_ORDER_MARK:
-        yield entry.line, f"unknown control character {entry.control!r}: this entry is skipped"
+        why = f"unknown control character {entry.control!r}: this entry is skipped"
+        yield entry.line, f"{why}; {STRICT_ADVICE}"
     if entry.raw.split(b"\n", 1)[0].endswith(b"\r"):
         yield entry.line, "the line ends with a carriage return, which is part of the text"
     for variable in entry.variables:

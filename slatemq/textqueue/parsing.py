@@ -44,9 +44,11 @@ _UNKNOWN = re.compile(rb"\n[^ \\\n%b]" % re.escape(_KNOWN))
 
 _BEGIN = "begin the line with - = !"
 
-_LATE_ADVICE = f"move it above the variables, or {_BEGIN} # or \\"
+_SPACE = "it begins with a space: "
 
-_STRICT_ADVICE = f"{_BEGIN} or #, or with a space if it continues a text"
+_LATE_ADVICE = f"{_SPACE}move it above the variables, or {_BEGIN} # or \\"
+
+STRICT_ADVICE = f"{_BEGIN} or #, or with a space if it continues a text"
 
 _UTF8_ADVICE = "save the file as UTF-8 (`iconv -t UTF-8 -f LATIN1`, or whatever it is)"
 
@@ -210,9 +212,11 @@ def _batches(
                 why = "a continuation after a variable"
                 raise FormatError(place.file, place.line, 1, why, _LATE_ADVICE)
         if found is None and position < len(buffer):
-            what = "continuation" if buffer[position : position + 1] == b" " else "variable"
-            why = f"a {what} before any entry"
-            raise FormatError(place.file, place.line, 1, why, f"{_BEGIN} or #")
+            advice = f"{_BEGIN} or #"
+            why = "a variable before any entry"
+            if buffer[position : position + 1] == b" ":
+                why, advice = "a continuation before any entry", _SPACE + advice
+            raise FormatError(place.file, place.line, 1, why, advice)
         if at_end:
             return
         place.offset += position
@@ -318,7 +322,7 @@ def _check(entry: Entry, file: str, strict: bool) -> None:
         problem = error
     if strict and entry.state is State.UNKNOWN and (problem is None or problem.start):
         why = f"unknown control character {entry.control!r}"
-        advice = MARK_ADVICE if entry.control == BYTE_ORDER_MARK else _STRICT_ADVICE
+        advice = MARK_ADVICE if entry.control == BYTE_ORDER_MARK else STRICT_ADVICE
         raise FormatError(file, entry.line, 1, why, advice)
     if problem is not None:
         before = entry.raw[: problem.start]

@@ -212,8 +212,8 @@ def test_a_broken_file_is_wrong_input(run: Terminal, file: Path, command: str) -
     run(command, "jobs.tq", code=2)
 
     assert run.err == (
-        "slatemq: jobs.tq:4:1: a continuation after a variable: move it above the variables, "
-        "or begin the line with - = ! # or \\\n"
+        "slatemq: jobs.tq:4:1: a continuation after a variable: it begins with a space: "
+        "move it above the variables, or begin the line with - = ! # or \\\n"
     )
 
 

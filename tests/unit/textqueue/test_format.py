@@ -203,9 +203,13 @@ def test_any_text_comes_back_exactly(
 @pytest.mark.parametrize(
     ("content", "told", "advice"),
     [
-        (b" a", "f.tq:1:1: a continuation before any entry", "begin the line with - = ! or #"),
+        (b" a", "f.tq:1:1: a continuation before any entry", "it begins with a space: begin the"),
         (b"\n\n\\a", "f.tq:3:1: a variable before any entry", "begin the line with - = ! or #"),
-        (b"-a\n\\b\n\n c", "f.tq:4:1: a continuation after a variable", "move it above the var"),
+        (
+            b"-a\n\\b\n\n c",
+            "f.tq:4:1: a continuation after a variable",
+            "it begins with a space: move",
+        ),
         ("-é\n a\n é".encode() + b"\xff", "f.tq:3:3: not UTF-8: invalid start byte", "save the"),
         (b"-a\n=b\xc3\n", "f.tq:2:3: not UTF-8: invalid continuation byte", "save the file as UTF"),
         (b"\n-a\n?b", "f.tq:3:1: unknown control character '?'", "begin the line with - = ! or #"),
