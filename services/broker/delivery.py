@@ -232,7 +232,7 @@ class Delivery:
                 if (count := ahead.count(missing[0])) > len(ids):
                     _, missing = self._payloads.look(await self._owner.run(partial(peek, count)))
                 fetched = await self._payloads.fetch(missing, held)
-                ahead.fetched(missing, asked, held)
+                ahead.fetched(missing, asked, fetched)
             self._note_away(desk, fetched.away, passed)
             if fetched.gone:
                 await self._fail_gone(queue, fetched.gone)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from operator import itemgetter
-from typing import Final
+from collections.abc import Sequence
 
-from services.broker.payloads import OVERHEAD_BYTES, Held
+from services.broker.payloads import OVERHEAD_BYTES, Fetched
 from services.broker.queue_machine import Queue
 from services.broker.waiters import Waiter
 from slatemq.errors import SlateMQError
@@ -24,10 +22,8 @@ half a millisecond, however few messages it is for."""
 AHEAD_BYTES = 1 << 20
 """What is fetched ahead has about so many bytes at most, by the size of those before."""
 
-
 PAUSE = 32
 """Fetches without more than is asked for, once it was seen that more is forgotten again."""
-
 
 AHEADS_MAX = 256
 """Queues that fetch ahead in turns; of more than these, each would only push the others out."""
@@ -50,13 +46,12 @@ class Ahead:
             self._pause = PAUSE
         return 0 if self._pause else self._count
 
-    def fetched(self, ids: Sequence[int], asked: int, held: Mapping[int, Held]) -> None:
-        """Notes that these were fetched, the first ones since they were asked for, and came."""
+    def fetched(self, ids: Sequence[int], asked: int, fetched: Fetched) -> None:
+        """Notes that these were fetched, the first ones since they were asked for; what came."""
         self._pause = max(0, self._pause - 1)
         self._more = set(ids[asked:])
-        came = list(filter(None, map(held.get, ids)))
-        if came:
-            size = sum(map(len, map(_PAYLOAD, came))) // len(came) + OVERHEAD_BYTES
+        if fetched.count:
+            size = fetched.size_bytes // fetched.count + OVERHEAD_BYTES
             self._count = min(AHEAD, AHEAD_BYTES // size)
 
 
@@ -100,6 +95,3 @@ class Desk:
                 return most
             wanted += waiter.wants
         return min(wanted, most)
-
-
-_PAYLOAD: Final = itemgetter(0)

@@ -102,6 +102,10 @@ class Fetched:
     """Those that are not to be had any more, with the reason."""
     away: set[int] = field(default_factory=set)
     """Ingest shards that could not be asked."""
+    count: int = 0
+    """How many messages came."""
+    size_bytes: int = 0
+    """See Came."""
 
 
 class Ingests(Protocol):
@@ -266,6 +270,8 @@ class Payloads:
         finally:
             del self._fetches[fetch]
         fetched.gone |= gone
+        fetched.count += len(came)
+        fetched.size_bytes += size_bytes
         for message_id in forgotten:
             came.pop(message_id, None)
         if hand is not None:

@@ -6,18 +6,14 @@ import pytest
 
 from services.broker import desks
 from services.broker.desks import AHEAD, AHEAD_BYTES, PAUSE, Ahead, Aheads
-from services.broker.payloads import Held
-
-
-def held_of(ids: range, payload_bytes: int) -> dict[int, Held]:
-    return dict.fromkeys(ids, (b"x" * payload_bytes, b""))
+from services.broker.payloads import Fetched
 
 
 def fetch(ahead: Ahead, first: int, payload_bytes: int = 100) -> int:
     """As a step does that misses the messages from `first` on, of which 100 are asked for."""
     count = max(100, ahead.count(first))
     ids = range(first, first + count)
-    ahead.fetched(ids, 100, held_of(ids, payload_bytes))
+    ahead.fetched(ids, 100, Fetched(count=count, size_bytes=count * payload_bytes))
     return count
 
 
@@ -43,7 +39,7 @@ def test_what_was_forgotten_before_its_turn_is_not_fetched_ahead_for_long() -> N
 
 def test_messages_that_did_not_come_tell_nothing_of_sizes() -> None:
     ahead = Ahead()
-    ahead.fetched(range(1, 101), 100, {})
+    ahead.fetched(range(1, 101), 100, Fetched())
     assert ahead.count(101) == 0
 
 
