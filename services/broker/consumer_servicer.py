@@ -40,6 +40,8 @@ CLAIM_BYTES = 32 << 20
 CLAIM_BYTES_MAX = 64 << 20
 WAIT_MS_MAX = 60_000
 RUN_MAX = 1 << PLACE_BITS
+"""Tokens of one block, which an ack may name as a run."""
+
 FINISHED_BYTES = 100
 """About what finishing a lease adds to a commit."""
 

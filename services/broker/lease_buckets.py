@@ -167,12 +167,12 @@ class LeaseBucket:
         "_leases",
         "_span",
         "_waited",
-        "_whole",
         "is_block",
         "order",
         "queue",
         "stored",
         "watched_ms",
+        "whole",
     )
 
     def __init__(self, queue: Queue, order: int, *, stored: bool = False) -> None:
@@ -184,10 +184,11 @@ class LeaseBucket:
         self.watched_ms: int | None = None  # see Deadlines
         self._leases: dict[int, Lease] = {}
         # As long as they are columns: the claim, their part of it, and those that run: all of
-        # them (`_whole` has their tokens), or some by token.
+        # them (`whole` has their tokens), or some by token.
         self._claimed: Claimed | None = None
         self._span = (0, 0)
-        self._whole: tuple[int, ...] = ()
+        self.whole: tuple[int, ...] = ()
+        """The tokens of all leases that the bucket ever had, if all of them run; else none."""
         self._waited: dict[int, AvailableMessage] = {}
 
     @classmethod
@@ -196,7 +197,7 @@ class LeaseBucket:
         bucket = cls(claimed.terms.queue, order)
         bucket.is_block = True
         bucket._claimed, bucket._span = claimed, (first, first + len(tokens))
-        bucket._whole = tuple(tokens)
+        bucket.whole = tuple(tokens)
         return bucket
 
     @property
@@ -204,12 +205,7 @@ class LeaseBucket:
         """How many leases there are."""
         if self._claimed is None:
             return len(self._leases)
-        return len(self._whole or self._waited)
-
-    @property
-    def whole(self) -> tuple[int, ...]:
-        """The tokens of all leases that the bucket ever had, if all of them run; else none."""
-        return self._whole
+        return len(self.whole or self._waited)
 
     @property
     def leases(self) -> dict[int, Lease]:
@@ -223,9 +219,9 @@ class LeaseBucket:
     def _by_token(self) -> dict[int, AvailableMessage]:
         """The messages of columns; from now on they need not be all that there were."""
         assert self._claimed is not None
-        if self._whole:
-            self._waited = dict(zip(self._whole, self._items(), strict=True))
-            self._whole = ()
+        if self.whole:
+            self._waited = dict(zip(self.whole, self._items(), strict=True))
+            self.whole = ()
         return self._waited
 
     def _items(self) -> list[AvailableMessage]:
@@ -243,8 +239,8 @@ class LeaseBucket:
 
     def holds(self, token: int) -> bool:
         """Whether such a lease runs."""
-        if self._whole:
-            return self._whole[0] <= token <= self._whole[-1]  # a block goes up by one
+        if self.whole:
+            return self.whole[0] <= token <= self.whole[-1]  # a block goes up by one
         return token in (self._leases if self._claimed is None else self._waited)
 
     def holds_all(self, tokens: Sequence[int]) -> bool:
@@ -257,12 +253,12 @@ class LeaseBucket:
         """The messages of the leases."""
         if self._claimed is None:
             return [lease.message_id for lease in self._leases.values()]
-        items = self._items() if self._whole else self._waited.values()
+        items = self._items() if self.whole else self._waited.values()
         return [item.message_id for item in items]
 
     def tokens(self) -> list[int]:
         """The tokens of the leases."""
-        return list(self._leases if self._claimed is None else self._whole or self._waited)
+        return list(self._leases if self._claimed is None else self.whole or self._waited)
 
     def earliest_ms(self) -> int:
         """The first deadline of its leases."""
@@ -278,7 +274,7 @@ class LeaseBucket:
 
     def clear(self) -> None:
         """Drops all leases."""
-        self._claimed, self._whole, self._waited, self._leases = None, (), {}, {}
+        self._claimed, self.whole, self._waited, self._leases = None, (), {}, {}
 
     def take_done(self, tokens: Sequence[int], now_ms: int) -> list[tuple[Any, ...]]:
         """Takes running leases out whose messages are done now; gives these as DoneMessages."""
@@ -286,8 +282,8 @@ class LeaseBucket:
             return [done(self._leases.pop(token), now_ms) for token in tokens]
         terms = self._claimed.terms
         items: Iterable[AvailableMessage]
-        if len(tokens) == len(self._whole):
-            items, tokens = self._items(), self._whole
+        if len(tokens) == len(self.whole):
+            items, tokens = self._items(), self.whole
             self.clear()
         else:
             items = map(self._by_token().pop, tokens)
@@ -310,7 +306,7 @@ class LeaseBucket:
         if self._claimed is None:
             return encode_active((), list(map(_RECORD, self._leases.values())))
         terms, count = self._claimed.terms, self.count
-        items = self._items() if self._whole else self._waited.values()
+        items = self._items() if self.whole else self._waited.values()
         ids, priorities, _, retention_deadlines_ms, attempts = zip(*items, strict=True)
         return encode_in_flight(
             (
