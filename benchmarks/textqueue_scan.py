@@ -58,36 +58,10 @@ def mixture() -> bytes:
     return "\n".join(lines).encode() + b"\n"
 
 
-EXAMPLE = b"""\
--A queued message begins with a '-' dash control character
-=A processed message begins with an '=' equals sign control character
-!A message that encountered a critical error begins with an `!` exclamation mark control character
--Any message can have multiple lines
- where each sequential line begins with a ' ' space
-=Any message can have multiple lines
- where each sequential line begins with a ' ' space
-!Any message can have multiple lines
- where each sequential line begins with a ' ' space
-# A comment begins with a '#' sign
-# Multiline comments are possible using a space as the starting character on
-  each sequential line.
-# Messages are space sensitive, so the following message will read "  I have space padding  "
--  I have space padding  \n
--Blank lines are ingored
-=Processed messages can apear after queued messages
--Message Variables
-\\Message variables are attached after a message
-\\A message can have any number of variables
-\\Message variables are fixed length and editable
-\\Additional space can be reserved for the message variable with trailing spaces   \n\
-\\A single message variable cannot span multiple lines
-# Comment Variables
-\\Comments can also have message variables
-"""
-"""Of the format, with an entry of each kind."""
+CORPUS = Path(__file__).resolve().parents[1] / "tests/conformance/textqueue/read"
 
 SHAPES = {
-    "the format's example": EXAMPLE,
+    "the format's example": (CORPUS / "seed-example.tq").read_bytes(),
     "all kinds, mixed": mixture(),
     "short messages": b"-message of some thirty bytes 1\n",
     "messages with variables": b"-resize photo 7\n\\retries=03\n\\error=          \n",

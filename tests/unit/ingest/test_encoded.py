@@ -15,6 +15,7 @@ from services.ingest.batches import NOT_SET, Columns
 from services.ingest.encoded import Encoded, EncodedReader
 from services.ingest.payload_cache import PayloadCache, Run
 from services.ingest.reading import Read, Room
+from services.ingest.wire import to_message
 from services.ingest.wire_for_brokers import told
 from slatemq.v1.ingest_pb2 import BatchGetPayloadsResponse
 from slatemq.v1.message_pb2 import Message
@@ -97,17 +98,6 @@ def messages_of(found: Encoded) -> list[Message]:
     return messages
 
 
-def message_of(metadata: MessageMetadata, payload: bytes) -> Message:
-    return Message(
-        message_id=metadata.message_id,
-        payload=payload,
-        headers=metadata.headers,
-        created_at_ms=metadata.created_at_ms,
-        received_at_ms=metadata.received_at_ms,
-        retention_s=metadata.retention_s,
-    )
-
-
 def big_room() -> Room:
     return Room(1 << 30, 1 << 30)
 
@@ -123,7 +113,7 @@ def test_all_that_is_asked_for_comes_in_order_wherever_it_is(ids: list[int], wit
     found = read(Disk(messages), cache, ids, big_room())
 
     expected = [messages[at] for at in ids if at in messages]
-    assert messages_of(found) == [message_of(*one) for one in expected]
+    assert messages_of(found) == [to_message(*one) for one in expected]
     assert found.missing_ids == [at for at in ids if at not in messages]
 
 
@@ -168,7 +158,7 @@ def test_a_large_message_of_a_late_shard_is_encoded_as_protobuf_does() -> None:
 
     (encoded,) = messages_of(read(disk, PayloadCache(0), [message.message_id], big_room()))
 
-    assert encoded == message_of(message, b"p" * 20_000)
+    assert encoded == to_message(message, b"p" * 20_000)
 
 
 @given(
@@ -190,7 +180,7 @@ def test_runs_are_what_was_published(
 
     found = read(Disk({}), cache, [metadata.message_id for metadata, _ in wanted], big_room())
 
-    assert messages_of(found) == [message_of(*one) for one in wanted]
+    assert messages_of(found) == [to_message(*one) for one in wanted]
     # Neighbours that are alike are in one run
     kinds = [metadata.retention_s for metadata, _ in wanted]
     assert len(told_of(found).runs) == len(list(groupby(kinds)))
@@ -206,4 +196,4 @@ def test_stored_neighbours_that_are_alike_are_in_one_run() -> None:
     found = read(Disk(messages), PayloadCache(0), range(1, 10), big_room())
 
     assert [list(run.message_ids) for run in told_of(found).runs] == [[1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert messages_of(found) == [message_of(*one) for one in messages.values()]
+    assert messages_of(found) == [to_message(*one) for one in messages.values()]
