@@ -90,7 +90,7 @@ class LogCursor(_message.Message):
     ingest_shard: _builtins.int
     """The log's ingest shard, 0–16,383."""
     sequence: _builtins.int
-    """The sequence of the last entry assigned; 0 = none."""
+    """The ID of the last message assigned, or passed over since it matches no queue; 0 = none."""
     def __init__(
         self,
         *,
@@ -161,12 +161,23 @@ class LogRange(_message.Message):
     PREVIOUS_SEQUENCE_FIELD_NUMBER: _builtins.int
     LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
     ASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    CONFIG_REVISION_FIELD_NUMBER: _builtins.int
+    SEEN_REVISION_FIELD_NUMBER: _builtins.int
+    SEEN_BY_FIELD_NUMBER: _builtins.int
     ingest_shard: _builtins.int
     """The log's ingest shard."""
     previous_sequence: _builtins.int
-    """The sequence of the last entry before the range: where the broker's cursor must be."""
+    """The ID of the last message before the range: where the broker's cursor must be."""
     last_sequence: _builtins.int
-    """The sequence of the last entry of the range, above `previous_sequence`: where the cursor goes."""
+    """The ID of the last message of the range, above `previous_sequence`: where the cursor goes."""
+    config_revision: _builtins.int
+    """In Assign: the revision of the configs by which the router judged; the oldest, where it judged parts of the range by several."""
+    seen_revision: _builtins.int
+    """In Assign: from an answer to an earlier call, made when the router had read all of this range already: its `config_revision`. Not above
+    `config_revision` of the range; 0 = there is none.
+    """
+    seen_by: _builtins.int
+    """The `broker_incarnation` of that answer: the word of another process does not count."""
     @_builtins.property
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueAssignment]:
         """The queues with matches; none = nothing in the range matched a queue of this shard."""
@@ -178,10 +189,13 @@ class LogRange(_message.Message):
         previous_sequence: _builtins.int = ...,
         last_sequence: _builtins.int = ...,
         assignments: _abc.Iterable[Global___QueueAssignment] | None = ...,
+        config_revision: _builtins.int = ...,
+        seen_revision: _builtins.int = ...,
+        seen_by: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "ingest_shard", b"ingest_shard", "last_sequence", b"last_sequence", "previous_sequence", b"previous_sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "config_revision", b"config_revision", "ingest_shard", b"ingest_shard", "last_sequence", b"last_sequence", "previous_sequence", b"previous_sequence", "seen_by", b"seen_by", "seen_revision", b"seen_revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -193,10 +207,7 @@ class AssignRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    CONFIG_REVISION_FIELD_NUMBER: _builtins.int
     RANGES_FIELD_NUMBER: _builtins.int
-    config_revision: _builtins.int
-    """The revision of the configs by which the router judged."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogRange]:
         """At most one range for each log."""
@@ -204,12 +215,11 @@ class AssignRequest(_message.Message):
     def __init__(
         self,
         *,
-        config_revision: _builtins.int = ...,
         ranges: _abc.Iterable[Global___LogRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_revision", b"config_revision", "ranges", b"ranges"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -224,22 +234,34 @@ class LogRangeResult(_message.Message):
     INGEST_SHARD_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
+    OUTDATED_FIELD_NUMBER: _builtins.int
+    RETRY_LATER_FIELD_NUMBER: _builtins.int
     ingest_shard: _builtins.int
     """The log's ingest shard."""
     applied: _builtins.bool
     """Whether this call applied the range."""
     cursor: _builtins.int
-    """The broker's cursor for the log now."""
+    """The broker's cursor for the log."""
+    outdated: _builtins.bool
+    """Refused since a queue changed that judged the range by what it was before. It is to be judged by the queues that changed up to the
+    answer's `config_revision`, and sent again with that as `seen_revision`.
+    """
+    retry_later: _builtins.bool
+    """Not taken yet: the log's ingest, which has to know of a broker shard before its first message goes there, does not answer the broker.
+    Send the range again in a while; those of other logs are not held up.
+    """
     def __init__(
         self,
         *,
         ingest_shard: _builtins.int = ...,
         applied: _builtins.bool = ...,
         cursor: _builtins.int = ...,
+        outdated: _builtins.bool = ...,
+        retry_later: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "cursor", b"cursor", "ingest_shard", b"ingest_shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "cursor", b"cursor", "ingest_shard", b"ingest_shard", "outdated", b"outdated", "retry_later", b"retry_later"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -253,27 +275,25 @@ class AssignResponse(_message.Message):
 
     RESULTS_FIELD_NUMBER: _builtins.int
     CONFIG_REVISION_FIELD_NUMBER: _builtins.int
-    CHANGES_FIELD_NUMBER: _builtins.int
+    BROKER_INCARNATION_FIELD_NUMBER: _builtins.int
     config_revision: _builtins.int
-    """The shard's config revision now."""
+    """The shard's config revision that was durable when the call came."""
+    broker_incarnation: _builtins.int
+    """Which process answers: another number after each start."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogRangeResult]:
         """One for each range, in the order of the request."""
-
-    @_builtins.property
-    def changes(self) -> _containers.RepeatedCompositeFieldContainer[_queue_pb2.QueueChange]:
-        """The queues that changed after the request's `config_revision`, when that is old."""
 
     def __init__(
         self,
         *,
         results: _abc.Iterable[Global___LogRangeResult] | None = ...,
         config_revision: _builtins.int = ...,
-        changes: _abc.Iterable[_queue_pb2.QueueChange] | None = ...,
+        broker_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "config_revision", b"config_revision", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_incarnation", b"broker_incarnation", "config_revision", b"config_revision", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -288,10 +308,16 @@ class BackfillRequest(_message.Message):
     QUEUE_REVISION_FIELD_NUMBER: _builtins.int
     RANGE_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
+    LEFT_COUNT_FIELD_NUMBER: _builtins.int
     queue_revision: _builtins.int
-    """The revision of the queue's config by which the router judged."""
+    """The revision of the queue by which the router judged (see `Queue.revision`), or a later one at which the router knew it."""
     queue_id: _builtins.str
     """The queue."""
+    message_count: _builtins.int
+    """How many messages of the log were judged in the piece, matches or not: for `ReplayRange.replayed_count`."""
+    left_count: _builtins.int
+    """How many are left behind it, up to the replay's end: what the log has lost since may be counted in."""
     @_builtins.property
     def range(self) -> Global___LogRange:
         """The piece; all its assignments are of one queue. `previous_sequence` is the replay's cursor, `last_sequence` at most its end."""
@@ -302,10 +328,12 @@ class BackfillRequest(_message.Message):
         queue_revision: _builtins.int = ...,
         range: Global___LogRange | None = ...,
         queue_id: _builtins.str = ...,
+        message_count: _builtins.int = ...,
+        left_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id", "queue_revision", b"queue_revision", "range", b"range"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left_count", b"left_count", "message_count", b"message_count", "queue_id", b"queue_id", "queue_revision", b"queue_revision", "range", b"range"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -325,7 +353,7 @@ class BackfillResponse(_message.Message):
     cursor: _builtins.int
     """The replay's cursor now."""
     queue_revision: _builtins.int
-    """The queue's revision now."""
+    """The revision with which the queue last changed in what routing asks; where that is above the request's, nothing is applied."""
     def __init__(
         self,
         *,
@@ -340,3 +368,50 @@ class BackfillResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BackfillResponse: _TypeAlias = BackfillResponse  # noqa: Y015
+
+@_typing.final
+class QuarantineQueueRequest(_message.Message):
+    """A queue whose expressions take too long."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    QUEUE_REVISION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.str
+    """The queue."""
+    queue_revision: _builtins.int
+    """The revision of the queue by which the router judged (see `Queue.revision`), or a later one at which the router knew it."""
+    reason: _builtins.str
+    """What they took, in words, for people."""
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.str = ...,
+        queue_revision: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id", "queue_revision", b"queue_revision", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuarantineQueueRequest: _TypeAlias = QuarantineQueueRequest  # noqa: Y015
+
+@_typing.final
+class QuarantineQueueResponse(_message.Message):
+    """The queue is left out of routing, or changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuarantineQueueResponse: _TypeAlias = QuarantineQueueResponse  # noqa: Y015

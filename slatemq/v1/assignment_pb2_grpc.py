@@ -29,10 +29,16 @@ class AssignmentServiceStub:
     """How routers tell a broker which messages belong to its queues. Served by every broker; for routers, not for applications: a wrong
     assignment is a lost message.
 
-    A broker keeps one routing cursor for each metadata log: the sequence of the last entry whose matches it has. An
+    A broker keeps one routing cursor for each metadata log: the ID of the last message whose matches it has, which may be in the middle of a
+    log entry. A range is the messages of a log behind one ID, up to another one. An
     assignment moves the cursor from `previous_sequence` to `last_sequence` in the same commit that adds the matches, and only if the cursor
-    is at `previous_sequence` and the router knew the current queue configs. So every entry is judged exactly once, by any number of
-    routers, whoever crashes.
+    is at `previous_sequence`. So every message is judged exactly once, by any number of routers, whoever crashes.
+
+    A message that is published after a change of a queue was answered must be judged by what the queue is since then. What is in a range
+    was published before the router read it. So a range is refused where a queue that exists changed in what routing asks (its existence,
+    filter, priorities or delay), durably, between the configs that judged the range and the first call with its entries. The answer names a
+    revision; once the queues that changed up to it have judged the range, too, it is applied, whatever has changed since. So changes,
+    however many, cost a range one refusal at most.
     """
 
     def __init__(self, channel):
@@ -56,20 +62,31 @@ class AssignmentServiceStub:
                 request_serializer=slatemq_dot_v1_dot_assignment__pb2.BackfillRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_assignment__pb2.BackfillResponse.FromString,
                 _registered_method=True)
+        self.QuarantineQueue = channel.unary_unary(
+                '/slatemq.v1.AssignmentService/QuarantineQueue',
+                request_serializer=slatemq_dot_v1_dot_assignment__pb2.QuarantineQueueRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_assignment__pb2.QuarantineQueueResponse.FromString,
+                _registered_method=True)
 
 
 class AssignmentServiceServicer:
     """How routers tell a broker which messages belong to its queues. Served by every broker; for routers, not for applications: a wrong
     assignment is a lost message.
 
-    A broker keeps one routing cursor for each metadata log: the sequence of the last entry whose matches it has. An
+    A broker keeps one routing cursor for each metadata log: the ID of the last message whose matches it has, which may be in the middle of a
+    log entry. A range is the messages of a log behind one ID, up to another one. An
     assignment moves the cursor from `previous_sequence` to `last_sequence` in the same commit that adds the matches, and only if the cursor
-    is at `previous_sequence` and the router knew the current queue configs. So every entry is judged exactly once, by any number of
-    routers, whoever crashes.
+    is at `previous_sequence`. So every message is judged exactly once, by any number of routers, whoever crashes.
+
+    A message that is published after a change of a queue was answered must be judged by what the queue is since then. What is in a range
+    was published before the router read it. So a range is refused where a queue that exists changed in what routing asks (its existence,
+    filter, priorities or delay), durably, between the configs that judged the range and the first call with its entries. The answer names a
+    revision; once the queues that changed up to it have judged the range, too, it is applied, whatever has changed since. So changes,
+    however many, cost a range one refusal at most.
     """
 
     def GetRoutingState(self, request, context):
-        """Reads what a router needs to begin: cursors and queue configs. Only durable state is told.
+        """Reads what a router needs to begin: cursors and queue configs. What is not durable yet is left out.
 
         Errors: INVALID_ARGUMENT (negative revision), UNAVAILABLE.
         """
@@ -78,11 +95,12 @@ class AssignmentServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Assign(self, request, context):
-        """Assigns the matches of pieces of one or more logs. Each range is applied whole or not at all, and answered for itself; with an old
-        `config_revision` none is applied. The answer is sent when everything it tells is durable.
+        """Assigns the matches of pieces of one or more logs. Each range is applied whole or not at all, and answered for itself. Matches for a
+        queue that was deleted, or made again, after the range's `config_revision` are dropped. The answer is sent when everything in it is
+        durable.
 
-        Errors: INVALID_ARGUMENT (unordered sequences, a log named twice, columns of different lengths or with values out of range,
-        under the current revision a queue that does not exist), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
+        Errors: INVALID_ARGUMENT (a negative revision, unordered sequences, a log named twice, columns of different lengths or with values out
+        of range, a queue that did not exist at the range's revision), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,6 +112,16 @@ class AssignmentServiceServicer:
 
         Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range), NOT_FOUND (no such
         queue, or it has no replay of that log), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def QuarantineQueue(self, request, context):
+        """Leaves a queue out of routing, since judging by its expressions takes too long: see `Queue.quarantine`. Nothing happens where they were
+        changed since, or it is in quarantine already. Matches of ranges that are not applied yet are dropped: those messages wait with the others.
+
+        Errors: INVALID_ARGUMENT (no possible queue ID, no reason, a reason of over 1,000 bytes, a negative revision), NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,6 +145,11 @@ def add_AssignmentServiceServicer_to_server(servicer, server):
                     request_deserializer=slatemq_dot_v1_dot_assignment__pb2.BackfillRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_assignment__pb2.BackfillResponse.SerializeToString,
             ),
+            'QuarantineQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.QuarantineQueue,
+                    request_deserializer=slatemq_dot_v1_dot_assignment__pb2.QuarantineQueueRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_assignment__pb2.QuarantineQueueResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'slatemq.v1.AssignmentService', rpc_method_handlers)
@@ -129,10 +162,16 @@ class AssignmentService:
     """How routers tell a broker which messages belong to its queues. Served by every broker; for routers, not for applications: a wrong
     assignment is a lost message.
 
-    A broker keeps one routing cursor for each metadata log: the sequence of the last entry whose matches it has. An
+    A broker keeps one routing cursor for each metadata log: the ID of the last message whose matches it has, which may be in the middle of a
+    log entry. A range is the messages of a log behind one ID, up to another one. An
     assignment moves the cursor from `previous_sequence` to `last_sequence` in the same commit that adds the matches, and only if the cursor
-    is at `previous_sequence` and the router knew the current queue configs. So every entry is judged exactly once, by any number of
-    routers, whoever crashes.
+    is at `previous_sequence`. So every message is judged exactly once, by any number of routers, whoever crashes.
+
+    A message that is published after a change of a queue was answered must be judged by what the queue is since then. What is in a range
+    was published before the router read it. So a range is refused where a queue that exists changed in what routing asks (its existence,
+    filter, priorities or delay), durably, between the configs that judged the range and the first call with its entries. The answer names a
+    revision; once the queues that changed up to it have judged the range, too, it is applied, whatever has changed since. So changes,
+    however many, cost a range one refusal at most.
     """
 
     @staticmethod
@@ -206,6 +245,33 @@ class AssignmentService:
             '/slatemq.v1.AssignmentService/Backfill',
             slatemq_dot_v1_dot_assignment__pb2.BackfillRequest.SerializeToString,
             slatemq_dot_v1_dot_assignment__pb2.BackfillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def QuarantineQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.AssignmentService/QuarantineQueue',
+            slatemq_dot_v1_dot_assignment__pb2.QuarantineQueueRequest.SerializeToString,
+            slatemq_dot_v1_dot_assignment__pb2.QuarantineQueueResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -30,10 +30,16 @@ class AssignmentServiceStub:
     """How routers tell a broker which messages belong to its queues. Served by every broker; for routers, not for applications: a wrong
     assignment is a lost message.
 
-    A broker keeps one routing cursor for each metadata log: the sequence of the last entry whose matches it has. An
+    A broker keeps one routing cursor for each metadata log: the ID of the last message whose matches it has, which may be in the middle of a
+    log entry. A range is the messages of a log behind one ID, up to another one. An
     assignment moves the cursor from `previous_sequence` to `last_sequence` in the same commit that adds the matches, and only if the cursor
-    is at `previous_sequence` and the router knew the current queue configs. So every entry is judged exactly once, by any number of
-    routers, whoever crashes.
+    is at `previous_sequence`. So every message is judged exactly once, by any number of routers, whoever crashes.
+
+    A message that is published after a change of a queue was answered must be judged by what the queue is since then. What is in a range
+    was published before the router read it. So a range is refused where a queue that exists changed in what routing asks (its existence,
+    filter, priorities or delay), durably, between the configs that judged the range and the first call with its entries. The answer names a
+    revision; once the queues that changed up to it have judged the range, too, it is applied, whatever has changed since. So changes,
+    however many, cost a range one refusal at most.
     """
 
     @_typing.overload
@@ -41,16 +47,17 @@ class AssignmentServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AssignmentServiceAsyncStub: ...
     GetRoutingState: _grpc.UnaryUnaryMultiCallable[_assignment_pb2.GetRoutingStateRequest, _assignment_pb2.GetRoutingStateResponse]
-    """Reads what a router needs to begin: cursors and queue configs. Only durable state is told.
+    """Reads what a router needs to begin: cursors and queue configs. What is not durable yet is left out.
 
     Errors: INVALID_ARGUMENT (negative revision), UNAVAILABLE.
     """
     Assign: _grpc.UnaryUnaryMultiCallable[_assignment_pb2.AssignRequest, _assignment_pb2.AssignResponse]
-    """Assigns the matches of pieces of one or more logs. Each range is applied whole or not at all, and answered for itself; with an old
-    `config_revision` none is applied. The answer is sent when everything it tells is durable.
+    """Assigns the matches of pieces of one or more logs. Each range is applied whole or not at all, and answered for itself. Matches for a
+    queue that was deleted, or made again, after the range's `config_revision` are dropped. The answer is sent when everything in it is
+    durable.
 
-    Errors: INVALID_ARGUMENT (unordered sequences, a log named twice, columns of different lengths or with values out of range,
-    under the current revision a queue that does not exist), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
+    Errors: INVALID_ARGUMENT (a negative revision, unordered sequences, a log named twice, columns of different lengths or with values out
+    of range, a queue that did not exist at the range's revision), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
     """
     Backfill: _grpc.UnaryUnaryMultiCallable[_assignment_pb2.BackfillRequest, _assignment_pb2.BackfillResponse]
     """Assigns the matches of a piece of a log that lies before a queue's creation, to that queue alone (see `Queue.replay`). Applied
@@ -59,30 +66,43 @@ class AssignmentServiceStub:
     Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range), NOT_FOUND (no such
     queue, or it has no replay of that log), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
     """
+    QuarantineQueue: _grpc.UnaryUnaryMultiCallable[_assignment_pb2.QuarantineQueueRequest, _assignment_pb2.QuarantineQueueResponse]
+    """Leaves a queue out of routing, since judging by its expressions takes too long: see `Queue.quarantine`. Nothing happens where they were
+    changed since, or it is in quarantine already. Matches of ranges that are not applied yet are dropped: those messages wait with the others.
+
+    Errors: INVALID_ARGUMENT (no possible queue ID, no reason, a reason of over 1,000 bytes, a negative revision), NOT_FOUND, UNAVAILABLE.
+    """
 
 @_typing.type_check_only
 class AssignmentServiceAsyncStub(AssignmentServiceStub):
     """How routers tell a broker which messages belong to its queues. Served by every broker; for routers, not for applications: a wrong
     assignment is a lost message.
 
-    A broker keeps one routing cursor for each metadata log: the sequence of the last entry whose matches it has. An
+    A broker keeps one routing cursor for each metadata log: the ID of the last message whose matches it has, which may be in the middle of a
+    log entry. A range is the messages of a log behind one ID, up to another one. An
     assignment moves the cursor from `previous_sequence` to `last_sequence` in the same commit that adds the matches, and only if the cursor
-    is at `previous_sequence` and the router knew the current queue configs. So every entry is judged exactly once, by any number of
-    routers, whoever crashes.
+    is at `previous_sequence`. So every message is judged exactly once, by any number of routers, whoever crashes.
+
+    A message that is published after a change of a queue was answered must be judged by what the queue is since then. What is in a range
+    was published before the router read it. So a range is refused where a queue that exists changed in what routing asks (its existence,
+    filter, priorities or delay), durably, between the configs that judged the range and the first call with its entries. The answer names a
+    revision; once the queues that changed up to it have judged the range, too, it is applied, whatever has changed since. So changes,
+    however many, cost a range one refusal at most.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetRoutingState: _aio.UnaryUnaryMultiCallable[_assignment_pb2.GetRoutingStateRequest, _assignment_pb2.GetRoutingStateResponse]  # type: ignore[assignment]
-    """Reads what a router needs to begin: cursors and queue configs. Only durable state is told.
+    """Reads what a router needs to begin: cursors and queue configs. What is not durable yet is left out.
 
     Errors: INVALID_ARGUMENT (negative revision), UNAVAILABLE.
     """
     Assign: _aio.UnaryUnaryMultiCallable[_assignment_pb2.AssignRequest, _assignment_pb2.AssignResponse]  # type: ignore[assignment]
-    """Assigns the matches of pieces of one or more logs. Each range is applied whole or not at all, and answered for itself; with an old
-    `config_revision` none is applied. The answer is sent when everything it tells is durable.
+    """Assigns the matches of pieces of one or more logs. Each range is applied whole or not at all, and answered for itself. Matches for a
+    queue that was deleted, or made again, after the range's `config_revision` are dropped. The answer is sent when everything in it is
+    durable.
 
-    Errors: INVALID_ARGUMENT (unordered sequences, a log named twice, columns of different lengths or with values out of range,
-    under the current revision a queue that does not exist), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
+    Errors: INVALID_ARGUMENT (a negative revision, unordered sequences, a log named twice, columns of different lengths or with values out
+    of range, a queue that did not exist at the range's revision), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
     """
     Backfill: _aio.UnaryUnaryMultiCallable[_assignment_pb2.BackfillRequest, _assignment_pb2.BackfillResponse]  # type: ignore[assignment]
     """Assigns the matches of a piece of a log that lies before a queue's creation, to that queue alone (see `Queue.replay`). Applied
@@ -91,15 +111,27 @@ class AssignmentServiceAsyncStub(AssignmentServiceStub):
     Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range), NOT_FOUND (no such
     queue, or it has no replay of that log), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
     """
+    QuarantineQueue: _aio.UnaryUnaryMultiCallable[_assignment_pb2.QuarantineQueueRequest, _assignment_pb2.QuarantineQueueResponse]  # type: ignore[assignment]
+    """Leaves a queue out of routing, since judging by its expressions takes too long: see `Queue.quarantine`. Nothing happens where they were
+    changed since, or it is in quarantine already. Matches of ranges that are not applied yet are dropped: those messages wait with the others.
+
+    Errors: INVALID_ARGUMENT (no possible queue ID, no reason, a reason of over 1,000 bytes, a negative revision), NOT_FOUND, UNAVAILABLE.
+    """
 
 class AssignmentServiceServicer(metaclass=_abc_1.ABCMeta):
     """How routers tell a broker which messages belong to its queues. Served by every broker; for routers, not for applications: a wrong
     assignment is a lost message.
 
-    A broker keeps one routing cursor for each metadata log: the sequence of the last entry whose matches it has. An
+    A broker keeps one routing cursor for each metadata log: the ID of the last message whose matches it has, which may be in the middle of a
+    log entry. A range is the messages of a log behind one ID, up to another one. An
     assignment moves the cursor from `previous_sequence` to `last_sequence` in the same commit that adds the matches, and only if the cursor
-    is at `previous_sequence` and the router knew the current queue configs. So every entry is judged exactly once, by any number of
-    routers, whoever crashes.
+    is at `previous_sequence`. So every message is judged exactly once, by any number of routers, whoever crashes.
+
+    A message that is published after a change of a queue was answered must be judged by what the queue is since then. What is in a range
+    was published before the router read it. So a range is refused where a queue that exists changed in what routing asks (its existence,
+    filter, priorities or delay), durably, between the configs that judged the range and the first call with its entries. The answer names a
+    revision; once the queues that changed up to it have judged the range, too, it is applied, whatever has changed since. So changes,
+    however many, cost a range one refusal at most.
     """
 
     @_abc_1.abstractmethod
@@ -108,7 +140,7 @@ class AssignmentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _assignment_pb2.GetRoutingStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_assignment_pb2.GetRoutingStateResponse, _abc.Awaitable[_assignment_pb2.GetRoutingStateResponse]]:
-        """Reads what a router needs to begin: cursors and queue configs. Only durable state is told.
+        """Reads what a router needs to begin: cursors and queue configs. What is not durable yet is left out.
 
         Errors: INVALID_ARGUMENT (negative revision), UNAVAILABLE.
         """
@@ -119,11 +151,12 @@ class AssignmentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _assignment_pb2.AssignRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_assignment_pb2.AssignResponse, _abc.Awaitable[_assignment_pb2.AssignResponse]]:
-        """Assigns the matches of pieces of one or more logs. Each range is applied whole or not at all, and answered for itself; with an old
-        `config_revision` none is applied. The answer is sent when everything it tells is durable.
+        """Assigns the matches of pieces of one or more logs. Each range is applied whole or not at all, and answered for itself. Matches for a
+        queue that was deleted, or made again, after the range's `config_revision` are dropped. The answer is sent when everything in it is
+        durable.
 
-        Errors: INVALID_ARGUMENT (unordered sequences, a log named twice, columns of different lengths or with values out of range,
-        under the current revision a queue that does not exist), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
+        Errors: INVALID_ARGUMENT (a negative revision, unordered sequences, a log named twice, columns of different lengths or with values out
+        of range, a queue that did not exist at the range's revision), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
         """
 
     @_abc_1.abstractmethod
@@ -137,6 +170,18 @@ class AssignmentServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range), NOT_FOUND (no such
         queue, or it has no replay of that log), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
+        """
+
+    @_abc_1.abstractmethod
+    def QuarantineQueue(
+        self,
+        request: _assignment_pb2.QuarantineQueueRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_assignment_pb2.QuarantineQueueResponse, _abc.Awaitable[_assignment_pb2.QuarantineQueueResponse]]:
+        """Leaves a queue out of routing, since judging by its expressions takes too long: see `Queue.quarantine`. Nothing happens where they were
+        changed since, or it is in quarantine already. Matches of ranges that are not applied yet are dropped: those messages wait with the others.
+
+        Errors: INVALID_ARGUMENT (no possible queue ID, no reason, a reason of over 1,000 bytes, a negative revision), NOT_FOUND, UNAVAILABLE.
         """
 
 def add_AssignmentServiceServicer_to_server(servicer: AssignmentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -89,9 +89,10 @@ class ConsumerServiceServicer:
         attempt is counted.
 
         Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), FAILED_PRECONDITION (QUEUE_PAUSED, also
-        when it is paused meanwhile), RESOURCE_EXHAUSTED (10,000 claims and streams are open, unless set otherwise), UNAVAILABLE
-        (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the claim took half of its lease. No attempt is counted for
-        either).
+        when it is paused meanwhile), RESOURCE_EXHAUSTED (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set
+        otherwise; UNREAD_ANSWERS: answers that consumers have not read leave no memory for the next message), UNAVAILABLE
+        (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the claim took half of its lease). None of them counts an
+        attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

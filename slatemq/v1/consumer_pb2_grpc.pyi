@@ -47,9 +47,10 @@ class ConsumerServiceStub:
     attempt is counted.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), FAILED_PRECONDITION (QUEUE_PAUSED, also
-    when it is paused meanwhile), RESOURCE_EXHAUSTED (10,000 claims and streams are open, unless set otherwise), UNAVAILABLE
-    (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the claim took half of its lease. No attempt is counted for
-    either).
+    when it is paused meanwhile), RESOURCE_EXHAUSTED (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set
+    otherwise; UNREAD_ANSWERS: answers that consumers have not read leave no memory for the next message), UNAVAILABLE
+    (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the claim took half of its lease). None of them counts an
+    attempt.
     """
     Ack: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.AckRequest, _consumer_pb2.AckResponse]
     """Says that messages are processed: they move to done, for good. Each item succeeds or fails by itself. An ack that was
@@ -116,9 +117,10 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     attempt is counted.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), FAILED_PRECONDITION (QUEUE_PAUSED, also
-    when it is paused meanwhile), RESOURCE_EXHAUSTED (10,000 claims and streams are open, unless set otherwise), UNAVAILABLE
-    (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the claim took half of its lease. No attempt is counted for
-    either).
+    when it is paused meanwhile), RESOURCE_EXHAUSTED (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set
+    otherwise; UNREAD_ANSWERS: answers that consumers have not read leave no memory for the next message), UNAVAILABLE
+    (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the claim took half of its lease). None of them counts an
+    attempt.
     """
     Ack: _aio.UnaryUnaryMultiCallable[_consumer_pb2.AckRequest, _consumer_pb2.AckResponse]  # type: ignore[assignment]
     """Says that messages are processed: they move to done, for good. Each item succeeds or fails by itself. An ack that was
@@ -188,9 +190,10 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         attempt is counted.
 
         Errors: INVALID_ARGUMENT, NOT_FOUND (no such queue, also when it is deleted meanwhile), FAILED_PRECONDITION (QUEUE_PAUSED, also
-        when it is paused meanwhile), RESOURCE_EXHAUSTED (10,000 claims and streams are open, unless set otherwise), UNAVAILABLE
-        (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the claim took half of its lease. No attempt is counted for
-        either).
+        when it is paused meanwhile), RESOURCE_EXHAUSTED (TOO_MANY_WAITING_CLAIMS: 10,000 claims and streams are open, unless set
+        otherwise; UNREAD_ANSWERS: answers that consumers have not read leave no memory for the next message), UNAVAILABLE
+        (INGEST_AWAY: the payloads cannot be read now; SLOW_COMMIT: storing the claim took half of its lease). None of them counts an
+        attempt.
         """
 
     @_abc_1.abstractmethod

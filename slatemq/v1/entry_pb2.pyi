@@ -355,7 +355,7 @@ class FindMessageRequest(_message.Message):
     """Its ID."""
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only these queues; empty = all of the shard."""
+        """Only these queues, at most 10,000; empty = all of the shard."""
 
     def __init__(
         self,
@@ -694,8 +694,8 @@ class StartRedriveRequest(_message.Message):
     target_queue_id: _builtins.str
     """The queue into which; empty = back into the same."""
     filter: _builtins.str
-    """Only messages for which this CEL expression is true: over `headers`, `created_at`, `received_at`, `size` as in a queue's filter, and
-    `reason` (text), `attempts` (int), `failed_at` (timestamp); empty = all.
+    """Only messages for which this CEL expression is true: over `headers`, `created_at`, `received_at`, `size`, `message_id` as in a queue's
+    filter, and `reason` (text), `attempts` (int), `failed_at` (timestamp); empty = all.
     """
     rate: _builtins.int
     """Messages per second at most: up to 100,000; 0 = as fast as it goes."""

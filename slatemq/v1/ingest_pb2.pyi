@@ -59,7 +59,8 @@ class PublishMessage(_message.Message):
     """When the producer made the message, in milliseconds since the Unix epoch; not negative. Absent: the time of receipt."""
     retention_s: _builtins.int
     """How long the message may live, from its receipt, in seconds; 0 = for ever; absent = the instance's default (7 days).
-    At most 4,294,967,295. A message past its retention is never handed out.
+    At most 4,294,967,295. A message past its retention is never handed out, and is removed. One of a retention above 0 may be removed before
+    that, once it is older than the replay window and no queue needs it; one with 0 stays stored, also when every queue is done with it.
     """
     delay_ms: _builtins.int
     """How long the message stays unavailable in delayed queues (those whose `default_delay_ms` is above 0), from its receipt, in
@@ -376,13 +377,16 @@ class BatchGetPayloadsResponse(_message.Message):
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     DAMAGED_IDS_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    SLOW_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
         """In the order of the request, without those missing and those beyond the bounds: ask for these again."""
 
     @_builtins.property
     def missing_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """IDs asked for that are not stored (any more): removed, or never given out; or damaged. Of the IDs beyond the bounds nothing is told."""
+        """IDs asked for that are not stored (any more): removed, or skipped; or damaged. Final: the ingest has proven by a commit, made after
+        the question came, that it owns the shard. Says nothing of the IDs beyond the bounds.
+        """
 
     @_builtins.property
     def etags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -408,6 +412,10 @@ class BatchGetPayloadsResponse(_message.Message):
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredRun]:
         """Instead of `messages`, when the request asks for it: the messages run by run, in the order of the request."""
 
+    @_builtins.property
+    def slow_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """IDs of messages whose payloads are objects that take long to read. The reading goes on; ask for these again."""
+
     def __init__(
         self,
         *,
@@ -419,10 +427,11 @@ class BatchGetPayloadsResponse(_message.Message):
         payload_bytes: _abc.Iterable[_builtins.int] | None = ...,
         damaged_ids: _abc.Iterable[_builtins.int] | None = ...,
         runs: _abc.Iterable[Global___StoredRun] | None = ...,
+        slow_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["damaged_ids", b"damaged_ids", "encoded_ids", b"encoded_ids", "encoded_messages", b"encoded_messages", "etags", b"etags", "messages", b"messages", "missing_ids", b"missing_ids", "payload_bytes", b"payload_bytes", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damaged_ids", b"damaged_ids", "encoded_ids", b"encoded_ids", "encoded_messages", b"encoded_messages", "etags", b"etags", "messages", b"messages", "missing_ids", b"missing_ids", "payload_bytes", b"payload_bytes", "runs", b"runs", "slow_ids", b"slow_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -471,7 +480,7 @@ class TailLogRequest(_message.Message):
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     after_sequence: _builtins.int
-    """Entries with a sequence above this one are sent; 0 = from the beginning."""
+    """A message ID: entries that have messages above it are sent, whole, in the order of the log; 0 = from the beginning."""
     stored: _builtins.bool
     """Whether to send the entries in `stored_entries`: for routers, which know how they are stored."""
     def __init__(
@@ -498,7 +507,7 @@ class TailLogResponse(_message.Message):
     DURABLE_SEQUENCE_FIELD_NUMBER: _builtins.int
     STORED_ENTRIES_FIELD_NUMBER: _builtins.int
     durable_sequence: _builtins.int
-    """The sequence of the last durable entry, whether sent yet, or removed since, or not; 0 when there was none so far."""
+    """The ID of the last durable message, whether sent yet, or removed since, or not; 0 when there was none so far."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogEntry]:
         """In ascending order of sequence; empty in a heartbeat: then all that was stored when the call began is sent. An answer comes at
@@ -681,27 +690,59 @@ class GetLogStatusResponse(_message.Message):
 
     SHARD_FIELD_NUMBER: _builtins.int
     DURABLE_SEQUENCE_FIELD_NUMBER: _builtins.int
-    LAST_MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    GAPS_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     """This process's ingest shard, 0–16,383."""
     durable_sequence: _builtins.int
-    """The sequence of the last durable entry, which may have been removed since; 0 when there was none so far."""
-    last_message_id: _builtins.int
-    """The ID of the last durable message, in the same way."""
+    """The ID of the last durable message, which may have been removed since; 0 when there was none so far."""
+    first_sequence: _builtins.int
+    """No message is left with an ID below this one."""
+    @_builtins.property
+    def gaps(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogGap]:
+        """Where IDs jump, as after each restart of the ingest, in ascending order: the newest 1,000 of what the log still has."""
+
     def __init__(
         self,
         *,
         shard: _builtins.int = ...,
         durable_sequence: _builtins.int = ...,
-        last_message_id: _builtins.int = ...,
+        first_sequence: _builtins.int = ...,
+        gaps: _abc.Iterable[Global___LogGap] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_sequence", b"durable_sequence", "last_message_id", b"last_message_id", "shard", b"shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_sequence", b"durable_sequence", "first_sequence", b"first_sequence", "gaps", b"gaps", "shard", b"shard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetLogStatusResponse: _TypeAlias = GetLogStatusResponse  # noqa: Y015
+
+@_typing.final
+class LogGap(_message.Message):
+    """No message has an ID between these two."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    NEXT_SEQUENCE_FIELD_NUMBER: _builtins.int
+    after_sequence: _builtins.int
+    """The ID of the last message before the gap."""
+    next_sequence: _builtins.int
+    """The ID of the first message behind it."""
+    def __init__(
+        self,
+        *,
+        after_sequence: _builtins.int = ...,
+        next_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "next_sequence", b"next_sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogGap: _TypeAlias = LogGap  # noqa: Y015
 
 @_typing.final
 class FindLogPositionRequest(_message.Message):
@@ -733,7 +774,7 @@ class FindLogPositionResponse(_message.Message):
 
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
     after_sequence: _builtins.int
-    """The sequence of the last entry whose messages were all received before that time; 0 = there is none: TailLog from here."""
+    """The ID of the last message that was received before that time; 0 = there is none: TailLog from here."""
     def __init__(
         self,
         *,

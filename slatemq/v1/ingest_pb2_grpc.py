@@ -37,9 +37,16 @@ class IngestServiceStub:
     Not told with each RPC: any call may get UNAVAILABLE while its service starts, drains or has lost its store, RESOURCE_EXHAUSTED
     while too many calls are in flight (10,000 unless set otherwise), and DATA_LOSS where stored bytes are damaged. A gRPC message
     may have 101,584,370 bytes (97 MiB: the largest payload, the most headers and 1 MiB); it grows with the setting of the largest
-    payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE; from twice that on gRPC itself refuses, without details): send
-    it in parts. Requests of more than 4 MiB may get RESOURCE_EXHAUSTED (LARGE_REQUESTS) while others are in work. The usual limit
-    of 4 MiB at the receiving end holds in most clients until they raise it.
+    payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE; from a quarter more on gRPC itself refuses, without details):
+    send it in parts. Large requests wait for one another, and get RESOURCE_EXHAUSTED (LARGE_REQUESTS) when they wait too long. The
+    usual limit of 4 MiB at the receiving end holds in most clients until they raise it.
+
+    A request of 32 KiB or more is refused with INVALID_ARGUMENT (TOO_MANY_ITEMS) before it is parsed when a map in it has more than
+    1,024 entries, when its lists and maps together have more than 300,000 items (a message counted as two, an entry of a map as
+    four) or 2,097,152 numbers, or when it has 524,288 fields. A call of a service that this process does not have gets UNIMPLEMENTED:
+    with the reason WRONG_SERVICE where another process has it, and then the ErrorInfo's metadata has the `service`, by which
+    processes it is `served_by` (such as `broker`), and their `addresses`, separated by commas, as far as they are known. Requests
+    may not be compressed.
     """
 
     def __init__(self, channel):
@@ -107,9 +114,16 @@ class IngestServiceServicer:
     Not told with each RPC: any call may get UNAVAILABLE while its service starts, drains or has lost its store, RESOURCE_EXHAUSTED
     while too many calls are in flight (10,000 unless set otherwise), and DATA_LOSS where stored bytes are damaged. A gRPC message
     may have 101,584,370 bytes (97 MiB: the largest payload, the most headers and 1 MiB); it grows with the setting of the largest
-    payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE; from twice that on gRPC itself refuses, without details): send
-    it in parts. Requests of more than 4 MiB may get RESOURCE_EXHAUSTED (LARGE_REQUESTS) while others are in work. The usual limit
-    of 4 MiB at the receiving end holds in most clients until they raise it.
+    payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE; from a quarter more on gRPC itself refuses, without details):
+    send it in parts. Large requests wait for one another, and get RESOURCE_EXHAUSTED (LARGE_REQUESTS) when they wait too long. The
+    usual limit of 4 MiB at the receiving end holds in most clients until they raise it.
+
+    A request of 32 KiB or more is refused with INVALID_ARGUMENT (TOO_MANY_ITEMS) before it is parsed when a map in it has more than
+    1,024 entries, when its lists and maps together have more than 300,000 items (a message counted as two, an entry of a map as
+    four) or 2,097,152 numbers, or when it has 524,288 fields. A call of a service that this process does not have gets UNIMPLEMENTED:
+    with the reason WRONG_SERVICE where another process has it, and then the ErrorInfo's metadata has the `service`, by which
+    processes it is `served_by` (such as `broker`), and their `addresses`, separated by commas, as far as they are known. Requests
+    may not be compressed.
     """
 
     def Publish(self, request, context):
@@ -148,7 +162,8 @@ class IngestServiceServicer:
 
         Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
         `encoded` together with `with_etags`),
-        UNAVAILABLE.
+        UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which may be stored by a newer owner of the shard; look up the
+        ingest's address again).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -204,7 +219,7 @@ class IngestServiceServicer:
 
         Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
         commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as
-        `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+        `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetPayloads).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -212,7 +227,7 @@ class IngestServiceServicer:
 
     def RaisePurgeEpoch(self, request, context):
         """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on (PurgeService). Brokers call it
-        before a replay reads the log, and before the first queue that a broker shard ever has.
+        before a replay reads the log, and before they take the first message of the log.
 
         Errors: UNAVAILABLE.
         """
@@ -288,9 +303,16 @@ class IngestService:
     Not told with each RPC: any call may get UNAVAILABLE while its service starts, drains or has lost its store, RESOURCE_EXHAUSTED
     while too many calls are in flight (10,000 unless set otherwise), and DATA_LOSS where stored bytes are damaged. A gRPC message
     may have 101,584,370 bytes (97 MiB: the largest payload, the most headers and 1 MiB); it grows with the setting of the largest
-    payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE; from twice that on gRPC itself refuses, without details): send
-    it in parts. Requests of more than 4 MiB may get RESOURCE_EXHAUSTED (LARGE_REQUESTS) while others are in work. The usual limit
-    of 4 MiB at the receiving end holds in most clients until they raise it.
+    payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE; from a quarter more on gRPC itself refuses, without details):
+    send it in parts. Large requests wait for one another, and get RESOURCE_EXHAUSTED (LARGE_REQUESTS) when they wait too long. The
+    usual limit of 4 MiB at the receiving end holds in most clients until they raise it.
+
+    A request of 32 KiB or more is refused with INVALID_ARGUMENT (TOO_MANY_ITEMS) before it is parsed when a map in it has more than
+    1,024 entries, when its lists and maps together have more than 300,000 items (a message counted as two, an entry of a map as
+    four) or 2,097,152 numbers, or when it has 524,288 fields. A call of a service that this process does not have gets UNIMPLEMENTED:
+    with the reason WRONG_SERVICE where another process has it, and then the ErrorInfo's metadata has the `service`, by which
+    processes it is `served_by` (such as `broker`), and their `addresses`, separated by commas, as far as they are known. Requests
+    may not be compressed.
     """
 
     @staticmethod

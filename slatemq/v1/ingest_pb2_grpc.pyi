@@ -38,9 +38,16 @@ class IngestServiceStub:
     Not told with each RPC: any call may get UNAVAILABLE while its service starts, drains or has lost its store, RESOURCE_EXHAUSTED
     while too many calls are in flight (10,000 unless set otherwise), and DATA_LOSS where stored bytes are damaged. A gRPC message
     may have 101,584,370 bytes (97 MiB: the largest payload, the most headers and 1 MiB); it grows with the setting of the largest
-    payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE; from twice that on gRPC itself refuses, without details): send
-    it in parts. Requests of more than 4 MiB may get RESOURCE_EXHAUSTED (LARGE_REQUESTS) while others are in work. The usual limit
-    of 4 MiB at the receiving end holds in most clients until they raise it.
+    payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE; from a quarter more on gRPC itself refuses, without details):
+    send it in parts. Large requests wait for one another, and get RESOURCE_EXHAUSTED (LARGE_REQUESTS) when they wait too long. The
+    usual limit of 4 MiB at the receiving end holds in most clients until they raise it.
+
+    A request of 32 KiB or more is refused with INVALID_ARGUMENT (TOO_MANY_ITEMS) before it is parsed when a map in it has more than
+    1,024 entries, when its lists and maps together have more than 300,000 items (a message counted as two, an entry of a map as
+    four) or 2,097,152 numbers, or when it has 524,288 fields. A call of a service that this process does not have gets UNIMPLEMENTED:
+    with the reason WRONG_SERVICE where another process has it, and then the ErrorInfo's metadata has the `service`, by which
+    processes it is `served_by` (such as `broker`), and their `addresses`, separated by commas, as far as they are known. Requests
+    may not be compressed.
     """
 
     @_typing.overload
@@ -75,7 +82,8 @@ class IngestServiceStub:
 
     Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
     `encoded` together with `with_etags`),
-    UNAVAILABLE.
+    UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which may be stored by a newer owner of the shard; look up the
+    ingest's address again).
     """
     TailLog: _grpc.UnaryStreamMultiCallable[_ingest_pb2.TailLogRequest, _ingest_pb2.TailLogResponse]
     """Streams the metadata log of this shard in the order in which it was committed, first what is stored, then what comes
@@ -111,11 +119,11 @@ class IngestServiceStub:
 
     Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
     commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as
-    `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+    `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetPayloads).
     """
     RaisePurgeEpoch: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.RaisePurgeEpochRequest, _ingest_pb2.RaisePurgeEpochResponse]
     """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on (PurgeService). Brokers call it
-    before a replay reads the log, and before the first queue that a broker shard ever has.
+    before a replay reads the log, and before they take the first message of the log.
 
     Errors: UNAVAILABLE.
     """
@@ -133,9 +141,16 @@ class IngestServiceAsyncStub(IngestServiceStub):
     Not told with each RPC: any call may get UNAVAILABLE while its service starts, drains or has lost its store, RESOURCE_EXHAUSTED
     while too many calls are in flight (10,000 unless set otherwise), and DATA_LOSS where stored bytes are damaged. A gRPC message
     may have 101,584,370 bytes (97 MiB: the largest payload, the most headers and 1 MiB); it grows with the setting of the largest
-    payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE; from twice that on gRPC itself refuses, without details): send
-    it in parts. Requests of more than 4 MiB may get RESOURCE_EXHAUSTED (LARGE_REQUESTS) while others are in work. The usual limit
-    of 4 MiB at the receiving end holds in most clients until they raise it.
+    payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE; from a quarter more on gRPC itself refuses, without details):
+    send it in parts. Large requests wait for one another, and get RESOURCE_EXHAUSTED (LARGE_REQUESTS) when they wait too long. The
+    usual limit of 4 MiB at the receiving end holds in most clients until they raise it.
+
+    A request of 32 KiB or more is refused with INVALID_ARGUMENT (TOO_MANY_ITEMS) before it is parsed when a map in it has more than
+    1,024 entries, when its lists and maps together have more than 300,000 items (a message counted as two, an entry of a map as
+    four) or 2,097,152 numbers, or when it has 524,288 fields. A call of a service that this process does not have gets UNIMPLEMENTED:
+    with the reason WRONG_SERVICE where another process has it, and then the ErrorInfo's metadata has the `service`, by which
+    processes it is `served_by` (such as `broker`), and their `addresses`, separated by commas, as far as they are known. Requests
+    may not be compressed.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -167,7 +182,8 @@ class IngestServiceAsyncStub(IngestServiceStub):
 
     Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
     `encoded` together with `with_etags`),
-    UNAVAILABLE.
+    UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which may be stored by a newer owner of the shard; look up the
+    ingest's address again).
     """
     TailLog: _aio.UnaryStreamMultiCallable[_ingest_pb2.TailLogRequest, _ingest_pb2.TailLogResponse]  # type: ignore[assignment]
     """Streams the metadata log of this shard in the order in which it was committed, first what is stored, then what comes
@@ -203,11 +219,11 @@ class IngestServiceAsyncStub(IngestServiceStub):
 
     Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
     commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as
-    `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+    `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetPayloads).
     """
     RaisePurgeEpoch: _aio.UnaryUnaryMultiCallable[_ingest_pb2.RaisePurgeEpochRequest, _ingest_pb2.RaisePurgeEpochResponse]  # type: ignore[assignment]
     """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on (PurgeService). Brokers call it
-    before a replay reads the log, and before the first queue that a broker shard ever has.
+    before a replay reads the log, and before they take the first message of the log.
 
     Errors: UNAVAILABLE.
     """
@@ -224,9 +240,16 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
     Not told with each RPC: any call may get UNAVAILABLE while its service starts, drains or has lost its store, RESOURCE_EXHAUSTED
     while too many calls are in flight (10,000 unless set otherwise), and DATA_LOSS where stored bytes are damaged. A gRPC message
     may have 101,584,370 bytes (97 MiB: the largest payload, the most headers and 1 MiB); it grows with the setting of the largest
-    payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE; from twice that on gRPC itself refuses, without details): send
-    it in parts. Requests of more than 4 MiB may get RESOURCE_EXHAUSTED (LARGE_REQUESTS) while others are in work. The usual limit
-    of 4 MiB at the receiving end holds in most clients until they raise it.
+    payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE; from a quarter more on gRPC itself refuses, without details):
+    send it in parts. Large requests wait for one another, and get RESOURCE_EXHAUSTED (LARGE_REQUESTS) when they wait too long. The
+    usual limit of 4 MiB at the receiving end holds in most clients until they raise it.
+
+    A request of 32 KiB or more is refused with INVALID_ARGUMENT (TOO_MANY_ITEMS) before it is parsed when a map in it has more than
+    1,024 entries, when its lists and maps together have more than 300,000 items (a message counted as two, an entry of a map as
+    four) or 2,097,152 numbers, or when it has 524,288 fields. A call of a service that this process does not have gets UNIMPLEMENTED:
+    with the reason WRONG_SERVICE where another process has it, and then the ErrorInfo's metadata has the `service`, by which
+    processes it is `served_by` (such as `broker`), and their `addresses`, separated by commas, as far as they are known. Requests
+    may not be compressed.
     """
 
     @_abc_1.abstractmethod
@@ -274,7 +297,8 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
         `encoded` together with `with_etags`),
-        UNAVAILABLE.
+        UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which may be stored by a newer owner of the shard; look up the
+        ingest's address again).
         """
 
     @_abc_1.abstractmethod
@@ -340,7 +364,7 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
         commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as
-        `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+        `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetPayloads).
         """
 
     @_abc_1.abstractmethod
@@ -350,7 +374,7 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ingest_pb2.RaisePurgeEpochResponse, _abc.Awaitable[_ingest_pb2.RaisePurgeEpochResponse]]:
         """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on (PurgeService). Brokers call it
-        before a replay reads the log, and before the first queue that a broker shard ever has.
+        before a replay reads the log, and before they take the first message of the log.
 
         Errors: UNAVAILABLE.
         """

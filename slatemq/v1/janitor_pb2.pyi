@@ -28,7 +28,6 @@ class RunJobRequest(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
-    MASTER_FIELD_NUMBER: _builtins.int
     QUEUE_IDS_FIELD_NUMBER: _builtins.int
     OLDER_THAN_S_FIELD_NUMBER: _builtins.int
     DAYS_FIELD_NUMBER: _builtins.int
@@ -41,10 +40,6 @@ class RunJobRequest(_message.Message):
     """`retention`, `unreferenced`, `done`, `dead-letters`, `report` or `restore`."""
     dry_run: _builtins.bool
     """Count what would go; remove and archive nothing."""
-    master: _builtins.str
-    """The Spark master: `local`, `local[4]`, `local[*]`, `spark://host:7077`, `yarn`, `k8s://https://host:443`; empty = the setting
-    `spark_master`. At most 255 bytes.
-    """
     older_than_s: _builtins.int
     """`dead-letters` alone: how long ago a message must have failed, in seconds, at most 4,294,967,295; absent = the setting
     `dead_letters_older_than_s`.
@@ -72,7 +67,6 @@ class RunJobRequest(_message.Message):
         *,
         job: _builtins.str = ...,
         dry_run: _builtins.bool = ...,
-        master: _builtins.str = ...,
         queue_ids: _abc.Iterable[_builtins.str] | None = ...,
         older_than_s: _builtins.int | None = ...,
         days: _builtins.int = ...,
@@ -84,7 +78,7 @@ class RunJobRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_older_than_s", b"_older_than_s", "older_than_s", b"older_than_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_older_than_s", b"_older_than_s", "days", b"days", "dry_run", b"dry_run", "failed_from_ms", b"failed_from_ms", "failed_until_ms", b"failed_until_ms", "job", b"job", "master", b"master", "message_ids", b"message_ids", "older_than_s", b"older_than_s", "queue_ids", b"queue_ids", "request_id", b"request_id", "target_queue_id", b"target_queue_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_older_than_s", b"_older_than_s", "days", b"days", "dry_run", b"dry_run", "failed_from_ms", b"failed_from_ms", "failed_until_ms", b"failed_until_ms", "job", b"job", "message_ids", b"message_ids", "older_than_s", b"older_than_s", "queue_ids", b"queue_ids", "request_id", b"request_id", "target_queue_id", b"target_queue_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__older_than_s: _TypeAlias = _typing.Literal["older_than_s"]  # noqa: Y015
     _WhichOneofArgType__older_than_s: _TypeAlias = _typing.Literal["_older_than_s", b"_older_than_s"]  # noqa: Y015

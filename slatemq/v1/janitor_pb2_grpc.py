@@ -81,7 +81,8 @@ class JanitorServiceServicer:
         """Begins a run, and answers at once. It waits for those begun before.
 
         Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has a queue that is named), FAILED_PRECONDITION
-        (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`),
+        (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`;
+        SPARK_NOT_INSTALLED: this janitor runs without the packages that jobs need),
         RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is away, or a broker that may have a queue that is named; draining).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -131,7 +132,8 @@ class JanitorServiceServicer:
         of it. Nothing is changed, and no Spark is started. Some thousands at a time come in the order of the listing, each of those as it lies
         in the archive.
 
-        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), UNAVAILABLE (the store or the broker is away).
+        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), FAILED_PRECONDITION (SPARK_NOT_INSTALLED: this janitor runs
+        without the packages that read archives), UNAVAILABLE (the store or the broker is away).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,8 @@ class JanitorServiceStub:
     """Begins a run, and answers at once. It waits for those begun before.
 
     Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has a queue that is named), FAILED_PRECONDITION
-    (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`),
+    (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`;
+    SPARK_NOT_INSTALLED: this janitor runs without the packages that jobs need),
     RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is away, or a broker that may have a queue that is named; draining).
     """
     GetRun: _grpc.UnaryUnaryMultiCallable[_janitor_pb2.GetRunRequest, _janitor_pb2.GetRunResponse]
@@ -71,7 +72,8 @@ class JanitorServiceStub:
     of it. Nothing is changed, and no Spark is started. Some thousands at a time come in the order of the listing, each of those as it lies
     in the archive.
 
-    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), UNAVAILABLE (the store or the broker is away).
+    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), FAILED_PRECONDITION (SPARK_NOT_INSTALLED: this janitor runs
+    without the packages that read archives), UNAVAILABLE (the store or the broker is away).
     """
 
 @_typing.type_check_only
@@ -87,7 +89,8 @@ class JanitorServiceAsyncStub(JanitorServiceStub):
     """Begins a run, and answers at once. It waits for those begun before.
 
     Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has a queue that is named), FAILED_PRECONDITION
-    (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`),
+    (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`;
+    SPARK_NOT_INSTALLED: this janitor runs without the packages that jobs need),
     RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is away, or a broker that may have a queue that is named; draining).
     """
     GetRun: _aio.UnaryUnaryMultiCallable[_janitor_pb2.GetRunRequest, _janitor_pb2.GetRunResponse]  # type: ignore[assignment]
@@ -117,7 +120,8 @@ class JanitorServiceAsyncStub(JanitorServiceStub):
     of it. Nothing is changed, and no Spark is started. Some thousands at a time come in the order of the listing, each of those as it lies
     in the archive.
 
-    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), UNAVAILABLE (the store or the broker is away).
+    Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), FAILED_PRECONDITION (SPARK_NOT_INSTALLED: this janitor runs
+    without the packages that read archives), UNAVAILABLE (the store or the broker is away).
     """
 
 class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -136,7 +140,8 @@ class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Begins a run, and answers at once. It waits for those begun before.
 
         Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has a queue that is named), FAILED_PRECONDITION
-        (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`),
+        (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`;
+        SPARK_NOT_INSTALLED: this janitor runs without the packages that jobs need),
         RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is away, or a broker that may have a queue that is named; draining).
         """
 
@@ -196,7 +201,8 @@ class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
         of it. Nothing is changed, and no Spark is started. Some thousands at a time come in the order of the listing, each of those as it lies
         in the archive.
 
-        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), UNAVAILABLE (the store or the broker is away).
+        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), FAILED_PRECONDITION (SPARK_NOT_INSTALLED: this janitor runs
+        without the packages that read archives), UNAVAILABLE (the store or the broker is away).
         """
 
 def add_JanitorServiceServicer_to_server(servicer: JanitorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18slatemq/v1/message.proto\x12\nslatemq.v1\"\xd5\x01\n\x07Message\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x31\n\x07headers\x18\x03 \x03(\x0b\x32 .slatemq.v1.Message.HeadersEntry\x12\x15\n\rcreated_at_ms\x18\x04 \x01(\x03\x12\x16\n\x0ereceived_at_ms\x18\x05 \x01(\x03\x12\x13\n\x0bretention_s\x18\x06 \x01(\x03\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18slatemq/v1/message.proto\x12\nslatemq.v1\"\xd5\x01\n\x07Message\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x31\n\x07headers\x18\x03 \x03(\x0b\x32 .slatemq.v1.Message.HeadersEntry\x12\x15\n\rcreated_at_ms\x18\x04 \x01(\x03\x12\x16\n\x0ereceived_at_ms\x18\x05 \x01(\x03\x12\x13\n\x0bretention_s\x18\x06 \x01(\x03\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slatemq.v1.message_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\nslatemq.v1P\001Z\024slatemq/v1;slatemqv1'
   _globals['_MESSAGE_HEADERSENTRY']._loaded_options = None
   _globals['_MESSAGE_HEADERSENTRY']._serialized_options = b'8\001'
   _globals['_MESSAGE']._serialized_start=41

@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16slatemq/v1/purge.proto\x12\nslatemq.v1\"i\n\x14PurgeMessagesRequest\x12\x13\n\x0bpurge_epoch\x18\x01 \x01(\x03\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.slatemq.v1.PurgeReason\x12\x13\n\x0bmessage_ids\x18\x03 \x03(\x04\"l\n\x15PurgeMessagesResponse\x12\x14\n\x0cpurged_count\x18\x01 \x01(\x03\x12\x12\n\ngone_count\x18\x02 \x01(\x03\x12\x13\n\x0brefused_ids\x18\x03 \x03(\x04\x12\x14\n\x0cpurged_bytes\x18\x04 \x01(\x03*d\n\x0bPurgeReason\x12\x1c\n\x18PURGE_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14PURGE_REASON_EXPIRED\x10\x01\x12\x1d\n\x19PURGE_REASON_UNREFERENCED\x10\x02\x32\x64\n\x0cPurgeService\x12T\n\rPurgeMessages\x12 .slatemq.v1.PurgeMessagesRequest\x1a!.slatemq.v1.PurgeMessagesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16slatemq/v1/purge.proto\x12\nslatemq.v1\"i\n\x14PurgeMessagesRequest\x12\x13\n\x0bpurge_epoch\x18\x01 \x01(\x03\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.slatemq.v1.PurgeReason\x12\x13\n\x0bmessage_ids\x18\x03 \x03(\x04\"l\n\x15PurgeMessagesResponse\x12\x14\n\x0cpurged_count\x18\x01 \x01(\x03\x12\x12\n\ngone_count\x18\x02 \x01(\x03\x12\x13\n\x0brefused_ids\x18\x03 \x03(\x04\x12\x14\n\x0cpurged_bytes\x18\x04 \x01(\x03*d\n\x0bPurgeReason\x12\x1c\n\x18PURGE_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14PURGE_REASON_EXPIRED\x10\x01\x12\x1d\n\x19PURGE_REASON_UNREFERENCED\x10\x02\x32\x64\n\x0cPurgeService\x12T\n\rPurgeMessages\x12 .slatemq.v1.PurgeMessagesRequest\x1a!.slatemq.v1.PurgeMessagesResponseB$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slatemq.v1.purge_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\nslatemq.v1P\001Z\024slatemq/v1;slatemqv1'
   _globals['_PURGEREASON']._serialized_start=255
   _globals['_PURGEREASON']._serialized_end=355
   _globals['_PURGEMESSAGESREQUEST']._serialized_start=38

@@ -30,7 +30,9 @@ class _PurgeReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PurgeReas
     PURGE_REASON_EXPIRED: _PurgeReason.ValueType  # 1
     """Past their retention: their deadline was at least the grace period (`purge_grace_s`) ago."""
     PURGE_REASON_UNREFERENCED: _PurgeReason.ValueType  # 2
-    """Needed by no queue, and by no replay: received at least `replay_window_s` and the grace period ago."""
+    """Needed by no queue, and by no replay: received at least `replay_window_s` and the grace period ago, and not to be kept for ever
+    (retention 0).
+    """
 
 class PurgeReason(_PurgeReason, metaclass=_PurgeReasonEnumTypeWrapper):
     """Why messages are to go: what ingest checks by its own clock and by what it has stored."""
@@ -40,7 +42,9 @@ PURGE_REASON_UNSPECIFIED: PurgeReason.ValueType  # 0
 PURGE_REASON_EXPIRED: PurgeReason.ValueType  # 1
 """Past their retention: their deadline was at least the grace period (`purge_grace_s`) ago."""
 PURGE_REASON_UNREFERENCED: PurgeReason.ValueType  # 2
-"""Needed by no queue, and by no replay: received at least `replay_window_s` and the grace period ago."""
+"""Needed by no queue, and by no replay: received at least `replay_window_s` and the grace period ago, and not to be kept for ever
+(retention 0).
+"""
 Global___PurgeReason: _TypeAlias = PurgeReason  # noqa: Y015
 
 @_typing.final

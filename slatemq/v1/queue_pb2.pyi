@@ -87,11 +87,12 @@ class Queue(_message.Message):
     FAILED_RETENTION_S_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
     REPLAY_FIELD_NUMBER: _builtins.int
+    QUARANTINE_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
-    """1–255 characters of `A-Za-z0-9._-`. Cannot change."""
+    """1–255 characters of `A-Za-z0-9._-`, unique in the instance. Cannot change."""
     filter: _builtins.str
-    """A CEL expression over `headers` (map of string to string), `created_at`, `received_at` (timestamps) and `size` (payload
-    bytes) that is true for the messages that belong to the queue. An evaluation error (a missing header, say) means no match.
+    """A CEL expression over `headers` (map of string to string), `created_at`, `received_at`, `visible_at` (timestamps), `retention` (a
+    duration, 0 = for ever), `size` (payload bytes) and `message_id` (int) that is true for the messages that belong to the queue. An evaluation error (a missing header, say) means no match.
     Absent at creation: `headers["queue"] == "<queue_id>"`; set but empty is refused. At most 8,192 bytes.
     """
     priority: _builtins.str
@@ -146,11 +147,20 @@ class Queue(_message.Message):
 
     @_builtins.property
     def backoff(self) -> Global___Backoff:
-        """How long a message waits after a failed attempt; absent: not at all."""
+        """How long a message waits after a failed attempt; absent at creation: KIND_EXPONENTIAL, 1,000 ms, at most 600,000 ms, multiplier 5,
+        jitter 0.5, which keeps a message from its fifth attempt for at least 78 s. KIND_NONE: not at all. Always set in answers.
+        """
 
     @_builtins.property
     def replay(self) -> Global___Replay:
         """Output only. How far the messages from before the queue's creation are brought in; absent when the queue began with its creation."""
+
+    @_builtins.property
+    def quarantine(self) -> Global___Quarantine:
+        """Output only. Set while the queue is in quarantine: its filter or priority took so much of a router's time that others waited. It gets
+        no messages; those that come stay in the logs, as long as their retention lasts, and are judged, once, when the filter or priority
+        is changed or LiftQuarantine is called. Claims of what is in the queue go on.
+        """
 
     def __init__(
         self,
@@ -176,10 +186,11 @@ class Queue(_message.Message):
         failed_retention_s: _builtins.int | None = ...,
         paused: _builtins.bool = ...,
         replay: Global___Replay | None = ...,
+        quarantine: Global___Quarantine | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "counts", b"counts", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "priority", b"priority", "replay", b"replay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "counts", b"counts", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "priority", b"priority", "quarantine", b"quarantine", "replay", b"replay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "broker_shard", b"broker_shard", "counts", b"counts", "created_at_ms", b"created_at_ms", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "etag", b"etag", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "paused", b"paused", "priority", b"priority", "queue_id", b"queue_id", "replay", b"replay", "revision", b"revision", "updated_at_ms", b"updated_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "broker_shard", b"broker_shard", "counts", b"counts", "created_at_ms", b"created_at_ms", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "etag", b"etag", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "paused", b"paused", "priority", b"priority", "quarantine", b"quarantine", "queue_id", b"queue_id", "replay", b"replay", "revision", b"revision", "updated_at_ms", b"updated_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__default_delay_ms: _TypeAlias = _typing.Literal["default_delay_ms"]  # noqa: Y015
     _WhichOneofArgType__default_delay_ms: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms"]  # noqa: Y015
@@ -229,6 +240,32 @@ class Queue(_message.Message):
 Global___Queue: _TypeAlias = Queue  # noqa: Y015
 
 @_typing.final
+class Quarantine(_message.Message):
+    """Why a queue is left out of routing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """What its expressions took, in words."""
+    since_ms: _builtins.int
+    """Since when."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        since_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "since_ms", b"since_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Quarantine: _TypeAlias = Quarantine  # noqa: Y015
+
+@_typing.final
 class Backoff(_message.Message):
     """How long a message waits after its n-th failed attempt (n from 1): a nack without a delay of its own, or a lease that ended. With
     jitter j, the wait is a random part between (1 − j) and 1 of it.
@@ -243,25 +280,33 @@ class Backoff(_message.Message):
     class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Backoff._Kind.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
         KIND_UNSPECIFIED: Backoff._Kind.ValueType  # 0
-        """Not given: no backoff."""
+        """Refused."""
         KIND_FIXED: Backoff._Kind.ValueType  # 1
         """Always `initial_ms`."""
         KIND_LINEAR: Backoff._Kind.ValueType  # 2
         """n × `initial_ms`."""
         KIND_EXPONENTIAL: Backoff._Kind.ValueType  # 3
         """`initial_ms` × `multiplier`^(n − 1)."""
+        KIND_NONE: Backoff._Kind.ValueType  # 4
+        """No wait at all; no other field is given with it. What a worker needs and is down for some seconds then makes dead letters of all
+        that waits: for work that fails by itself only.
+        """
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
         """How the wait grows."""
 
     KIND_UNSPECIFIED: Backoff.Kind.ValueType  # 0
-    """Not given: no backoff."""
+    """Refused."""
     KIND_FIXED: Backoff.Kind.ValueType  # 1
     """Always `initial_ms`."""
     KIND_LINEAR: Backoff.Kind.ValueType  # 2
     """n × `initial_ms`."""
     KIND_EXPONENTIAL: Backoff.Kind.ValueType  # 3
     """`initial_ms` × `multiplier`^(n − 1)."""
+    KIND_NONE: Backoff.Kind.ValueType  # 4
+    """No wait at all; no other field is given with it. What a worker needs and is down for some seconds then makes dead letters of all
+    that waits: for work that fails by itself only.
+    """
 
     KIND_FIELD_NUMBER: _builtins.int
     INITIAL_MS_FIELD_NUMBER: _builtins.int
@@ -297,35 +342,47 @@ Global___Backoff: _TypeAlias = Backoff  # noqa: Y015
 
 @_typing.final
 class Replay(_message.Message):
-    """The part of the logs that a queue's filter judges though it is older than the queue."""
+    """The parts of the logs that a queue's filter judges later than others do: what is older than the queue, and what came during a
+    quarantine that was lifted.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RANGES_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    REPLAYED_COUNT_FIELD_NUMBER: _builtins.int
+    MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
     done: _builtins.bool
     """Whether all of it is done."""
+    replayed_count: _builtins.int
+    """How many messages were judged so far, whether or not they matched: the sum of the ranges'."""
+    message_count: _builtins.int
+    """How many there are in all: the sum of the ranges'; absent as long as one of them has none."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplayRange]:
-        """One for each ingest shard whose log has something to bring in."""
+        """Those of each ingest shard whose log has something to bring in, in ascending order; they do not overlap."""
 
     def __init__(
         self,
         *,
         ranges: _abc.Iterable[Global___ReplayRange] | None = ...,
         done: _builtins.bool = ...,
+        replayed_count: _builtins.int = ...,
+        message_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_message_count", b"_message_count", "message_count", b"message_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "ranges", b"ranges"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_message_count", b"_message_count", "done", b"done", "message_count", b"message_count", "ranges", b"ranges", "replayed_count", b"replayed_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__message_count: _TypeAlias = _typing.Literal["message_count"]  # noqa: Y015
+    _WhichOneofArgType__message_count: _TypeAlias = _typing.Literal["_message_count", b"_message_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__message_count) -> _WhichOneofReturnType__message_count | None: ...
 
 Global___Replay: _TypeAlias = Replay  # noqa: Y015
 
 @_typing.final
 class ReplayRange(_message.Message):
-    """The replay of one log."""
+    """A part of one log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -333,14 +390,25 @@ class ReplayRange(_message.Message):
     START_SEQUENCE_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
     END_SEQUENCE_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_INGEST_FIELD_NUMBER: _builtins.int
+    REPLAYED_COUNT_FIELD_NUMBER: _builtins.int
+    MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
     ingest_shard: _builtins.int
     """The log's ingest shard."""
     start_sequence: _builtins.int
-    """The sequence after which it began."""
+    """The ID of the message after which it began."""
     cursor: _builtins.int
-    """The sequence up to which it is done."""
+    """The ID of the message up to which it is done."""
     end_sequence: _builtins.int
-    """The sequence with which it is complete: the routing cursor at the queue's creation."""
+    """The ID of the message with which it is complete: where live routing began to judge by the queue's filter."""
+    waits_for_ingest: _builtins.bool
+    """Its ingest could not be asked where the start is, and is asked when it answers: until then the start and the cursor are 0."""
+    replayed_count: _builtins.int
+    """How many of its messages were judged so far, whether or not they matched."""
+    message_count: _builtins.int
+    """How many messages it has in all. Those that were removed since may be counted in until the replay has passed them; so it may get
+    smaller, and equals `replayed_count` at the end. Absent until the first messages are in, and after the end was moved along.
+    """
     def __init__(
         self,
         *,
@@ -348,12 +416,17 @@ class ReplayRange(_message.Message):
         start_sequence: _builtins.int = ...,
         cursor: _builtins.int = ...,
         end_sequence: _builtins.int = ...,
+        waits_for_ingest: _builtins.bool = ...,
+        replayed_count: _builtins.int = ...,
+        message_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_message_count", b"_message_count", "message_count", b"message_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "end_sequence", b"end_sequence", "ingest_shard", b"ingest_shard", "start_sequence", b"start_sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_message_count", b"_message_count", "cursor", b"cursor", "end_sequence", b"end_sequence", "ingest_shard", b"ingest_shard", "message_count", b"message_count", "replayed_count", b"replayed_count", "start_sequence", b"start_sequence", "waits_for_ingest", b"waits_for_ingest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__message_count: _TypeAlias = _typing.Literal["message_count"]  # noqa: Y015
+    _WhichOneofArgType__message_count: _TypeAlias = _typing.Literal["_message_count", b"_message_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__message_count) -> _WhichOneofReturnType__message_count | None: ...
 
 Global___ReplayRange: _TypeAlias = ReplayRange  # noqa: Y015
 
@@ -724,7 +797,9 @@ class WatchQueuesRequest(_message.Message):
 
     AFTER_REVISION_FIELD_NUMBER: _builtins.int
     after_revision: _builtins.int
-    """Queues that changed after this revision are sent first; 0 = all."""
+    """Queues that changed after this revision are sent first; 0 = all. Of deleted queues at least the last 10,000 are
+    remembered: a revision before what was forgotten is refused with INVALID_ARGUMENT (REVISION_FORGOTTEN).
+    """
     def __init__(
         self,
         *,
@@ -746,8 +821,11 @@ class WatchQueuesResponse(_message.Message):
 
     CHANGES_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
-    """The shard's revision with which `changes` is complete: watch again from here."""
+    """The shard's revision that is reached with the last answer that has these changes: watch again from here then."""
+    more: _builtins.bool
+    """Whether the next answer has more of the changes up to `revision`."""
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueChange]:
         """In ascending order of revision; may be empty in the first answer."""
@@ -757,10 +835,11 @@ class WatchQueuesResponse(_message.Message):
         *,
         changes: _abc.Iterable[Global___QueueChange] | None = ...,
         revision: _builtins.int = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "more", b"more", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -900,7 +979,7 @@ class PurgeQueueRequest(_message.Message):
     """The queue's ID."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[Global___EntryState.ValueType]:
-        """The states whose messages go; empty = AVAILABLE and DELAYED, which always go together. IN_FLIGHT ends the leases."""
+        """The states whose messages go, each once; empty = AVAILABLE and DELAYED, which always go together. IN_FLIGHT ends the leases."""
 
     def __init__(
         self,
@@ -937,3 +1016,49 @@ class PurgeQueueResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PurgeQueueResponse: _TypeAlias = PurgeQueueResponse  # noqa: Y015
+
+@_typing.final
+class LiftQuarantineRequest(_message.Message):
+    """The queue whose quarantine to end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.str
+    """The queue's ID."""
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LiftQuarantineRequest: _TypeAlias = LiftQuarantineRequest  # noqa: Y015
+
+@_typing.final
+class LiftQuarantineResponse(_message.Message):
+    """The queue is routed again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queue(self) -> Global___Queue:
+        """With counts."""
+
+    def __init__(
+        self,
+        *,
+        queue: Global___Queue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LiftQuarantineResponse: _TypeAlias = LiftQuarantineResponse  # noqa: Y015

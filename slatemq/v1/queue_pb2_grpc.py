@@ -80,6 +80,11 @@ class QueueServiceStub:
                 request_serializer=slatemq_dot_v1_dot_queue__pb2.PurgeQueueRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_queue__pb2.PurgeQueueResponse.FromString,
                 _registered_method=True)
+        self.LiftQuarantine = channel.unary_unary(
+                '/slatemq.v1.QueueService/LiftQuarantine',
+                request_serializer=slatemq_dot_v1_dot_queue__pb2.LiftQuarantineRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_queue__pb2.LiftQuarantineResponse.FromString,
+                _registered_method=True)
 
 
 class QueueServiceServicer:
@@ -88,16 +93,18 @@ class QueueServiceServicer:
 
     def CreateQueue(self, request, context):
         """Creates a queue. Every message whose publish begins after this answered is judged by the queue's filter; of those published
-        before, the ones that are not routed yet are, too.
+        before, the ones that are not routed yet may be, too.
 
         With a start in the past, the stored messages are brought in behind the back of live traffic; `Queue.replay` tells how far. Over the
         instance's replay window the result is as if the queue had existed: each message once.
 
         Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
-        `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
-        RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
-        deleted and is still being swept away: retry; INGEST_AWAY: for a start in the past, and for the first queue that a shard ever has,
-        every ingest is asked).
+        `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (on this shard or another one: then the ErrorInfo's metadata has
+        `broker_shard`; also when a repeat of your own call finds the queue that the first one made), DATA_LOSS (NAME_DAMAGED), RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
+        deleted and is still being swept away: retry; QUEUE_CHANGING: another shard is creating a queue of this name now: retry; BROKER_AWAY: another shard had a
+        queue of this name, and its broker, `broker_shard` in the metadata, cannot be asked whether it still has. No other broker is needed for a name that was never used, or
+        whose queue was deleted). An ingest that is down refuses nothing: the replay of its log begins when it is back, with what is stored by
+        then (`ReplayRange.waits_for_ingest`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -185,6 +192,17 @@ class QueueServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LiftQuarantine(self, request, context):
+        """Ends a quarantine (see `Queue.quarantine`) with the expressions that the queue has: what waited is judged by them, once. Where they still
+        take too long the queue comes into quarantine again. A change of `filter` or `priority` ends a quarantine, too. Lifting one
+        that there is not is OK.
+
+        Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_QueueServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -232,6 +250,11 @@ def add_QueueServiceServicer_to_server(servicer, server):
                     servicer.PurgeQueue,
                     request_deserializer=slatemq_dot_v1_dot_queue__pb2.PurgeQueueRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_queue__pb2.PurgeQueueResponse.SerializeToString,
+            ),
+            'LiftQuarantine': grpc.unary_unary_rpc_method_handler(
+                    servicer.LiftQuarantine,
+                    request_deserializer=slatemq_dot_v1_dot_queue__pb2.LiftQuarantineRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_queue__pb2.LiftQuarantineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -478,6 +501,33 @@ class QueueService:
             '/slatemq.v1.QueueService/PurgeQueue',
             slatemq_dot_v1_dot_queue__pb2.PurgeQueueRequest.SerializeToString,
             slatemq_dot_v1_dot_queue__pb2.PurgeQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LiftQuarantine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.QueueService/LiftQuarantine',
+            slatemq_dot_v1_dot_queue__pb2.LiftQuarantineRequest.SerializeToString,
+            slatemq_dot_v1_dot_queue__pb2.LiftQuarantineResponse.FromString,
             options,
             channel_credentials,
             insecure,

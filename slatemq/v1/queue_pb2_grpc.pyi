@@ -35,16 +35,18 @@ class QueueServiceStub:
     def __new__(cls, channel: _aio.Channel) -> QueueServiceAsyncStub: ...
     CreateQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.CreateQueueRequest, _queue_pb2.CreateQueueResponse]
     """Creates a queue. Every message whose publish begins after this answered is judged by the queue's filter; of those published
-    before, the ones that are not routed yet are, too.
+    before, the ones that are not routed yet may be, too.
 
     With a start in the past, the stored messages are brought in behind the back of live traffic; `Queue.replay` tells how far. Over the
     instance's replay window the result is as if the queue had existed: each message once.
 
     Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
-    `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
-    RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
-    deleted and is still being swept away: retry; INGEST_AWAY: for a start in the past, and for the first queue that a shard ever has,
-    every ingest is asked).
+    `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (on this shard or another one: then the ErrorInfo's metadata has
+    `broker_shard`; also when a repeat of your own call finds the queue that the first one made), DATA_LOSS (NAME_DAMAGED), RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
+    deleted and is still being swept away: retry; QUEUE_CHANGING: another shard is creating a queue of this name now: retry; BROKER_AWAY: another shard had a
+    queue of this name, and its broker, `broker_shard` in the metadata, cannot be asked whether it still has. No other broker is needed for a name that was never used, or
+    whose queue was deleted). An ingest that is down refuses nothing: the replay of its log begins when it is back, with what is stored by
+    then (`ReplayRange.waits_for_ingest`).
     """
     GetQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.GetQueueRequest, _queue_pb2.GetQueueResponse]
     """Reads one queue, with the counts of its messages.
@@ -96,6 +98,13 @@ class QueueServiceStub:
     Errors: INVALID_ARGUMENT (no possible queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
     purges are still being swept away: retry).
     """
+    LiftQuarantine: _grpc.UnaryUnaryMultiCallable[_queue_pb2.LiftQuarantineRequest, _queue_pb2.LiftQuarantineResponse]
+    """Ends a quarantine (see `Queue.quarantine`) with the expressions that the queue has: what waited is judged by them, once. Where they still
+    take too long the queue comes into quarantine again. A change of `filter` or `priority` ends a quarantine, too. Lifting one
+    that there is not is OK.
+
+    Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+    """
 
 @_typing.type_check_only
 class QueueServiceAsyncStub(QueueServiceStub):
@@ -104,16 +113,18 @@ class QueueServiceAsyncStub(QueueServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.CreateQueueRequest, _queue_pb2.CreateQueueResponse]  # type: ignore[assignment]
     """Creates a queue. Every message whose publish begins after this answered is judged by the queue's filter; of those published
-    before, the ones that are not routed yet are, too.
+    before, the ones that are not routed yet may be, too.
 
     With a start in the past, the stored messages are brought in behind the back of live traffic; `Queue.replay` tells how far. Over the
     instance's replay window the result is as if the queue had existed: each message once.
 
     Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
-    `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
-    RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
-    deleted and is still being swept away: retry; INGEST_AWAY: for a start in the past, and for the first queue that a shard ever has,
-    every ingest is asked).
+    `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (on this shard or another one: then the ErrorInfo's metadata has
+    `broker_shard`; also when a repeat of your own call finds the queue that the first one made), DATA_LOSS (NAME_DAMAGED), RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
+    deleted and is still being swept away: retry; QUEUE_CHANGING: another shard is creating a queue of this name now: retry; BROKER_AWAY: another shard had a
+    queue of this name, and its broker, `broker_shard` in the metadata, cannot be asked whether it still has. No other broker is needed for a name that was never used, or
+    whose queue was deleted). An ingest that is down refuses nothing: the replay of its log begins when it is back, with what is stored by
+    then (`ReplayRange.waits_for_ingest`).
     """
     GetQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.GetQueueRequest, _queue_pb2.GetQueueResponse]  # type: ignore[assignment]
     """Reads one queue, with the counts of its messages.
@@ -165,6 +176,13 @@ class QueueServiceAsyncStub(QueueServiceStub):
     Errors: INVALID_ARGUMENT (no possible queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
     purges are still being swept away: retry).
     """
+    LiftQuarantine: _aio.UnaryUnaryMultiCallable[_queue_pb2.LiftQuarantineRequest, _queue_pb2.LiftQuarantineResponse]  # type: ignore[assignment]
+    """Ends a quarantine (see `Queue.quarantine`) with the expressions that the queue has: what waited is judged by them, once. Where they still
+    take too long the queue comes into quarantine again. A change of `filter` or `priority` ends a quarantine, too. Lifting one
+    that there is not is OK.
+
+    Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+    """
 
 class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
     """Creates, reads and changes queues. Served by every broker, for the queues of its shard."""
@@ -176,16 +194,18 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.CreateQueueResponse, _abc.Awaitable[_queue_pb2.CreateQueueResponse]]:
         """Creates a queue. Every message whose publish begins after this answered is judged by the queue's filter; of those published
-        before, the ones that are not routed yet are, too.
+        before, the ones that are not routed yet may be, too.
 
         With a start in the past, the stored messages are brought in behind the back of live traffic; `Queue.replay` tells how far. Over the
         instance's replay window the result is as if the queue had existed: each message once.
 
         Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
-        `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first one made),
-        RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
-        deleted and is still being swept away: retry; INGEST_AWAY: for a start in the past, and for the first queue that a shard ever has,
-        every ingest is asked).
+        `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (on this shard or another one: then the ErrorInfo's metadata has
+        `broker_shard`; also when a repeat of your own call finds the queue that the first one made), DATA_LOSS (NAME_DAMAGED), RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
+        deleted and is still being swept away: retry; QUEUE_CHANGING: another shard is creating a queue of this name now: retry; BROKER_AWAY: another shard had a
+        queue of this name, and its broker, `broker_shard` in the metadata, cannot be asked whether it still has. No other broker is needed for a name that was never used, or
+        whose queue was deleted). An ingest that is down refuses nothing: the replay of its log begins when it is back, with what is stored by
+        then (`ReplayRange.waits_for_ingest`).
         """
 
     @_abc_1.abstractmethod
@@ -284,6 +304,19 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_ARGUMENT (no possible queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
         purges are still being swept away: retry).
+        """
+
+    @_abc_1.abstractmethod
+    def LiftQuarantine(
+        self,
+        request: _queue_pb2.LiftQuarantineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_queue_pb2.LiftQuarantineResponse, _abc.Awaitable[_queue_pb2.LiftQuarantineResponse]]:
+        """Ends a quarantine (see `Queue.quarantine`) with the expressions that the queue has: what waited is judged by them, once. Where they still
+        take too long the queue comes into quarantine again. A change of `filter` or `priority` ends a quarantine, too. Lifting one
+        that there is not is OK.
+
+        Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
         """
 
 def add_QueueServiceServicer_to_server(servicer: QueueServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -113,6 +113,7 @@ class WaitingRow(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     TIMED_FIELD_NUMBER: _builtins.int
     BUCKET_ORDER_FIELD_NUMBER: _builtins.int
+    BUCKET_NUMBER_FIELD_NUMBER: _builtins.int
     message_id: _builtins.int
     """The message."""
     priority: _builtins.int
@@ -121,6 +122,8 @@ class WaitingRow(_message.Message):
     """As the column `timed`."""
     bucket_order: _builtins.int
     """As the column `bucket_order`."""
+    bucket_number: _builtins.int
+    """As the column `bucket_number`."""
     def __init__(
         self,
         *,
@@ -128,10 +131,11 @@ class WaitingRow(_message.Message):
         priority: _builtins.int = ...,
         timed: _builtins.bool = ...,
         bucket_order: _builtins.int = ...,
+        bucket_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_order", b"bucket_order", "message_id", b"message_id", "priority", b"priority", "timed", b"timed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_number", b"bucket_number", "bucket_order", b"bucket_order", "message_id", b"message_id", "priority", b"priority", "timed", b"timed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

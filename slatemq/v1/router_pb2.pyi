@@ -49,19 +49,33 @@ class ExplainRequest(_message.Message):
     RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    VISIBLE_AT_MS_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    RETENTION_S_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
     created_at_ms: _builtins.int
     """Absent = now."""
     received_at_ms: _builtins.int
     """Absent = now."""
     payload_bytes: _builtins.int
     """The payload's length, which filters see as `size`; not negative."""
+    visible_at_ms: _builtins.int
+    """The time from which the message is visible, as in PublishMessage; 0 = none. Filters see as `visible_at` this time, or the receipt with
+    the delay added.
+    """
+    delay_ms: _builtins.int
+    """The message's own delay, as in PublishMessage; not beside `visible_at_ms`."""
+    retention_s: _builtins.int
+    """As in PublishMessage, in seconds; 0 = for ever."""
+    message_id: _builtins.int
+    """Which ID the message has; ingest gives it to real ones. Not negative."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """As in PublishMessage; may be none."""
 
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only these queues; empty = all."""
+        """Only these queues, at most 10,000; empty = all."""
 
     def __init__(
         self,
@@ -71,17 +85,25 @@ class ExplainRequest(_message.Message):
         received_at_ms: _builtins.int | None = ...,
         payload_bytes: _builtins.int = ...,
         queue_ids: _abc.Iterable[_builtins.str] | None = ...,
+        visible_at_ms: _builtins.int = ...,
+        delay_ms: _builtins.int | None = ...,
+        retention_s: _builtins.int = ...,
+        message_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_received_at_ms", b"_received_at_ms", "created_at_ms", b"created_at_ms", "received_at_ms", b"received_at_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_delay_ms", b"_delay_ms", "_received_at_ms", b"_received_at_ms", "created_at_ms", b"created_at_ms", "delay_ms", b"delay_ms", "received_at_ms", b"received_at_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_received_at_ms", b"_received_at_ms", "created_at_ms", b"created_at_ms", "headers", b"headers", "payload_bytes", b"payload_bytes", "queue_ids", b"queue_ids", "received_at_ms", b"received_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_delay_ms", b"_delay_ms", "_received_at_ms", b"_received_at_ms", "created_at_ms", b"created_at_ms", "delay_ms", b"delay_ms", "headers", b"headers", "message_id", b"message_id", "payload_bytes", b"payload_bytes", "queue_ids", b"queue_ids", "received_at_ms", b"received_at_ms", "retention_s", b"retention_s", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__created_at_ms: _TypeAlias = _typing.Literal["created_at_ms"]  # noqa: Y015
     _WhichOneofArgType__created_at_ms: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms"]  # noqa: Y015
+    _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
+    _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
     _WhichOneofReturnType__received_at_ms: _TypeAlias = _typing.Literal["received_at_ms"]  # noqa: Y015
     _WhichOneofArgType__received_at_ms: _TypeAlias = _typing.Literal["_received_at_ms", b"_received_at_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__created_at_ms) -> _WhichOneofReturnType__created_at_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms) -> _WhichOneofReturnType__delay_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__received_at_ms) -> _WhichOneofReturnType__received_at_ms | None: ...
 
@@ -204,7 +226,7 @@ class RouteProgress(_message.Message):
     cursor: _builtins.int
     """The broker's cursor, as last told."""
     durable_sequence: _builtins.int
-    """The last durable entry of the log, as last told. Equal to `cursor` when everything is routed."""
+    """The ID of the last durable message of the log, as last read. Equal to `cursor` when everything is routed."""
     pending_count: _builtins.int
     """Messages read from the log and not yet assigned to this shard."""
     def __init__(

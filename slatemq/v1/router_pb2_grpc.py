@@ -55,7 +55,7 @@ class RouterServiceServicer:
         """Judges a message that was not published by the filters of the queues there are, and tells which it would reach and why.
         Nothing is stored.
 
-        Errors: INVALID_ARGUMENT (headers beyond their limits, negative times or size), NOT_FOUND (a queue asked for does not exist),
+        Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a time), NOT_FOUND (a queue asked for does not exist),
         UNAVAILABLE (no broker's configs are known yet; or a queue asked for may be at a broker that does not answer).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

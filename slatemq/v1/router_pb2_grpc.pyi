@@ -37,7 +37,7 @@ class RouterServiceStub:
     """Judges a message that was not published by the filters of the queues there are, and tells which it would reach and why.
     Nothing is stored.
 
-    Errors: INVALID_ARGUMENT (headers beyond their limits, negative times or size), NOT_FOUND (a queue asked for does not exist),
+    Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a time), NOT_FOUND (a queue asked for does not exist),
     UNAVAILABLE (no broker's configs are known yet; or a queue asked for may be at a broker that does not answer).
     """
     GetRoutingStatus: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetRoutingStatusRequest, _router_pb2.GetRoutingStatusResponse]
@@ -55,7 +55,7 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """Judges a message that was not published by the filters of the queues there are, and tells which it would reach and why.
     Nothing is stored.
 
-    Errors: INVALID_ARGUMENT (headers beyond their limits, negative times or size), NOT_FOUND (a queue asked for does not exist),
+    Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a time), NOT_FOUND (a queue asked for does not exist),
     UNAVAILABLE (no broker's configs are known yet; or a queue asked for may be at a broker that does not answer).
     """
     GetRoutingStatus: _aio.UnaryUnaryMultiCallable[_router_pb2.GetRoutingStatusRequest, _router_pb2.GetRoutingStatusResponse]  # type: ignore[assignment]
@@ -76,7 +76,7 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         """Judges a message that was not published by the filters of the queues there are, and tells which it would reach and why.
         Nothing is stored.
 
-        Errors: INVALID_ARGUMENT (headers beyond their limits, negative times or size), NOT_FOUND (a queue asked for does not exist),
+        Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a time), NOT_FOUND (a queue asked for does not exist),
         UNAVAILABLE (no broker's configs are known yet; or a queue asked for may be at a broker that does not answer).
         """
 

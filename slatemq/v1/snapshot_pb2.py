@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slatemq/v1/snapshot.proto\x12\nslatemq.v1\"\x85\x01\n\x08Snapshot\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tabase\x18\x02 \x01(\t\x12\x13\n\x0btaken_at_ms\x18\x03 \x01(\x03\x12\x13\n\x0blifetime_ms\x18\x04 \x01(\x03\x12\x18\n\x0bpurge_epoch\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x0e\n\x0c_purge_epoch\",\n\x15\x43reateSnapshotRequest\x12\x13\n\x0blifetime_ms\x18\x01 \x01(\x03\"@\n\x16\x43reateSnapshotResponse\x12&\n\x08snapshot\x18\x01 \x01(\x0b\x32\x14.slatemq.v1.Snapshot\"@\n\x14RenewSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x13\n\x0blifetime_ms\x18\x02 \x01(\x03\"\x17\n\x15RenewSnapshotResponse\"-\n\x16ReleaseSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"\x19\n\x17ReleaseSnapshotResponse2\x9c\x02\n\x0fSnapshotService\x12W\n\x0e\x43reateSnapshot\x12!.slatemq.v1.CreateSnapshotRequest\x1a\".slatemq.v1.CreateSnapshotResponse\x12T\n\rRenewSnapshot\x12 .slatemq.v1.RenewSnapshotRequest\x1a!.slatemq.v1.RenewSnapshotResponse\x12Z\n\x0fReleaseSnapshot\x12\".slatemq.v1.ReleaseSnapshotRequest\x1a#.slatemq.v1.ReleaseSnapshotResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slatemq/v1/snapshot.proto\x12\nslatemq.v1\"\x85\x01\n\x08Snapshot\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tabase\x18\x02 \x01(\t\x12\x13\n\x0btaken_at_ms\x18\x03 \x01(\x03\x12\x13\n\x0blifetime_ms\x18\x04 \x01(\x03\x12\x18\n\x0bpurge_epoch\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x0e\n\x0c_purge_epoch\",\n\x15\x43reateSnapshotRequest\x12\x13\n\x0blifetime_ms\x18\x01 \x01(\x03\"@\n\x16\x43reateSnapshotResponse\x12&\n\x08snapshot\x18\x01 \x01(\x0b\x32\x14.slatemq.v1.Snapshot\"@\n\x14RenewSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x13\n\x0blifetime_ms\x18\x02 \x01(\x03\"\x17\n\x15RenewSnapshotResponse\"-\n\x16ReleaseSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"\x19\n\x17ReleaseSnapshotResponse2\x9c\x02\n\x0fSnapshotService\x12W\n\x0e\x43reateSnapshot\x12!.slatemq.v1.CreateSnapshotRequest\x1a\".slatemq.v1.CreateSnapshotResponse\x12T\n\rRenewSnapshot\x12 .slatemq.v1.RenewSnapshotRequest\x1a!.slatemq.v1.RenewSnapshotResponse\x12Z\n\x0fReleaseSnapshot\x12\".slatemq.v1.ReleaseSnapshotRequest\x1a#.slatemq.v1.ReleaseSnapshotResponseB$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slatemq.v1.snapshot_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\nslatemq.v1P\001Z\024slatemq/v1;slatemqv1'
   _globals['_SNAPSHOT']._serialized_start=42
   _globals['_SNAPSHOT']._serialized_end=175
   _globals['_CREATESNAPSHOTREQUEST']._serialized_start=177
