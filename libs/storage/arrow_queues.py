@@ -18,7 +18,8 @@ import pyarrow as pa
 from libs.storage import arrow_columns as columns
 from libs.storage.archived_records import decode_archived
 from libs.storage.arrow_columns import Column, Ints, Walk
-from libs.storage.buckets import MAX_ORDER, ORDER_BITS, BucketKind
+from libs.storage.arrow_keys import ActiveKeys, active_keys
+from libs.storage.buckets import MAX_ORDER
 from libs.storage.errors import CorruptRecord
 from libs.storage.fastffi import Row
 from libs.storage.queues import decode_active, decode_attempts, decode_done, decode_failed
@@ -96,9 +97,10 @@ ACTIVE_SCHEMA: Final = pa.schema(
         _field("lease_length_ms", pa.int64(), nullable=True),
         _field("consumer", pa.string(), nullable=True),
         _field("bucket_order", pa.int64()),
+        _field("bucket_number", pa.int64()),
     ]
 )
-"""A message that is available (or delayed), or in flight. The lease itself is not told."""
+"""A message that is available (or delayed), or in flight; without its lease."""
 
 DONE_SCHEMA: Final = pa.schema(
     [
@@ -181,24 +183,24 @@ def active_batches(
     deadlines = walk.beside(claimed_counts, "<i8")
     lengths = walk.beside(claimed_counts, "<u4")
     consumers = walk.texts_beside(claimed_counts)
-    walk.beside(claimed_counts, "<u8")  # leases, which nobody is told
+    walk.beside(claimed_counts, "<u8")  # leases are secret
     _finish(walk, rows, "active value", decode_active)
-    buckets = columns.last_numbers(rows)
-    if head_offset and (buckets[0] & MAX_ORDER) == head_order:
+    keys = active_keys(rows, place.queue)
+    if head_offset and keys.orders[0] == head_order:
         taken = min(head_offset, int(counts[0]))
         counts = np.concatenate((counts[:1] - taken, counts[1:]))
         waiting = waiting[taken:]
     names = partial(columns.texts, "active value", walk.data, consumers)
-    places = buckets[columns.owners(claimed_counts)]
-    batches = [
-        _available(schema, place, buckets[columns.owners(counts)], waiting),
-        _in_flight(schema, place, places, claimed, deadlines, lengths, names),
-    ]
+    places, at = keys.at(columns.owners(counts)), keys.at(columns.owners(claimed_counts))
+    batches = (
+        _available(schema, place, places, waiting),
+        _in_flight(schema, place, at, claimed, deadlines, lengths, names),
+    )
     return [batch for batch in batches if batch.num_rows]
 
 
 def _available(
-    schema: pa.Schema, place: Place, buckets: Ints, waiting: npt.NDArray[Any]
+    schema: pa.Schema, place: Place, keys: ActiveKeys, waiting: npt.NDArray[Any]
 ) -> pa.RecordBatch:
     size = len(waiting)
     return _batch(
@@ -207,7 +209,7 @@ def _available(
         place,
         waiting["message_id"],
         lambda: pa.repeat(AVAILABLE, size),
-        lambda: pa.array((buckets >> ORDER_BITS & 3) == BucketKind.TIMED),
+        lambda: pa.array(keys.timed),
         waiting["priority"],
         waiting["attempts"],
         lambda: columns.times(waiting["visible_at"], zero_is_none=True),
@@ -216,14 +218,15 @@ def _available(
         lambda: pa.nulls(size, columns.TIMESTAMP),
         lambda: pa.nulls(size, pa.int64()),
         lambda: pa.nulls(size, pa.string()),
-        buckets & MAX_ORDER,
+        keys.orders,
+        keys.numbers,
     )
 
 
 def _in_flight(
     schema: pa.Schema,
     place: Place,
-    buckets: Ints,
+    keys: ActiveKeys,
     claimed: npt.NDArray[Any],
     deadlines_ms: npt.NDArray[Any],
     lengths_ms: npt.NDArray[Any],
@@ -245,7 +248,8 @@ def _in_flight(
         lambda: columns.times(claimed["lease_deadline"]),
         lengths_ms,
         consumers,
-        buckets & MAX_ORDER,
+        keys.orders,
+        keys.numbers,
     )
 
 
@@ -275,7 +279,6 @@ def done_batch(
 
 
 def _orders(rows: Sequence[Row], counts: Ints) -> pa.Array:
-    """Of each message, that of its bucket."""
     return pa.array(columns.last_numbers(rows)[columns.owners(counts)] & MAX_ORDER)
 
 

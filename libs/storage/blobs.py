@@ -40,6 +40,10 @@ class Blobs:
         """The payload at `uri`. Raises ObjectNotFound, and ForeignUri for one outside this root."""
         return await self._objects.get(self._path(uri))
 
+    async def get_slowly(self, uri: str, silence_s: float) -> bytes:
+        """The same, however long it takes; TimeoutError when no byte came for `silence_s`."""
+        return await self._objects.get_slowly(self._path(uri), silence_s)
+
     async def stored_ms(self, uri: str) -> int:
         """When the payload was stored, by the store's clock, in ms. Raises as `get` does."""
         return await self._objects.modified_ms(self._path(uri))

@@ -5,6 +5,14 @@
 
 Numbers compare as (priority, kind, epoch, ms, n) do. Done and failed buckets have priority and
 kind 0. All functions raise ValueError for a part out of bounds.
+
+The milliseconds of a timed bucket are the time at which its messages fall due, and many commits may
+add messages to one time. So the key of a timed bucket has a second number behind the bucket number,
+which its queue gives out once: a new bucket can never meet one that is stored.
+
+    lane order (103 bits)  | order 54 bits (49-102), with n = 0 | number 49 bits (0-48) |
+
+In memory both are one lane order; of ready buckets the lane order is the order.
 """
 
 from enum import IntEnum
@@ -17,6 +25,9 @@ MAX_PRIORITY = 255  # the least urgent; 0 is the most urgent
 MAX_EPOCH = (1 << 5) - 1
 MAX_ORDER_MS = (1 << 43) - 1  # milliseconds since 1970: lasts until 2248
 MAX_ORDER_N = (1 << 6) - 1
+NUMBER_BITS = 49
+MAX_NUMBER = (1 << NUMBER_BITS) - 1
+MAX_LANE_ORDER = (1 << ORDER_BITS + NUMBER_BITS) - 1
 
 
 class BucketKind(IntEnum):
@@ -69,6 +80,26 @@ def split_order(order: int) -> Order:
     return Order(order >> 49, order >> 6 & MAX_ORDER_MS, order & MAX_ORDER_N)
 
 
+def number_of(order: int) -> int:
+    """The order without its epoch: as a number that a queue gives out once in each epoch."""
+    return order & MAX_NUMBER
+
+
+def lane_order(kind: BucketKind, order: int, number: int = 0) -> int:
+    """The lane order made of these parts; without a number, the first one of its time."""
+    return order << NUMBER_BITS | number if kind == BucketKind.TIMED else order
+
+
+def last_lane_order(kind: BucketKind, order: int) -> int:
+    """The highest lane order of an order."""
+    return lane_order(kind, order, MAX_NUMBER)
+
+
+def order_in_time(kind: BucketKind, lane_order: int) -> int:
+    """The order of a lane order: it compares with those of lanes of other kinds."""
+    return lane_order >> NUMBER_BITS if kind == BucketKind.TIMED else lane_order
+
+
 def bucket_number(priority: int, kind: BucketKind, order: int) -> int:
     """The bucket number made of these parts."""
     if not (0 <= priority <= MAX_PRIORITY and 0 <= kind <= 2 and 0 <= order <= MAX_ORDER):
@@ -76,6 +107,11 @@ def bucket_number(priority: int, kind: BucketKind, order: int) -> int:
         _within("kind", kind, 2)
         _within("order", order, MAX_ORDER)
     return (priority << 2 | kind) << ORDER_BITS | order
+
+
+def kind_of(number: int) -> int:
+    """The kind of a bucket number, 3 included."""
+    return number >> ORDER_BITS & 3
 
 
 def split_bucket(number: int) -> Bucket:

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-__all__ = ["Clock", "HybridClock", "wait_until_past"]
+__all__ = ["STEP_HOLD_S", "STEP_MS", "Clock", "HybridClock", "wait_until_past"]
 
 _LOOK_AGAIN_MS: Final = 1000
+
+log = logging.getLogger(__name__)
+
+
+STEP_MS: Final = 1000
+"""A wall clock further ahead than this has stepped: by hand, by NTP, or a suspended machine."""
+
+STEP_HOLD_S: Final = 30.0
+"""How long a step must last before it is followed: one that is taken back by then ends nothing."""
 
 
 class Clock(Protocol):
     """Milliseconds since the Unix epoch, UTC, never going back."""
+
+    @property
+    def stepped_ms(self) -> int:
+        """By how much this clock has followed steps of the wall clock so far, in all.
+
+        Whoever measures by it how long somebody has had takes account of a step.
+        """
 
     def now_ms(self) -> int:
         """The time now."""
@@ -22,8 +39,9 @@ class Clock(Protocol):
 class HybridClock:
     """max(last + monotonic time passed, wall clock), going on from the last value that was kept.
 
-    It never goes back, whatever the wall clock does, and never stands still while that is behind.
-    `wall` gives seconds since the epoch, `monotonic` seconds from anywhere.
+    It never goes back, whatever the wall clock does, and never stands still while that is behind. A
+    step ahead by more than STEP_MS is followed when it has lasted for STEP_HOLD_S. `wall` gives
+    seconds since the epoch, `monotonic` seconds from anywhere.
     """
 
     def __init__(
@@ -34,19 +52,45 @@ class HybridClock:
     ) -> None:
         self._wall = wall
         self._monotonic = monotonic
-        self._base_ms = last_ms
+        # A process that starts takes the wall clock as it is.
+        self._base_ms = max(last_ms, int(wall() * 1000))
         self._base_at = monotonic()
+        self._stepped_at: float | None = None
+        self._stepped_ms = 0
+
+    @property
+    def stepped_ms(self) -> int:
+        """See Clock."""
+        return self._stepped_ms
 
     def now_ms(self) -> int:
         """The time now; at least every value given before."""
         at = self._monotonic()
-        passed_ms = int((at - self._base_at) * 1000)
-        now = self._base_ms + passed_ms
-        wall = int(self._wall() * 1000)
-        if wall > now:
-            self._base_ms, self._base_at = wall, at
-            return wall
+        now = self._base_ms + int((at - self._base_at) * 1000)
+        ahead_ms = int(self._wall() * 1000) - now
+        if ahead_ms <= STEP_MS:
+            self._stepped_at = None
+        elif not self._has_lasted(at, ahead_ms):
+            return now
+        if ahead_ms > 0:
+            self._base_ms, self._base_at = now + ahead_ms, at
+            return now + ahead_ms
         return now
+
+    def _has_lasted(self, at: float, ahead_ms: int) -> bool:
+        if self._stepped_at is None:
+            self._stepped_at = at
+            log.warning(
+                "the wall clock stepped ahead by %.1f s: followed if it stays so for %.0f s",
+                ahead_ms / 1000,
+                STEP_HOLD_S,
+            )
+        if at - self._stepped_at < STEP_HOLD_S:
+            return False
+        self._stepped_at = None
+        self._stepped_ms += ahead_ms
+        log.warning("following the wall clock, %.1f s ahead", ahead_ms / 1000)
+        return True
 
 
 async def wait_until_past(

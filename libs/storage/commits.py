@@ -46,16 +46,18 @@ class Source(Protocol):
         """Put everything that changed since the last drain; called on the event loop.
 
         `batch.commit` is the number of this commit, the one its `on_durable` hooks will get. Put
-        nothing if nothing changed: no commit is made then, and the number is used again. Must not
-        raise: an error here counts as a failed commit.
+        nothing if nothing changed: the hooks hear of no such commit. Must not raise: an error here
+        counts as a failed commit.
         """
 
 
 class _Commit:
-    __slots__ = ("done", "number", "size_bytes", "started_at")
+    __slots__ = ("done", "has_changes", "is_proof", "number", "size_bytes", "started_at")
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.is_proof = False
+        self.has_changes = True
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.size_bytes = 0
         self.started_at = 0.0
@@ -120,6 +122,18 @@ class GroupCommit:
         if newest is not None:
             await asyncio.shield(newest)
 
+    async def prove_ownership(self) -> None:
+        """Wait for a commit that begins after this call: only the database's owner can make one.
+
+        A process that was replaced may not know it yet, and reads on from what it remembers. So
+        prove it before an answer that ends something: "there is none", "it is too late". Raises the
+        error of a failed commit, Fenced among them.
+        """
+        self.mark_dirty()
+        if self._gathering is not None:
+            self._gathering.is_proof = True
+        await self.durable()
+
     def newest(self) -> asyncio.Future[None] | None:
         """The end of that commit, for whoever attaches a callback; not to be cancelled.
 
@@ -131,7 +145,10 @@ class GroupCommit:
         return newest.done if newest is not None else None
 
     def on_durable(self, callback: Callable[[int], None]) -> None:
-        """Call `callback(commit number)` after each durable commit, before its waiters go on."""
+        """Call `callback(commit number)` after each durable commit, before its waiters go on.
+
+        Not after one for which the source had nothing (see `prove_ownership`).
+        """
         self._hooks.append(callback)
 
     def overdue_ms(self) -> int:
@@ -193,7 +210,8 @@ class GroupCommit:
         self._wake.clear()
         if self._closing:
             self._wake.set()
-        if len(batch) == 0:
+        commit.has_changes = len(batch) > 0
+        if not commit.has_changes and not commit.is_proof:
             self._slots.release()
             self._release_empty(commit)
             return
@@ -225,8 +243,9 @@ class GroupCommit:
         try:
             await made_durable
             self._in_flight.popleft()
-            for hook in self._hooks:
-                hook(commit.number)
+            if commit.has_changes:
+                for hook in self._hooks:
+                    hook(commit.number)
         except Exception as error:  # noqa: BLE001 - no answer may rest on what went wrong
             self._fail(error, commit)
             return

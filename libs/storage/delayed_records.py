@@ -1,12 +1,12 @@
 """The value of a delayed record: the delayed messages that one commit has routed to a queue.
 
     delayed 0x4C           | Array<Delayed> |
-    Delayed (33 bytes)     | message ID u64 | priority u8 | visible at i64 | retention deadline i64
-                           | bucket order u64 |
+    Delayed (41 bytes)     | message ID u64 | priority u8 | visible at i64 | retention deadline i64
+                           | bucket order u64 | bucket number u64 |
 
 Little-endian, in the order in which they were routed; times in milliseconds since 1970, UTC. A
-retention deadline of 0 means never. The bucket order is that of the timed bucket into which the
-message was put.
+retention deadline of 0 means never. The bucket order and number are those of the timed bucket into
+which the message was put.
 
 Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
 """
@@ -22,6 +22,7 @@ _DELAYED = Fixed(
     visible_at_ms="q",
     retention_deadline_ms="q",
     bucket_order="Q",
+    bucket_number="Q",
 )
 
 
@@ -33,6 +34,7 @@ class DelayedMessage(NamedTuple):
     visible_at_ms: int
     retention_deadline_ms: int
     bucket_order: int
+    bucket_number: int
 
 
 def encode_delayed(messages: Sequence[DelayedMessage]) -> bytes:

@@ -47,6 +47,13 @@ class StoreFailed(StorageError):
     """
 
 
+class Unstorable(StoreFailed):
+    """A record cannot be encoded, which checks of what comes in should have prevented.
+
+    Nothing of its commit is stored. The message names the record and what does not fit.
+    """
+
+
 class Fenced(StoreFailed):
     """Another process opened this database for writing; this one may never commit again.
 

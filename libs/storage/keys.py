@@ -7,9 +7,17 @@ among another's. Builders raise ValueError for a number out of bounds, parsers C
 
 from collections.abc import Collection
 from enum import IntEnum
-from functools import lru_cache
 from typing import NamedTuple
 
+from libs.storage.buckets import (
+    MAX_NUMBER,
+    BucketKind,
+    bucket_number,
+    kind_of,
+    lane_order,
+    order_in_time,
+    split_bucket,
+)
 from libs.storage.ids import MAX_MESSAGE_ID
 from libs.storage.primitives import Fixed, KeyRange, Reader, terminated
 
@@ -46,12 +54,15 @@ class RecordType(IntEnum):
     ARCHIVED = 0x52
     LOG_BOUNDS = 0x53
     PAYLOAD_PACK = 0x54
+    LOG_GAPS = 0x55
 
 
 NUMBER = Fixed(order=">", number="Q")
 _MESSAGE_ID = Fixed(order=">", message_id="Q")
 BUCKET = Fixed(order=">", bucket="Q")
 LAST_NUMBER = (1 << 64) - 1
+BEHIND_NUMBERS = b"\xff"
+"""Behind a bucket number: what sorts after all keys of timed buckets that have it."""
 
 
 def key_head(record_type: RecordType) -> bytes:
@@ -119,42 +130,34 @@ def payload_range(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> KeyRange:
     return through(payload_key(first_id), payload_key(last_id))
 
 
-@lru_cache(maxsize=64)
-def _log_head(instance: str) -> bytes:
-    return _PAYLOAD_HEAD + terminated(LOG_KEY + (f"/{instance}".encode() if instance else b""))
+_LOG_HEAD = _PAYLOAD_HEAD + terminated(LOG_KEY)
 
 
-def log_key(sequence: int, instance: str = "") -> bytes:
-    """Key of the log entry whose first message has the ID `sequence`.
-
-    `instance` names the queue system where several share one database; empty where there is one.
-    """
-    return _log_head(instance) + NUMBER.pack(sequence)
+def log_key(sequence: int) -> bytes:
+    """Key of the log entry whose first message has the ID `sequence`."""
+    return _LOG_HEAD + NUMBER.pack(sequence)
 
 
-def parse_log_key(key: bytes, instance: str = "") -> int:
-    """The sequence in a log entry's key; CorruptRecord when it is of another instance."""
-    head = _log_head(instance)
-    if len(key) == len(head) + NUMBER.size and key.startswith(head):
-        return int.from_bytes(key[len(head) :], "big")
+def parse_log_key(key: bytes) -> int:
+    """The sequence in a log entry's key; CorruptRecord when it is of another log."""
+    if len(key) == len(_LOG_HEAD) + NUMBER.size and key.startswith(_LOG_HEAD):
+        return int.from_bytes(key[len(_LOG_HEAD) :], "big")
     reader = open_key("log key", RecordType.PAYLOAD, key)  # says what is wrong
-    if terminated(reader.terminated("log key")) != head[2:]:
+    if terminated(reader.terminated("log key")) != _LOG_HEAD[2:]:
         raise reader.corrupt("another log")
     (sequence,) = reader.fixed("sequence", NUMBER)
     reader.finish()
     return int(sequence)
 
 
-def log_range(
-    first_sequence: int, last_sequence: int = LAST_NUMBER, instance: str = ""
-) -> KeyRange:
+def log_range(first_sequence: int, last_sequence: int = LAST_NUMBER) -> KeyRange:
     """The log entries from `first_sequence` to `last_sequence`, both included."""
-    return through(log_key(first_sequence, instance), log_key(last_sequence, instance))
+    return through(log_key(first_sequence), log_key(last_sequence))
 
 
 # --- Broker database: the lists of a queue ----------------------------------
 #
-#   active     | 01 | 02 | <queue> | bucket u64 |
+#   active     | 01 | 02 | <queue> | bucket u64 |          timed ones: and number u64
 #   done       | 01 | 03 | <queue> | bucket u64 |
 #   failed     | 01 | 04 | <queue> | bucket u64 |          RFC form of these three: no bucket
 #
@@ -162,10 +165,14 @@ def log_range(
 
 
 class BucketKey(NamedTuple):
-    """The key of an active, done or failed record; `bucket` is None in the RFC's form."""
+    """The key of an active, done or failed record; `bucket` is None in the RFC's form.
+
+    `number` is that of a timed bucket, 0 for others.
+    """
 
     queue: str
     bucket: int | None
+    number: int = 0
 
 
 def queue_head(record_type: RecordType, queue: str) -> bytes:
@@ -220,17 +227,52 @@ def active_key(queue: str, bucket: int) -> bytes:
 
 
 def parse_active_key(key: bytes) -> BucketKey:
-    """The queue and bucket of an active key, in our form or the RFC's."""
-    return parse_queue_bucket_key("active key", RecordType.ACTIVE, key)
+    """The queue, bucket and number of an active key, in our form or the RFC's."""
+    reader = open_key("active key", RecordType.ACTIVE, key)
+    queue = read_queue(reader)
+    if reader.at_end:
+        return BucketKey(queue, None)
+    (bucket,) = reader.fixed("bucket", BUCKET)
+    number = reader.fixed("number", NUMBER)[0] if kind_of(bucket) == BucketKind.TIMED else 0
+    reader.finish()
+    return BucketKey(queue, bucket, number)
+
+
+def waiting_tail(priority: int, kind: BucketKind, lane_order: int) -> bytes:
+    """The end of the key of available messages, behind the queue."""
+    bucket = BUCKET.pack(bucket_number(priority, kind, order_in_time(kind, lane_order)))
+    return bucket + NUMBER.pack(lane_order & MAX_NUMBER) if kind == BucketKind.TIMED else bucket
+
+
+def waiting_key(queue: str, priority: int, kind: BucketKind, lane_order: int) -> bytes:
+    """Key of one bucket of a queue's available messages."""
+    return queue_head(RecordType.ACTIVE, queue) + waiting_tail(priority, kind, lane_order)
+
+
+def waiting_range(
+    queue: str, priority: int, kind: BucketKind, first_order: int, last_order: int
+) -> KeyRange:
+    """The buckets of a lane from one lane order to another, both included."""
+    return through(
+        waiting_key(queue, priority, kind, first_order),
+        waiting_key(queue, priority, kind, last_order),
+    )
+
+
+def parse_waiting_key(key: bytes) -> int:
+    """The lane order of a bucket of available messages."""
+    found = parse_active_key(key)
+    _, kind, order = split_bucket(found.bucket or 0)
+    return lane_order(kind, order, found.number)
 
 
 def active_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
     """The active buckets from `first_bucket` to `last_bucket`, both included.
 
-    From `bucket_number(p, k, order)` to `bucket_number(p, k, last_order(epoch))`: all buckets of
-    one priority, kind and epoch from a known head on.
+    To `bucket_number(p, k, last_order(epoch))`: all of that priority, kind and epoch behind.
     """
-    return _bucket_range(RecordType.ACTIVE, queue, first_bucket, last_bucket)
+    end = active_key(queue, last_bucket) + BEHIND_NUMBERS
+    return KeyRange(active_key(queue, first_bucket), end)
 
 
 def done_key(queue: str, bucket: int) -> bytes:

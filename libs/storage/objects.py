@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -22,6 +22,12 @@ _ATTEMPT_S: Final = 5
 _RETRY_S: Final = 10
 _RETRIES: Final = 2
 
+_PATIENT_S: Final = 3600
+"""How long one answer may take that is read as it comes: bounded by silence, not by this."""
+
+_PIECE_BYTES: Final = 64 << 10
+"""So much is waited for at once while an object is read slowly."""
+
 
 class ObjectInfo(NamedTuple):
     """What the store says of an object: when it was last written, by its own clock."""
@@ -34,8 +40,15 @@ class ObjectInfo(NamedTuple):
 class Objects:
     """Whole objects by path. Every method raises StoreUnavailable when the store cannot be used."""
 
-    def __init__(self, store: ObjectStore, folder: Path | None, durability: Durability) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        folder: Path | None,
+        durability: Durability,
+        patient: ObjectStore | None = None,
+    ) -> None:
         self._store = store
+        self._patient = patient or store
         self._folder = folder
         self._durability = durability
 
@@ -44,6 +57,27 @@ class Objects:
         try:
             found = await self._store.get_async(path)
             return bytes(await found.bytes_async())
+        except (NotFoundError, FileNotFoundError):
+            raise ObjectNotFound(path) from None
+        except BaseError as error:
+            raise _unavailable("reading", path, error) from error
+
+    async def get_slowly(self, path: str, silence_s: float) -> bytes:
+        """The object's bytes, however long they take to come; raises ObjectNotFound.
+
+        Raises TimeoutError when none came for `silence_s`. `get` is faster, and gives up sooner.
+        """
+        try:
+            async with asyncio.timeout(silence_s):
+                found = await self._patient.get_async(path)
+            pieces = aiter(found.stream(min_chunk_size=_PIECE_BYTES))
+            taken: list[bytes] = []
+            while True:
+                async with asyncio.timeout(silence_s):
+                    piece = await anext(pieces, None)
+                if piece is None:
+                    return b"".join(taken)
+                taken.append(bytes(piece))
         except (NotFoundError, FileNotFoundError):
             raise ObjectNotFound(path) from None
         except BaseError as error:
@@ -58,15 +92,33 @@ class Objects:
             raise _unavailable("writing", path, error) from error
 
     async def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write the object unless there is one; durable on return. False: there was one."""
+        """Write the object unless there is one; durable on return. False: there was another one.
+
+        An object with these very bytes counts as written: the answer to a first try may be lost,
+        and the store's client then finds what that try wrote. So callers who compete for a path
+        must each put something of their own into `data`.
+        """
         try:
             await self._store.put_async(path, data, mode="create")
             await self._sync(path)
         except (AlreadyExistsError, FileExistsError):
-            return False
+            return await self._version_of(path, data) is not None
         except (BaseError, OSError) as error:
             raise _unavailable("creating", path, error) from error
         return True
+
+    async def _version_of(self, path: str, data: bytes) -> str | None:
+        """The tag of the object, if it holds exactly these bytes; they are durable on return."""
+        try:
+            found, tag = await self.get_version(path)
+            if found != data:
+                return None
+            await self._sync(path)
+        except ObjectNotFound:
+            return None
+        except OSError as error:
+            raise _unavailable("reading", path, error) from error
+        return tag
 
     async def get_version(self, path: str) -> tuple[bytes, str]:
         """The object's bytes, and the tag of this version of it. Raises ObjectNotFound."""
@@ -81,19 +133,21 @@ class Objects:
     async def replace(self, path: str, data: bytes, tag: str) -> str | None:
         """Write the object if it is still the version of this tag; durable on return.
 
-        Gives the tag of the new version; None: somebody else has changed or removed it. A folder
-        cannot compare and write in one step: of two who write at the same instant both may believe
-        that they did.
+        Gives the tag of the new version; None: another caller has changed or removed it. As with
+        `put_if_absent`, an object with these very bytes counts as written. A folder cannot compare
+        and write in one step: of two who write at the same instant both may believe that they did.
         """
         try:
             if self._folder is not None:
                 if (await self._store.head_async(path))["e_tag"] != tag:
-                    return None
+                    return await self._version_of(path, data)
                 written = await self._store.put_async(path, data)
             else:
                 written = await self._store.put_async(path, data, mode={"e_tag": tag})
             await self._sync(path)
-        except (PreconditionError, NotFoundError, FileNotFoundError):
+        except PreconditionError:
+            return await self._version_of(path, data)
+        except (NotFoundError, FileNotFoundError):
             return None
         except (BaseError, OSError) as error:
             raise _unavailable("replacing", path, error) from error
@@ -114,6 +168,14 @@ class Objects:
             for page in pages
             for meta in page
         )
+
+    async def count_after(self, prefix: str, after: str) -> int:
+        """How many objects below the folder `prefix` sort after the name `after`."""
+        try:
+            pages = self._store.list(prefix, offset=f"{prefix}/{after}", chunk_size=1000)
+            return sum([len(page) async for page in pages])
+        except (BaseError, OSError) as error:
+            raise _unavailable("listing", prefix, error) from error
 
     async def folders(self, prefix: str) -> Sequence[str]:
         """The paths of the folders right below the folder `prefix`, sorted."""
@@ -223,10 +285,14 @@ def open_objects(
         return Objects(MemoryStore(), None, durability)
     config = dict(options)
     allow_http = config.pop("allow_http", "false") == "true"
-    client = {"allow_http": allow_http, "timeout": timedelta(seconds=_ATTEMPT_S)}
     retry = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S)}
+    kinds: dict[str, Callable[..., ObjectStore]]
     kinds = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
-    store = kinds[scheme](
-        bucket, prefix=prefix or None, client_options=client, retry_config=retry, **config
-    )
-    return Objects(store, None, durability)
+
+    def store(answer_s: int) -> ObjectStore:
+        client = {"allow_http": allow_http, "timeout": timedelta(seconds=answer_s)}
+        return kinds[scheme](
+            bucket, prefix=prefix or None, client_options=client, retry_config=retry, **config
+        )
+
+    return Objects(store(_ATTEMPT_S), None, durability, store(_PATIENT_S))

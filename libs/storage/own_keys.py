@@ -50,6 +50,7 @@ PURGE_EPOCH_KEY = key_head(RecordType.PURGE_EPOCH)
 CLOCK_KEY = key_head(RecordType.CLOCK)
 CONFIG_REVISION_KEY = key_head(RecordType.CONFIG_REVISION)
 LOG_BOUNDS_KEY = key_head(RecordType.LOG_BOUNDS)
+LOG_GAPS_KEY = key_head(RecordType.LOG_GAPS)
 
 
 class RequestIdsKey(NamedTuple):

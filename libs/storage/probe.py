@@ -23,15 +23,19 @@ MAX_AHEAD_MS: Final = 60_000
 async def probe_store(objects: Objects, wall: Callable[[], float] = time.time) -> None:
     """Raises UnsafeStore, ClockAhead (both: do not start) or StoreUnavailable; else all is well.
 
-    Leaves nothing behind. `wall` gives seconds since the epoch.
+    Leaves nothing behind. `wall` gives seconds since the epoch. Repeatable: what is written is
+    random, so the object that a try with a lost answer left is recognized as our own.
     """
     path = f"probe/{secrets.token_hex(16)}"
+    first, second = secrets.token_bytes(16), secrets.token_bytes(16)
     before_ms = int(wall() * 1000)
-    if not await objects.put_if_absent(path, b"first"):
-        raise UnsafeStore(f"the store says that {path}, a fresh random name, exists already")
+    if not await objects.put_if_absent(path, first):
+        raise UnsafeStore(
+            f"the store says that {path}, a fresh random name, exists already with other bytes"
+        )
     try:
         ahead_ms = before_ms - await objects.modified_ms(path)
-        if await objects.put_if_absent(path, b"second") or await objects.get(path) != b"first":
+        if await objects.put_if_absent(path, second) or await objects.get(path) != first:
             raise UnsafeStore(
                 "the store overwrote an object that was to be created only if absent: it ignores "
                 "If-None-Match, so two writers could both believe that they own a database"

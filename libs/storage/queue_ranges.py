@@ -20,12 +20,12 @@ from libs.storage.buckets import (
 )
 from libs.storage.ids import MAX_MESSAGE_ID
 from libs.storage.keys import (
+    BEHIND_NUMBERS,
     LAST_NUMBER,
     RecordType,
     log_key,
     payload_key,
     queue_head,
-    through,
 )
 from libs.storage.payload_packs import pack_key
 from libs.storage.primitives import KeyRange
@@ -53,7 +53,10 @@ _NUMBER_BYTES: Final = 8
 
 
 class Run(NamedTuple):
-    """The rows whose keys are a head and then a number within `first`..`last`, u64 big-endian."""
+    """The rows whose keys are a head and then a number within `first`..`last`, u64 big-endian.
+
+    The keys of timed buckets have another number behind it.
+    """
 
     head: bytes
     first: int
@@ -62,7 +65,7 @@ class Run(NamedTuple):
     @property
     def span(self) -> KeyRange:
         """Their range of keys."""
-        return through(self.key(self.first), self.key(self.last))
+        return KeyRange(self.key(self.first), self.key(self.last) + BEHIND_NUMBERS)
 
     def key(self, number: int) -> bytes:
         """The key with this number."""
@@ -70,7 +73,8 @@ class Run(NamedTuple):
 
     def number(self, key: bytes) -> int:
         """The number of a key of this run."""
-        return int.from_bytes(key[-_NUMBER_BYTES:], "big")
+        first = len(self.head)
+        return int.from_bytes(key[first : first + _NUMBER_BYTES], "big")
 
 
 class Waiting(NamedTuple):

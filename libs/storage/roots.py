@@ -6,7 +6,8 @@
     gs://bucket/prefix
     az://container/prefix?endpoint=&allow_http=true
 
-Below it: `ingest/<shard>` and `broker/<shard>` (SlateDB), `blobs/`, `topology/`, `janitor/`.
+Below it: `ingest/<shard>` and `broker/<shard>` (SlateDB), `blobs/`, `queue-names/`, `topology/`,
+`janitor/`.
 Credentials come from the environment variables usual for each store, never from the URL.
 """
 
@@ -35,14 +36,16 @@ from slatedb.uniffi import (
 from libs.storage.durability import Durability, durability_of
 from libs.storage.errors import StoreUnavailable, readable
 from libs.storage.objects import Objects, open_objects
+from libs.storage.opening import Opening
 from libs.storage.settings import Kind, Tuning, slatedb_settings, tuning_of
 from libs.storage.slate import Database, translate
 from libs.storage.snapshots import READER_OPTIONS, SnapshotReader, Snapshots, reading
 
 __all__ = ["Address", "Root", "open_root", "parse_root"]
 
-OPEN_TIMEOUT_S: Final = 10.0
-"""How long opening may take before the store counts as unreachable."""
+SILENCE_S: Final = 10.0
+"""How long a store may be silent before it counts as unreachable. Opening a database may take far
+longer: see libs.storage.opening."""
 
 _OPTIONS: Final = {
     "file": frozenset[str](),
@@ -144,23 +147,22 @@ class Root:
     async def database(self, name: str, kind: Kind, tuning: Tuning | None = None) -> Database:
         """Open the database `name` (such as `ingest/0`) for writing; fences an older writer.
 
-        Raises StoreUnavailable within the root's timeout where the store cannot be used, and
-        DamagedStore where SlateDB cannot read its own files.
+        Takes as long as the store needs to give what is to be replayed. Raises StoreUnavailable
+        once the store does not answer within the root's timeout, and DamagedStore where SlateDB
+        cannot read its own files.
         """
         chosen = tuning or tuning_of(kind, self.address.scheme)
         builder = DbBuilder(self._path(name), self._store)
         builder.with_settings(slatedb_settings(chosen))
         builder.with_db_cache(_cache(chosen), 0)
+        admin = AdminBuilder(self._path(name), self._store).build()
+        opening = Opening(builder, admin, self.objects, name)
         try:
             await self.objects.check(self._timeout_s)
-            db = await asyncio.wait_for(builder.build(), self._timeout_s)
-        except TimeoutError:
-            raise StoreUnavailable(
-                f"opening {name} below {self.url}: no answer within {self._timeout_s:g} s"
-            ) from None
+            db = await opening.build(self._timeout_s, lambda: self.objects.check(self._timeout_s))
         except Error as error:
             raise translate(error, f"opening {name} below {self.url}") from error
-        return Database(db, name, self.durability, chosen.replay_commits)
+        return Database(db, name, self.durability, chosen.replay)
 
     def snapshots(self, database: Database) -> Snapshots:
         """What takes snapshots of a database that was opened here."""
@@ -211,12 +213,13 @@ def _slatedb_store(address: Address) -> ObjectStore:
     return builder.build()
 
 
-def open_root(url: str, *, timeout_s: float = OPEN_TIMEOUT_S, sync: bool = True) -> Root:
+def open_root(url: str, *, timeout_s: float = SILENCE_S, sync: bool = True) -> Root:
     """The root at `url`; touches the store only to make a file:// folder.
 
-    `sync=False` leaves out the syncs of file:// (for measurements: answers then survive a crash of
-    the process, not a power failure). Raises ValueError for a bad URL, StoreUnavailable for a
-    folder that cannot be made or a store that refuses its configuration.
+    `timeout_s` is how long the store may be silent. `sync=False` leaves out the syncs of file://
+    (for measurements: answers then survive a crash of the process, not a power failure). Raises
+    ValueError for a bad URL, StoreUnavailable for a folder that cannot be made or a store that
+    refuses its configuration.
     """
     address = parse_root(url)
     if address.folder is not None:

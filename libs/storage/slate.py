@@ -41,6 +41,7 @@ from libs.storage.errors import (
 )
 from libs.storage.fastffi import CALLS, Change, Row
 from libs.storage.in_thread import CommitThread, available
+from libs.storage.settings import ReplayBound
 
 __all__ = ["Batch", "Change", "Database", "Row"]
 
@@ -161,11 +162,13 @@ class Database:
     `StoreUnavailable` or `StoreFailed` when the store fails, `DamagedStore` on damage.
     """
 
-    def __init__(self, db: Db, name: str, durability: Durability, replay_commits: int) -> None:
+    def __init__(self, db: Db, name: str, durability: Durability, replay: ReplayBound) -> None:
         self._db = db
         self._durability = durability
-        self._replay_commits = replay_commits
-        self._flushes = 0
+        self._replay = replay
+        # What this start has replayed is flushed with the first commit.
+        self._unflushed_commits = replay.commits
+        self._flush_timer: asyncio.TimerHandle | None = None
         self._bounding: asyncio.Task[None] | None = None
         self._handle: Any = None  # of the newest write
         self._thread: CommitThread | None = None
@@ -273,20 +276,35 @@ class Database:
             await self._durability.sync()
 
     def _bound_replay(self) -> None:
-        """Flush the memtable behind every so many commits: it bounds the replay after a crash."""
-        self._flushes += 1
-        if self._flushes < self._replay_commits:
+        """Count a commit; flush the memtable behind it when that is due."""
+        self._unflushed_commits += 1
+        self._arm_flush()
+        if self._unflushed_commits >= self._replay.commits:
+            self._begin_flush()
+
+    def _arm_flush(self) -> None:
+        if self._flush_timer is None and not self._closed:
+            loop = asyncio.get_running_loop()
+            self._flush_timer = loop.call_later(self._replay.age_s, self._begin_flush)
+
+    def _begin_flush(self) -> None:
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if self._closed or self.failed is not None:
             return
         if self._bounding is None or self._bounding.done():
-            self._flushes = 0
+            self._unflushed_commits = 0
             self._bounding = asyncio.create_task(self._flush_behind())
 
     async def _flush_behind(self) -> None:
         try:
             await self._db.flush_with_options(_FLUSH_MEMTABLE)
-        except Error as error:
+            await self._durability.sync()
+        except (Error, OSError) as error:
             # The commits themselves stand in the WAL; the next one reports what is wrong.
             _log.warning("flushing the memtable of %s: %r", self.name, error)
+            self._arm_flush()
 
     @property
     def closed_reason(self) -> str | None:
@@ -310,6 +328,8 @@ class Database:
         if self._closed:
             return
         self._closed = True
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
         if self._thread is not None:
             await self._thread.close()
         if self._bounding is not None:

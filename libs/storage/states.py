@@ -13,7 +13,7 @@
                            | failed garbage: first order u64 | last order u64 |
     Archived               | count u64 | oldest order u64 | garbage: first order u64
                            | last order u64 |
-    routing cursor 0x41    | log sequence u64 |
+    routing cursor 0x41    | message ID u64 |
     request IDs 0x43       | Array<(request ID Utf8 | first message ID u64 | message count u32
                            | fingerprint 16 bytes)>
                            | duplicates: Array<(request u16 | place u32 | message ID u64)>,
@@ -334,7 +334,7 @@ def decode_finished_leases(data: bytes) -> FinishedLeasesRecord:
 
 
 def encode_routing_cursor(log_sequence: int) -> bytes:
-    """Routing cursor value: the last log sequence whose messages have been routed."""
+    """Routing cursor value: the last message that has been routed, perhaps inside a log entry."""
     return _U64.pack(log_sequence)
 
 

@@ -1,15 +1,16 @@
 """Golden bytes of delayed records, outbox progress, log bounds: golden.py's rule holds here too."""
 
-from libs.storage import delayed_records, keys, log_bounds, outbox_progress, own_keys
+from libs.storage import delayed_records, keys, log_bounds, log_gaps, outbox_progress, own_keys
 from tests.unit.storage.golden import Row
 from tests.unit.storage.golden_own import ORDER
 
 DELAYED = [
-    delayed_records.DelayedMessage(42, 3, 1767225601000, 1767229200005, ORDER),
-    delayed_records.DelayedMessage(43, 128, 4922899200000, 0, 0),
+    delayed_records.DelayedMessage(42, 3, 1767225601000, 1767229200005, ORDER, 7),
+    delayed_records.DelayedMessage(43, 128, 4922899200000, 0, 0, 0),
 ]
 
 BOUNDS = log_bounds.LogBoundsRecord(42, 0x1000000000007, 0x1000000000009)
+GAPS = [log_gaps.LogGap(7, 1048577), log_gaps.LogGap(1048580, 2097153)]
 
 KEYS = [
     Row(
@@ -38,7 +39,8 @@ VALUES = [
         delayed_records.decode_delayed,
         DELAYED,
         "02002a0000000000000003e8abda769b010000859611779b0100000200aab6dd6602"
-        "002b00000000000000800078a8337a04000000000000000000000000000000000000",
+        "0007000000000000002b00000000000000800078a8337a04000000000000000000000000"
+        "0000000000000000000000000000",
         lambda: delayed_records.encode_delayed(DELAYED),
     ),
     Row(
@@ -56,5 +58,13 @@ VALUES = [
         BOUNDS,
         "2a0000000000000007000000000001000900000000000100",
         lambda: log_bounds.encode_log_bounds(BOUNDS),
+    ),
+    Row(
+        "log gaps value",
+        "log gaps",
+        log_gaps.decode_log_gaps,
+        GAPS,
+        "02000700000000000000010010000000000004001000000000000100200000000000",
+        lambda: log_gaps.encode_log_gaps(GAPS),
     ),
 ]

@@ -61,18 +61,10 @@ PUSHED = [
     metadata.MessageMetadata(43, 1767225600000, 1767225600005, 0, 0, {}, 0, 2, "orders"),
 ]
 FINISHED_BY_THE_CLOCK = states.FinishedLeasesRecord(10, (LEASE,), (states.LeaseOutcome.ENDED,))
+TIMED_ORDER = buckets.lane_order(buckets.BucketKind.TIMED, buckets.order_of(1, 1767225600000, 0), 7)
 BUCKET = buckets.bucket_number(3, buckets.BucketKind.IN_FLIGHT, ORDER)
 
 KEYS = [
-    Row(
-        "log key of an instance",
-        "log key",
-        lambda key: keys.parse_log_key(key, "newsfeeds"),
-        7,
-        "01016f70656e646174612d71756575652f6d657373616765732f6d65746164617461"
-        "2f6e6577736665656473000000000000000007",
-        lambda: keys.log_key(7, "newsfeeds"),
-    ),
     Row(
         "active key of a bucket",
         "active key",
@@ -80,6 +72,15 @@ KEYS = [
         keys.BucketKey("orders", 0x038266DDB6AA0002),
         "01026f726465727300038266ddb6aa0002",
         lambda: keys.active_key("orders", BUCKET),
+        ends=(9,),
+    ),
+    Row(
+        "active key of a timed bucket",
+        "active key",
+        keys.parse_active_key,
+        keys.BucketKey("orders", 0x034266DDB6AA0000, 7),
+        "01026f726465727300034266ddb6aa00000000000000000007",
+        lambda: keys.waiting_key("orders", 3, buckets.BucketKind.TIMED, TIMED_ORDER),
         ends=(9,),
     ),
     Row(

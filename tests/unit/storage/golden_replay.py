@@ -4,8 +4,11 @@ from libs.storage import own_keys, replay_records
 from tests.unit.storage.golden import Row
 
 REPLAY = [
-    replay_records.ReplayRange(ingest_shard=0, start=0, cursor=7, end=9),
+    replay_records.ReplayRange(
+        ingest_shard=0, start=0, cursor=7, end=9, done_count=6, left_count=2
+    ),
     replay_records.ReplayRange(258, 0x102000000000001, 0x102000000000001, 0x102000000000005),
+    replay_records.ReplayRange(259, 0, 0, 0x103000000000007, since_ms=1_700_000_000_000),
 ]
 
 KEYS = [
@@ -24,8 +27,12 @@ VALUES = [
         "replay",
         replay_records.decode_replay,
         REPLAY,
-        "02000000000000000000000007000000000000000900000000000000"
-        "0201010000000000020101000000000002010500000000000201",
+        "03000000000000000000000007000000000000000900000000000000ffffffffffffffff"
+        "06000000000000000200000000000000"
+        "0201010000000000020101000000000002010500000000000201ffffffffffffffff"
+        "0000000000000000ffffffffffffffff"
+        "03010000000000000000000000000000000007000000000003010068e5cf8b010000"
+        "0000000000000000ffffffffffffffff",
         lambda: replay_records.encode_replay(REPLAY),
     ),
 ]

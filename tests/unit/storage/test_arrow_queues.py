@@ -25,7 +25,7 @@ from libs.storage.arrow_queues import (
     done_batch,
     failed_batch,
 )
-from libs.storage.buckets import BucketKind, bucket_number, order_of
+from libs.storage.buckets import BucketKind, bucket_number, kind_of, order_of
 from libs.storage.errors import CorruptRecord
 from libs.storage.keys import active_key, attempts_key, done_key, failed_key
 from libs.storage.own_keys import archived_key
@@ -91,7 +91,9 @@ def rows_of(batches: list[pa.RecordBatch], schema: pa.Schema) -> list[dict[str, 
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-def active_row(message: AvailableMessage | InFlightMessage, bucket: int) -> dict[str, Any]:
+def active_row(
+    message: AvailableMessage | InFlightMessage, bucket: int, number: int
+) -> dict[str, Any]:
     row: dict[str, Any] = {
         "queue": "orders",
         "broker_shard": 3,
@@ -107,6 +109,7 @@ def active_row(message: AvailableMessage | InFlightMessage, bucket: int) -> dict
         "lease_length_ms": None,
         "consumer": None,
         "bucket_order": bucket & ((1 << 54) - 1),
+        "bucket_number": number,
     }
     if isinstance(message, AvailableMessage):
         timed = bucket >> 54 & 3 == BucketKind.TIMED
@@ -128,18 +131,22 @@ def test_active_buckets_of_any_kind_read_as_their_decoder_reads_them(
 ) -> None:
     kinds = (BucketKind.READY, BucketKind.TIMED, BucketKind.IN_FLIGHT)
     numbers = [bucket_number(priority, kinds[n % 3], ORDER + n) for n in range(len(lists))]
+    own = [7 * (kind_of(number) == BucketKind.TIMED) for number in numbers]  # of timed ones alone
     rows = [
-        (active_key("orders", number), encode_active(*both))
-        for number, both in zip(numbers, lists, strict=True)
+        (
+            active_key("orders", number) + (one.to_bytes(8, "big") if one else b""),
+            encode_active(*both),
+        )
+        for number, one, both in zip(numbers, own, lists, strict=True)
     ]
 
     found = rows_of(active_batches(rows, HERE, ORDER, skipped), ACTIVE_SCHEMA)
 
     expected: list[dict[str, Any]] = []
     for part in (0, 1):
-        for number, both in zip(numbers, lists, strict=True):
+        for number, one, both in zip(numbers, own, lists, strict=True):
             start = skipped if part == 0 and number == numbers[0] else 0
-            expected += [active_row(message, number) for message in both[part][start:]]
+            expected += [active_row(message, number, one) for message in both[part][start:]]
     assert found == expected
 
 

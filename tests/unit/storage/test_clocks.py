@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.storage.clocks import HybridClock, wait_until_past
+from libs.storage.clocks import STEP_HOLD_S, HybridClock, wait_until_past
 
 
 class _Hands:
@@ -21,8 +21,8 @@ def test_it_follows_the_wall_clock() -> None:
     hands = _Hands(wall=1000.0)
     clock = hands.clock()
     assert clock.now_ms() == 1_000_000
-    hands.wall += 2.5
-    assert clock.now_ms() == 1_002_500
+    hands.wall += 0.5
+    assert clock.now_ms() == 1_000_500
 
 
 def test_a_wall_clock_that_jumps_back_is_bridged_by_the_monotonic_one() -> None:
@@ -52,8 +52,52 @@ def test_it_never_goes_back_and_never_stands_still(steps: list[tuple[float, floa
         hands.monotonic += passed
         now = clock.now_ms()
         assert now >= last + int(passed * 1000) - 1
-        assert now >= int(hands.wall * 1000)
+        assert now <= max(last + passed * 1000, hands.wall * 1000) + 1
         last = now
+    hands.monotonic += STEP_HOLD_S
+    clock.now_ms()
+    hands.monotonic += STEP_HOLD_S
+    assert clock.now_ms() >= int(hands.wall * 1000)
+
+
+def test_a_step_of_the_wall_clock_that_is_taken_back_soon_is_not_followed() -> None:
+    hands = _Hands(wall=1000.0)
+    clock = hands.clock()
+    hands.wall += 120
+    for second in range(int(STEP_HOLD_S)):
+        assert clock.now_ms() == 1_000_000 + 1000 * second
+        hands.wall += 1
+        hands.monotonic += 1
+
+    hands.wall -= 120
+
+    assert clock.now_ms() == 1_000_000 + 1000 * int(STEP_HOLD_S)
+    assert clock.stepped_ms == 0
+
+
+def test_a_step_of_the_wall_clock_that_lasts_is_followed_and_told_of() -> None:
+    hands = _Hands(wall=1000.0)
+    clock = hands.clock()
+    hands.wall += 120
+    assert clock.now_ms() == 1_000_000
+    hands.wall += STEP_HOLD_S
+    hands.monotonic += STEP_HOLD_S
+
+    assert clock.now_ms() == 1_120_000 + 1000 * STEP_HOLD_S
+    assert clock.stepped_ms == 120_000
+
+
+def test_each_step_lasts_for_itself() -> None:
+    hands = _Hands(wall=1000.0)
+    clock = hands.clock()
+    for _ in range(5):
+        hands.wall += 60
+        clock.now_ms()
+        hands.wall -= 60
+        hands.monotonic += STEP_HOLD_S / 2
+        hands.wall += STEP_HOLD_S / 2
+        assert clock.now_ms() == int(hands.wall * 1000)
+    assert clock.stepped_ms == 0
 
 
 async def test_waiting_ends_once_the_wall_clock_is_past_the_last_tick() -> None:

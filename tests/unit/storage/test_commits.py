@@ -353,3 +353,47 @@ async def test_a_loop_that_is_stopped_leaves_nobody_waiting() -> None:
         with pytest.raises(asyncio.CancelledError):
             await stack.running
         stack.running = asyncio.create_task(stack.commits.run())
+
+
+async def test_ownership_is_proven_by_a_commit_of_its_own_that_no_hook_hears_of() -> None:
+    heard: list[int] = []
+    sync = _HeldSync()
+    async with _stack(sync) as stack:
+        stack.commits.on_durable(heard.append)
+        proving = asyncio.create_task(stack.commits.prove_ownership())
+        await sync.until_waiting()
+        assert not proving.done()
+        sync.open.set()
+        await proving
+        assert await stack.database.get(CLOCK_KEY, durable=True) is not None
+        assert heard == []
+        # And commits go on behind it
+        await stack.set(b"key")
+        assert len(heard) == 1
+
+
+async def test_a_commit_under_way_proves_nothing_to_those_who_ask_later() -> None:
+    sync = _HeldSync()
+    async with _stack(sync) as stack:
+        changing = asyncio.create_task(stack.set(b"key"))
+        await sync.until_waiting()
+        taken_before = len(stack.rows.taken)
+        proving = asyncio.create_task(stack.commits.prove_ownership())
+        sync.open.set()
+        await asyncio.gather(changing, proving)
+        assert len(stack.rows.taken) > taken_before
+
+
+async def test_who_was_replaced_proves_nothing(tmp_path: Path) -> None:
+    root = open_root((tmp_path / "data").as_uri())
+    first = await root.database("ingest/0", Kind.INGEST)
+    commits = GroupCommit(first, ManualClock(), _Rows())
+    running = asyncio.create_task(commits.run())
+    await commits.prove_ownership()
+    second = await root.database("ingest/0", Kind.INGEST)
+    with pytest.raises(Fenced):
+        await commits.prove_ownership()
+    with pytest.raises(Fenced):
+        await running
+    await first.close()
+    await second.close()

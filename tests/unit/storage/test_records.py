@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from libs.storage import (
     archived_records,
     configs,
+    log_gaps,
     metadata,
     payloads,
     queues,
@@ -287,9 +288,33 @@ def test_a_field_that_does_not_fit_is_refused_by_name(
         ),
         (
             replay_records.decode_replay,
-            "0100" "0100" + "05" + "00" * 7 + "04" + "00" * 7 + "09" + "00" * 7,
+            "01000100" + "".join(n + "00" * 7 for n in ("05", "04", "09")) + "ff" * 8 + "00" * 16,
             "replay",
             "log 1: 4 is not within 5..9",
+        ),
+        (
+            replay_records.decode_replay,
+            "0100" "0100" + "01" + "00" * 7 + "01" + "00" * 7 + "09" + "00" * 7 + "05" + "00" * 23,
+            "replay",
+            "log 1: 1 done, from 5 ms on",
+        ),
+        (
+            replay_records.decode_replay,
+            "0100" "0100" + "00" * 24 + "ff" * 8 + "00" * 8 + "fe" + "ff" * 7,
+            "replay",
+            "log 1: -2 messages left",
+        ),
+        (
+            log_gaps.decode_log_gaps,
+            "0100" + "05" + "00" * 7 + "05" + "00" * 7,
+            "log gaps",
+            "the gap after 5 ends at 5",
+        ),
+        (
+            log_gaps.decode_log_gaps,
+            "0200" + "05" + "00" * 7 + "09" + "00" * 7 + "08" + "00" * 7 + "0a" + "00" * 7,
+            "log gaps",
+            "the gap after 8 begins before 9",
         ),
         (
             archived_records.decode_archived,
