@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from libs.filters.conditions import Condition, is_exact, necessary
 from libs.filters.engine import cel
@@ -18,6 +18,7 @@ from libs.filters.typecheck import type_of
 __all__ = [
     "DEFAULT_FILTER",
     "Checked",
+    "Facts",
     "Filter",
     "Outcome",
     "Priority",
@@ -41,7 +42,7 @@ class Checked:
 
     Attributes:
         source: As given.
-        variables: Those of ours it uses; without the timestamps a context is cheaper.
+        variables: Those it uses; a context of these alone is cheaper than one of all.
         equalities: A filter's necessary condition; see `libs.filters.conditions`.
         exact: The condition is sufficient as well, so that it needs no evaluation.
         parts: All of a filter that must be true for it to match; see `libs.filters.plain`.
@@ -53,11 +54,6 @@ class Checked:
     exact: bool
     parts: tuple[Part, ...] = ()
 
-    @property
-    def needs_times(self) -> bool:
-        """Whether it reads a timestamp."""
-        return not self.variables.isdisjoint(("created_at", "received_at"))
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -67,23 +63,32 @@ class Outcome:
     error: str = ""
 
 
-def check(
-    source: str, want: Literal["bool", "int"] = "bool", more: Mapping[str, Type] = NO_MORE
-) -> Checked:
-    """What is known of a filter ("bool") or priority ("int"); raises FilterError if it is bad.
+class Facts(NamedTuple):
+    """A message as expressions see it; times in ms since 1970, and a retention of 0 is for ever."""
 
-    `more`: variables that there are beside those of every message.
-    """
+    headers: dict[str, str]
+    created_at_ms: int = 0
+    received_at_ms: int = 0
+    size: int = 0
+    visible_at_ms: int = 0
+    retention_s: int = 0
+    message_id: int = 0
+
+
+def check(
+    source: str, want: Literal["bool", "int"] = "bool", variables: Mapping[str, Type] = VARIABLES
+) -> Checked:
+    """What is known of a filter ("bool") or priority ("int"); raises FilterError if it is bad."""
     tree = parse(source)
     try:
-        kind = type_of(tree, more)
+        kind = type_of(tree, variables)
     except RecursionError:
         raise tree.error("nested too deep") from None
     if kind not in (want, "dyn"):
         what = "a filter" if want == "bool" else "a priority"
         name = kind if isinstance(kind, str) else kind[0]
         raise tree.error(f"{what} must give {want}, not {name}")
-    names = frozenset(_names(tree)) & {*VARIABLES, *more}
+    names = frozenset(_names(tree)) & variables.keys()
     if want == "int":
         return Checked(source, names, None, exact=False)
     return Checked(source, names, necessary(tree), is_exact(tree), parts_of(tree))
@@ -95,29 +100,34 @@ def _names(node: Node) -> set[str]:
 
 
 def context(
-    headers: dict[str, str],
-    created_at_ms: int,
-    received_at_ms: int,
-    size: int,
-    *,
-    times: bool = True,
-    more: Mapping[str, object] = NO_MORE,
+    facts: Facts, wanted: Collection[str] = VARIABLES.keys(), more: Mapping[str, object] = NO_MORE
 ) -> cel.Context:
-    """What expressions are evaluated on, one per message; `times` only where one needs them.
+    """What expressions are evaluated on, one per message.
 
-    `more`: the values of further variables (see `check`). Times are ms since the Unix epoch, held
-    within the years 1 to 9999.
+    Args:
+        facts: The message. Its times are held within the years 1 to 9999.
+        wanted: The variables that are needed; the headers and the size are always there.
+        more: The values of further variables.
     """
-    variables: dict[str, Any] = {"headers": headers, "size": min(size, _INT_MAX)}
-    if times:
-        variables["created_at"] = timestamp(created_at_ms)
-        variables["received_at"] = timestamp(received_at_ms)
+    variables: dict[str, Any] = {"headers": facts.headers, "size": min(facts.size, _INT_MAX)}
+    for name in wanted:
+        if name in _VALUES:
+            variables[name] = _VALUES[name](facts)
     return cel.Context({**variables, **more})
 
 
 def timestamp(time_ms: int) -> datetime:
     """A time in ms as CEL's timestamps are made, held within the years 1 to 9999."""
     return _EPOCH + timedelta(milliseconds=min(max(time_ms, _MS_MIN), _MS_MAX))
+
+
+_VALUES: Final[Mapping[str, Callable[[Facts], object]]] = {
+    "created_at": lambda facts: timestamp(facts.created_at_ms),
+    "received_at": lambda facts: timestamp(facts.received_at_ms),
+    "visible_at": lambda facts: timestamp(facts.visible_at_ms),
+    "retention": lambda facts: timedelta(seconds=facts.retention_s),
+    "message_id": lambda facts: facts.message_id,
+}
 
 
 def _evaluate(program: cel.Program, message: cel.Context) -> tuple[Any, str]:
@@ -135,9 +145,9 @@ def _evaluate(program: cel.Program, message: cel.Context) -> tuple[Any, str]:
 class Filter:
     """A compiled filter."""
 
-    def __init__(self, source: str, more: Mapping[str, Type] = NO_MORE) -> None:
+    def __init__(self, source: str, variables: Mapping[str, Type] = VARIABLES) -> None:
         """Check and compile; raises FilterError."""
-        self.checked = check(source, "bool", more)
+        self.checked = check(source, "bool", variables)
         self._program = cel.compile(source)
 
     def matches(self, message: cel.Context) -> bool:
@@ -176,9 +186,9 @@ class Priority:
         return min(max(value, 0), PRIORITY_MAX), f"clamped from {value}"
 
 
-def compile_filter(source: str, more: Mapping[str, Type] = NO_MORE) -> Filter:
-    """A filter ready to judge; raises FilterError. `more` as in `check`."""
-    return Filter(source, more)
+def compile_filter(source: str, variables: Mapping[str, Type] = VARIABLES) -> Filter:
+    """A filter ready to judge by these variables; raises FilterError."""
+    return Filter(source, variables)
 
 
 def compile_priority(source: str) -> Priority:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from libs.filters.allowance import FREE_NS, Allowance
 from libs.filters.conditions import Condition
 from libs.filters.engine import cel
 from libs.filters.expressions import (
+    Facts,
     Filter,
     Outcome,
     Priority,
@@ -23,10 +25,18 @@ __all__ = ["DEFAULT_PRIORITY", "FilterIndex", "QueueOutcome", "RuleSet"]
 
 DEFAULT_PRIORITY = 128
 
+NOTHING: Final = frozenset[str]()
+
+ALWAYS_SEEN: Final = frozenset(("headers", "size"))
+"""Variables that cost nothing."""
+
 WAYS_KEPT: Final = 1_024
 """Ways of judging that are made once for all queues that are judged so."""
 
 Pair = tuple[str, str]
+
+Fields = tuple[int, int, int, int, int]
+"""Of a message: ID, created at, received at, visible at (0: no time of its own), retention."""
 
 
 class FilterIndex:
@@ -90,10 +100,10 @@ class _Rule:
     fallback_priority: int
 
     @property
-    def needs_times(self) -> bool:
-        priority = self.priority
-        own = self.filter.checked.needs_times
-        return own or (priority is not None and priority.checked.needs_times)
+    def needs(self) -> frozenset[str]:
+        """The variables that it reads and that cost something."""
+        priority = self.priority.checked.variables if self.priority else frozenset[str]()
+        return (self.filter.checked.variables | priority) - ALWAYS_SEEN
 
 
 class _Way(NamedTuple):
@@ -103,13 +113,13 @@ class _Way(NamedTuple):
         tests: All must hold.
         rule: What is to be evaluated then; None: it matches with the default priority.
         needs_filter: Whether that is the filter, too, or its priority alone.
-        needs_times: Whether a timestamp is read.
+        needs: Variables read, but for those that are always there.
     """
 
     tests: tuple[Test, ...]
     rule: _Rule | None
     needs_filter: bool
-    needs_times: bool
+    needs: frozenset[str]
 
 
 def _way(rule: _Rule, chosen: Set[Pair] | None) -> _Way:
@@ -125,12 +135,12 @@ def _way(rule: _Rule, chosen: Set[Pair] | None) -> _Way:
             tests.append(part.test)
     if not needs_filter and rule.priority is None:
         return _plain(tuple(tests))
-    return _Way(tuple(tests), rule, needs_filter, rule.needs_times)
+    return _Way(tuple(tests), rule, needs_filter, rule.needs)
 
 
 @lru_cache(WAYS_KEPT)
 def _plain(tests: tuple[Test, ...]) -> _Way:
-    return _Way(tests, None, needs_filter=False, needs_times=False)
+    return _Way(tests, None, needs_filter=False, needs=frozenset())
 
 
 class RuleSet:
@@ -138,15 +148,23 @@ class RuleSet:
 
     Attributes:
         fallbacks: The queue of every priority that failed in `route` or `priority`, until cleared.
+        reads_ids: Whether some expression reads the message ID, so that no two messages are alike.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allowance: Allowance | None = None) -> None:
         """Start empty."""
         self.fallbacks: list[str] = []
+        self._allowance = allowance or Allowance()
         self._index = FilterIndex()
         self._rules: dict[str, _Rule] = {}
         self._ways: dict[str, _Way] = {}
+        self._reading_ids: set[str] = set()
         self._seen: tuple[Mapping[str, str] | None, list[tuple[str, int]]] = (None, [])
+
+    @property
+    def reads_ids(self) -> bool:
+        """See the class."""
+        return bool(self._reading_ids)
 
     def replace(
         self,
@@ -158,32 +176,52 @@ class RuleSet:
         """Set a queue's rule; FilterError leaves the one before. No priority source means 128."""
         priority = compile_priority(priority_source) if priority_source else None
         rule = _Rule(compile_filter(filter_source), priority, fallback_priority)
+        self._allowance.forget(queue_id)
+        self._put(queue_id, rule)
+
+    def _put(self, queue_id: str, rule: _Rule) -> None:
         self._seen = (None, [])
         self._rules[queue_id] = rule
+        if "message_id" in rule.needs:
+            self._reading_ids.add(queue_id)
+        else:
+            self._reading_ids.discard(queue_id)
         self._ways[queue_id] = _way(rule, self._index.add(queue_id, rule.filter.checked.equalities))
 
     def remove(self, queue_id: str) -> None:
         """Forget the queue, if it is here."""
         self._seen = (None, [])
+        self._allowance.forget(queue_id)
+        self._reading_ids.discard(queue_id)
         self._rules.pop(queue_id, None)
         self._ways.pop(queue_id, None)
         self._index.remove(queue_id)
 
+    def only(self, queue_ids: Iterable[str]) -> RuleSet:
+        """A set with the rules of these queues, of those that are here."""
+        some = RuleSet(self._allowance)
+        for queue_id in queue_ids:
+            rule = self._rules.get(queue_id)
+            if rule is not None:
+                some._put(queue_id, rule)
+        return some
+
     def route(
-        self, headers: dict[str, str], created_at_ms: int, received_at_ms: int, size: int
+        self, headers: dict[str, str], fields: Fields, delay_ms: int, size: int
     ) -> list[tuple[str, int]]:
         """The queues that match and their priorities, in ascending order of queue ID.
 
         Not to be changed: messages of the same headers, the very same object, may get the same.
+        A delay of the message's own, if it has one, is not negative. Raises TooSlow.
         """
         if headers is self._seen[0]:
             return self._seen[1]
         routed: list[tuple[str, int]] = []
         message = None
-        timed = False
+        has = NOTHING
         ways = self._ways
         for queue_id in sorted(self._index.candidates(headers)):
-            tests, rule, needs_filter, needs_times = ways[queue_id]
+            tests, rule, needs_filter, needs = ways[queue_id]
             for test in tests:
                 if not test(headers):
                     break
@@ -191,43 +229,50 @@ class RuleSet:
                 if rule is None:
                     routed.append((queue_id, DEFAULT_PRIORITY))
                     continue
-                if message is None or (needs_times and not timed):
-                    timed = needs_times
-                    message = context(headers, created_at_ms, received_at_ms, size, times=timed)
+                if message is None or (needs and not needs <= has):
+                    has |= needs
+                    seen = Facts(headers, size=size)
+                    if has:
+                        seen = facts(headers, fields, delay_ms, size)
+                    message = context(seen, has)
+                allowance = self._allowance
+                began_ns = allowance.now_ns()
+                if began_ns - allowance.mark_ns > FREE_NS:
+                    allowance.mark(began_ns)
                 if not needs_filter or rule.filter.matches(message):
                     routed.append((queue_id, self._priority(queue_id, rule, message)))
+                if allowance.now_ns() - began_ns > FREE_NS:
+                    allowance.charge(queue_id)
         if message is None:  # Only headers were looked at.
             self._seen = (headers, routed)
         return routed
 
     def priority(
-        self,
-        queue_id: str,
-        headers: dict[str, str],
-        created_at_ms: int,
-        received_at_ms: int,
-        size: int,
+        self, queue_id: str, headers: dict[str, str], fields: Fields, delay_ms: int, size: int
     ) -> int:
-        """The priority that a message has in a queue, whatever its filter says; KeyError."""
+        """The priority that a message has in a queue, whatever its filter says.
+
+        Raises KeyError, TooSlow.
+        """
         rule = self._rules[queue_id]
         if rule.priority is None:
             return DEFAULT_PRIORITY
-        message = context(headers, created_at_ms, received_at_ms, size)
-        return self._priority(queue_id, rule, message)
+        message = context(facts(headers, fields, delay_ms, size), rule.needs)
+        allowance = self._allowance
+        began_ns = allowance.now_ns()
+        if began_ns - allowance.mark_ns > FREE_NS:
+            allowance.mark(began_ns)
+        priority = self._priority(queue_id, rule, message)
+        if allowance.now_ns() - began_ns > FREE_NS:
+            allowance.charge(queue_id)
+        return priority
 
-    def explain(
-        self,
-        headers: dict[str, str],
-        created_at_ms: int,
-        received_at_ms: int,
-        size: int,
-        queue_ids: Iterable[str] | None = None,
-    ) -> list[QueueOutcome]:
+    def explain(self, seen: Facts, queue_ids: Iterable[str] | None = None) -> list[QueueOutcome]:
         """The judgement of these queues, or all: matches first, each part by queue ID.
 
         Raises KeyError for a queue that is not here.
         """
-        message = context(headers, created_at_ms, received_at_ms, size)
+        message = context(seen)
         wanted = self._rules if queue_ids is None else set(queue_ids)
         outcomes = [_explained(one, self._rules[one], message) for one in wanted]
         return sorted(outcomes, key=lambda outcome: (not outcome.matched, outcome.queue_id))
@@ -240,6 +285,19 @@ class RuleSet:
             self.fallbacks.append(queue_id)
             return rule.fallback_priority
         return value
+
+
+def facts(headers: dict[str, str], fields: Fields, delay_ms: int, size: int) -> Facts:
+    """A message of the log as expressions see it; a negative delay is none.
+
+    It is visible from its time, from the end of its own delay, or from its receipt on. What a queue
+    adds by its own delay is no property of the message.
+    """
+    message_id, created_at_ms, received_at_ms, visible_at_ms, retention_s = fields
+    visible_at_ms = visible_at_ms or received_at_ms + max(delay_ms, 0)
+    return Facts(
+        headers, created_at_ms, received_at_ms, size, visible_at_ms, retention_s, message_id
+    )
 
 
 def _priority(rule: _Rule, message: cel.Context) -> tuple[int, str]:

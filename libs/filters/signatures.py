@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 __all__ = [
     "BINARY",
+    "CONTENT_VARIABLES",
     "FUNCTIONS",
     "METHODS",
     "NUMBERS",
@@ -21,12 +22,22 @@ __all__ = [
 
 Type: TypeAlias = str | tuple["Type", ...]
 
-VARIABLES: dict[str, Type] = {
+CONTENT_VARIABLES: dict[str, Type] = {
     "headers": ("map", "string", "string"),
     "created_at": "timestamp",
     "received_at": "timestamp",
     "size": "int",
 }
+"""What is known of a message from its content alone."""
+
+VARIABLES: dict[str, Type] = {
+    **CONTENT_VARIABLES,
+    "visible_at": "timestamp",
+    "retention": "duration",
+    "message_id": "int",
+}
+"""What a queue's filter and priority see."""
+
 TYPE_NAMES = frozenset(
     {"int", "uint", "double", "string", "bytes", "bool", "list", "map", "null_type"}
 )

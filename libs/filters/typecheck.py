@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from types import MappingProxyType
 
 from libs.filters.engine import cel
 from libs.filters.signatures import (
@@ -26,8 +25,9 @@ __all__ = ["type_of"]
 HEADERS_COUNT_MAX = 255
 """A message carries at most so many headers, so a macro over them turns no more often."""
 
-TURNS_MAX = 10_000
-"""Most turns of nested macros together: about a millisecond or a few."""
+STEPS_MAX = 50_000
+"""Steps of all macros of an expression together, for one message: some five milliseconds. A part of
+the expression is as many steps as the macros around it turn."""
 
 CONCATENATIONS_MAX = 16
 """Each may copy a header of 64 KiB, for every message."""
@@ -46,6 +46,7 @@ _DURATION_MAX = timedelta(seconds=9_223_372_036)
 
 @dataclass(slots=True)
 class _Budget:
+    steps: int = 0
     concatenations: int = 0
     patterns: int = 0
     literals: int = HEADERS_COUNT_MAX
@@ -59,12 +60,9 @@ class _Scope:
     budget: _Budget = field(default_factory=_Budget)
 
 
-def type_of(node: Node, more: Mapping[str, Type] = MappingProxyType({})) -> Type:
-    """The type of an expression; raises FilterError for what can be proved wrong.
-
-    `more`: variables that there are beside those of every message.
-    """
-    scope = _Scope({**VARIABLES, **more})
+def type_of(node: Node, variables: Mapping[str, Type] = VARIABLES) -> Type:
+    """The type of an expression; raises FilterError for what can be proved wrong."""
+    scope = _Scope(dict(variables))
     scope.budget.literals = max(HEADERS_COUNT_MAX, _widest(node))
     return _type(node, scope)
 
@@ -75,6 +73,10 @@ def _widest(node: Node) -> int:
 
 
 def _type(node: Node, scope: _Scope) -> Type:
+    if scope.loops:
+        scope.budget.steps += scope.turns
+        if scope.budget.steps > STEPS_MAX:
+            raise node.error(f"macros could take more than {STEPS_MAX} steps for one message")
     return _RULES[node.kind](node, scope)
 
 
@@ -198,7 +200,9 @@ def _binary(node: Node, scope: _Scope) -> Type:
     left, right = (_type(part, scope) for part in node.parts)
     if node.name == "in":
         return _in(node, left, right)
-    wrong = node.error(f"{_words(left)} {node.name} {_words(right)} is not possible")
+    wrong = node.error(
+        f"{_words(left)} {node.name} {_words(right)} is not possible{_hint(left, right)}"
+    )
     if node.name in ("==", "!=", "<", "<=", ">", ">="):
         ordered = node.name in ("==", "!=") or {left, right} <= ORDERED | {"dyn"}
         if not (ordered and _comparable(left, right)):
@@ -216,6 +220,13 @@ def _binary(node: Node, scope: _Scope) -> Type:
     if not fits and not (node.name == "+" and {_base(left), _base(right)} == {"list", "dyn"}):
         raise wrong
     return fits.pop() if len(fits) == 1 and "dyn" not in (left, right) else "dyn"
+
+
+def _hint(left: Type, right: Type) -> str:
+    """What makes a number of a header, which is what most often stands beside one."""
+    if "string" in (left, right) and {left, right} & NUMBERS:
+        return "; headers are strings: int(headers.n) or double(headers.n) makes a number of one"
+    return ""
 
 
 def _count_concatenation(node: Node, scope: _Scope, left: Type, right: Type) -> None:
@@ -337,8 +348,6 @@ def _macro(node: Node, scope: _Scope) -> Type:
     if over != "dyn" and not isinstance(over, tuple):
         raise node.error(f"{node.name}() goes over a list or a map, not {_words(over)}")
     turns = scope.turns * max(_length(node.parts[0], scope), 1)
-    if turns > TURNS_MAX:
-        raise node.error(f"nested macros could turn {turns} times; at most {TURNS_MAX}")
     element: Type = over[1] if isinstance(over, tuple) else "dyn"
     variables = {**scope.variables, variable: element}
     inner = replace(scope, variables=variables, loops=scope.loops | {variable}, turns=turns)

@@ -2,7 +2,10 @@
 
 `main`       the whole of a service's `__main__`: settings, logs, event loop, exit code
 `server`     `Service` (what a service is) and `run_service` (its life on one server)
-`guard`      around every call: admission, errors as google.rpc.Status, undecodable bytes
+`guard`      around every call: errors as google.rpc.Status  `gate`  admission
+`reading`    requests from the wire to a handler   `shape`      what is refused before it is parsed
+`arrivals`   how many requests arrive at once      `budget`     a bound on bytes that many share
+`elsewhere`  where the services of others are      `reflection` both versions of it
 `config`     settings from flags and environment        `logs`       structured logs
 `telemetry`  traces and metrics, W3C context in headers `exits`      exit codes and causes
 `topology`   who serves what, through the root          `channels`   one channel per peer

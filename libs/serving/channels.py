@@ -8,7 +8,7 @@ wait-for-ready): they fail at once with UNAVAILABLE, and the caller decides when
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,6 +18,9 @@ import grpc.aio
 from libs.serving import limits
 from libs.serving.topology import TopologyDirectory
 from slatemq.errors import Unavailable
+
+Carrier = Callable[[], Sequence[tuple[str, str]]]
+"""Gives metadata for a call that begins."""
 
 RESOLVE_AGAIN_MS = 250
 """How old the topology may be for a peer that cannot be reached: it may just have moved."""
@@ -47,12 +50,18 @@ class Channels:
         *,
         payload_bytes_max: int = limits.PAYLOAD_BYTES_MAX,
         call_deadline_ms: int = limits.CALL_DEADLINE_MS,
+        carrier: Carrier | None = None,
     ) -> None:
-        """Find peers in this directory; unary calls without a deadline get this one."""
+        """Find peers in this directory; unary calls without a deadline get this one.
+
+        `carrier` gives metadata that every call has: the trace context, where telemetry is on.
+        """
         self._directory = directory
         self._options = limits.channel_options(payload_bytes_max)
         self._deadline = call_deadline_ms / 1000
+        self._carrier = carrier
         self._peers: dict[tuple[str, int], _Peer] = {}
+        self._doubted: set[tuple[str, int]] = set()
         self._closing: set[asyncio.Task[None]] = set()
 
     async def to(self, service: str, shard: int) -> grpc.aio.Channel:
@@ -66,9 +75,11 @@ class Channels:
         """
         known = self._peers.get((service, shard))
         # While the peer answers, no call waits for the store; else it may just have moved.
-        topology = None if _is_away(known) else self._directory.last()
+        is_doubted = (service, shard) in self._doubted
+        topology = None if is_doubted or _is_away(known) else self._directory.last()
         if topology is None:
             topology = await self._directory.read(RESOLVE_AGAIN_MS)
+            self._doubted.discard((service, shard))
         address = topology.address(service, shard)
         if address is None:
             raise Unavailable(
@@ -81,9 +92,19 @@ class Channels:
         if known is None or known.address != address:
             if known is not None:
                 self._close_later(known.channel)
-            known = _Peer(address, open_channel(address, self._options, self._deadline))
+            known = _Peer(
+                address, open_channel(address, self._options, self._deadline, self._carrier)
+            )
             self._peers[service, shard] = known
         return known.channel
+
+    def doubt(self, service: str, shard: int) -> None:
+        """A call failed, though perhaps not the connection: the next `to` reads where the peer is.
+
+        A process that was replaced may stand still with its connections open, or answer that it
+        has nothing.
+        """
+        self._doubted.add((service, shard))
 
     async def close(self) -> None:
         """Close all channels; calls on them end with CANCELLED."""
@@ -103,10 +124,14 @@ def open_channel(
     address: str,
     options: Sequence[tuple[str, int]] | None = None,
     deadline_seconds: float = limits.CALL_DEADLINE_MS / 1000,
+    carrier: Carrier | None = None,
 ) -> grpc.aio.Channel:
-    """A channel to `host:port` whose unary calls have a deadline, stated or not."""
+    """A channel to `host:port` whose unary calls have a deadline, stated or not.
+
+    `carrier` gives metadata that every call has.
+    """
     channel = grpc.aio.insecure_channel(address, options=options or limits.channel_options())
-    return cast("grpc.aio.Channel", _DeadlineChannel(channel, deadline_seconds))
+    return cast("grpc.aio.Channel", _Channel(channel, deadline_seconds, carrier))
 
 
 def _is_away(peer: _Peer | None) -> bool:
@@ -120,30 +145,55 @@ async def _close(channel: grpc.aio.Channel) -> None:
         await channel.close()
 
 
-class _DeadlineChannel:
-    """A channel that gives unary calls a deadline; anything else is the channel's own.
+class _Channel:
+    """A channel that gives unary calls a deadline, and all calls what the carrier gives.
 
     Not a client interceptor, which would put a task of its own around every call.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, deadline_seconds: float) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        deadline_seconds: float,
+        carrier: Carrier | None,
+    ) -> None:
         self._channel = channel
         self._deadline = deadline_seconds
+        self._carrier = carrier
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
 
-    async def __aenter__(self) -> _DeadlineChannel:
+    async def __aenter__(self) -> _Channel:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        call = self._channel.unary_unary(*args, **kwargs)
+        call = self._carrying(self._channel.unary_unary(*args, **kwargs))
         deadline = self._deadline
 
         def with_deadline(request: Any, *, timeout: float | None = None, **rest: Any) -> Any:
             return call(request, timeout=deadline if timeout is None else timeout, **rest)
 
         return with_deadline
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._carrying(self._channel.unary_stream(*args, **kwargs))
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._carrying(self._channel.stream_unary(*args, **kwargs))
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._carrying(self._channel.stream_stream(*args, **kwargs))
+
+    def _carrying(self, call: Any) -> Any:
+        carrier = self._carrier
+        if carrier is None:
+            return call
+
+        def with_context(*args: Any, metadata: Sequence[Any] | None = None, **rest: Any) -> Any:
+            return call(*args, metadata=(*(metadata or ()), *carrier()), **rest)
+
+        return with_context

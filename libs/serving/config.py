@@ -16,13 +16,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
+import re
+import sys
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from libs.serving import limits
 from libs.serving.exits import EXIT_FENCED
+from slatemq.variables import misspelt
 
 ENVIRONMENT_PREFIX = "SLATEMQ_"
 
@@ -131,6 +134,12 @@ class ServingConfig:
     log_format: str = setting(
         "Form of a log line, on stderr.", default="text", choices=("text", "json")
     )
+    slow_step_ms: int = setting(
+        "A step of the event loop that takes the processor for longer than this, in ms, is logged "
+        "with what ran, since all calls wait for its end; 0 measures none.",
+        default=50,
+        minimum=0,
+    )
     otlp_endpoint: str = setting(
         "URL to send OpenTelemetry traces and metrics to (OTLP over gRPC), such as "
         "http://127.0.0.1:4317; empty sends nothing.",
@@ -156,6 +165,10 @@ def purge_grace_setting() -> Any:
     )
 
 
+_SERVICE_LINK: Final = re.compile(r"(tcp|udp|sctp)://")
+"""What Kubernetes puts into SLATEMQ_PORT where a Service is called `slatemq`."""
+
+
 def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mapping[str, str]) -> C:
     """Read the settings of `config_type`.
 
@@ -179,12 +192,20 @@ def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mappi
             help=_help(field).replace("%", "%%"),
         )
     given = vars(parser.parse_args(argv))
+    for name, meant in misspelt(environ, [_variable(field.name) for field in fields]):
+        sys.stderr.write(f"{name} is not a setting: ignored; {meant} is one\n")
     values: dict[str, Any] = {}
     for field in fields:
         source, text = _flag(field.name), given[field.name]
         if text is None:
             source = _variable(field.name)
             text = environ.get(source)
+        if text is not None and hints[field.name] is int and _SERVICE_LINK.match(text):
+            sys.stderr.write(
+                f"{source}={text} is the link to a Kubernetes Service, not a setting: ignored. "
+                "enableServiceLinks: false in the pod's spec keeps such links out.\n"
+            )
+            text = None
         if text is None:
             if field.default is dataclasses.MISSING:
                 parser.error(f"{_flag(field.name)} or {source} is required")

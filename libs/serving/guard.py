@@ -1,9 +1,13 @@
-"""What stands around every call: admission, errors, and request bytes that do not decode.
+"""What stands around every call: admission, errors, and the reading of requests.
 
 Handlers raise `slatemq.errors`; the guard answers with google.rpc.Status and its details. Anything
 else that a handler raises is a fault of ours: logged with its traceback, answered as INTERNAL with
 nothing of it told. The four kinds of methods (unary and streaming, in and out) differ only in their
 signatures; request streams must be read by iteration, not by `context.read()`.
+
+To gRPC each method takes a stream of bytes, which is the same on the wire: so `reading` has each
+request before it is parsed, and can refuse one that is still arriving. Health and reflection, whose
+code is not ours, are guarded, too, but answer in every state.
 
 Handlers are wrapped once per method, not per call, so that a call pays for a dictionary look-up and
 two more coroutines (some 10 µs of 270; docs/decisions/0002-one-guard.md).
@@ -16,85 +20,35 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from types import TracebackType
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 import grpc.aio
 from google.rpc.status_pb2 import Status
 
 from libs.serving import limits
+from libs.serving.elsewhere import Elsewhere
+from libs.serving.gate import Entrance, Gate, OpenGate
+from libs.serving.reading import Codec, RequestReader
 from libs.serving.telemetry import Telemetry
-from libs.serving.undecodable import field_at_fault, first_list
-from libs.storage.errors import CorruptRecord, DamagedStore, StoreFailed, StoreUnavailable
+from libs.storage.errors import (
+    CorruptRecord,
+    DamagedStore,
+    Fenced,
+    StoreFailed,
+    StoreUnavailable,
+    Unstorable,
+)
 from slatemq import errors
 from slatemq.rpc_status import STATUS_DETAILS_KEY, from_rpc_error, grpc_code, to_status
 
 log = logging.getLogger(__name__)
 
-EXEMPT_PREFIXES = ("/grpc.health.", "/grpc.reflection.")
-"""Answered in every state, and by code that is not ours."""
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 M = TypeVar("M")
 
-
-class Gate:
-    """Whether calls are let in: not before the service has started, not once it drains.
-
-    A context manager around each call: entering it counts the call or raises why not.
-
-    Attributes:
-        calls_count: Calls in flight.
-        large_bytes: Bytes of the large requests among them.
-    """
-
-    def __init__(self, calls_max: int) -> None:
-        """Begin closed, as a service that is starting."""
-        self.calls_count = 0
-        self.large_bytes = 0
-        self._calls_max = calls_max
-        self._closed: tuple[str, str] | None = ("STARTING", "the service is starting")
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def open(self) -> None:
-        """Let calls in."""
-        self._closed = None
-
-    def close(self, reason: str, message: str) -> None:
-        """Answer new calls with UNAVAILABLE and this reason; calls in flight go on."""
-        self._closed = (reason, message)
-
-    async def idle(self) -> None:
-        """Return once no call is in flight."""
-        await self._idle.wait()
-
-    def has_room(self, request_bytes: int) -> bool:
-        """Whether a large request may be decoded now: one may always, more within the bound."""
-        return not self.large_bytes or self.large_bytes + request_bytes <= limits.LARGE_BYTES_MAX
-
-    def __enter__(self) -> None:
-        if self._closed is not None:
-            reason, message = self._closed
-            raise errors.Unavailable(message, reason=reason)
-        if self.calls_count >= self._calls_max:
-            raise errors.ResourceExhausted(
-                f"{self._calls_max} calls are in flight", reason="TOO_MANY_CALLS"
-            )
-        self.calls_count += 1
-        self._idle.clear()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.calls_count -= 1
-        if not self.calls_count:
-            self._idle.set()
+Behavior = Callable[[Any, Context], Any]
 
 
 class CallGuard(grpc.aio.ServerInterceptor):
@@ -105,11 +59,16 @@ class CallGuard(grpc.aio.ServerInterceptor):
         gate: Gate,
         telemetry: Telemetry,
         message_bytes_max: int = limits.message_bytes_max(),
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        """Guard with this gate and size limit, and trace where telemetry is on."""
+        """Guard with this gate and size limit, and trace where telemetry is on.
+
+        `elsewhere` knows where the services are that this process does not have.
+        """
         self._gate = gate
-        self._message_bytes_max = message_bytes_max
         self._telemetry = telemetry
+        self._reader = RequestReader(message_bytes_max, _fail)
+        self._elsewhere = elsewhere or Elsewhere()
         self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     async def intercept_service(
@@ -125,8 +84,9 @@ class CallGuard(grpc.aio.ServerInterceptor):
         if guarded is not None:
             return guarded
         handler = await continuation(handler_call_details)
-        if handler is None or method.startswith(EXEMPT_PREFIXES):
-            return handler
+        if handler is None:
+            # Not kept: callers name as many methods as they like.
+            return self._refused(method)
         guarded = self._guard(method, handler)
         self._guarded[method] = guarded
         return guarded
@@ -134,55 +94,144 @@ class CallGuard(grpc.aio.ServerInterceptor):
     def _guard(
         self, method: str, handler: grpc.RpcMethodHandler[Any, Any]
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        streams = (handler.request_streaming, handler.response_streaming)
-        name, make = _KINDS[streams]
-        behavior = getattr(handler, name)
+        behavior = getattr(handler, _NAMES[handler.request_streaming, handler.response_streaming])
+        codec = Codec(handler.request_deserializer or _unchanged)
+        gate = OpenGate() if method.startswith(limits.PROBE_PREFIXES) else self._gate
+        guarded: Callable[[Any, Context], Any]
         if inspect.isasyncgenfunction(behavior):
             behavior = self._telemetry.traced_stream(method, behavior)
-            guarded: Callable[[Any, Context], Any] = self._guard_stream(method, behavior)
-        elif inspect.iscoroutinefunction(behavior):
+            if handler.request_streaming:
+                guarded = self._guard_both_streams(method, behavior, codec, gate)
+            else:
+                guarded = self._guard_answer_stream(method, behavior, codec, gate)
+        elif inspect.iscoroutinefunction(behavior) and not handler.response_streaming:
             behavior = self._telemetry.traced(method, behavior)
-            guarded = self._guard_coroutine(method, behavior)
+            if handler.request_streaming:
+                guarded = self._guard_request_stream(method, behavior, codec, gate)
+            else:
+                guarded = self._guard_unary(method, behavior, codec, gate)
+        elif inspect.iscoroutinefunction(behavior):
+            guarded = self._guard_writer(method, behavior, codec, gate)
         else:
-            return handler  # The generated base class's own: answers UNIMPLEMENTED.
-        made: grpc.RpcMethodHandler[Any, Any] = make(
-            guarded,
-            _tolerant(handler.request_deserializer, self._gate, self._message_bytes_max),
-            _encoding(handler.response_serializer),
+            return self._refused(method)  # The generated base class's own.
+        make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
         )
-        return made
+        return make(guarded, None, _encoding(handler.response_serializer))
 
-    def _guard_coroutine(
-        self, method: str, behavior: Callable[[Any, Context], Awaitable[Any]]
+    def _guard_unary(
+        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
     ) -> Callable[[Any, Context], Awaitable[Any]]:
-        gate = self._gate
+        reader = self._reader
 
-        async def guarded(request: Any, context: Context) -> Any:
+        async def guarded(_: Any, context: Context) -> Any:
             try:
                 with gate:
-                    return await behavior(_decoded(request), context)
+                    request, held_bytes = await reader.read(context, codec, method)
+                    try:
+                        if (proof := gate.proof()) is not None:
+                            await proof
+                        return await behavior(request, context)
+                    finally:
+                        del request  # An error would keep it as long as this frame.
+                        if held_bytes:
+                            reader.release(held_bytes)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
                 await _fail(method, context, error)
 
         return guarded
 
-    def _guard_stream(
-        self, method: str, behavior: Callable[[Any, Context], AsyncIterator[Any]]
+    def _guard_answer_stream(
+        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
     ) -> Callable[[Any, Context], AsyncIterator[Any]]:
-        gate = self._gate
+        reader = self._reader
 
-        async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+        async def guarded(_: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                # Closed here and now when the client goes, not when the collector finds it.
                 with gate:
-                    responses: Any = behavior(_decoded(request), context)
-                    async with aclosing(responses):
+                    request, held_bytes = await reader.read(context, codec, method)
+                    try:
+                        if (proof := gate.proof()) is not None:
+                            await proof
+                        # Closed here and now when the client goes, not when the collector finds it.
+                        async with aclosing(behavior(request, context)) as responses:
+                            async for response in responses:
+                                yield response
+                    finally:
+                        del request  # An error would keep it as long as this frame.
+                        if held_bytes:
+                            reader.release(held_bytes)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
+                await _fail(method, context, error)
+
+        return guarded
+
+    def _guard_request_stream(
+        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
+        async def guarded(requests: Any, context: Context) -> Any:
+            try:
+                with gate:
+                    if (proof := gate.proof()) is not None:
+                        await proof
+                    async with aclosing(self._reader.stream(requests, codec)) as parsed:
+                        return await behavior(parsed, context)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
+                if isinstance(error, _CALLERS):
+                    await self._reader.pass_over(requests)
+                await _fail(method, context, error)
+
+        return guarded
+
+    def _guard_both_streams(
+        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
+    ) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        async def guarded(requests: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                with gate:
+                    if (proof := gate.proof()) is not None:
+                        await proof
+                    parsed = self._reader.stream(requests, codec)
+                    async with aclosing(behavior(parsed, context)) as responses:
                         async for response in responses:
                             yield response
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
+                if isinstance(error, _CALLERS):
+                    await self._reader.pass_over(requests)
                 await _fail(method, context, error)
 
         return guarded
+
+    def _guard_writer(
+        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
+    ) -> Callable[[Any, Context], Awaitable[None]]:
+        """A handler that writes its answers itself, as health's does."""
+
+        async def guarded(_: Any, context: Context) -> None:
+            try:
+                with gate:
+                    request, held_bytes = await self._reader.read(context, codec, method)
+                    self._reader.release(held_bytes)
+                    await behavior(request, context)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
+                await _fail(method, context, error)
+
+        return guarded
+
+    def _refused(self, method: str) -> grpc.RpcMethodHandler[Any, Any]:
+        """Answers that there is no such method here."""
+
+        async def refused(_: Any, context: Context) -> None:
+            await _fail(method, context, await self._elsewhere.refusal(method))
+
+        handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_unary_rpc_method_handler(refused)
+        return handler
+
+
+def _unchanged(data: bytes) -> bytes:
+    return data
 
 
 def encoded(kind: type[M], data: bytes) -> M:
@@ -198,86 +247,7 @@ def _encoding(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], byte
     return lambda answer: answer if isinstance(answer, bytes) else encode(answer)
 
 
-class _Refused:
-    """Stands for a request that is refused before its handler hears of it."""
-
-    def __init__(self, error: errors.SlateMQError) -> None:
-        self.error = error
-
-
-class _Large:
-    """A large request, which counts as long as it is in memory."""
-
-    def __init__(self, message: Any, size_bytes: int, gate: Gate) -> None:
-        self.message = message
-        self._size_bytes = size_bytes
-        self._gate = gate
-        gate.large_bytes += size_bytes
-
-    def __del__(self) -> None:
-        self._gate.large_bytes -= self._size_bytes
-
-
-def _tolerant(
-    deserializer: Callable[[bytes], Any] | None, gate: Gate, message_bytes_max: int
-) -> Callable[[bytes], Any] | None:
-    """A deserializer that never raises: for one that does, grpc.aio answers UNKNOWN."""
-    if deserializer is None:
-        return None
-    decode = deserializer
-    descriptor = getattr(getattr(deserializer, "__self__", None), "DESCRIPTOR", None)
-
-    def tolerant(data: bytes) -> Any:
-        size_bytes = len(data)
-        if size_bytes > message_bytes_max:
-            field = first_list(descriptor) if descriptor else ""
-            return _Refused(_too_large(field, size_bytes, message_bytes_max))
-        is_large = size_bytes > limits.LARGE_REQUEST_BYTES
-        if is_large and not gate.has_room(size_bytes):
-            return _Refused(
-                errors.ResourceExhausted(
-                    "other large requests are in work", reason="LARGE_REQUESTS", retry_after_ms=200
-                )
-            )
-        try:
-            message = decode(data)
-        except Exception:  # noqa: BLE001 - whatever it says, the bytes are the caller's
-            field = field_at_fault(descriptor, data) if descriptor else ""
-            return _Refused(
-                errors.InvalidArgument(
-                    field, "the bytes do not decode as the request's type", reason="UNDECODABLE"
-                )
-            )
-        return _Large(message, size_bytes, gate) if is_large else message
-
-    return tolerant
-
-
-def _too_large(field: str, size_bytes: int, size_bytes_max: int) -> errors.InvalidArgument:
-    return errors.InvalidArgument(
-        field,
-        f"the request has {size_bytes} bytes, at most {size_bytes_max} fit: send it in parts",
-        reason="MESSAGE_TOO_LARGE",
-    )
-
-
-def _decoded(request: Any) -> Any:
-    """The request, or for a stream an iterator of requests; raises for one that is refused."""
-    if isinstance(request, _Refused):
-        raise request.error
-    if isinstance(request, _Large):
-        return request.message
-    if hasattr(request, "__aiter__"):
-        return _decoded_stream(request)
-    return request
-
-
-async def _decoded_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
-        yield _decoded(request)
-
-
-async def _fail(method: str, context: Context, error: BaseException) -> NoReturn:
+async def _fail(method: str, context: Context, error: BaseException) -> None:
     """End the call with the status of an error; a cancelled or aborted call just ends."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
@@ -287,11 +257,14 @@ async def _fail(method: str, context: Context, error: BaseException) -> NoReturn
     # What the handler held would stay until the next full collection: a cycle of frames and error.
     # The frames themselves are left alone: an error that others wait for, too, has theirs as well.
     error.__traceback__ = None
-    await context.abort(
-        grpc_code(status),
-        status.message,
-        ((STATUS_DETAILS_KEY, status.SerializeToString()),),
-    )
+    try:
+        await context.abort(
+            grpc_code(status),
+            status.message,
+            ((STATUS_DETAILS_KEY, status.SerializeToString()),),
+        )
+    except grpc.aio.UsageError:
+        return  # It was ended before, while it waited; gRPC sees to the rest.
 
 
 def _cancelled_from_outside(context: Context) -> bool:
@@ -323,6 +296,11 @@ def _told(method: str, error: BaseException) -> errors.SlateMQError:
                 reason="PEER_UNAVAILABLE",
                 retry_after_ms=cause.retry_after_ms,
             )
+    if isinstance(error, Fenced):
+        return errors.Unavailable("another process owns the shard now", reason="NOT_OWNER")
+    if isinstance(error, Unstorable):
+        log.error("%s", error, extra={"method": method})
+        return errors.Internal(str(error), reason="UNSTORABLE_RECORD")
     if isinstance(error, StoreUnavailable | StoreFailed):
         log.warning("the store is away: %s", error, extra={"method": method})
         return errors.Unavailable("the object store is away", reason="STORE_UNAVAILABLE")
@@ -333,9 +311,12 @@ def _told(method: str, error: BaseException) -> errors.SlateMQError:
     return errors.Internal("internal error; the service's log says more")
 
 
-_KINDS: dict[tuple[bool, bool], tuple[str, Callable[..., Any]]] = {
-    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
-    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
-    (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
-    (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+_CALLERS = (errors.InvalidArgument, errors.NotFound, errors.FailedPrecondition)
+"""Errors that a request of a stream may cause."""
+
+_NAMES: dict[tuple[bool, bool], str] = {
+    (False, False): "unary_unary",
+    (False, True): "unary_stream",
+    (True, False): "stream_unary",
+    (True, True): "stream_stream",
 }

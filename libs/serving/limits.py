@@ -32,12 +32,23 @@ HEADROOM_BYTES = 1 * MEBIBYTE
 PAYLOAD_BYTES_CEILING = 1024 * MEBIBYTE
 """The most the payload setting may ask: protobuf ends at 2 GiB, and each call is in memory."""
 
-LARGE_REQUEST_BYTES = 4 * MEBIBYTE
-"""From here on a request counts as large: each takes three to four times its bytes in work."""
+REQUESTS_BYTES_MAX = 96 * MEBIBYTE
+"""Bytes of requests over 32 KiB in work at once, a single larger one aside; the others wait. Each
+takes three to four times its bytes in work, so this is some 400 MB at worst."""
 
-LARGE_BYTES_MAX = 64 * MEBIBYTE
-"""Bytes of large requests in work at once, one alone aside; over it callers are told to wait, since
-a dozen of 64 MiB each took two gigabytes."""
+ARRIVING_AT_ONCE = 4
+"""Requests that may be arriving at once while they are large, of methods with payloads and of the
+others. The bytes of a request are in memory before they can be seen: of four of 64 MiB, 256 MiB."""
+
+PROBES_AT_ONCE = 2
+"""The same of health and reflection, which wait for no others."""
+
+ARRIVING_GROWTH_BYTES_MAX = 8 * MEBIBYTE
+"""By how much the process may have grown since slow requests began to arrive for more to do so,
+besides a quarter of a megabyte for each of them."""
+
+PROBE_PREFIXES = ("/grpc.health.", "/grpc.reflection.")
+"""Methods that are answered in every state."""
 
 ADMISSION_CALLS_MAX = 10_000
 """Calls in flight per process. A waiting claim costs about 20 KiB, so this is some 200 MB at worst;
@@ -47,7 +58,8 @@ KEEPALIVE_TIME_MS = 20_000
 """Ping an idle connection this often: below the 60 s after which cloud load balancers forget it."""
 
 KEEPALIVE_TIMEOUT_MS = 10_000
-"""Without an answer to a ping for this long, the peer is gone."""
+"""Without an answer to a ping for this long, the peer is gone. gRPC needs it twice: what ends the
+connection is `grpc.http2.ping_timeout_ms`, which is 60 s unless it is set."""
 
 PING_INTERVAL_MS_MIN = 5_000
 """Peers may ping this often; gRPC's own 5 min would cut off clients that keep alive long polls."""
@@ -73,14 +85,20 @@ def server_options(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> list[tuple[str
     """Channel arguments of a server."""
     size = message_bytes_max(payload_bytes_max)
     return [
-        # Twice the limit, so that what is a little too large gets an answer that says so (the guard
+        # Over the limit, so that what is a little too large gets an answer that says so (the guard
         # holds the limit); gRPC's own refusal comes without details.
-        ("grpc.max_receive_message_length", 2 * size),
+        ("grpc.max_receive_message_length", size + size // 4),
         ("grpc.max_send_message_length", size),
+        # Without it gRPC widens the window of a stream to megabytes, and reads as much of each
+        # request that nobody has asked for. What was asked for gets the window that it needs.
+        ("grpc.http2.bdp_probe", 0),
+        # Identity alone: gRPC unpacks without a bound, so a kilobyte of gzip could take a gigabyte.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
         # Without this Linux lets two processes share a port, each getting half of the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS_MIN),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MS_MIN),
@@ -95,6 +113,7 @@ def channel_options(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> list[tuple[st
         ("grpc.max_send_message_length", size),
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MIN),

@@ -14,7 +14,17 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import TextIO
+
+REPEATS_MAX = 5
+"""Warnings alike that pass before they are held back."""
+
+REPEAT_S = 30.0
+"""From then on one passes in this time, until none came for as long."""
+
+REPEATS_KNOWN = 1_000
+"""Kinds of warnings remembered: there are some hundred, but a text may be of any kind."""
 
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What the standard library keeps in a record itself; everything else came in by `extra`."""
@@ -34,6 +44,7 @@ def configure(
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(service) if form == "json" else TextLines(service))
     handler.addFilter(_is_news)
+    handler.addFilter(RepeatLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -45,6 +56,55 @@ def _is_news(record: logging.LogRecord) -> bool:
     return record.name != "grpc._cython.cygrpc" or getattr(kind, "__name__", "") != (
         "ExecuteBatchError"
     )
+
+
+class RepeatLimit(logging.Filter):
+    """Lets a few of the warnings through that differ in their facts alone, then one in a while.
+
+    While the store or a peer is away, every call and every loop has the same to say. Errors all
+    pass: each names what somebody has to look at.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """The clock is in seconds."""
+        super().__init__()
+        self._clock = clock
+        self._seen: dict[tuple[str, str], _Repeats] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record goes through; one that follows others held back says how many."""
+        if record.levelno != logging.WARNING:
+            return True
+        now = self._clock()
+        key = record.name, str(record.msg)
+        repeats = self._seen.get(key)
+        if repeats is None or now - repeats.last_at > REPEAT_S:
+            if len(self._seen) >= REPEATS_KNOWN:
+                self._seen.clear()
+            held_back = repeats.held_back if repeats is not None else 0
+            repeats = self._seen[key] = _Repeats(now)
+        elif repeats.count < REPEATS_MAX:
+            held_back = 0
+        elif now - repeats.passed_at > REPEAT_S:
+            held_back, repeats.held_back = repeats.held_back, 0
+        else:
+            repeats.held_back += 1
+            repeats.last_at = now
+            return False
+        repeats.count += 1
+        repeats.last_at = repeats.passed_at = now
+        if held_back:
+            record.held_back = held_back
+        return True
+
+
+class _Repeats:
+    """How often a warning came lately."""
+
+    def __init__(self, now: float) -> None:
+        self.count = 0
+        self.held_back = 0
+        self.last_at = self.passed_at = now
 
 
 class TextLines(logging.Formatter):

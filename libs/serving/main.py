@@ -17,6 +17,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from libs.serving import logs, parent, telemetry
@@ -24,6 +25,7 @@ from libs.serving.config import ServingConfig, load
 from libs.serving.exits import EXIT_FENCED, ExitCause, FatalError
 from libs.serving.memory import bound_arenas, calm_collector
 from libs.serving.server import Service, run_service
+from libs.serving.watchdog import Watchdog
 
 try:
     from uvloop import new_event_loop
@@ -60,16 +62,22 @@ def main(
     calm_collector()
     if config.parent_pid:
         parent.end_with(config.parent_pid)
-    cause = _run(_serve(name, config, build))
+    watchdog = Watchdog(config.slow_step_ms) if config.slow_step_ms else None
+    cause = _run(_serve(name, config, build, watchdog), watchdog)
     logging.shutdown()
     sys.exit(config.fenced_exit_code if cause.code == EXIT_FENCED else cause.code)
 
 
 async def _serve(
-    name: str, config: C, build: Callable[[C, telemetry.Telemetry], Service]
+    name: str,
+    config: C,
+    build: Callable[[C, telemetry.Telemetry], Service],
+    watchdog: Watchdog | None,
 ) -> ExitCause:
     instance = f"{name}-{os.getpid()}"
     told = telemetry.configure(name, instance, config.otlp_endpoint, config.trace_sample_percent)
+    if watchdog is not None:
+        watchdog.count = told.record_slow_step
     try:
         return await run_service(build(config, told), config, told)
     except FatalError as error:
@@ -79,6 +87,7 @@ async def _serve(
         await asyncio.to_thread(told.shutdown)
 
 
-def _run(work: Coroutine[Any, Any, ExitCause]) -> ExitCause:
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+def _run(work: Coroutine[Any, Any, ExitCause], watchdog: Watchdog | None) -> ExitCause:
+    make = new_event_loop if watchdog is None else partial(watchdog.new_event_loop, new_event_loop)
+    with asyncio.Runner(loop_factory=make) as runner:
         return runner.run(work)

@@ -16,9 +16,11 @@ Python's thresholds, 60,000/s with a look after 10,000 or 20,000, 69,000/s after
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import logging
+from collections.abc import Callable
 from typing import Final
 
 log = logging.getLogger(__name__)
@@ -55,3 +57,34 @@ def keep_for_good() -> None:
     """What is there now stays, as far as the collector knows: it looks at none of it any more."""
     gc.collect()
     gc.freeze()
+
+
+TRIM_BYTES: Final = 1 << 20
+"""From here on what was freed is worth giving back: it is in pieces that nothing else fills."""
+
+TRIM_S: Final = 1.0
+"""Between what was freed and giving it back: under load it is taken again meanwhile."""
+
+
+class Trimmer:
+    """Gives memory back to the system after much was freed: glibc would keep it."""
+
+    def __init__(self) -> None:
+        """Nothing is to be given back yet."""
+        self._trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self._freed_bytes = 0
+        self._due: asyncio.TimerHandle | None = None
+
+    def freed(self, size_bytes: int) -> None:
+        """So many bytes were freed, or are about to be."""
+        self._freed_bytes += size_bytes
+        if self._due is None and self._freed_bytes >= TRIM_BYTES and self._trim is not None:
+            self._due = asyncio.get_running_loop().call_later(TRIM_S, self._give_back)
+
+    def _give_back(self) -> None:
+        self._due = None
+        self._freed_bytes = 0
+        if self._trim is None:
+            return
+        # In a thread: it walks all that is free, some milliseconds for each 100 MB.
+        asyncio.get_running_loop().run_in_executor(None, self._trim, 0)

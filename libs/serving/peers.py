@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from libs.storage.errors import StorageError
-from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError
+from slatemq.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, SlateMQError
 from slatemq.rpc_status import from_rpc_error
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,14 @@ class PeerRefused(PeerFailed):
     """A peer says that the call itself is wrong, so what we believe of it is."""
 
 
+class PeerLate(PeerFailed):
+    """A peer gave no answer in time: less may be asked of it at once."""
+
+
+class CallTooLarge(PeerFailed):
+    """A call is larger than the peer, or gRPC, takes: its parts may not be."""
+
+
 @contextmanager
 def peer_failures() -> Iterator[None]:
     """Turn everything that a peer can do to a call into PeerFailed.
@@ -45,7 +53,10 @@ def peer_failures() -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         told = from_rpc_error(error)
-        raise _KINDS.get(type(told), PeerFailed)(f"{told.reason}: {told.message}") from error
+        kind = _KINDS.get(type(told), PeerFailed)
+        if told.reason == "MESSAGE_TOO_LARGE":
+            kind = CallTooLarge
+        raise kind(f"{told.reason}: {told.message}") from error
     except (grpc.aio.BaseError, SlateMQError, StorageError, OSError) as error:
         raise PeerFailed(f"{type(error).__name__}: {error}") from error
     except asyncio.CancelledError:
@@ -58,6 +69,7 @@ def peer_failures() -> Iterator[None]:
 _KINDS: dict[type[SlateMQError], type[PeerFailed]] = {
     InvalidArgument: PeerRefused,
     ResourceExhausted: PeerBusy,
+    DeadlineExceeded: PeerLate,
 }
 
 

@@ -24,15 +24,22 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health as grpc_health
+from grpc_health.v1 import health_pb2_grpc
 
 from libs.serving import limits
 from libs.serving.config import ServingConfig
+from libs.serving.elsewhere import Elsewhere
 from libs.serving.exits import ExitCause, FatalError
-from libs.serving.guard import CallGuard, Gate
+from libs.serving.gate import Gate
+from libs.serving.guard import CallGuard
+from libs.serving.health import Health
 from libs.serving.memory import keep_for_good
+from libs.serving.ownership import Ownership, Standstill
+from libs.serving.reflection import add_reflection
+from libs.serving.store_watch import StoreWatch
 from libs.serving.telemetry import Telemetry
+from libs.serving.topology import TopologyDirectory
 from libs.storage.errors import Fenced, StorageError, UnsafeStore
 
 log = logging.getLogger(__name__)
@@ -43,9 +50,6 @@ FATAL_GRACE_SECONDS = 0.2
 SENDING_GRACE_SECONDS = 1.0
 """After the last handler has returned while draining, for its answer to leave. What is still open
 then is a watch on our health, which would go on for ever."""
-
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Service(Protocol):
@@ -58,6 +62,14 @@ class Service(Protocol):
     @property
     def grpc_services(self) -> Sequence[str]:
         """Full names of its gRPC services, for health and reflection."""
+
+    @property
+    def directory(self) -> TopologyDirectory | None:
+        """Knows where the services are that this one does not have."""
+
+    @property
+    def ownership(self) -> Ownership | None:
+        """Its hold of the shard that it owns, once started; None where it owns nothing."""
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers. Called first; calls reach them only once `start` is done."""
@@ -129,10 +141,17 @@ class RunningService:
         self.address = ""
         self._service = service
         self._config = config
-        self._health = health.aio.HealthServicer()
+        self._telemetry = telemetry
+        self._health = Health(service.grpc_services)
+        self._watches: list[asyncio.Task[None]] = []
         self._server = grpc.aio.server(
             interceptors=[
-                CallGuard(self.gate, telemetry, limits.message_bytes_max(config.payload_bytes_max))
+                CallGuard(
+                    self.gate,
+                    telemetry,
+                    limits.message_bytes_max(config.payload_bytes_max),
+                    Elsewhere(service.directory, service.grpc_services),
+                )
             ],
             options=limits.server_options(config.payload_bytes_max),
         )
@@ -144,7 +163,9 @@ class RunningService:
         except OSError as error:
             return self._ended(ExitCause.failed(f"cannot listen: {error}"))
         cause = await self._serve(signals)
-        await self._set_health(_NOT_SERVING)
+        for watch in self._watches:
+            await _cancel(watch)
+        await self._health.not_serving("the service is stopping")
         if cause.code == 0:
             await self._drain(signals)
         else:
@@ -154,11 +175,11 @@ class RunningService:
         return self._ended(cause)
 
     async def _bind(self) -> None:
-        names = [*self._service.grpc_services, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        await self._set_health(_NOT_SERVING)
+        names = [*self._service.grpc_services, grpc_health.SERVICE_NAME]
+        await self._health.not_serving("the service is starting")
         self._service.add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(names, self._server)
+        add_reflection(self._server, names)
         listen = f"{self._config.host}:{self._config.port}"
         try:
             port = self._server.add_insecure_port(listen)
@@ -192,11 +213,21 @@ class RunningService:
 
     async def _announce(self) -> None:
         keep_for_good()
+        self._watch_ownership()
         self.gate.open()
-        await self._set_health(_SERVING)
+        await self._health.serving()
         if self._config.ready_file:
             _write_whole(Path(self._config.ready_file), json.dumps({"address": self.address}))
         log.info("serving", extra={"address": self.address})
+
+    def _watch_ownership(self) -> None:
+        ownership = self._service.ownership
+        if ownership is None:
+            return
+        standstill = self.gate.standstill = Standstill(ownership.prove)
+        store = StoreWatch(self._health, ownership.waits_ms, self._telemetry.meter)
+        works = (standstill.watch(), ownership.keep_announced(), store.run())
+        self._watches = [asyncio.create_task(work) for work in works]
 
     async def _drain(self, signals: _Signals) -> None:
         """End the calls in flight: by themselves within the grace, then by force."""
@@ -233,10 +264,6 @@ class RunningService:
             # What ended the service matters more than what closing it then ran into.
             return cause if cause.code else _cause_of(error)
         return cause
-
-    async def _set_health(self, status: Any) -> None:
-        for name in ("", *self._service.grpc_services):
-            await self._health.set(name, status)
 
     def _ended(self, cause: ExitCause) -> ExitCause:
         level = logging.INFO if cause.code == 0 else logging.ERROR

@@ -30,6 +30,7 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
         """Answer UNAVAILABLE until `begin`."""
         self._snapshots: Snapshots | None = None
         self._now_ms: Callable[[], int]
+        self._prove_ownership: Callable[[], Awaitable[None]]
         self._purge_epoch: Callable[[], int] | None
         self._settled: Callable[[], Awaitable[None]] | None
 
@@ -37,6 +38,7 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
         self,
         snapshots: Snapshots,
         now_ms: Callable[[], int],
+        prove_ownership: Callable[[], Awaitable[None]],
         purge_epoch: Callable[[], int] | None = None,
         settled: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -45,11 +47,13 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
         Args:
             snapshots: Those of the process's database.
             now_ms: Its clock.
+            prove_ownership: See GroupCommit.
             purge_epoch: Tells the purge epoch that is durable; for ingests.
             settled: Waits for what must be in a snapshot though it was not answered yet.
         """
         self._snapshots = snapshots
         self._now_ms = now_ms
+        self._prove_ownership = prove_ownership
         self._purge_epoch = purge_epoch
         self._settled = settled
 
@@ -67,6 +71,9 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
             taken.purge_epoch = self._purge_epoch()
         if self._settled is not None:
             await self._settled()
+        # A process that was replaced would pair what the new owner stores with its own old epoch,
+        # or show lists without the queues created since: and what they need would be purged.
+        await self._prove_ownership()
         try:
             taken.snapshot_id = await snapshots.take(lifetime_ms)
         except TooManySnapshots:

@@ -24,6 +24,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from libs.serving import limits
+from libs.serving.channels import Carrier
 
 SCOPE_NAME = "slatemq"
 
@@ -65,6 +66,24 @@ class Telemetry:
         self._call_duration = self.meter.create_histogram(
             "rpc.server.duration", unit="ms", description="Duration of calls served"
         )
+
+        self._slow_steps = self.meter.create_counter(
+            "slatemq.loop.slow_steps",
+            unit="{step}",
+            description="Steps of the event loop that took the processor longer than slow_step_ms",
+        )
+
+    def record_slow_step(self, name: str) -> None:
+        """Count a step of the event loop that took long, by the name of what it ran."""
+        self._slow_steps.add(1, {"slatemq.step": name})
+
+    @property
+    def carrier(self) -> Carrier | None:
+        """Gives the current trace context as metadata of a call to another process.
+
+        None where nothing is recorded, so that such a call costs nothing more.
+        """
+        return _carried if self.enabled else None
 
     def shutdown(self) -> None:
         """Send what is left and stop; waits for the exporter, so call it off the event loop."""
@@ -194,6 +213,12 @@ def recording(
     tracers.add_span_processor(spans)
     meters = MeterProvider([measures], resource=resource, shutdown_on_exit=False)
     return Telemetry(tracers, meters)
+
+
+def _carried() -> tuple[tuple[str, str], ...]:
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier)
+    return tuple(carrier.items())
 
 
 def inject(headers: MutableMapping[str, str], context: Context | None = None) -> None:

@@ -154,6 +154,10 @@ class TopologyDirectory:
         await self._objects.put(peer.path, json.dumps(told).encode())
         self._read_at = float("-inf")
 
+    async def entry(self, peer: Peer) -> Peer | None:
+        """What the topology says now of this peer's service and shard; None: nothing."""
+        return await self._read_one(peer.path)
+
     async def withdraw(self, peer: Peer) -> None:
         """Take this process off the list, unless another has taken its number over already.
 

@@ -5,7 +5,8 @@ import pytest
 
 from libs.serving import limits
 from libs.serving.channels import open_channel
-from libs.serving.guard import CallGuard, Gate
+from libs.serving.gate import Gate
+from libs.serving.guard import CallGuard
 from libs.serving.telemetry import Telemetry
 from tests.integration.serving.echo_service import EchoServicer
 

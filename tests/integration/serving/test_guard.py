@@ -9,9 +9,9 @@ import grpc.aio
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from libs.serving import limits
 from libs.serving.channels import open_channel
-from libs.serving.guard import CallGuard, Gate
+from libs.serving.gate import Gate
+from libs.serving.guard import CallGuard
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import CorruptRecord, StoreUnavailable
 from slatemq import errors
@@ -249,10 +249,19 @@ async def test_a_message_over_the_limit_is_refused_by_name(channel: grpc.aio.Cha
 async def test_an_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> None:
     method: Any = channel.unary_unary("/test.Echo/none")
 
-    with pytest.raises(errors.Internal) as caught, raising_slatemq_errors():
+    with pytest.raises(errors.Unimplemented) as caught, raising_slatemq_errors():
         await method(b"", timeout=10)
 
     assert caught.value.reason == "UNIMPLEMENTED"
+
+
+async def test_a_call_without_a_request_is_refused(channel: grpc.aio.Channel) -> None:
+    method: Any = channel.stream_unary(METHODS["uu"])
+
+    with pytest.raises(errors.InvalidArgument) as caught, raising_slatemq_errors():
+        await method(iter(()), timeout=10)
+
+    assert caught.value.reason == "NO_REQUEST"
 
 
 async def test_a_request_over_the_limit_is_told_the_limit(
@@ -269,11 +278,3 @@ async def test_a_request_over_the_limit_is_told_the_limit(
 
     assert caught.value.reason == "MESSAGE_TOO_LARGE"
     assert "at most 100 fit" in caught.value.message
-
-
-def test_large_requests_are_let_in_one_at_least_and_more_within_the_bound() -> None:
-    gate = Gate(calls_max=1)
-    assert gate.has_room(10 * limits.LARGE_BYTES_MAX)
-    gate.large_bytes = limits.LARGE_BYTES_MAX - 5
-    assert gate.has_room(5)
-    assert not gate.has_room(6)

@@ -10,13 +10,15 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from libs.serving.channels import open_channel
 from libs.serving.config import ServingConfig
 from libs.serving.exits import ExitCause
+from libs.serving.reflection import SERVICE_NAMES
 from libs.serving.server import run_service
 from libs.storage.errors import Fenced
 from slatemq.errors import Unavailable
@@ -195,15 +197,34 @@ async def test_the_ready_file_holds_the_address_once_serving(tmp_path: Path) -> 
         assert f"start {address}" == service.steps[0]
 
 
-async def test_reflection_lists_the_services() -> None:
+@pytest.mark.parametrize("service", SERVICE_NAMES)
+async def test_reflection_lists_the_services_and_knows_itself_and_error_details(
+    service: str,
+) -> None:
+    request = reflection_pb2.ServerReflectionRequest
+    requests = [
+        request(list_services=""),
+        request(file_containing_symbol=service),
+        request(file_containing_symbol="google.rpc.ErrorInfo"),
+        request(file_by_filename="google/rpc/error_details.proto"),
+        request(file_containing_symbol="no.such.Thing"),
+        request(file_containing_extension={"containing_type": "x", "extension_number": -1}),
+    ]
     async with running(EchoService()) as stack:
-        channel: Any = stack.channel
-        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
-        requests = [reflection_pb2.ServerReflectionRequest(list_services="")]
-        answers = [answer async for answer in stub.ServerReflectionInfo(iter(requests))]
+        method: Any = stack.channel.stream_stream(
+            f"/{service}/ServerReflectionInfo",
+            request.SerializeToString,
+            reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        answers = [answer async for answer in method(iter(requests))]
 
     names = {service.name for service in answers[0].list_services_response.service}
-    assert {NAME, "grpc.health.v1.Health"} <= names
+    assert {NAME, "grpc.health.v1.Health", *SERVICE_NAMES} <= names
+    kinds = [answer.WhichOneof("message_response") for answer in answers[1:]]
+    assert kinds == ["file_descriptor_response"] * 3 + ["error_response"] * 2
+    files = answers[1].file_descriptor_response.file_descriptor_proto
+    packages = {FileDescriptorProto.FromString(file).package for file in files}
+    assert service.removesuffix(".ServerReflection") in packages
 
 
 async def process(*arguments: str) -> tuple[int, str]:

@@ -51,7 +51,7 @@ async def test_it_is_waited_for(who: str) -> None:
 
     async with slowly(port) as address:
         # When it is called for the first time
-        peers = Peers(address)
+        peers = Peers([address])
         channel = (
             peers.at(address)
             if who == "client"

@@ -151,7 +151,7 @@ for _line in r"""
 1| size.exists(x, true)
 1| headers.all(k, v, v == "")
 12| [1].exists(size, true)
-19| headers.exists(a, headers.exists(b, a == b))
+37| headers.exists(a, headers.exists(b, a == b))
 12| [1].map(x, [x, x]).size() == 1
 1| created_at.getHours("UTC") == 1
 1| getFullYear(created_at) == 1

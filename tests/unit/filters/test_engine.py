@@ -3,8 +3,8 @@ import sys
 
 PROGRAM = """
 import sys
-from libs.filters import compile_filter, context
-assert compile_filter("size(headers) == 1").matches(context({"a": "b"}, 0, 0, 0))
+from libs.filters import Facts, compile_filter, context
+assert compile_filter("size(headers) == 1").matches(context(Facts({"a": "b"})))
 print(sorted({"prompt_toolkit", "rich", "typer"} & sys.modules.keys()))
 """
 

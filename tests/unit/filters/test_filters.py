@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from libs.filters import (
     DEFAULT_FILTER,
     SOURCE_BYTES_MAX,
+    Facts,
     FilterError,
     FilterIndex,
     RuleSet,
@@ -23,7 +24,8 @@ from tests.forms import examples
 from tests.unit.filters.corpus import BAD, GOOD
 
 HEADERS = {"a": "b", "n": "6"}
-MESSAGE = context(HEADERS, 0, 3_600_000, 7)
+FIELDS = (0, 0, 0, 0, 0)
+MESSAGE = context(Facts(HEADERS, 0, 3_600_000, 7))
 NAMES = st.sampled_from("abc")
 KEYS = NAMES.flatmap(
     lambda k: st.sampled_from([f'headers["{k}"]', f"headers.{k}", f"headers['{k}']"])
@@ -179,7 +181,7 @@ def test_a_filter_matches_only_where_its_condition_holds(
     made = compile_filter(source)
     condition = made.checked.equalities
     holds = condition is None or any(pairs <= headers.items() for pairs in condition)
-    matched = made.matches(context(headers, 0, 0, 5))
+    matched = made.matches(context(Facts(headers, 0, 0, 5)))
     assert holds or not matched
     if made.checked.exact and condition is not None:
         assert matched == holds
@@ -193,7 +195,7 @@ def test_what_is_told_without_the_library_is_what_it_tells(
     made = compile_filter(source)
     tests = [part.test for part in made.checked.parts]
     told = [test(headers) for test in tests if test is not None]
-    matched = made.matches(context(headers, 0, 0, 5))
+    matched = made.matches(context(Facts(headers, 0, 0, 5)))
     if matched or len(told) == len(tests):
         assert all(told) == matched
 
@@ -217,10 +219,10 @@ def test_routing_by_the_index_equals_judging_every_filter(
     rules = RuleSet()
     for number, source in enumerate(sources):
         rules.replace(f"q{number}", source)
-    message = context(headers, 0, 0, 5)
+    message = context(Facts(headers, 0, 0, 5))
     expected = [f"q{n}" for n, s in enumerate(sources) if compile_filter(s).matches(message)]
-    assert [queue for queue, _ in rules.route(headers, 0, 0, 5)] == expected
-    told = rules.explain(headers, 0, 0, 5)
+    assert [queue for queue, _ in rules.route(headers, FIELDS, -1, 5)] == expected
+    told = rules.explain(Facts(headers, size=5))
     assert [one.queue_id for one in told if one.matched] == expected
     assert len(told) == len(sources)
 
@@ -247,9 +249,9 @@ def test_a_priority_that_fails_falls_back_and_none_means_128() -> None:
     rules.replace("b", "true", "int(headers.zz)", 9)
     rules.replace("a", DEFAULT_FILTER("x"))
     rules.replace("c", "created_at < received_at", "created_at.getHours() + 3")
-    assert rules.route({"queue": "x"}, 0, 1, 0) == [("a", 128), ("b", 9), ("c", 3)]
+    assert rules.route({"queue": "x"}, (0, 0, 1, 0, 0), -1, 0) == [("a", 128), ("b", 9), ("c", 3)]
     rules.remove("b")
-    assert rules.route({}, 0, 0, 0) == []
+    assert rules.route({}, FIELDS, -1, 0) == []
 
 
 @pytest.mark.parametrize(
@@ -272,8 +274,8 @@ def test_a_priority_falls_back_or_is_clamped_and_explained(
     rules.replace("q", "true", source, 9)
     headers = {"word": "high", "number": "7"}
 
-    assert rules.route(headers, 0, 0, 5) == [("q", priority)]
-    [outcome] = rules.explain(headers, 0, 0, 5)
+    assert rules.route(headers, FIELDS, -1, 5) == [("q", priority)]
+    [outcome] = rules.explain(Facts(headers, size=5))
 
     assert outcome.priority == priority
     assert said in outcome.reason
@@ -287,10 +289,10 @@ def test_a_priority_alone_asks_no_filter() -> None:
     rules.replace("q", "false", "size + 1", 9)
     rules.replace("plain", "false")
 
-    assert rules.priority("q", {}, 0, 0, 5) == 6
-    assert rules.priority("plain", {}, 0, 0, 5) == 128
+    assert rules.priority("q", {}, FIELDS, -1, 5) == 6
+    assert rules.priority("plain", {}, FIELDS, -1, 5) == 128
     with pytest.raises(KeyError):
-        rules.priority("nowhere", {}, 0, 0, 5)
+        rules.priority("nowhere", {}, FIELDS, -1, 5)
 
 
 def test_a_refused_replacement_leaves_the_rule_before() -> None:
@@ -298,14 +300,14 @@ def test_a_refused_replacement_leaves_the_rule_before() -> None:
     rules.replace("a", "true")
     with pytest.raises(FilterError):
         rules.replace("a", "false", "nope")
-    assert rules.route({}, 0, 0, 0) == [("a", 128)]
+    assert rules.route({}, FIELDS, -1, 0) == [("a", 128)]
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
 def test_the_default_filter_takes_exactly_its_queue(queue_id: str) -> None:
     made = compile_filter(DEFAULT_FILTER(queue_id))
-    assert made.matches(context({"queue": queue_id}, 0, 0, 0))
-    assert not made.matches(context({"queue": queue_id + "x"}, 0, 0, 0))
+    assert made.matches(context(Facts({"queue": queue_id}, 0, 0, 0)))
+    assert not made.matches(context(Facts({"queue": queue_id + "x"}, 0, 0, 0)))
     assert made.checked.exact
 
 
@@ -321,7 +323,7 @@ def test_the_index_forgets_what_is_removed() -> None:
 
 
 def test_times_beyond_what_a_date_holds_are_clamped() -> None:
-    late = context({}, 2**62, -(2**62), 0)
+    late = context(Facts({}, 2**62, -(2**62), 0))
     assert compile_filter("created_at > received_at").matches(late)
 
 
@@ -362,13 +364,15 @@ def test_a_single_equals_sign_is_told_how_to_compare() -> None:
 def test_messages_that_share_their_headers_are_routed_by_the_rules_of_the_moment() -> None:
     rules, headers = RuleSet(), {"kind": "a"}
     rules.replace("a", 'headers["kind"] == "a"')
-    assert rules.route(headers, 0, 0, 1) == rules.route(headers, 0, 0, 1) == [("a", 128)]
+    assert (
+        rules.route(headers, FIELDS, -1, 1) == rules.route(headers, FIELDS, -1, 1) == [("a", 128)]
+    )
 
     rules.replace("big", 'headers["kind"] == "a" && size > 5')
-    assert rules.route(headers, 0, 0, 1) == [("a", 128)]
-    assert rules.route(headers, 0, 0, 9) == [("a", 128), ("big", 128)]
+    assert rules.route(headers, FIELDS, -1, 1) == [("a", 128)]
+    assert rules.route(headers, FIELDS, -1, 9) == [("a", 128), ("big", 128)]
 
     rules.remove("big")
-    assert rules.route(headers, 0, 0, 9) == [("a", 128)]
+    assert rules.route(headers, FIELDS, -1, 9) == [("a", 128)]
     rules.remove("a")
-    assert rules.route(headers, 0, 0, 9) == []
+    assert rules.route(headers, FIELDS, -1, 9) == []

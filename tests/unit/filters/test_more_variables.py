@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from libs.filters import FilterError, check, compile_filter, context, timestamp
+from libs.filters import (
+    CONTENT_VARIABLES,
+    Facts,
+    FilterError,
+    check,
+    compile_filter,
+    context,
+    timestamp,
+)
 from libs.filters.signatures import Type
 
 MORE: dict[str, Type] = {
@@ -13,13 +21,14 @@ MORE: dict[str, Type] = {
     "failed_at": "timestamp",
     "tags": ("list", "string"),
 }
+ALL = {**CONTENT_VARIABLES, **MORE}
 VALUES = {
     "reason": "nack: timeout",
     "attempts": 3,
     "failed_at": timestamp(1_767_225_600_000),
     "tags": ["a", "b"],
 }
-LETTER = context({"tier": "gold"}, 1000, 2000, 7, more=VALUES)
+LETTER = context(Facts({"tier": "gold"}, 1000, 2000, 7), CONTENT_VARIABLES, VALUES)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +48,7 @@ LETTER = context({"tier": "gold"}, 1000, 2000, 7, more=VALUES)
     ],
 )
 def test_they_are_seen_beside_the_others(source: str, matched: bool) -> None:
-    made = compile_filter(source, MORE)
+    made = compile_filter(source, ALL)
     outcome = made.explain(LETTER)
     assert (outcome.matched, outcome.error) == (matched, "")
     assert made.checked.variables == {
@@ -62,19 +71,19 @@ def test_they_are_seen_beside_the_others(source: str, matched: bool) -> None:
 )
 def test_their_types_are_checked(column: int, source: str) -> None:
     with pytest.raises(FilterError) as refused:
-        check(source, "bool", MORE)
+        check(source, "bool", ALL)
     assert refused.value.position == (1, column)
     assert "unknown variable" not in refused.value.message
 
 
 def test_an_unknown_name_is_told_all_that_there_are() -> None:
     with pytest.raises(FilterError) as refused:
-        check("size > 1 && priority > 5", "bool", MORE)
+        check("size > 1 && priority > 5", "bool", ALL)
     known = "headers, created_at, received_at, size, reason, attempts, failed_at, tags"
     assert refused.value.message == f"unknown variable 'priority'; there are {known}"
     assert refused.value.position == (1, 13)
     with pytest.raises(FilterError) as refused:
-        check("tags.exists(mine, yours == mine)", "bool", MORE)
+        check("tags.exists(mine, yours == mine)", "bool", ALL)
     assert refused.value.message == f"unknown variable 'yours'; there are {known}"
 
 
@@ -82,7 +91,7 @@ def test_an_unknown_name_is_told_all_that_there_are() -> None:
 def test_elsewhere_there_is_no_such_variable(name: str) -> None:
     with pytest.raises(FilterError) as refused:
         check(f"{name} == {name}")
-    known = "headers, created_at, received_at, size"
+    known = "headers, created_at, received_at, size, visible_at, retention, message_id"
     assert refused.value.message == f"unknown variable '{name}'; there are {known}"
     # So a macro may use the name there.
     assert compile_filter(f"headers.exists({name}, {name} == 'tier')").matches(LETTER)
@@ -96,21 +105,23 @@ def test_a_macros_variable_may_not_shadow_them(name: str) -> None:
         f"tags.exists(one, tags.exists({name}, {name} == one))",
     ):
         with pytest.raises(FilterError) as refused:
-            check(source, "bool", MORE)
+            check(source, "bool", ALL)
         assert refused.value.message == f"'{name}' cannot name a macro's variable"
         assert refused.value.position == (1, source.index(f"({name},") + 2)
 
 
 def test_they_are_no_condition_on_headers() -> None:
-    checked = check("reason == 'x' && headers.a == 'b'", "bool", MORE)
+    checked = check("reason == 'x' && headers.a == 'b'", "bool", ALL)
     assert checked.equalities is not None
     assert [dict(pairs) for pairs in map(list, checked.equalities)] == [{"a": "b"}]
     assert not checked.exact
-    checked = check("reason == 'x'", "bool", MORE)
+    checked = check("reason == 'x'", "bool", ALL)
     assert (checked.equalities, checked.exact) == (None, False)
 
 
 @pytest.mark.parametrize("time_ms", [-(2**62), 0, 2**62])
 def test_every_time_is_a_timestamp(time_ms: int) -> None:
-    letter = context({}, 0, 0, 0, more={**VALUES, "failed_at": timestamp(time_ms)})
-    assert compile_filter("failed_at == failed_at", MORE).matches(letter)
+    letter = context(
+        Facts({}, 0, 0, 0), CONTENT_VARIABLES, {**VALUES, "failed_at": timestamp(time_ms)}
+    )
+    assert compile_filter("failed_at == failed_at", ALL).matches(letter)

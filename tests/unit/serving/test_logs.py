@@ -64,3 +64,33 @@ def test_a_reader_that_leaves_its_stream_is_no_news_but_other_errors_of_grpc_are
 
     assert stream.getvalue().count("raised in core") == 1
     assert "KeyError" in stream.getvalue()
+
+
+def test_warnings_alike_are_held_back_and_counted_and_errors_are_not() -> None:
+    now = 0.0
+    limit = logs.RepeatLimit(lambda: now)
+
+    def passes(level: int, text: str, *facts: object) -> logging.LogRecord | None:
+        record = logging.LogRecord("x", level, "", 0, text, facts, None)
+        return record if limit.filter(record) else None
+
+    # Given a store that is away for a quarter of an hour, and a call each second that says so
+    passed = []
+    for second in range(900):
+        now = float(second)
+        passed.append(passes(logging.WARNING, "the store is away: %s", f"call {second}"))
+    said = [record for record in passed if record is not None]
+
+    # Then the first lines pass, and then one each half a minute, with the number of the others
+    assert [record is not None for record in passed[:6]] == [True] * 5 + [False]
+    assert len(said) < 5 + 900 / logs.REPEAT_S
+    held_back = sum(getattr(record, "held_back", 0) for record in said)
+    assert held_back + len(said) > 900 - logs.REPEAT_S
+
+    # And what is something else, or an error, is not held back
+    assert passes(logging.WARNING, "the store is back") is not None
+    assert all(passes(logging.ERROR, "message %d is damaged", n) for n in range(20))
+
+    # And when it was quiet for a while, it is news again
+    now += 2 * logs.REPEAT_S
+    assert passes(logging.WARNING, "the store is away: %s", "once more") is not None

@@ -1,0 +1,209 @@
+"""Requests that are still arriving: few at a time while they are large, many while they are small.
+
+gRPC has all of a request in memory before anybody can see it, and says neither how large it is nor
+how much of it has come. But it reads no further than some 64 KiB of a request that was not asked
+for. So a few are asked for at once, the others wait in line. A small one is there within a
+millisecond, and the next has its turn. While those that are slow do not grow the process, twice as
+many may arrive ten times a second: they are small, and only their senders are far away.
+
+::
+
+    call ──► line ──► arriving ──► its bytes are counted by a budget
+              │           │
+              └ 2 s ──────┴ 5 s, while others wait ──► refused: come back later
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import grpc.aio
+
+__all__ = ["Arrival", "Arrivals", "resident_bytes"]
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.02
+"""Between two looks at what is arriving."""
+
+SLOW_S: Final = 0.05
+"""A request that is not there after so long is large, or its sender is slow."""
+
+MORE_S: Final = 0.1
+"""Between two times that twice as many may arrive: what they take must show by then."""
+
+SMALL_BYTES: Final = 256 << 10
+"""A request that takes no more while it arrives holds up no other."""
+
+LARGE_FACTOR: Final = 8
+"""Growth of so many times what other things may take is that of what arrives."""
+
+LINE_S: Final = 2.0
+"""How long a request waits in line; then its caller is told to come back."""
+
+STALLED_S: Final = 5.0
+"""A request may take so long to arrive, and longer while no others wait."""
+
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class Arrival:
+    """A request that arrives, or waits for its turn.
+
+    Attributes:
+        is_refused: Its call has ended: nothing may be done for it.
+        is_whole: All of it has arrived.
+    """
+
+    __slots__ = ("_refuse", "_waiting", "began_s", "is_refused", "is_whole")
+
+    def __init__(self, began_s: float, refuse: Callable[[], Awaitable[None]]) -> None:
+        """It began at this time of the event loop; `refuse` ends its call."""
+        self.began_s = began_s
+        self.is_refused = False
+        self.is_whole = False
+        self._refuse = refuse
+
+    async def refuse(self) -> None:
+        """End its call."""
+        self.is_refused = True
+        # The task that ends a call learns so by an error.
+        with suppress(grpc.aio.AbortError):
+            await self._refuse()
+
+
+class Arrivals:
+    """The requests of one process that are arriving."""
+
+    def __init__(
+        self,
+        at_once: int,
+        growth_bytes_max: int,
+        resident: Callable[[], int] | None = None,
+    ) -> None:
+        """Ask for so many at once, and for more while they do not grow the process.
+
+        Growth up to `growth_bytes_max` is taken for that of other things. `resident` gives the
+        memory of the process.
+        """
+        self._at_once = at_once
+        self._growth_bytes_max = growth_bytes_max
+        self._resident = resident or resident_bytes
+        self._allowed = at_once
+        self._taken = 0
+        self._arriving: dict[Arrival, None] = {}
+        self._line: deque[asyncio.Future[None]] = deque()
+        self._floor_bytes: int | None = None
+        self._more_at_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._refusing: set[asyncio.Task[Any]] = set()
+
+    async def begin(self, refuse: Callable[[], Awaitable[None]]) -> Arrival:
+        """A request may arrive from now on; `refuse` ends its call.
+
+        Raises TimeoutError where it did not have its turn in time.
+        """
+        loop = asyncio.get_running_loop()
+        if self._timer is None:
+            self._timer = loop.call_later(LOOK_S, self.look)
+        if self._line or self._taken >= self._allowed:
+            await self._turn()
+        else:
+            self._taken += 1
+        arrival = Arrival(loop.time(), refuse)
+        self._arriving[arrival] = None
+        return arrival
+
+    def end(self, arrival: Arrival) -> None:
+        """Others count it from now on, or it will never be whole."""
+        if self._arriving.pop(arrival, arrival) is None:
+            self._taken -= 1
+            if self._line:
+                self._admit()
+
+    def look(self) -> None:
+        """Let more arrive, or refuse some, as the memory of the process says."""
+        loop = asyncio.get_running_loop()
+        is_idle = not self._arriving and not self._line
+        self._timer = None if is_idle else loop.call_later(LOOK_S, self.look)
+        slow_s = loop.time() - SLOW_S
+        slow = [one for one in self._arriving if one.began_s <= slow_s]
+        if not slow:
+            self._floor_bytes = None
+            self._allowed = self._at_once
+            return
+        resident = self._resident()
+        if self._floor_bytes is None:
+            self._floor_bytes = resident
+            self._more_at_s = loop.time() + MORE_S
+        growth_bytes = resident - self._floor_bytes
+        small_bytes = SMALL_BYTES * self._taken
+        is_short = growth_bytes > max(self._growth_bytes_max, small_bytes)
+        if growth_bytes > LARGE_FACTOR * self._growth_bytes_max + small_bytes:
+            self._refuse_youngest(slow)
+        if is_short or any(one.is_whole for one in self._arriving):
+            # Those that are whole wait for their share of the budget: more would only wait, too.
+            self._allowed = self._at_once
+            if self._line and is_short:
+                self._refuse_stalled(slow, loop.time() - STALLED_S)
+        elif self._line and loop.time() >= self._more_at_s:
+            self._more_at_s = loop.time() + MORE_S
+            self._allowed = 2 * self._taken
+            self._admit()
+
+    async def _turn(self) -> None:
+        """Wait in line."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        try:
+            async with asyncio.timeout(LINE_S):
+                await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():
+                self._taken -= 1  # It came, and was too late.
+            turn.cancel()
+            self._admit()
+            raise
+
+    def _admit(self) -> None:
+        while self._line and (self._line[0].done() or self._taken < self._allowed):
+            turn = self._line.popleft()
+            if not turn.done():
+                self._taken += 1
+                turn.set_result(None)
+
+    def _refuse_stalled(self, slow: list[Arrival], stalled_s: float) -> None:
+        for arrival in slow:
+            if arrival.began_s <= stalled_s and not arrival.is_whole:
+                log.warning("a request took %d s to arrive, and others wait: refused", STALLED_S)
+                self._refuse(arrival)
+
+    def _refuse_youngest(self, slow: list[Arrival]) -> None:
+        """Leave no more than may be large: those let in beyond were not as small as they seemed."""
+        youngest = [one for one in slow if not one.is_whole][self._at_once :]
+        if youngest:
+            log.warning("%d requests that arrive are large: refused", len(youngest))
+        self._allowed = self._at_once
+        for arrival in youngest:
+            self._refuse(arrival)
+
+    def _refuse(self, arrival: Arrival) -> None:
+        self.end(arrival)
+        task = asyncio.create_task(arrival.refuse())
+        self._refusing.add(task)
+        task.add_done_callback(self._refusing.discard)
+
+
+def resident_bytes() -> int:
+    """The resident memory of this process; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return 0

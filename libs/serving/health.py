@@ -1,0 +1,48 @@
+"""The health of a process, and why it does not serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from grpc_health.v1 import health, health_pb2
+
+__all__ = ["REASON_KEY", "Health"]
+
+REASON_KEY: Final = "slatemq-not-serving"
+"""Trailing metadata of a health check that says NOT_SERVING: why, as text."""
+
+_SERVING: Final = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Health(health.aio.HealthServicer):
+    """One health for the process and all its services."""
+
+    def __init__(self, services: Sequence[str]) -> None:
+        """For these services, by their full names."""
+        super().__init__()
+        self._services = ("", *services)
+        self._reason = ""
+
+    async def serving(self) -> None:
+        """Answer SERVING from now on."""
+        self._reason = ""
+        await self._set_all(_SERVING)
+
+    async def not_serving(self, reason: str) -> None:
+        """Answer NOT_SERVING from now on, with this reason."""
+        self._reason = reason.encode("ascii", "replace").decode()
+        await self._set_all(_NOT_SERVING)
+
+    async def Check(  # noqa: N802 - the RPC's name
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> Any:
+        """The health of one service, with the reason in REASON_KEY."""
+        if self._reason:
+            context.set_trailing_metadata(((REASON_KEY, self._reason),))
+        return await super().Check(request, context)
+
+    async def _set_all(self, status: Any) -> None:
+        for name in self._services:
+            await self.set(name, status)

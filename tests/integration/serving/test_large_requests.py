@@ -1,0 +1,309 @@
+"""Requests that are large, on the wire or once they are parsed: what they cost a real ingest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+
+from libs.serving import limits
+from libs.serving.shape import ITEMS_MAX, MESSAGE_ITEMS, NUMBERS, NUMBERS_MAX, TEXT_ITEMS
+from slatemq.rpc_status import from_rpc_error
+from slatemq.v1 import ingest_pb2
+from tests.integration.serving.test_any_request import Method, ending, methods_at
+
+MEBIBYTE = 1 << 20
+REFUSALS = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAVAILABLE,
+)
+PUBLISH = "/slatemq.v1.IngestService/Publish"
+PUBLISH_STREAM = "/slatemq.v1.IngestService/PublishStream"
+GET = "/slatemq.v1.IngestService/BatchGetPayloads"
+
+STEP_MS_MAX = 500
+"""Processor time of one step of an event loop: under 50 ms on an idle machine, and seconds where a
+request is parsed before it is walked and bounded."""
+
+
+def longest_step_ms(log: str) -> int:
+    """What the watchdog's lines in a log have as the longest step; 0 where there are none."""
+    return max(
+        map(int, re.findall(r"step of the event loop took long.*?cpu_ms=(\d+)", log, re.S)),
+        default=0,
+    )
+
+
+class Ingest:
+    """A real ingest, its memory and what it logs."""
+
+    def __init__(self, process: asyncio.subprocess.Process, address: str, log: Path) -> None:
+        self.process = process
+        self.address = address
+        self.log = log
+
+    def memory(self, what: str) -> int:
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith(what):
+                return int(line.split()[1]) * 1024
+        raise AssertionError(what)
+
+    @property
+    def resident(self) -> int:
+        return self.memory("VmRSS")
+
+    @property
+    def peak(self) -> int:
+        return self.memory("VmHWM")
+
+
+@asynccontextmanager
+async def ingest(folder: Path) -> AsyncIterator[Ingest]:
+    async with serving("ingest", folder) as there:
+        yield there
+
+
+@asynccontextmanager
+async def serving(kind: str, folder: Path) -> AsyncIterator[Ingest]:
+    ready, log = folder / "ready", folder / "log"
+    command = [sys.executable, "-m", f"services.{kind}", "--parent-pid", str(os.getpid())]
+    command += ["--root", (folder / "data").as_uri(), "--ready-file", str(ready)]
+    with log.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(*command, stderr=file)
+    try:
+        async with asyncio.timeout(120):
+            while not ready.exists():
+                assert process.returncode is None, log.read_text()
+                await asyncio.sleep(0.02)
+        yield Ingest(process, json.loads(ready.read_text())["address"], log)
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+
+
+def channel(address: str) -> grpc.aio.Channel:
+    options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.aio.insecure_channel(address, options=options)
+
+
+def method(opened: grpc.aio.Channel, path: str = PUBLISH) -> Any:
+    return opened.unary_unary(path)
+
+
+async def ended(call: Any) -> grpc.aio.AioRpcError | None:
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error
+    return None
+
+
+def field(number: int, content: bytes) -> bytes:
+    length, encoded = len(content), bytearray()
+    while length >= 0x80:
+        encoded.append(length & 0x7F | 0x80)
+        length >>= 7
+    encoded.append(length)
+    return bytes([number << 3 | 2]) + bytes(encoded) + content
+
+
+def pairs(count: int) -> bytes:
+    """So many headers of a message."""
+    return b"".join(field(2, field(1, b"%d" % number) + field(2, b"x")) for number in range(count))
+
+
+MILLIONS: list[tuple[str, str, Callable[[], bytes]]] = [
+    (PUBLISH, "messages[0].headers", lambda: field(1, pairs(1_000_000))),
+    (PUBLISH, "messages", lambda: field(1, b"") * 6_500_000),
+    (PUBLISH, "runs[0].payloads", lambda: field(3, field(2, b"x") * 4_000_000)),
+    (PUBLISH, "runs[0].common.headers", lambda: field(3, field(1, pairs(1_000_000)))),
+    (PUBLISH, "", lambda: b"\x78\x01" * 6_500_000),  # fields that there are not
+    (GET, "message_ids", lambda: field(1, b"\x01" * 13_000_000)),
+    (GET, "", lambda: b"\x08\x01" * 6_500_000),
+]
+
+
+async def test_a_request_of_a_million_items_is_refused_and_holds_up_nobody(tmp_path: Path) -> None:
+    async with ingest(tmp_path) as there, channel(there.address) as opened:
+        # Given an ingest at rest
+        before = there.resident
+
+        # When such requests come, three of each at once, and on a stream
+        for method, name, make in MILLIONS:
+            request = make()
+            call: Any = opened.unary_unary(method)
+            for error in await asyncio.gather(
+                *(ended(call(request, timeout=60)) for _ in range(3))
+            ):
+                assert error is not None, name
+                refusal = from_rpc_error(error)
+                assert refusal.reason == "TOO_MANY_ITEMS", (name, refusal)
+                if name:
+                    assert refusal.message.startswith(f"{name}: "), refusal
+
+        stream: Any = opened.stream_stream(PUBLISH_STREAM)
+        on_stream = field(2, field(1, pairs(1_000_000)))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stream(iter([on_stream]), timeout=60):
+                pass
+        assert from_rpc_error(caught.value).reason == "TOO_MANY_ITEMS"
+
+        # Then no step of the ingest's event loop took long
+        assert longest_step_ms(there.log.read_text()) < STEP_MS_MAX
+        # And its memory is given back
+        async with asyncio.timeout(60):
+            while there.resident > before + 64 * MEBIBYTE:
+                await asyncio.sleep(0.1)
+
+
+def lists_of(kind: str) -> Iterator[tuple[Method, str, bytes]]:
+    """Each list of each request that a process takes, as long as it may be to be parsed."""
+    for one in methods_at(kind):
+        for repeated in one.request.fields:
+            inner = repeated.message_type
+            if not repeated.is_repeated or (inner and inner.GetOptions().map_entry):
+                continue
+            request: Any = GetMessageClass(one.request)()
+            for name, value in MEANT.items():
+                if name in one.request.fields_by_name:
+                    setattr(request, name, value)
+            data = request.SerializeToString()
+            if repeated.cpp_type in NUMBERS:
+                data += field(repeated.number, b"\x01" * (NUMBERS_MAX - 1))
+            else:
+                item = b"" if inner is not None else b"q"
+                each = MESSAGE_ITEMS if inner is not None else TEXT_ITEMS
+                data += field(repeated.number, item) * (ITEMS_MAX // each - 1)
+            yield one, repeated.name, data
+
+
+MEANT = {"queue_id": "q", "message_id": 1, "first_number": 1, "reason": 1, "job": "restore"}
+"""What requests must have for their lists to be looked at."""
+
+
+@pytest.mark.parametrize("kind", ["ingest", "broker", "router", "janitor"])
+async def test_the_longest_lists_that_are_parsed_hold_up_nobody(tmp_path: Path, kind: str) -> None:
+    async with serving(kind, tmp_path) as there, channel(there.address) as opened:
+        for one, name, data in lists_of(kind):
+            error = await ending(opened, one, data, timeout_s=60)
+
+            assert error.code() in REFUSALS, (one.path, name, error)
+            said = there.log.read_text()
+            assert longest_step_ms(said) < STEP_MS_MAX, (one.path, name, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "mebibytes"), [(24, 60), (300, 4)])
+async def test_large_publishes_side_by_side_are_bounded_in_memory_and_leave_none_behind(
+    tmp_path: Path, count: int, mebibytes: int
+) -> None:
+    """The bound is that of README.md, over what the process has at rest."""
+    async with ingest(tmp_path) as there:
+        before = there.resident
+        message = ingest_pb2.PublishMessage(
+            payload=bytes(mebibytes * MEBIBYTE), headers={"queue": "q"}
+        )
+        request = ingest_pb2.PublishRequest(messages=[message]).SerializeToString()
+        channels = [channel(there.address) for _ in range(4)]
+
+        # When more than a gigabyte comes at once
+        calls = [
+            ended(method(channels[number % 4])(request, timeout=120)) for number in range(count)
+        ]
+        codes = Counter(error.code() if error else None for error in await asyncio.gather(*calls))
+
+        # Then some are stored, and the others are told to come back
+        assert codes[None] >= 4, codes
+        # CANCELLED: so gRPC's client may take a refusal that comes while it sends.
+        assert set(codes) <= {
+            None,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            grpc.StatusCode.CANCELLED,
+        }, codes
+        assert there.peak - before < 1024 * MEBIBYTE
+        async with asyncio.timeout(60):
+            while there.resident > before + 256 * MEBIBYTE:
+                await asyncio.sleep(0.1)
+        for one in channels:
+            await one.close()
+
+
+async def test_a_request_that_unpacks_to_more_than_may_be_is_not_unpacked(tmp_path: Path) -> None:
+    async with ingest(tmp_path) as there, channel(there.address) as opened:
+        before = there.peak
+        call: Any = opened.unary_unary(PUBLISH)
+
+        error = await ended(
+            call(bytes(110 * MEBIBYTE), timeout=60, compression=grpc.Compression.Gzip)
+        )
+
+        assert error is not None
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert there.peak - before < 32 * MEBIBYTE
+
+
+async def test_senders_that_stall_do_not_hold_up_the_others(tmp_path: Path) -> None:
+    async with ingest(tmp_path) as there, channel(there.address) as opened:
+        host, port = there.address.split(":")
+
+        # Given more stalled requests than may arrive at once: a part of each was sent
+        stalled = []
+        for _ in range(4 * limits.ARRIVING_AT_ONCE):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(begun_request(there.address))
+            await writer.drain()
+            stalled.append(writer)
+
+        # When others publish
+        small = ingest_pb2.PublishRequest(messages=[ingest_pb2.PublishMessage(payload=b"x")])
+        call: Any = opened.unary_unary(PUBLISH)
+        publishing = (ended(call(small.SerializeToString(), timeout=30)) for _ in range(20))
+
+        # Then they are served
+        assert set(await asyncio.gather(*publishing)) == {None}
+        for writer in stalled:
+            writer.close()
+
+
+def begun_request(address: str) -> bytes:
+    """HTTP/2 as far as the first bytes of a publish of a megabyte."""
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": PUBLISH,
+        ":authority": address,
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    block = b"".join(
+        b"\x00" + bytes([len(key)]) + key.encode() + bytes([len(value)]) + value.encode()
+        for key, value in headers.items()
+    )
+    message = b"\x00" + (1 << 20).to_bytes(4, "big") + field(1, bytes(100))[:100]
+    return (
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        + frame(4, 0, 0, b"")
+        + frame(1, 4, 1, block)
+        + frame(0, 0, 1, message)
+    )
+
+
+def frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
+    length = len(content).to_bytes(3, "big")
+    return length + bytes([kind, flags]) + stream.to_bytes(4, "big") + content

@@ -1,0 +1,173 @@
+"""What a process does that may have been replaced without knowing it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from libs.serving.gate import Gate
+from libs.serving.ownership import STANDSTILL_S, Ownership, Standstill
+from libs.serving.topology import Peer, TopologyDirectory
+from libs.storage.commits import GroupCommit
+from libs.storage.errors import Fenced
+from libs.storage.roots import Root, open_root
+from libs.storage.settings import Kind
+from libs.storage.slate import Batch, Database
+from tests.manual_clock import ManualClock
+
+
+class Proofs:
+    """Proves when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.count = 0
+        self.free = asyncio.Event()
+        self.error: Exception | None = None
+
+    def clock(self) -> float:
+        return self.now_s
+
+    async def prove(self) -> None:
+        self.count += 1
+        await self.free.wait()
+        if self.error is not None:
+            raise self.error
+
+
+async def test_a_process_that_runs_has_nothing_to_prove() -> None:
+    proofs = Proofs()
+    standstill = Standstill(proofs.prove, proofs.clock)
+    for _ in range(20):
+        proofs.now_s += STANDSTILL_S / 2
+        assert standstill.proof() is None
+    assert proofs.count == 0
+
+
+async def test_after_a_standstill_every_call_waits_for_one_proof() -> None:
+    proofs = Proofs()
+    standstill = Standstill(proofs.prove, proofs.clock)
+    proofs.now_s += 2 * STANDSTILL_S
+    waiting = [standstill.proof(), standstill.proof()]
+    await asyncio.sleep(0)
+    assert all(one is not None and not one.done() for one in waiting)
+    proofs.free.set()
+    for one in waiting:
+        assert one is not None
+        await one
+    assert proofs.count == 1
+    await asyncio.sleep(0)
+    assert standstill.proof() is None
+
+
+async def test_whoever_looks_first_the_standstill_is_seen() -> None:
+    # Given a look that comes before the first call
+    proofs = Proofs()
+    standstill = Standstill(proofs.prove, proofs.clock)
+    proofs.now_s += 2 * STANDSTILL_S
+    watching = asyncio.create_task(standstill.watch())
+    await asyncio.sleep(0)
+    # Then the call waits all the same
+    waiting = standstill.proof()
+    assert waiting is not None
+    proofs.free.set()
+    await waiting
+    watching.cancel()
+
+
+async def test_a_process_that_was_replaced_meanwhile_answers_nothing_any_more() -> None:
+    proofs = Proofs()
+    proofs.free.set()
+    proofs.error = Fenced("another process has opened this database")
+    gate = Gate(1)
+    gate.standstill = Standstill(proofs.prove, proofs.clock)
+    proofs.now_s += 2 * STANDSTILL_S
+    for _ in range(3):
+        waiting = gate.proof()
+        assert waiting is not None
+        with pytest.raises(Fenced):
+            await waiting
+    assert proofs.count == 1
+
+
+class Nothing:
+    """A source without changes."""
+
+    def drain(self, batch: Batch) -> None:
+        pass
+
+
+class Owner:
+    """A process on a shard, as far as the topology is concerned."""
+
+    def __init__(self, root: Root, database: Database, port: int) -> None:
+        self.database = database
+        self.peer = Peer("broker", 0, f"127.0.0.1:{port}")
+        self.commits = GroupCommit(database, ManualClock(), Nothing())
+        self.running = asyncio.create_task(self.commits.run())
+        self.directory = TopologyDirectory(root.objects)
+        self.ownership = Ownership(self.commits, self.directory, self.peer, check_s=0.01)
+
+    @classmethod
+    async def open(cls, root: Root, port: int) -> Owner:
+        return cls(root, await root.database("broker/0", Kind.BROKER), port)
+
+    async def close(self) -> None:
+        await self.commits.close()
+        await asyncio.wait([self.running])
+        if not self.running.cancelled():
+            self.running.exception()
+        await self.database.close()
+
+
+async def test_a_process_that_was_overtaken_while_it_started_leaves_no_address(
+    tmp_path: Path,
+) -> None:
+    root = open_root((tmp_path / "data").as_uri())
+    # Given one that has opened the shard, and another that has taken it over and announced itself
+    first = await Owner.open(root, 1)
+    second = await Owner.open(root, 2)
+    await second.ownership.announce()
+
+    # When the first one goes on
+    with pytest.raises(Fenced):
+        await first.ownership.announce()
+
+    # Then the second one is where everybody looks
+    topology = await TopologyDirectory(root.objects).read()
+    assert topology.address("broker", 0) == second.peer.address
+    await first.close()
+    await second.close()
+
+
+async def test_an_owner_puts_its_address_right_and_one_that_was_replaced_does_not(
+    tmp_path: Path,
+) -> None:
+    root = open_root((tmp_path / "data").as_uri())
+    first = await Owner.open(root, 1)
+    await first.ownership.announce()
+    second = await Owner.open(root, 2)
+    await second.ownership.announce()
+    keeping = asyncio.create_task(second.ownership.keep_announced())
+    fresh = TopologyDirectory(root.objects)
+    for wrong in (first.peer, None):
+        # Given an entry that the first one wrote at the last moment, or that was removed
+        if wrong is None:
+            await root.objects.delete(second.peer.path)
+        else:
+            await first.directory.announce(wrong)
+
+        # Then the owner's is back soon
+        async with asyncio.timeout(30):
+            while (await fresh.read(0)).address("broker", 0) != second.peer.address:
+                await asyncio.sleep(0.01)
+    keeping.cancel()
+
+    # And the first one, which looks too, ends its looking
+    async with asyncio.timeout(30):
+        await first.ownership.keep_announced()
+    assert (await fresh.read(0)).address("broker", 0) == second.peer.address
+    await first.close()
+    await second.close()

@@ -1,0 +1,140 @@
+"""Long steps of an event loop are logged with what ran; others are not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from libs.serving.watchdog import NAMES_MAX, OTHERS, SlowSteps, Watchdog
+
+BOUND_MS = 20
+Make = Callable[[], asyncio.AbstractEventLoop]
+
+makers = pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
+
+
+def work(processor_ms: int) -> None:
+    until = time.thread_time() + processor_ms / 1000
+    while time.thread_time() < until:
+        pass
+
+
+def slow_steps(
+    make: Make, main: Coroutine[Any, Any, object], watchdog: Watchdog | None = None
+) -> dict[str, SlowSteps]:
+    watchdog = watchdog or Watchdog(BOUND_MS)
+    with asyncio.Runner(loop_factory=lambda: watchdog.new_event_loop(make)) as runner:
+        runner.run(main)
+    return watchdog.slow
+
+
+@makers
+def test_a_step_that_takes_the_processor_for_long_is_logged_with_its_name_and_stack(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    watchdog = Watchdog(BOUND_MS)
+
+    async def work_long() -> None:
+        await asyncio.sleep(0)
+        while not watchdog._seen[1]:  # Until the other thread was given the processor.
+            work(3 * BOUND_MS)
+
+    (name,) = slow = slow_steps(make, work_long(), watchdog)
+
+    assert name.endswith("work_long")
+    assert slow[name].count == 1
+    assert slow[name].worst_ms >= 3 * BOUND_MS
+    assert slow[name].stack.lstrip().startswith(f'File "{__file__}"')
+    (record,) = [one for one in caplog.records if one.name == "libs.serving.watchdog"]
+    assert record.levelno == logging.WARNING
+    assert vars(record)["step"] == name
+    assert "in work_long\n" in record.getMessage()
+
+
+@makers
+def test_a_step_that_was_only_kept_waiting_is_not_slow(make: Make) -> None:
+    async def wait() -> None:
+        time.sleep(3 * BOUND_MS / 1000)  # noqa: ASYNC251 - it is what must not count
+
+    assert slow_steps(make, wait()) == {}
+
+
+@makers
+def test_work_that_is_cut_into_steps_is_not_slow(make: Make) -> None:
+    async def in_steps() -> None:
+        for _ in range(20):
+            work(BOUND_MS // 10)
+            await asyncio.sleep(0)
+
+    assert slow_steps(make, in_steps()) == {}
+
+
+@makers
+@pytest.mark.parametrize("how", ["soon", "later", "at", "threadsafe"])
+def test_functions_that_the_loop_calls_are_watched_too(make: Make, how: str) -> None:
+    async def call() -> None:
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def slow_call(value: str) -> None:
+            assert value == how
+            work(3 * BOUND_MS)
+            done.set()
+
+        match how:
+            case "soon":
+                loop.call_soon(slow_call, how)
+            case "later":
+                loop.call_later(0.001, slow_call, how)
+            case "at":
+                loop.call_at(loop.time() + 0.001, slow_call, how)
+            case "threadsafe":
+                loop.call_soon_threadsafe(slow_call, how)
+        await done.wait()
+
+    (name,) = slow_steps(make, call())
+    assert name.endswith("slow_call")
+
+
+@makers
+def test_an_exception_passes_through_the_watchdog(make: Make) -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("as before")
+
+    with pytest.raises(ValueError, match="as before"):
+        slow_steps(make, fail())
+
+
+def test_a_name_that_repeats_is_counted_always_and_logged_rarely(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def repeat() -> None:
+        for _ in range(5):
+            work(2 * BOUND_MS)
+            await asyncio.sleep(0)
+
+    counted: list[str] = []
+    watchdog = Watchdog(BOUND_MS, counted.append)
+    with asyncio.Runner(
+        loop_factory=lambda: watchdog.new_event_loop(asyncio.new_event_loop)
+    ) as runner:
+        runner.run(repeat())
+
+    (steps,) = watchdog.slow.values()
+    assert steps.count == len(counted) == 5
+    assert len([one for one in caplog.records if one.name == "libs.serving.watchdog"]) == 1
+
+
+def test_names_do_not_grow_without_bound() -> None:
+    watchdog = Watchdog(BOUND_MS)
+    for number in range(NAMES_MAX + 10):
+        watchdog._report(f"step {number}", BOUND_MS + 1, "")
+
+    assert len(watchdog.slow) == NAMES_MAX + 1
+    assert watchdog.slow[OTHERS].count == 10
