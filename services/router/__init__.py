@@ -2,9 +2,12 @@
 
 It owns nothing and may be stopped and started at any instant, also twice at once.
 
-`routing`   what is judged: log entries, columns of matches, the rules of a broker shard
+`entries`   log entries, whole or in parts
+`routing`   by what they are judged: the rules of a broker shard, columns of matches
+`pieces`    judged ranges of a log, and how they catch up with new configs
 `route`     one log on its way to one broker shard, as a plain state machine
 `wire`      log entries, configs and assignments from and to protobuf
+`configs`   taking in queues that changed, and having one left out
 `tails`     reading the logs: one shared stream per log, own ones for those who lag
 `backfill`  bringing stored messages into queues that start in the past
 `brokers`   sending to one broker shard and keeping its configs current
@@ -14,5 +17,5 @@ It owns nothing and may be stopped and started at any instant, also twice at onc
 `config`    settings                   `metrics`   counters and lag
 
 Imports go down only: service → servicer → explain, router → brokers → backfill → tails → wire →
-route → routing.
+route → pieces → routing → entries.
 """

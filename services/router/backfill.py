@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,10 +29,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from libs.filters import TooSlow
 from libs.serving.peers import Backoff, PeerFailed, Presence, peer_failures
+from services.router.entries import LogEntry
 from services.router.metrics import Metrics
-from services.router.route import PieceLimits
-from services.router.routing import BrokerRules, Columns, LogEntry, QueueRule
+from services.router.pieces import PieceLimits
+from services.router.routing import BrokerRules, Columns, QueueRule
 from services.router.tails import Log
 from services.router.wire import backfill_request, log_entries, queue_rule
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, ingest_pb2, ingest_pb2_grpc, queue_pb2
@@ -55,7 +57,7 @@ REFRESH_SECONDS = 5.0
 
 @dataclass
 class Span:
-    """What is left of a queue's replay of one log, in sequences."""
+    """What is left of a queue's replay of one log, in IDs of messages."""
 
     cursor: int
     end: int
@@ -65,19 +67,27 @@ class ReplayingQueue:
     """A queue whose replay is not done, at one revision of its config.
 
     Attributes:
-        spans: What is left, by ingest shard.
+        spans: What is left, by ingest shard: of the parts of each log the first one.
     """
 
     def __init__(self, queue: queue_pb2.Queue) -> None:
         """Go on where this queue, as its broker told it, stands."""
         self.queue_id = queue.queue_id
         self.revision = queue.revision
-        self.spans = {
-            told.ingest_shard: Span(told.cursor, told.end_sequence)
-            for told in queue.replay.ranges
-            if told.cursor < told.end_sequence
-        }
+        self.spans: dict[int, Span] = {}
+        self._later: dict[int, deque[Span]] = {}
+        for told in queue.replay.ranges:
+            if told.cursor < told.end_sequence:
+                span = Span(told.cursor, told.end_sequence)
+                if self.spans.setdefault(told.ingest_shard, span) is not span:
+                    self._later.setdefault(told.ingest_shard, deque()).append(span)
         self._rule: QueueRule = queue_rule(queue)
+
+    def finish_span(self, ingest_shard: int) -> None:
+        """The part of a log that comes first is done: go on with the next one, if there is one."""
+        del self.spans[ingest_shard]
+        if later := self._later.get(ingest_shard):
+            self.spans[ingest_shard] = later.popleft()
 
     @cached_property
     def rules(self) -> BrokerRules:
@@ -91,9 +101,10 @@ class SharedPiece:
     """A piece of a log, judged by queues whose replays stand at its beginning.
 
     Attributes:
-        previous: Sequence behind which it begins.
-        last: Sequence with which it ends, so far.
+        previous: The message behind which it begins.
+        last: The message with which it ends, so far.
         columns: The matches; one for each queue.
+        messages_count: How many messages were judged.
     """
 
     def __init__(
@@ -104,6 +115,7 @@ class SharedPiece:
         self.previous = self.last = spans[0].cursor
         self.end = min(span.end for span in spans)
         self.columns: list[Columns] = [{} for _ in queues]
+        self.messages_count = 0
         self._rules = [queue.rules for queue in queues]
         self._left = limits
 
@@ -111,15 +123,24 @@ class SharedPiece:
         """Whether it is to go as it is."""
         return self.last >= self.end or self._left.are_used_up
 
-    def add(self, entry: LogEntry) -> None:
-        """Judge the next entry."""
-        if entry.sequence > self.end:
+    def add(self, entry: LogEntry) -> Iterator[None]:
+        """Judge the next entry; yields whenever that was a step's work. Raises TooSlow."""
+        if entry.first > self.end:
             self.finish()
             return
+        if entry.last > self.end:
+            entry = entry.between(self.previous, self.end)
         matches_count = 0
         for rules, columns in zip(self._rules, self.columns, strict=True):
-            matches_count += rules.judge(entry, columns).matches_count
-        self.last = entry.sequence
+            left_at: int | None = 0
+            while left_at is not None:
+                judgement = rules.judge(entry, columns, left_at)
+                matches_count += judgement.matches_count
+                left_at = judgement.left_at
+                if left_at is not None:
+                    yield
+        self.last = entry.last
+        self.messages_count += entry.messages_count
         self._left = self._left._replace(
             messages_max=self._left.messages_max - entry.messages_count,
             matches_max=self._left.matches_max - matches_count,
@@ -167,6 +188,18 @@ class LogReader:
 
     async def next(self, until: int) -> LogEntry | None:
         """The next entry; None when there is none up to this sequence, what stood there is gone."""
+        entry = await self._read(until)
+        # An entry that the position is inside of may have ended there since: the rest was purged.
+        while entry is not None and entry.last <= self._position:
+            entry = await self._read(until)
+        if entry is None:
+            return None
+        if entry.first <= self._position:
+            entry = entry.between(self._position, entry.last)
+        self._position = entry.last
+        return entry
+
+    async def _read(self, until: int) -> LogEntry | None:
         while not self._entries:
             try:
                 async with asyncio.timeout(self._log.buffer.silence_ms / 1000):
@@ -179,11 +212,7 @@ class LogReader:
             if not entries and response.durable_sequence >= until:
                 return None
             self._entries.extend(entries)
-        entry = self._entries.popleft()
-        if entry.sequence <= self._position:
-            raise PeerFailed("the log's entries are out of order")
-        self._position = entry.sequence
-        return entry
+        return self._entries.popleft()
 
 
 class Backfills:
@@ -194,17 +223,20 @@ class Backfills:
         broker_shard: int,
         connect: Callable[[], Coroutine[Any, Any, grpc.aio.Channel]],
         refresh: Callable[[float], Coroutine[Any, Any, None]],
+        quarantine: Callable[[TooSlow, int], Coroutine[Any, Any, None]],
         start: Callable[[Coroutine[Any, Any, None]], object],
         limits: PieceLimits,
         metrics: Metrics,
     ) -> None:
         """Send on the channel that `connect` gives, in tasks that `start` watches over.
 
-        `refresh` learns what changed at the broker, within so many seconds, or raises PeerFailed.
+        `refresh` learns what changed at the broker, within so many seconds, or raises PeerFailed;
+        `quarantine` has it leave out a queue that takes too long, as of this revision.
         """
         self._broker_shard = broker_shard
         self._connect = connect
         self._refresh = refresh
+        self._quarantine = quarantine
         self._start = start
         self._limits = limits._replace(matches_max=min(limits.matches_max, MATCHES_MAX))
         self._metrics = metrics
@@ -224,7 +256,7 @@ class Backfills:
                 case "queue":
                     queue = ReplayingQueue(change.queue)
                     self._queues.pop(queue.queue_id, None)
-                    if queue.spans:
+                    if queue.spans and not change.queue.HasField("quarantine"):
                         self._queues[queue.queue_id] = queue
                     for ingest_shard in queue.spans:
                         self._see_to(ingest_shard)
@@ -256,7 +288,9 @@ class Backfills:
                 last_id = turn.queue_id
                 try:
                     with peer_failures():
-                        await self._take_turn(log, last_id)
+                        slow = await self._take_turn(log, last_id)
+                        if slow is not None:
+                            await self._quarantine(*slow)
                 except PeerFailed as failure:
                     presence.away(failure)
                     await asyncio.sleep(backoff.next_seconds())
@@ -266,24 +300,32 @@ class Backfills:
         finally:
             self._running.discard(shard)
 
-    async def _take_turn(self, log: Log, queue_id: str) -> None:
-        """Bring in some pieces of what a queue needs next, and all who stand where it does."""
+    async def _take_turn(self, log: Log, queue_id: str) -> tuple[TooSlow, int] | None:
+        """Bring in some pieces of what a queue needs next, and all who stand where it does.
+
+        Gives what ended it if a queue took too long, and the revision by which that was judged: the
+        queue may have changed since.
+        """
         shard = log.ingest_shard
         async with log.backfills, LogReader.open(log) as reader:
             for _ in range(TURN_PIECES):
                 queues = self._waiting(shard)
                 turn = next((queue for queue in queues if queue.queue_id == queue_id), None)
                 if turn is None:
-                    return
+                    return None
                 cursor = turn.spans[shard].cursor
                 group = [queue for queue in queues if queue.spans[shard].cursor == cursor]
                 began = asyncio.get_running_loop().time()
                 piece = SharedPiece(group, shard, self._limits)
-                await self._fill(piece, reader)
+                try:
+                    await self._fill(piece, reader)
+                except TooSlow as slow:
+                    return slow, next(q.revision for q in group if q.queue_id == slow.queue_id)
                 for queue, columns in zip(group, piece.columns, strict=True):
-                    await self._send(shard, queue, piece, columns)
+                    await self._send(log, queue, piece, columns)
                 # As long as it took: half of the time is left to everybody else.
                 await asyncio.sleep(asyncio.get_running_loop().time() - began)
+        return None
 
     async def _fill(self, piece: SharedPiece, reader: LogReader) -> None:
         step_max, judged_count = min(self._limits.step_max, STEP_MAX), 0
@@ -293,19 +335,28 @@ class Backfills:
             if entry is None:
                 piece.finish()
                 return
-            piece.add(entry)
+            for _ in piece.add(entry):
+                await asyncio.sleep(0)
             judged_count += entry.messages_count
             if judged_count >= step_max:
                 judged_count = 0
                 await asyncio.sleep(0)
 
     async def _send(
-        self, ingest_shard: int, queue: ReplayingQueue, piece: SharedPiece, columns: Columns
+        self, log: Log, queue: ReplayingQueue, piece: SharedPiece, columns: Columns
     ) -> None:
         """Send a queue's part of a piece, and go on from where the broker says."""
+        ingest_shard = log.ingest_shard
         span = queue.spans[ingest_shard]
         request = backfill_request(
-            queue.queue_id, queue.revision, ingest_shard, piece.previous, piece.last, columns
+            queue.queue_id,
+            queue.revision,
+            ingest_shard,
+            piece.previous,
+            piece.last,
+            columns,
+            piece.messages_count,
+            log.ids.count(piece.last, span.end),
         )
         stub = assignment_pb2_grpc.AssignmentServiceStub(await self._connect())
         try:
@@ -321,8 +372,8 @@ class Backfills:
         if response.applied:
             self._metrics.backfilled(self._broker_shard, ingest_shard, columns)
         if span.cursor >= span.end:
-            queue.spans.pop(ingest_shard, None)
-        elif response.queue_revision != queue.revision:
+            queue.finish_span(ingest_shard)
+        elif response.queue_revision > queue.revision:
             await self._newer(queue)
         elif not response.applied and response.cursor == piece.previous:
             raise PeerFailed(f"a piece of log {ingest_shard} was refused without a reason")

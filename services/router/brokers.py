@@ -9,6 +9,10 @@
 Live, one task judges and sends. At most one piece of each log is in flight, so that a piece always
 begins where the one before it ended, and while it is, the next one is judged. Nothing waits for
 company except what has no match. Pieces of several logs that are ready together go in one call.
+
+Pieces that are too large for a call, or not taken in time, are made smaller: see `Pace`.
+
+A failure that is not the broker's is a fault of ours: it ends the router, instead of one log.
 """
 
 from __future__ import annotations
@@ -21,35 +25,39 @@ from typing import Any
 
 import grpc.aio
 
+from libs.filters import TooSlow
 from libs.serving.peers import (
     Backoff,
+    CallTooLarge,
     PeerBusy,
     PeerFailed,
+    PeerLate,
     PeerRefused,
     Presence,
     peer_failures,
 )
 from services.router.backfill import Backfills
+from services.router.configs import apply_changes, ask_for_quarantine, read_state
 from services.router.metrics import Metrics
-from services.router.route import Piece, PieceLimits, Route
-from services.router.routing import BrokerRules
+from services.router.pieces import Pace, Piece, PieceLimits, Seen
+from services.router.route import Route
+from services.router.routing import STEP_NS, BrokerRules
 from services.router.tails import Log, Subscriber
-from services.router.wire import assign_request, queue_rules
-from slatemq.v1 import (
-    assignment_pb2,
-    assignment_pb2_grpc,
-    queue_pb2,
-    queue_pb2_grpc,
-)
+from services.router.tracing import Tracing
+from services.router.wire import assign_request
+from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, queue_pb2, queue_pb2_grpc
 
 CALLS_MAX = 4
 """Assign calls in flight to one broker. With a thousand logs, one for each would be a thousand
 calls; over this many, pieces that are ready gather and go together."""
 
-RULES_STEP = 16
-"""Queues taken in between two looks at everything else there is to do: some milliseconds' work."""
+RETRY_S = 0.5
+"""When a range is sent again that a broker cannot take yet."""
 
-Ranges = Sequence[tuple[int, Piece]]
+ASSIGN_SECONDS = 30.0
+"""A broker that has not answered an assignment by then counts as down: slow stores take seconds."""
+
+Pieces = Sequence[tuple[int, Piece]]
 
 
 class BrokerLink:
@@ -69,6 +77,7 @@ class BrokerLink:
         start: Callable[[Coroutine[Any, Any, None]], object],
         limits: PieceLimits,
         metrics: Metrics,
+        tracing: Tracing,
     ) -> None:
         """Call the broker on the channel that `connect` gives; `start` watches over a task."""
         self.shard = shard
@@ -76,21 +85,25 @@ class BrokerLink:
         self.is_live = False
         self.is_known = False
         self._connect = connect
-        self._limits = limits
+        self._pace = Pace(limits)
         self._metrics = metrics
+        self._tracing = tracing
         self._presence = Presence(f"broker {shard}")
         self._backoff = Backoff()
         self._applying = asyncio.Lock()
         self._reload = False
         self._cursors: dict[int, int] = {}
-        self._backfills = Backfills(shard, connect, self.refresh_rules, start, limits, metrics)
+        self._backfills = Backfills(
+            shard, connect, self.refresh_rules, self.quarantine, start, limits, metrics
+        )
         self._lanes: dict[int, tuple[Log, Subscriber]] = {}
         self._wake = asyncio.Event()
         self._to_judge: dict[int, None] = {}
         self._ready: dict[int, None] = {}
         self._held: dict[int, int] = {}
         self._calls: set[asyncio.Task[None]] = set()
-        self._failure: PeerFailed | None = None
+        self._failure: Exception | None = None
+        self._slow: tuple[TooSlow, int] | None = None
         self._has_worked = True
 
     def add_log(self, log: Log) -> None:
@@ -126,19 +139,28 @@ class BrokerLink:
         """Learn now what changed at the broker; raises PeerFailed."""
         known = self.rules.revision
         with peer_failures():
-            state = await self._routing_state(known, timeout_seconds)
+            state = await read_state(await self._connect(), self.shard, known, timeout_seconds)
             await self._learn(known, state.changes, state.config_revision)
+
+    async def quarantine(self, slow: TooSlow, revision: int) -> None:
+        """Have the broker leave a queue out that takes too long; `revision` is what it was by.
+
+        Raises PeerFailed.
+        """
+        with peer_failures():
+            await ask_for_quarantine(await self._connect(), slow, revision, ASSIGN_SECONDS)
+        await self.refresh_rules(ASSIGN_SECONDS)
 
     async def _open(self) -> None:
         """Learn cursors and configs, and go on from there."""
         known = 0 if self._reload else self.rules.revision
-        state = await self._routing_state(known)
+        state = await read_state(await self._connect(), self.shard, known)
         if state.config_revision < known:
             self._reload = True
             raise PeerFailed("the broker's configs went back; reading them all again")
         if self._reload:
             rules = BrokerRules()
-            await _apply(rules, state.changes, state.config_revision)
+            await apply_changes(rules, state.changes, state.config_revision)
             self.rules, self._reload = rules, False
             self._backfills.learn(state.changes)
         await self._learn(known, state.changes, state.config_revision)
@@ -151,28 +173,18 @@ class BrokerLink:
             log.refresh(subscriber)
             self._look_at(shard)
 
-    async def _routing_state(
-        self, known: int, timeout_seconds: float | None = None
-    ) -> assignment_pb2.GetRoutingStateResponse:
-        stub = assignment_pb2_grpc.AssignmentServiceStub(await self._connect())
-        state = await stub.GetRoutingState(
-            assignment_pb2.GetRoutingStateRequest(known_revision=known), timeout=timeout_seconds
-        )
-        if not isinstance(state, assignment_pb2.GetRoutingStateResponse):
-            raise PeerFailed("an answer that cannot be read")
-        if state.broker_shard != self.shard:
-            raise PeerFailed(f"broker shard {state.broker_shard} answers there")
-        return state
-
     async def _learn(
         self, known: int, changes: Sequence[queue_pb2.QueueChange], revision: int
     ) -> None:
-        """Take in what changed after `known`; what was judged by older configs is judged again."""
+        """Take in what changed after `known`."""
         async with self._applying:
             if known <= self.rules.revision < revision:
-                await _apply(self.rules, changes, revision)
+                await apply_changes(self.rules, changes, revision)
                 self._backfills.learn(changes)
-                for shard in self._lanes:
+                routes = [subscriber.route for _, subscriber in self._lanes.values()]
+                judged_by = [route.revision for route in routes if route.revision is not None]
+                self.rules.forget_changes(min(judged_by, default=revision))
+                for shard in self._held:
                     self._look_at(shard)
 
     async def _serve(self) -> None:
@@ -181,6 +193,9 @@ class BrokerLink:
         try:
             while self._failure is None:
                 self._judge()
+                if self._slow is not None:
+                    (slow, revision), self._slow = self._slow, None
+                    await self.quarantine(slow, revision)
                 self._send()
                 if self._to_judge:
                     await asyncio.sleep(0)
@@ -205,16 +220,24 @@ class BrokerLink:
     def _judge(self) -> None:
         """Judge a step's worth of messages, and see what is ready to be sent."""
         judged_count, now_ms = 0, _now_ms()
-        while self._to_judge and judged_count < self._limits.step_max:
+        until_ns = time.perf_counter_ns() + STEP_NS
+        while self._to_judge and judged_count < self._pace.limits.step_max:
             shard = next(iter(self._to_judge))
             del self._to_judge[shard]
             log, subscriber = self._lanes[shard]
             route = subscriber.route
-            judged_count += route.judge(self.rules, now_ms, self._limits)
+            route.refresh_held(self.rules, self._pace.limits)
+            try:
+                judged_count += route.judge(self.rules, now_ms, self._pace.limits)
+            except TooSlow as slow:
+                self._slow = slow, route.judging_revision(self.rules)
+                route.judge_anew()
             log.refresh(subscriber)  # What is judged takes less room.
-            if route.can_judge(self._limits):
+            if route.can_judge(self._pace.limits):
                 self._to_judge[shard] = None
             self._sort_in(shard, now_ms)
+            if self._slow is not None or time.perf_counter_ns() > until_ns:
+                break
         for shard, due_ms in list(self._held.items()):
             if due_ms <= now_ms:
                 self._sort_in(shard, now_ms)
@@ -224,7 +247,7 @@ class BrokerLink:
         self._ready.pop(ingest_shard, None)
         self._held.pop(ingest_shard, None)
         log, subscriber = self._lanes[ingest_shard]
-        due_ms = subscriber.route.due_ms(self._limits, more=log.has_more(subscriber.route))
+        due_ms = subscriber.route.due_ms(self._pace.limits, more=log.has_more(subscriber.route))
         if due_ms is not None and due_ms <= now_ms:
             self._ready[ingest_shard] = None
         elif due_ms is not None:
@@ -233,28 +256,31 @@ class BrokerLink:
     def _send(self) -> None:
         """Send what is ready, in as many calls as may be in flight."""
         while self._ready and len(self._calls) < CALLS_MAX:
-            soon_ms = _now_ms() + self._limits.hold_ms // 2
+            soon_ms = _now_ms() + self._pace.limits.hold_ms // 2
             company = [shard for shard, due_ms in self._held.items() if due_ms <= soon_ms]
-            ranges: list[tuple[int, Piece]] = []
-            room = self._limits
+            pieces: list[tuple[int, Piece]] = []
+            room = self._pace.limits
             for shard in [*self._ready, *company]:
                 route = self._lanes[shard][1].route
                 self._ready.pop(shard, None)
                 self._held.pop(shard, None)
-                if route.due_ms(self._limits) is None or route.judged is None:
+                piece = route.next_piece
+                if route.due_ms(self._pace.limits) is None or piece is None:
                     continue
-                if route.judged.revision != self.rules.revision:
+                if not piece.is_caught_up:
+                    piece.catch_up(self.rules)
+                if piece.is_catching_up:
                     self._look_at(shard)
                     continue
-                piece = route.send()
-                if route.can_judge(self._limits):
+                route.send()
+                if route.can_judge(self._pace.limits):
                     self._to_judge[shard] = None  # A long piece had no room for what is next.
-                ranges.append((shard, piece))
+                pieces.append((shard, piece))
                 room = room.less(piece)
                 if room.are_used_up:
                     break
-            if ranges:
-                call = asyncio.create_task(self._call(ranges))
+            if pieces:
+                call = asyncio.create_task(self._call(pieces))
                 self._calls.add(call)
                 call.add_done_callback(self._calls.discard)
 
@@ -269,43 +295,68 @@ class BrokerLink:
                 await self._wake.wait()
         self._wake.clear()
 
-    async def _call(self, ranges: Ranges) -> None:
-        revision = ranges[0][1].revision
+    async def _call(self, pieces: Pieces) -> None:
         try:
             with peer_failures():
+                request = assign_request(
+                    (shard, piece, self._lanes[shard][1].route.seen_of(piece))
+                    for shard, piece in pieces
+                )
                 stub = assignment_pb2_grpc.AssignmentServiceStub(await self._connect())
-                response = await stub.Assign(assign_request(revision, ranges))
-                await self._answered(revision, ranges, response)
+                with self._tracing.routing(self.shard, [piece for _, piece in pieces]):
+                    response = await stub.Assign(request, timeout=ASSIGN_SECONDS)
+                await self._answered(pieces, response)
+        except CallTooLarge as failure:
+            if not self._pace.was_too_much():
+                self._failure = failure  # One message that no call holds.
+            self._take_back(pieces)
         except PeerBusy as failure:
             self._presence.away(failure)
             await asyncio.sleep(self._backoff.next_seconds())
-            for shard, _ in ranges:
-                self._lanes[shard][1].route.lost()
-                self._look_at(shard)
+            self._take_back(pieces)
         except PeerFailed as failure:
+            if isinstance(failure, PeerLate):
+                self._pace.was_too_much()
             # A wrong piece was judged by wrong configs, however that came to be.
             self._reload = self._reload or isinstance(failure, PeerRefused)
             self._has_worked = False
             self._failure = failure
+        except Exception as failure:  # noqa: BLE001 - it ends the router: see `_serve`
+            self._failure = failure
         finally:
             self._wake.set()
 
-    async def _answered(self, revision: int, ranges: Ranges, response: object) -> None:
+    def _take_back(self, pieces: Pieces) -> None:
+        """What these pieces hold is judged and sent again."""
+        for shard, _ in pieces:
+            self._lanes[shard][1].route.lost()
+            self._look_at(shard)
+
+    async def _answered(self, pieces: Pieces, response: object) -> None:
         if not isinstance(response, assignment_pb2.AssignResponse):
             raise PeerFailed("an answer that cannot be read")
-        results = response.results
-        if [result.ingest_shard for result in results] != [shard for shard, _ in ranges]:
+        results, revision = response.results, response.config_revision
+        if [result.ingest_shard for result in results] != [shard for shard, _ in pieces]:
             raise PeerFailed("an answer about other logs than those asked about")
-        if response.config_revision < revision:
+        if revision < max(piece.revision for _, piece in pieces):
             self._reload = True
             raise PeerFailed("the broker's configs went back; reading them all again")
-        await self._learn(revision, response.changes, response.config_revision)
-        for (shard, piece), result in zip(ranges, results, strict=True):
-            moved = result.cursor != piece.previous
-            if not moved and response.config_revision == revision:
-                raise PeerFailed(f"a piece of log {shard} was refused without a reason")
+        if self.rules.revision < revision and any(result.outdated for result in results):
+            await self.refresh_rules(ASSIGN_SECONDS)
+        for (shard, piece), result in zip(pieces, results, strict=True):
             log, subscriber = self._lanes[shard]
-            subscriber.route.answered(result.cursor)
+            route = subscriber.route
+            route.seen = Seen(piece.read_until, revision, response.broker_incarnation)
+            if result.outdated:
+                route.outdated(self.rules)
+            elif result.retry_later:
+                route.lost()
+                asyncio.get_running_loop().call_later(RETRY_S, self._look_at, shard)
+                continue
+            elif result.cursor == piece.previous:
+                raise PeerFailed(f"a piece of log {shard} was refused without a reason")
+            else:
+                route.answered(result.cursor)
             self._metrics.answered(self.shard, shard, piece, applied=result.applied)
             log.refresh(subscriber)
             self._look_at(shard)
@@ -313,6 +364,7 @@ class BrokerLink:
 
     def _works(self) -> None:
         self._has_worked = True
+        self._pace.was_answered()
         self._backoff.reset()
         self._presence.there()
 
@@ -328,25 +380,19 @@ class BrokerLink:
                     stub = queue_pb2_grpc.QueueServiceStub(await self._connect())
                     known = self.rules.revision
                     request = queue_pb2.WatchQueuesRequest(after_revision=known)
+                    changes: list[queue_pb2.QueueChange] = []
                     async for response in stub.WatchQueues(request):
-                        await self._learn(known, response.changes, response.revision)
-                        known = response.revision
+                        changes += response.changes
+                        if response.more:
+                            continue
+                        await self._learn(known, changes, response.revision)
+                        known, changes = response.revision, []
                         presence.there()
                         backoff.reset()
                     raise PeerFailed("the stream ended")
             except PeerFailed as failure:
                 presence.away(failure)
             await asyncio.sleep(backoff.next_seconds())
-
-
-async def _apply(
-    rules: BrokerRules, changes: Sequence[queue_pb2.QueueChange], revision: int
-) -> None:
-    """Bring rules to a revision, in steps: compiling ten thousand filters takes seconds."""
-    for begin in range(0, len(changes), RULES_STEP):
-        rules.change(queue_rules(changes[begin : begin + RULES_STEP]))
-        await asyncio.sleep(0)
-    rules.revision = revision
 
 
 def _now_ms() -> int:

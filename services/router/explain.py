@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Final
 
-from libs.filters import QueueOutcome
+from libs.filters import Facts, QueueOutcome
 from services.router.router import Router
-from services.router.routing import Message
 from slatemq.errors import NotFound, Unavailable
+
+QUEUES_STEP: Final = 4
+"""Queues that judge in one step of the event loop: each may take some milliseconds."""
 
 
 class Explainer:
@@ -17,7 +21,7 @@ class Explainer:
         """Use this router's rules, which are the ones that route."""
         self._router = router
 
-    async def explain(self, message: Message, queue_ids: Sequence[str]) -> list[QueueOutcome]:
+    async def explain(self, message: Facts, queue_ids: Sequence[str]) -> list[QueueOutcome]:
         """The judgement of these queues, or of all: matches first, each part by queue ID.
 
         Queues created before this is called are seen; those of a broker that does not answer now
@@ -40,5 +44,8 @@ class Explainer:
                 raise NotFound("queue", queue_id)
         outcomes: list[QueueOutcome] = []
         for rules in all_rules:
-            outcomes += rules.explain(message, queue_ids or rules.queue_ids)
+            asked = list(queue_ids or rules.queue_ids)
+            for begin in range(0, len(asked), QUEUES_STEP):
+                outcomes += rules.explain(message, asked[begin : begin + QUEUES_STEP])
+                await asyncio.sleep(0)
         return sorted(outcomes, key=lambda outcome: (not outcome.matched, outcome.queue_id))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from libs.serving.telemetry import MESSAGING_DESTINATION_NAME, Telemetry
-from services.router.route import Piece
+from services.router.pieces import Piece
 from services.router.routing import Columns
 
 Lags = Callable[[], Iterable[tuple[int, int, int]]]

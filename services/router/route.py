@@ -3,144 +3,32 @@
 ::
 
     log ──offer──▶ waiting ──judge──▶ judged ──send──▶ in flight ──answered──▶ (assigned, dropped)
-                      ▲                  │                │
-                      └── new configs ───┴─ refused, lost ┘
+                      ▲                  ╎             ▲  │  ╎
+                      └──────────────────┼─────────────┼──┴──┼── lost, or refused for its place
+                                         └╌ catch up ╌╌┴╌╌╌╌╌┘   (outdated)
 
-    cursor ≤ in flight ≤ judged ≤ waiting ≤ position: sequences, each part without a gap to the next
+    cursor ≤ in flight ≤ judged ≤ waiting ≤ position: IDs of messages, no gap between any two
 
-The broker decides: it applies a range only at its cursor and only by its current configs. So
-whatever a route believes, and however many routers believe it, an entry is assigned once; a wrong
-belief costs a refused call. What this class must get right is the rest: to send no range with a
-hole in it, to label no judgement with configs that it was not made by, and to let go of no entry
-too early.
+The broker decides: it applies a range only at its cursor, and only if the queues that changed
+before the range could be read have judged it by what they are since then. So whatever a route
+believes, and however many routers believe it, an entry is assigned once; a wrong belief costs a
+refused call. What this class must get right is the rest: to send no range with a hole in it, to
+label no judgement with configs newer than those it was made by, and to let go of no entry too
+early.
+
+A piece is labelled with the oldest configs that judged any of it. Queues that changed since judge
+all of it again, and they alone: it catches up. It does so once before it is sent, to what is known
+then, and once more when it was refused for a change that was not known; what changes while it
+catches up does not matter, as the broker knows when the piece had been read.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
 
-from services.router.routing import Columns, Judgement, LogEntry
-
-
-class Rules(Protocol):
-    """The queues of one broker shard, as far as judging goes."""
-
-    @property
-    def revision(self) -> int:
-        """The config revision of the shard by which `judge` judges."""
-
-    def judge(self, entry: LogEntry, columns: Columns) -> Judgement:
-        """Add the matches of an entry to the columns of the queues."""
-
-
-THIN = 16
-"""A piece with fewer matches for each of its queues is thin: that it names a queue at all costs the
-broker as much as dozens of messages."""
-
-
-class PieceLimits(NamedTuple):
-    """How much one piece holds; an entry is never split, so the last one may go beyond.
-
-    Attributes:
-        messages_max: Messages judged: more of them in one call save little, and cost latency.
-        thin_max: Messages judged, as long as the piece is thin: see `Piece.is_thin`.
-        matches_max: Matches: about 20 bytes each in the call.
-        step_max: Messages judged between two looks at everything else there is to do.
-        hold_ms: How long a piece without any match waits for company.
-        gather_ms: How long a thin piece gathers more before it goes, as long as more are at hand.
-        queues_per_ms: A thin piece waits a millisecond for each so many of its queues even if no
-            more is known of: a third of the time that it is going to take at the broker.
-    """
-
-    messages_max: int = 8_192
-    thin_max: int = 131_072
-    matches_max: int = 200_000
-    step_max: int = 512
-    hold_ms: int = 1_000
-    gather_ms: int = 750
-    queues_per_ms: int = 100
-
-    def less(self, piece: Piece) -> PieceLimits:
-        """What a call that holds this piece has room for."""
-        return self._replace(
-            messages_max=self.messages_max - piece.messages_count,
-            thin_max=self.thin_max - piece.messages_count,
-            matches_max=self.matches_max - piece.matches_count,
-        )
-
-    @property
-    def are_used_up(self) -> bool:
-        """Whether there is no room left."""
-        return self.messages_max <= 0 or self.matches_max <= 0
-
-
-class Piece:
-    """A judged range of the log.
-
-    Attributes:
-        previous: Sequence of the last entry before it.
-        revision: Of the configs that judged it.
-        entries: What it was made from, kept in case it must be judged again.
-        columns: The matches, by queue.
-        matches_count: How many matches there are in all columns together.
-        messages_count: How many messages it has.
-        unmatched_count: How many of them reached no queue.
-        since_ms: When its first entry was judged.
-        judged_ms: When its last ones were.
-    """
-
-    __slots__ = (
-        "columns",
-        "entries",
-        "judged_ms",
-        "matches_count",
-        "messages_count",
-        "previous",
-        "revision",
-        "since_ms",
-        "unmatched_count",
-    )
-
-    def __init__(self, previous: int, revision: int, since_ms: int) -> None:
-        """Begin an empty piece behind `previous`."""
-        self.previous = previous
-        self.revision = revision
-        self.since_ms = self.judged_ms = since_ms
-        self.entries: list[LogEntry] = []
-        self.columns: Columns = {}
-        self.matches_count = 0
-        self.messages_count = 0
-        self.unmatched_count = 0
-
-    def add(self, entry: LogEntry, rules: Rules) -> None:
-        """Judge an entry and put it at the end."""
-        judgement = rules.judge(entry, self.columns)
-        self.entries.append(entry)
-        self.messages_count += entry.messages_count
-        self.matches_count += judgement.matches_count
-        self.unmatched_count += judgement.unmatched_count
-
-    @property
-    def last(self) -> int:
-        """Sequence of the last entry in it."""
-        return self.entries[-1].sequence if self.entries else self.previous
-
-    @property
-    def is_thin(self) -> bool:
-        """Whether few of its matches share a queue.
-
-        What it costs the broker goes by queues then, more than by messages: a row or two for each.
-        So more messages cost little more, and the next piece has the same queues again.
-        """
-        return self.matches_count < THIN * len(self.columns)
-
-    def is_long(self, limits: PieceLimits) -> bool:
-        """Whether it goes as it is, without more behind it."""
-        if self.matches_count >= limits.matches_max:
-            return True
-        return self.messages_count >= (limits.thin_max if self.is_thin else limits.messages_max)
+from services.router.entries import LogEntry
+from services.router.pieces import Piece, PieceLimits, Rules, Seen
 
 
 class Route:
@@ -148,9 +36,11 @@ class Route:
 
     Attributes:
         cursor: The broker's cursor, as last told.
-        position: Sequence up to which the log was offered; entries behind it are wanted next.
-        in_flight: What was sent and not answered yet.
+        position: The message up to which the log was offered; those behind it are wanted next.
+        in_flight: What was sent and not answered yet, or was refused as outdated.
+        is_outdated: Whether it was refused so: it catches up, and goes again.
         judged: What is judged and waits: for the answer, or for the first match behind it.
+        seen: What the broker answered last.
         pending_count: Messages in hand.
         pending_bytes: Their size on the wire, with headers.
     """
@@ -159,10 +49,12 @@ class Route:
         "_waiting",
         "cursor",
         "in_flight",
+        "is_outdated",
         "judged",
         "pending_bytes",
         "pending_count",
         "position",
+        "seen",
     )
 
     def __init__(self, cursor: int = 0) -> None:
@@ -170,7 +62,9 @@ class Route:
         self.cursor = cursor
         self.position = cursor
         self.in_flight: Piece | None = None
+        self.is_outdated = False
         self.judged: Piece | None = None
+        self.seen: Seen | None = None
         self._waiting: deque[LogEntry] = deque()
         self.pending_count = 0
         self.pending_bytes = 0
@@ -190,20 +84,39 @@ class Route:
         if after > self.position:
             raise ValueError(f"entries behind {after} do not join on to {self.position}")
         for entry in entries:
-            if entry.sequence > self.position:
+            if entry.last > self.position:
+                if entry.first <= self.position:
+                    entry = entry.between(self.position, entry.last)
                 entry.hold()
                 self._waiting.append(entry)
-                self.position = entry.sequence
+                self.position = entry.last
                 self.pending_count += entry.messages_count
                 self.pending_bytes += entry.size_bytes
 
-    def judge(self, rules: Rules, now_ms: int, limits: PieceLimits) -> int:
-        """Judge a step of what waits; a judgement by other configs is thrown away first.
+    @property
+    def next_piece(self) -> Piece | None:
+        """What is to be sent next, when it is due; None: there is nothing, or the answer is due."""
+        if self.in_flight is None:
+            return self.judged
+        return self.in_flight if self.is_outdated else None
 
-        Returns how many messages were judged.
+    @property
+    def revision(self) -> int | None:
+        """Of the oldest configs that judged any piece; None: there is none."""
+        pieces = [piece.revision for piece in (self.in_flight, self.judged) if piece is not None]
+        return min(pieces, default=None)
+
+    def judge(self, rules: Rules, now_ms: int, limits: PieceLimits) -> int:
+        """Judge a step of what catches up, or else of what waits.
+
+        Returns how many messages were judged. Raises TooSlow: call `judge_anew`.
         """
-        if self.judged is not None and self.judged.revision != rules.revision:
-            self._unjudge_next()
+        catching_up = self._catching_up()
+        if catching_up is not None:
+            count = catching_up.step(limits.step_max)
+            if catching_up.matches_count > 2 * limits.matches_max:
+                self._unjudge()  # Into pieces of a size that can be sent.
+            return count
         if not self._waiting:
             return 0
         if self.judged is None:
@@ -212,28 +125,66 @@ class Route:
         piece = self.judged
         piece.judged_ms = now_ms
         begin = piece.messages_count
+        part_max = limits.part_max(rules.queues_count)
         while self.can_judge(limits) and piece.messages_count < begin + limits.step_max:
-            entry = self._waiting.popleft()
-            piece.add(entry, rules)
-            entry.release()
+            if not piece.is_inside_an_entry and self._waiting[0].messages_count > part_max:
+                whole = self._waiting.popleft()
+                self._put_back(whole.parts(part_max))
+                whole.release()
+            if not piece.add(self._waiting[0], rules):
+                break
+            self._waiting.popleft().release()
         return piece.messages_count - begin
 
+    def judging_revision(self, rules: Rules) -> int:
+        """Of the configs by which `judge` goes on: a piece that catches up keeps to those then."""
+        piece = self._catching_up()
+        revision = None if piece is None else piece.catching_up_to
+        return rules.revision if revision is None else revision
+
+    def judge_anew(self) -> None:
+        """Let go of judgements that are not on their way; after TooSlow they are of no use."""
+        self._unjudge_next()
+        if self.is_outdated and self.in_flight is not None:
+            self._put_back(self.in_flight.entries)
+            self.in_flight, self.is_outdated = None, False
+
+    def refresh_held(self, rules: Rules, limits: PieceLimits) -> None:
+        """What waits for its first match catches up with new configs, unless it is much."""
+        piece = self.next_piece
+        if piece is None or piece is self.in_flight or piece.columns or piece.is_catching_up:
+            return
+        if piece.is_inside_an_entry:
+            return
+        if piece.revision < rules.revision and piece.messages_count <= limits.step_max:
+            piece.catch_up(rules)
+
     def can_judge(self, limits: PieceLimits) -> bool:
-        """Whether something waits for which the judged piece has room."""
-        return bool(self._waiting) and (self.judged is None or not self.judged.is_long(limits))
+        """Whether something catches up, or waits and the judged piece has room for it."""
+        if self._catching_up() is not None:
+            return True
+        if not self._waiting or self.judged is None:
+            return bool(self._waiting)
+        return self.judged.is_inside_an_entry or not self.judged.is_long(limits)
+
+    def _catching_up(self) -> Piece | None:
+        for piece in (self.in_flight, self.judged):
+            if piece is not None and piece.is_catching_up:
+                return piece
+        return None
 
     def due_ms(self, limits: PieceLimits, *, more: bool = False) -> int | None:
-        """When the judged piece is to go: 0 = now, else the time; None = nothing can go.
+        """When the next piece is to go: 0 = now, else the time; None = nothing can go.
 
         Matches go at once, and so does a piece that is long. One without a match is held a while,
         and so is a thin one while there is `more` to come at once: what is behind it waits anyway,
         and less so if most of its queues are told once, not twice. (That there is more is not
         known for the first piece after a pause, hence the few milliseconds.)
         """
-        piece = self.judged
-        if piece is None or self.in_flight is not None:
+        piece = self.next_piece
+        if piece is None or piece.is_catching_up or piece.is_inside_an_entry:
             return None
-        if piece.is_long(limits):
+        if self.is_outdated or piece.is_long(limits):
             return 0
         if not piece.columns:
             return piece.since_ms + limits.hold_ms
@@ -245,19 +196,39 @@ class Route:
         return piece.judged_ms + wait_ms if wait_ms else 0
 
     def send(self) -> Piece:
-        """Put the judged piece in flight.
+        """Put the next piece in flight.
 
         Raises:
-            ValueError: There is none, or another one is in flight.
+            ValueError: There is none, it is catching up, or another one is in flight.
         """
-        if self.judged is None or self.in_flight is not None:
+        piece = self.next_piece
+        if piece is None or piece.is_catching_up or piece.is_inside_an_entry:
             raise ValueError("nothing to send, or not yet")
-        self.in_flight, self.judged = self.judged, None
-        return self.in_flight
+        if self.is_outdated:
+            self.is_outdated = False
+        else:
+            self.in_flight, self.judged = piece, None
+        piece.is_caught_up = False
+        piece.read_until = self.position
+        return piece
+
+    def seen_of(self, piece: Piece) -> Seen | None:
+        """The answer that counts for all of a piece, once it has caught up with its revision."""
+        seen = self.seen
+        if seen is None or piece.last > seen.through or piece.revision < seen.revision:
+            return None
+        return seen
+
+    def outdated(self, rules: Rules) -> None:
+        """The piece in flight was refused for changes, which these rules have: it catches up."""
+        if self.in_flight is not None:
+            self.is_outdated = True
+            self.in_flight.catch_up(rules)
 
     def answered(self, cursor: int) -> None:
         """The piece in flight was answered, applied or refused: go on from the cursor told."""
         piece, self.in_flight = self.in_flight, None
+        self.is_outdated = False
         if piece is not None and cursor == piece.last:
             self._let_go(piece.entries)
             self.cursor = cursor
@@ -287,34 +258,43 @@ class Route:
     def forget(self) -> None:
         """Let go of everything that is not in flight, to free memory; it is wanted again."""
         piece, self.in_flight = self.in_flight, None
+        is_outdated = self.is_outdated
         self._unjudge()
         self._drop_waiting(self.position)
-        self.in_flight = piece
+        self.in_flight, self.is_outdated = piece, is_outdated
         self.position = self.cursor if piece is None else piece.last
 
     def _unjudge(self) -> None:
         """Put what is judged, and what is in flight, back in front of what waits."""
         self._unjudge_next()
         if self.in_flight is not None:
-            self._wait_again(self.in_flight)
-            self.in_flight = None
+            self._put_back(self.in_flight.entries)
+            self.in_flight, self.is_outdated = None, False
 
     def _unjudge_next(self) -> None:
         if self.judged is not None:
-            self._wait_again(self.judged)
+            self._put_back(self.judged.entries)
             self.judged = None
 
-    def _wait_again(self, piece: Piece) -> None:
-        for entry in reversed(piece.entries):
+    def _put_back(self, entries: Sequence[LogEntry]) -> None:
+        """Put entries in front of what waits."""
+        for entry in reversed(entries):
             entry.hold()
             self._waiting.appendleft(entry)
 
     def _drop_waiting(self, until: int) -> None:
-        """Let go of what waits, up to this sequence."""
-        while self._waiting and self._waiting[0].sequence <= until:
+        """Let go of what waits, up to this message."""
+        while self._waiting and self._waiting[0].first <= until:
             entry = self._waiting.popleft()
-            entry.release()
             self._let_go((entry,))
+            if entry.last > until:
+                rest = entry.between(until, entry.last)
+                self.pending_count += rest.messages_count
+                self.pending_bytes += rest.size_bytes
+                self._put_back((rest,))
+            entry.release()
+            if entry.last > until:
+                return
 
     def _let_go(self, entries: Iterable[LogEntry]) -> None:
         for entry in entries:

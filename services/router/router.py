@@ -14,8 +14,9 @@ from libs.serving.topology import CACHE_MS, TopologyDirectory
 from libs.storage.errors import StorageError
 from services.router.brokers import BrokerLink
 from services.router.metrics import Metrics
-from services.router.route import PieceLimits
+from services.router.pieces import PieceLimits
 from services.router.tails import Buffer, Log
+from services.router.tracing import Tracing
 from slatemq.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Router:
         self._limits = limits or PieceLimits()
         self._buffer = buffer or Buffer()
         self._metrics = Metrics(telemetry, self._pending)
+        self._tracing = Tracing(telemetry)
         self._look_again_ms = look_again_ms
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] | None = None
@@ -154,6 +156,7 @@ class Router:
                     self._start,
                     self._limits,
                     self._metrics,
+                    self._tracing,
                 )
                 self.links[shard] = link
                 for known in self.logs.values():

@@ -1,13 +1,24 @@
-"""What is judged, by what, and what comes of it: log entries, rules, columns of matches."""
+"""What log entries are judged by, and what comes of it: rules, columns of matches."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from time import perf_counter_ns
 from typing import NamedTuple
 
-from libs.filters import DEFAULT_FILTER, DEFAULT_PRIORITY, FilterError, QueueOutcome, RuleSet
+from libs.filters import (
+    DEFAULT_FILTER,
+    DEFAULT_PRIORITY,
+    Allowance,
+    Facts,
+    FilterError,
+    QueueOutcome,
+    RuleSet,
+)
 from libs.storage.log_runs import LogRun, one_by_one
+from services.router.entries import LogEntry
 
 log = logging.getLogger(__name__)
 
@@ -16,66 +27,8 @@ NO_DELAY = -1
 """Stands for the delay of a message that has none of its own; 0 is one."""
 
 
-class Message(NamedTuple):
-    """What filters and priorities see of a message; times in ms since 1970."""
-
-    headers: dict[str, str]
-    created_at_ms: int
-    received_at_ms: int
-    payload_bytes: int
-
-
-class LogEntry:
-    """What one commit of ingest added to the log.
-
-    A router that is behind holds a hundred thousand messages. Read, each that is unlike the others
-    takes a kilobyte, stored a tenth of that; and once it is judged nobody looks at it again, unless
-    it must be judged anew.
-
-    Attributes:
-        sequence: Where it stands in the log.
-        messages_count: How many messages it has.
-        size_bytes: Its size on the wire.
-    """
-
-    __slots__ = ("_held_count", "_read", "_runs", "messages_count", "sequence", "size_bytes")
-
-    def __init__(
-        self,
-        sequence: int,
-        runs: Sequence[LogRun],
-        size_bytes: int,
-        read: Callable[[], Sequence[LogRun]] | None = None,
-    ) -> None:
-        """With `read`, which gives its messages again, they need not stay in memory."""
-        self.sequence = sequence
-        self.messages_count = sum(len(sizes) for _, _, _, sizes, _ in runs)
-        self.size_bytes = size_bytes
-        self._runs: Sequence[LogRun] | None = runs
-        self._read = read
-        self._held_count = 0
-
-    @property
-    def runs(self) -> Sequence[LogRun]:
-        """Its messages; read again where they were let go of."""
-        if self._runs is None:
-            assert self._read is not None, "only what can be read again is let go of"
-            self._runs = self._read()
-        return self._runs
-
-    def hold(self) -> None:
-        """Somebody is going to judge it, and ends that with `release`."""
-        self._held_count += 1
-
-    def release(self) -> None:
-        """Who held it has judged it, or will not: without others its messages may go."""
-        self._held_count -= 1
-        if not self._held_count and self._read is not None:
-            self._runs = None
-
-
 class QueueRule(NamedTuple):
-    """One queue as far as routing goes: its expressions, or that it is gone.
+    """One queue as far as routing goes: its expressions, or that it is gone, or why it is left out.
 
     A filter of None is the default one: the messages whose header `queue` is the queue's ID.
     """
@@ -86,6 +39,7 @@ class QueueRule(NamedTuple):
     deleted: bool = False
     fallback_priority: int = DEFAULT_PRIORITY
     default_delay_ms: int = 0
+    quarantine: str = ""
 
 
 class QueueColumns:
@@ -145,10 +99,22 @@ Matches = list[tuple[str, int]]
 
 
 class Judgement(NamedTuple):
-    """What judging one entry came to: matches, and messages without any."""
+    """What judging an entry, or a part of it, came to: matches, and messages without any.
+
+    Attributes:
+        left_at: With which message to go on, since that was a step's work; None: it is done.
+    """
 
     matches_count: int
     unmatched_count: int
+    left_at: int | None = None
+
+
+STEP_NS = 5_000_000
+"""For so long an entry is judged between two looks at everything else there is to do."""
+
+LOOK_EVERY = 4
+"""Messages, or runs of such that are alike, between two looks at the clock."""
 
 
 class BrokerRules:
@@ -159,31 +125,74 @@ class BrokerRules:
 
     Attributes:
         revision: The config revision of the shard that these are. Set it when all changes up to it
-            are in: until then the broker refuses what was judged, since it was under the old one.
+            are in: until then what is judged counts as judged by the one before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allowance: Allowance | None = None) -> None:
         """Begin without queues, before the first revision."""
         self.revision = 0
-        self._rules = RuleSet()
+        self._rules = RuleSet(allowance)
         self._broken: dict[str, str] = {}
         self._queues: dict[str, QueueRule] = {}
+        # The revisions with which queues came to be judged otherwise, or not at all; ascending.
+        self._changed: dict[str, int] = {}
+
+    @property
+    def queues_count(self) -> int:
+        """How many queues there are."""
+        return len(self._queues)
 
     @property
     def queue_ids(self) -> frozenset[str]:
         """The queues known."""
         return frozenset(self._queues)
 
-    def change(self, changes: Iterable[QueueRule]) -> None:
-        """Take in queues that changed."""
+    def changed_after(self, revision: int) -> list[str]:
+        """The queues that are judged otherwise, or not at all, since this revision."""
+        changed = []
+        for queue_id, at in reversed(self._changed.items()):
+            if at <= revision:
+                break
+            changed.append(queue_id)
+        return changed
+
+    def forget_changes(self, revision: int) -> None:
+        """No one is going to ask for changes after a revision below this one."""
+        while self._changed:
+            queue_id = next(iter(self._changed))
+            if self._changed[queue_id] > revision:
+                return
+            del self._changed[queue_id]
+
+    def only(self, queue_ids: Iterable[str]) -> BrokerRules:
+        """The same, of these queues alone."""
+        some = BrokerRules()
+        some.revision = self.revision
+        some._rules = self._rules.only(queue_ids)
+        for queue_id in self._queues.keys() & set(queue_ids):
+            some._queues[queue_id] = self._queues[queue_id]
+            if queue_id in self._broken:
+                some._broken[queue_id] = self._broken[queue_id]
+        return some
+
+    def change(self, changes: Iterable[QueueRule], revision: int = 0) -> None:
+        """Take in queues that changed, by this revision; one that is judged as before is left."""
         for queue in changes:
             queue_id, source = queue.queue_id, queue.filter
+            if self._queues.get(queue_id) == (None if queue.deleted else queue):
+                continue
+            self._changed.pop(queue_id, None)
+            self._changed[queue_id] = revision
             self._broken.pop(queue_id, None)
             if queue.deleted:
                 self._queues.pop(queue_id, None)
                 self._rules.remove(queue_id)
                 continue
             self._queues[queue_id] = queue
+            if queue.quarantine:
+                self._rules.remove(queue_id)
+                self._broken[queue_id] = f"the queue is in quarantine: {queue.quarantine}"
+                continue
             try:
                 self._rules.replace(
                     queue_id,
@@ -196,16 +205,25 @@ class BrokerRules:
                 self._broken[queue_id] = f"this router cannot read its expressions: {error}"
                 log.error("queue %s gets nothing: %s", queue_id, self._broken[queue_id])
 
-    def judge(self, entry: LogEntry, columns: Columns) -> Judgement:
-        """Add the matches of an entry to the columns of the queues."""
-        return self._judge(entry.runs, columns)
+    def judge(self, entry: LogEntry, columns: Columns, begin: int = 0) -> Judgement:
+        """Add the matches of an entry's messages to the columns of the queues, from `begin` on.
 
-    def _judge(self, runs: Iterable[LogRun], columns: Columns) -> Judgement:
+        Stops when that has taken long: an entry has up to ten thousand messages, and there may be
+        ten thousand queues. Raises TooSlow; what it has added by then is of no use.
+        """
+        until_ns = perf_counter_ns() + STEP_NS
+        runs = _from(entry.runs, begin) if begin else entry.runs
+        return self._judge(runs, columns, begin, until_ns)
+
+    def _judge(self, runs: Iterable[LogRun], columns: Columns, at: int, until_ns: int) -> Judgement:
         route, fallbacks = self._rules.route, self._rules.fallbacks
         matches_count = unmatched_count = 0
-        for run in runs:
-            (first_id, created, received, visible, retention_s), headers, delay, sizes, direct = run
-            matches = self._direct(run) if direct else route(headers, created, received, sizes[0])
+        for number, run in enumerate(runs):
+            if number and not number % LOOK_EVERY and perf_counter_ns() > until_ns:
+                return Judgement(matches_count, unmatched_count, at)
+            fields, headers, delay, sizes, direct = run
+            first_id, _, received, visible, retention_s = fields
+            matches = self._direct(run) if direct else route(headers, fields, delay, sizes[0])
             deadline_ms = received + 1000 * retention_s if retention_s else 0
             message_ids: tuple[int, ...] = (first_id,)
             deadlines_ms: tuple[int, ...] = (deadline_ms,)
@@ -215,10 +233,14 @@ class BrokerRules:
                 deadlines_ms *= count
             elif count > 1:
                 fallbacks.clear()
-                more = self._judge(one_by_one(run), columns)
+                more = self._judge(one_by_one(run), columns, at, until_ns)
                 matches_count += more.matches_count
                 unmatched_count += more.unmatched_count
+                if more.left_at is not None:
+                    return Judgement(matches_count, unmatched_count, more.left_at)
+                at += count
                 continue
+            at += count
             if not matches:
                 unmatched_count += count
                 continue
@@ -245,29 +267,42 @@ class BrokerRules:
 
     def _are_for_all(self, matches: Matches, run: LogRun) -> bool:
         """Whether the matches of a run's first message are those of the others, too."""
-        (_, created, received, _, _), headers, _, sizes, direct = run
-        if sizes.count(sizes[0]) == len(sizes):
+        fields, headers, delay, sizes, direct = run
+        if not self._rules.reads_ids and sizes.count(sizes[0]) == len(sizes):
             return True
         # Where headers alone are looked at, the next answer is the very same list.
-        return not direct and self._rules.route(headers, created, received, sizes[1]) is matches
+        return not direct and self._rules.route(headers, fields, delay, sizes[1]) is matches
 
     def _direct(self, run: LogRun) -> Matches:
         """The match of the first of these messages, which were pushed to one queue."""
-        (_, created, received, _, _), headers, _, sizes, direct = run
+        fields, headers, delay, sizes, direct = run
         queue = self._queues.get(direct)
-        if queue is None:
+        if queue is None or queue.quarantine:
             return []
         if direct in self._broken:
             return [(direct, queue.fallback_priority)]
-        return [(direct, self._rules.priority(direct, headers, created, received, sizes[0]))]
+        return [(direct, self._rules.priority(direct, headers, fields, delay, sizes[0]))]
 
-    def explain(self, message: Message, queue_ids: Iterable[str]) -> list[QueueOutcome]:
+    def explain(self, message: Facts, queue_ids: Iterable[str]) -> list[QueueOutcome]:
         """What these queues, which must be known, would do with a message, and why."""
         asked = self._queues.keys() & set(queue_ids)
         sound = asked.difference(self._broken)
-        outcomes = self._rules.explain(*message, sound)
+        outcomes = self._rules.explain(message, sound)
         outcomes += [
             QueueOutcome(queue_id, False, DEFAULT_PRIORITY, self._broken[queue_id])
             for queue_id in asked - sound
         ]
         return outcomes
+
+
+def _from(runs: Sequence[LogRun], begin: int) -> Iterator[LogRun]:
+    """The runs from this message on; one that it is inside of is taken apart."""
+    for run in runs:
+        count = len(run[3])
+        if begin >= count:
+            begin -= count
+        elif begin:
+            yield from islice(one_by_one(run), begin, None)
+            begin = 0
+        else:
+            yield run

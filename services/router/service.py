@@ -19,7 +19,7 @@ from libs.serving.topology_servicer import TopologyServicer
 from libs.storage.errors import StorageError
 from services.router.config import RouterConfig, parse_shards
 from services.router.explain import Explainer
-from services.router.route import PieceLimits
+from services.router.pieces import PieceLimits
 from services.router.router import Router
 from services.router.servicer import SERVICE_NAME, RouterServicer
 from services.router.tails import Buffer
@@ -45,7 +45,11 @@ class RouterProcess:
             raise FatalError(ExitCause.usage(str(error))) from error
         self._config = config
         self._directory = TopologyDirectory(opened_root(config.root).objects)
-        self._channels = Channels(self._directory, payload_bytes_max=config.payload_bytes_max)
+        self._channels = Channels(
+            self._directory,
+            payload_bytes_max=config.payload_bytes_max,
+            carrier=telemetry.carrier,
+        )
         self.router = Router(
             self._directory,
             self._channels,
@@ -66,6 +70,15 @@ class RouterProcess:
     def grpc_services(self) -> Sequence[str]:
         """What it serves."""
         return (SERVICE_NAME, TOPOLOGY_SERVICE)
+
+    @property
+    def ownership(self) -> None:
+        """It owns no shard."""
+
+    @property
+    def directory(self) -> TopologyDirectory:
+        """Knows where the services are that this one does not have."""
+        return self._directory
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""

@@ -6,15 +6,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from libs.filters import Facts, facts
 from libs.serving.limits import HEADER_TEXT_BYTES_MAX, HEADERS_COUNT_MAX
 from services.router.explain import Explainer
 from services.router.router import Router
-from services.router.routing import Message
 from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.v1 import router_pb2, router_pb2_grpc
 
 SERVICE_NAME = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 """For `Service.grpc_services`."""
+
+QUEUES_MAX = 10_000
+"""Named in one request."""
+
+_OF_A_MESSAGE = ("visible_at_ms", "delay_ms", "retention_s", "message_id")
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
@@ -35,6 +40,10 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.ExplainRequest, context: Any
     ) -> router_pb2.ExplainResponse:
         """Judge a message. Raises InvalidArgument, NotFound, Unavailable."""
+        if len(request.queue_ids) > QUEUES_MAX:
+            raise InvalidArgument(
+                "queue_ids", f"has {len(request.queue_ids)} items, at most {QUEUES_MAX} fit"
+            )
         message = _message(request, self._now_ms())
         outcomes = await self._explainer.explain(message, request.queue_ids)
         return router_pb2.ExplainResponse(
@@ -69,7 +78,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         )
 
 
-def _message(request: router_pb2.ExplainRequest, now_ms: int) -> Message:
+def _message(request: router_pb2.ExplainRequest, now_ms: int) -> Facts:
     headers = dict(request.headers)
     if len(headers) > HEADERS_COUNT_MAX:
         raise InvalidArgument("headers", f"{len(headers)} headers; at most {HEADERS_COUNT_MAX}")
@@ -80,12 +89,18 @@ def _message(request: router_pb2.ExplainRequest, now_ms: int) -> Message:
             raise InvalidArgument(
                 f'headers["{key[:64]}"]', f"a value has at most {HEADER_TEXT_BYTES_MAX} bytes"
             )
-    for field in ("created_at_ms", "received_at_ms", "payload_bytes"):
+    for field in ("created_at_ms", "received_at_ms", "payload_bytes", *_OF_A_MESSAGE):
         if getattr(request, field) < 0:
             raise InvalidArgument(field, "may not be negative")
-    return Message(
-        headers=headers,
-        created_at_ms=request.created_at_ms if request.HasField("created_at_ms") else now_ms,
-        received_at_ms=request.received_at_ms if request.HasField("received_at_ms") else now_ms,
-        payload_bytes=request.payload_bytes,
+    if request.visible_at_ms and request.HasField("delay_ms"):
+        raise InvalidArgument("delay_ms", "stands beside visible_at_ms: set one of the two")
+    created_at_ms = request.created_at_ms if request.HasField("created_at_ms") else now_ms
+    received_at_ms = request.received_at_ms if request.HasField("received_at_ms") else now_ms
+    fields = (
+        request.message_id,
+        created_at_ms,
+        received_at_ms,
+        request.visible_at_ms,
+        request.retention_s,
     )
+    return facts(headers, fields, request.delay_ms, request.payload_bytes)

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import grpc.aio
 
 from libs.serving.peers import Backoff, PeerFailed, Presence, peer_failures
+from libs.storage.log_gaps import LogGap, LogIds
 from services.router.route import Route
 from services.router.wire import log_entries
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
@@ -91,7 +92,8 @@ class Log:
 
     Attributes:
         ingest_shard: Whose log it is.
-        durable_sequence: Its last durable entry, as last told.
+        durable_sequence: Its last durable message, as last told.
+        ids: Where its IDs jump, as of the last `open`.
         subscribers: All routes of this log.
         backfills: To be held while a stream reads for a replay.
     """
@@ -106,6 +108,7 @@ class Log:
         """Read from the channel that `connect` gives, in tasks that `start` watches over."""
         self.ingest_shard = ingest_shard
         self.durable_sequence = 0
+        self.ids = LogIds(0, [])
         self.subscribers: list[Subscriber] = []
         self.tails: list[Tail] = []
         self.backfills = asyncio.Semaphore(BACKFILLS_MAX)
@@ -139,6 +142,8 @@ class Log:
         if status.shard != self.ingest_shard:
             raise PeerFailed(f"ingest shard {status.shard} answers there")
         self.told(status.durable_sequence)
+        gaps = [LogGap(gap.after_sequence, gap.next_sequence) for gap in status.gaps]
+        self.ids = LogIds(status.first_sequence, gaps)
         return stub
 
     def told(self, durable_sequence: int) -> None:
@@ -184,7 +189,7 @@ class Tail:
     """One stream of a log.
 
     Attributes:
-        position: Sequence up to which it was read.
+        position: The message up to which it was read.
         subscribers: The routes it feeds; without any it ends.
         room: Set when a full route may have room again.
         is_open: Whether the stream is answering.
@@ -192,7 +197,7 @@ class Tail:
     """
 
     def __init__(self, log: Log, position: int) -> None:
-        """Begin behind this sequence."""
+        """Begin behind this message."""
         self.position = position
         self.subscribers: list[Subscriber] = []
         self.room = asyncio.Event()
@@ -251,12 +256,12 @@ class Tail:
         entries = log_entries(response)
         if not entries:
             return
-        if any(later.sequence <= entry.sequence for entry, later in pairwise(entries)):
+        if any(later.first <= entry.last for entry, later in pairwise(entries)):
             raise PeerFailed("the log's entries are out of order")
         for subscriber in self.subscribers:
             subscriber.route.offer(before, entries)
             subscriber.wake()
-        self.position = max(before, entries[-1].sequence)
+        self.position = max(before, entries[-1].last)
         for other in log.tails:
             met = before <= other.position <= self.position
             if met and other is not self and not other.is_paused and other.subscribers:

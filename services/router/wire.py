@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 
 from libs.filters import DEFAULT_PRIORITY
@@ -10,8 +10,9 @@ from libs.serving.peers import PeerFailed
 from libs.storage.errors import CorruptRecord
 from libs.storage.log_runs import LogRun
 from libs.storage.metadata import read_log_runs
-from services.router.route import Piece
-from services.router.routing import NO_DELAY, Columns, LogEntry, QueueRule
+from services.router.entries import LogEntry
+from services.router.pieces import Piece, Seen
+from services.router.routing import NO_DELAY, Columns, QueueRule
 from slatemq.v1 import assignment_pb2, ingest_pb2, queue_pb2
 
 
@@ -21,13 +22,13 @@ def log_entries(response: ingest_pb2.TailLogResponse) -> list[LogEntry]:
     An ingest of an older version does not know that they are wanted as they are stored.
     """
     entries = [
-        LogEntry(entry.sequence, [*map(_run, entry.messages)], entry.ByteSize())
-        for entry in response.entries
+        LogEntry([*map(_run, entry.messages)], entry.ByteSize()) for entry in response.entries
     ]
     try:
         for one in response.stored_entries:
             read = partial(_stored, one.value)
-            entries.append(LogEntry(one.sequence, read(), len(one.value), read))
+            if runs := read():
+                entries.append(LogEntry(runs, len(one.value), read))
     except CorruptRecord as error:
         raise PeerFailed(f"a log entry cannot be read: {error}") from error
     return entries
@@ -71,20 +72,25 @@ def queue_rule(queue: queue_pb2.Queue) -> QueueRule:
         if queue.HasField("fallback_priority")
         else DEFAULT_PRIORITY,
         default_delay_ms=queue.default_delay_ms,
+        quarantine=queue.quarantine.reason,
     )
 
 
 def assign_request(
-    revision: int, ranges: Sequence[tuple[int, Piece]]
+    pieces: Iterable[tuple[int, Piece, Seen | None]],
 ) -> assignment_pb2.AssignRequest:
-    """The call that sends these judged pieces, each with its log's ingest shard."""
-    return assignment_pb2.AssignRequest(
-        config_revision=revision,
-        ranges=[
-            _range(ingest_shard, piece.previous, piece.last, piece.columns)
-            for ingest_shard, piece in ranges
-        ],
-    )
+    """The call that sends judged pieces, each with its log's ingest shard and what counts for it.
+
+    See `Route.seen_of`.
+    """
+    ranges = []
+    for ingest_shard, piece, seen in pieces:
+        told = _range(ingest_shard, piece.previous, piece.last, piece.columns)
+        told.config_revision = piece.revision
+        if seen is not None:
+            told.seen_revision, told.seen_by = seen.revision, seen.incarnation
+        ranges.append(told)
+    return assignment_pb2.AssignRequest(ranges=ranges)
 
 
 def backfill_request(
@@ -94,12 +100,16 @@ def backfill_request(
     previous: int,
     last: int,
     columns: Columns,
+    message_count: int,
+    left_count: int,
 ) -> assignment_pb2.BackfillRequest:
     """The call that sends a queue's part of a judged piece of its replay."""
     return assignment_pb2.BackfillRequest(
         queue_id=queue_id,
         queue_revision=queue_revision,
         range=_range(ingest_shard, previous, last, columns),
+        message_count=message_count,
+        left_count=left_count,
     )
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from services.router.backfill import ReplayingQueue, SharedPiece
-from services.router.route import PieceLimits
-from services.router.routing import NO_DELAY, LogEntry
-from slatemq.v1 import queue_pb2
+from libs.filters import TooSlow
+from services.router.backfill import Backfills, LogReader, ReplayingQueue, SharedPiece, Span
+from services.router.entries import LogEntry
+from services.router.pieces import PieceLimits
+from services.router.routing import NO_DELAY, BrokerRules, Judgement
+from slatemq.v1 import ingest_pb2, queue_pb2
 
 LIMITS = PieceLimits(messages_max=6, matches_max=4)
 
@@ -25,7 +31,7 @@ def replaying(
 
 def entry(sequence: int, count: int = 1, **headers: str) -> LogEntry:
     run = ((sequence, 1_000, 2_000, 0, 0), headers, NO_DELAY, (5,) * count, "")
-    return LogEntry(sequence, [run], 10)
+    return LogEntry([run], 10)
 
 
 def test_only_what_is_left_of_a_replay_is_wanted() -> None:
@@ -40,11 +46,11 @@ def test_queues_at_the_same_place_are_judged_together_each_by_its_own_rule() -> 
     ]
     piece = SharedPiece(queues, 7, LIMITS)
 
-    piece.add(entry(1, k="a"))
-    piece.add(entry(2, k="b"))
+    list(piece.add(entry(1, k="a")))
+    list(piece.add(entry(2, k="b")))
 
     assert piece.is_complete()  # The second queue's replay ends here.
-    assert (piece.previous, piece.last) == (0, 2)
+    assert (piece.previous, piece.last, piece.messages_count) == (0, 2, 2)
     assert [list(columns) for columns in piece.columns] == [["a"], ["late"]]
     assert piece.columns[0]["a"].message_ids == [1]
     assert piece.columns[1]["late"].message_ids == [1, 2]
@@ -56,22 +62,22 @@ def test_a_piece_is_complete_with_enough_messages_or_matches(source: str, comple
     piece = SharedPiece([replaying("q", source)], 7, LIMITS)
     for sequence in range(1, complete_at + 1):
         assert not piece.is_complete()
-        piece.add(entry(sequence))
+        list(piece.add(entry(sequence)))
     assert piece.is_complete()
     assert piece.last == complete_at
 
 
 def test_an_entry_behind_the_end_is_not_judged_and_ends_the_piece() -> None:
     piece = SharedPiece([replaying("q", "true", end=5)], 7, LIMITS)
-    piece.add(entry(3))
-    piece.add(entry(6))
+    list(piece.add(entry(3)))
+    list(piece.add(entry(6)))
     assert (piece.is_complete(), piece.last) == (True, 5)
     assert piece.columns[0]["q"].message_ids == [3]
 
 
 def test_a_large_entry_is_never_parted() -> None:
     piece = SharedPiece([replaying("q", "true")], 7, LIMITS)
-    piece.add(entry(1, count=50))
+    list(piece.add(entry(1, count=50)))
     assert piece.is_complete()
     assert len(piece.columns[0]["q"].message_ids) == 50
 
@@ -80,3 +86,87 @@ def test_what_was_removed_up_to_the_end_is_passed_over() -> None:
     piece = SharedPiece([replaying("q", "true", end=5)], 7, LIMITS)
     piece.finish()
     assert (piece.is_complete(), piece.last, piece.columns) == (True, 5, [{}])
+
+
+def test_the_parts_of_a_log_are_brought_in_one_after_the_other() -> None:
+    queue = queue_pb2.Queue(queue_id="q", filter="true", revision=3)
+    for cursor, end in ((4, 9), (20, 30), (50, 50)):
+        queue.replay.ranges.add(
+            ingest_shard=7, start_sequence=cursor, cursor=cursor, end_sequence=end
+        )
+    replaying = ReplayingQueue(queue)
+
+    assert replaying.spans == {7: Span(4, 9)}
+    replaying.finish_span(7)
+    assert replaying.spans == {7: Span(20, 30)}
+    replaying.finish_span(7)
+    assert replaying.spans == {}
+
+
+class Tail:
+    """A log's stream that answers with these entries, one in each response."""
+
+    def __init__(self, *entries: ingest_pb2.LogEntry) -> None:
+        self.responses = [
+            ingest_pb2.TailLogResponse(entries=[one], durable_sequence=100) for one in entries
+        ]
+
+    async def read(self) -> ingest_pb2.TailLogResponse:
+        return self.responses.pop(0)
+
+    def cancel(self) -> None:
+        self.responses.clear()
+
+
+def logged(sequence: int, count: int) -> ingest_pb2.LogEntry:
+    messages = [ingest_pb2.LogMessage(message_id=sequence + n) for n in range(count)]
+    return ingest_pb2.LogEntry(sequence=sequence, messages=messages)
+
+
+async def test_a_reader_inside_an_entry_passes_over_what_a_purge_has_left_of_it() -> None:
+    tail = Tail(logged(1, 4), logged(9, 2))
+    log: Any = SimpleNamespace(buffer=SimpleNamespace(silence_ms=60_000))
+    stub: Any = SimpleNamespace(TailLog=lambda request: tail)
+    reader = LogReader(log, stub)
+    await reader.begin(5)
+
+    found = await reader.next(100)
+
+    assert found is not None
+    assert (found.first, found.last) == (9, 10)
+
+
+async def test_a_queue_that_changed_while_it_took_too_long_is_reported_as_it_was_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def changed(revision: int) -> list[queue_pb2.QueueChange]:
+        queue = queue_pb2.Queue(queue_id="q", filter="true", revision=revision)
+        queue.replay.ranges.add(ingest_shard=7, end_sequence=100)
+        return [queue_pb2.QueueChange(queue=queue)]
+
+    def too_slow(*asked: object) -> Judgement:
+        backfills.learn(changed(revision=4))
+        raise TooSlow("q", "took 9 ms")
+
+    async def opened() -> Any:
+        return SimpleNamespace(TailLog=lambda request: Tail(logged(1, 4)))
+
+    async def unused(*asked: object) -> Any:
+        raise AssertionError("nothing is sent")
+
+    running: list[Any] = []
+    silence = SimpleNamespace(silence_ms=60_000)
+    log: Any = SimpleNamespace(
+        ingest_shard=7, open=opened, backfills=asyncio.Semaphore(1), buffer=silence
+    )
+    unmeasured: Any = None
+    backfills = Backfills(0, unused, unused, unused, running.append, LIMITS, unmeasured)
+    backfills.add_log(log)
+    backfills.learn(changed(revision=3))
+    monkeypatch.setattr(BrokerRules, "judge", too_slow)
+
+    slow = await backfills._take_turn(log, "q")
+
+    assert slow is not None
+    assert (slow[0].queue_id, slow[1]) == ("q", 3)
+    running[0].close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.storage.log_runs import LogRun, one_by_one
-from services.router.routing import BrokerRules, Columns, Judgement, LogEntry, QueueRule
+from services.router import routing
+from services.router.entries import LogEntry
+from services.router.routing import BrokerRules, Columns, Judgement, QueueRule
 from tests.forms import examples
 
 QUEUES = [
@@ -37,6 +40,7 @@ RUNS = st.lists(
         | st.integers(1, 50).map(lambda count: [5] * count),
         st.sampled_from(["", "", "", "by-size", "fails", "delayed", "broken", "nowhere"]),
     ),
+    min_size=1,
     max_size=6,
 )
 
@@ -44,8 +48,14 @@ RUNS = st.lists(
 def judged(queues: list[QueueRule], runs: list[LogRun]) -> tuple[Judgement, dict[str, object]]:
     rules, columns = BrokerRules(), Columns()
     rules.change(queues)
-    judgement = rules.judge(LogEntry(1, runs, 10), columns)
-    return judgement, {
+    matches_count = unmatched_count = 0
+    left_at: int | None = 0
+    while left_at is not None:
+        judgement = rules.judge(LogEntry(runs, 10), columns, left_at)
+        matches_count += judgement.matches_count
+        unmatched_count += judgement.unmatched_count
+        left_at = judgement.left_at
+    return Judgement(matches_count, unmatched_count), {
         queue_id: (
             one.message_ids,
             one.priorities,
@@ -64,3 +74,33 @@ def test_a_run_is_judged_as_its_messages_are(queues: list[QueueRule], runs: list
     apart = [one for run in runs for one in one_by_one(run)]
 
     assert judged(queues, runs) == judged(queues, apart)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.lists(st.sampled_from(QUEUES), unique=True), RUNS)
+def test_an_entry_that_is_judged_in_steps_is_judged_as_in_one(
+    queues: list[QueueRule], runs: list[LogRun]
+) -> None:
+    whole = judged(queues, runs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routing, "STEP_NS", -1)
+        patch.setattr(routing, "LOOK_EVERY", 1)
+        assert judged(queues, runs) == whole
+
+
+def test_a_long_entry_takes_several_steps() -> None:
+    rules, columns = BrokerRules(), Columns()
+    rules.change([QueueRule("all", "true")])
+    runs: list[LogRun] = [((n, 0, 5, 0, 0), {"n": str(n)}, -1, (7,), "") for n in range(1, 101)]
+    steps, left_at = 0, 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routing, "STEP_NS", -1)
+        while True:
+            found = rules.judge(LogEntry(runs, 10), columns, left_at)
+            steps += 1
+            if found.left_at is None:
+                break
+            assert found.left_at > left_at
+            left_at = found.left_at
+    assert steps == 100 // routing.LOOK_EVERY
+    assert columns["all"].message_ids == list(range(1, 101))

@@ -7,9 +7,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from libs.serving.telemetry import MESSAGING_DESTINATION_NAME, recording
+from services.router.entries import LogEntry
 from services.router.metrics import Metrics
-from services.router.route import Piece
-from services.router.routing import BrokerRules, LogEntry, QueueRule
+from services.router.pieces import Piece
+from services.router.routing import BrokerRules, QueueRule
 
 
 def test_priorities_that_failed_are_counted_by_queue_once_they_are_assigned() -> None:
@@ -19,7 +20,7 @@ def test_priorities_that_failed_are_counted_by_queue_once_they_are_assigned() ->
     rules = BrokerRules()
     rules.change([QueueRule("a", "true", 'int(headers["p"])'), QueueRule("b", "true", "3")])
     piece = Piece(0, 1, 0)
-    piece.add(LogEntry(1, [((1, 0, 0, 0, 0), {}, -1, (5, 5), "")], 10), rules)
+    piece.add(LogEntry([((1, 0, 0, 0, 0), {}, -1, (5, 5), "")], 10), rules)
 
     metrics.answered(0, 0, piece, applied=False)
     metrics.answered(0, 0, piece, applied=True)

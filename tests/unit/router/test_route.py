@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import grpc.aio
 import pytest
 
+from libs.filters import TooSlow
 from libs.storage.log_runs import LogRun
-from services.router.route import THIN, PieceLimits, Route
-from services.router.routing import NO_DELAY, BrokerRules, LogEntry, QueueRule
+from services.router import routing
+from services.router.entries import LogEntry
+from services.router.pieces import THIN, Piece, PieceLimits, Seen
+from services.router.route import Route
+from services.router.routing import BrokerRules, Columns, Judgement, QueueRule
 from services.router.tails import Buffer, Log
-
-LIMITS = PieceLimits(messages_max=4, matches_max=6, step_max=2, hold_ms=1_000)
-
-
-def rules(revision: int = 1, /, **filters: str) -> BrokerRules:
-    made = BrokerRules()
-    made.change(QueueRule(queue_id, source) for queue_id, source in filters.items())
-    made.revision = revision
-    return made
-
-
-def entry(sequence: int, *kinds: str) -> LogEntry:
-    runs: list[LogRun] = [
-        ((sequence + n, 0, 0, 0, 0), {"kind": kind}, NO_DELAY, (0,), "")
-        for n, kind in enumerate(kinds)
-    ]
-    return LogEntry(sequence, runs, 100)
-
-
-A_ONLY = 'headers["kind"] == "a"'
+from tests.unit.router.routes import A_ONLY, LIMITS, ReadEntry, changed, entry, rules
 
 
 def test_a_match_is_due_at_once() -> None:
@@ -102,15 +86,72 @@ def test_nothing_goes_while_something_is_in_flight_but_it_is_judged_already() ->
     assert (route.send().previous, route.pending_count) == (1, 1)
 
 
-def test_new_configs_judge_again_what_was_judged() -> None:
-    route = Route()
-    route.offer(0, [entry(1, "a")])
-    route.judge(rules(1), 0, LIMITS)
+def caught_up(route: Route, known: BrokerRules) -> Piece:
+    piece = route.next_piece
+    assert piece is not None
+    piece.catch_up(known)
+    while piece.is_catching_up:
+        assert route.due_ms(LIMITS) is None
+        route.judge(known, 0, LIMITS)
+    return piece
 
-    route.judge(rules(2, q=A_ONLY), 0, LIMITS)
 
-    piece = route.send()
-    assert (piece.revision, list(piece.columns)) == (2, ["q"])
+def test_only_the_queues_that_changed_judge_again_what_was_judged() -> None:
+    route, known = Route(), rules(same=A_ONLY, other="true")
+    route.offer(0, [entry(1, "a", "b"), entry(3, "b"), entry(4, "a")])
+    for _ in range(3):
+        route.judge(known, 0, LIMITS)
+    before = caught_up(route, known).columns["same"]
+
+    changed(known, other='headers["kind"] == "b"', new=A_ONLY)
+    piece = caught_up(route, known)
+
+    assert piece.revision == 2
+    assert piece.columns["same"] is before
+    matches = {queue_id: columns.message_ids for queue_id, columns in piece.columns.items()}
+    assert matches == {"same": [1, 4], "other": [2, 3], "new": [1, 4]}
+    assert piece.matches_count == 6
+
+
+def test_a_change_that_judges_nothing_otherwise_costs_nothing() -> None:
+    stored, route, known = ReadEntry(1, "a"), Route(), rules(q=A_ONLY)
+    route.offer(0, [stored.entry])
+    route.judge(known, 0, LIMITS)
+    changed(known, q=A_ONLY)
+
+    assert caught_up(route, known).revision == 2
+    assert stored.reads_count == 0
+
+
+def test_what_was_judged_by_several_configs_counts_as_judged_by_the_oldest() -> None:
+    route, known = Route(), rules()
+    route.offer(0, [entry(1, "a", "a"), entry(3, "a", "a")])
+    route.judge(known, 0, LIMITS)
+    changed(known, q=A_ONLY)
+    route.judge(known, 0, LIMITS)
+
+    assert route.revision == 1
+    assert caught_up(route, known).columns["q"].message_ids == [1, 2, 3, 4]
+
+
+def test_an_outdated_piece_catches_up_and_goes_again_with_the_answer_that_counts() -> None:
+    route, known = Route(), rules()
+    route.offer(0, [entry(1, "a"), entry(2, "b")])
+    route.judge(known, 0, LIMITS._replace(step_max=1))
+    sent = route.send()
+    route.offer(2, [entry(3, "a")])
+    assert route.seen_of(sent) is None
+
+    changed(known, q=A_ONLY)
+    route.seen = Seen(sent.read_until, 2, 99)
+    route.outdated(known)
+    assert route.judge(known, 0, LIMITS) == 1
+    changed(known, q="false")
+
+    assert route.due_ms(LIMITS) == 0
+    assert route.send() is sent
+    assert sent.columns["q"].message_ids == [1]
+    assert route.seen_of(sent) == Seen(2, 2, 99)
 
 
 def test_a_refused_piece_is_sent_again() -> None:
@@ -119,7 +160,7 @@ def test_a_refused_piece_is_sent_again() -> None:
     route.judge(rules(1), 0, LIMITS)
     route.send()
 
-    route.answered(0)
+    route.lost()
     route.judge(rules(2, q=A_ONLY), 0, LIMITS)
 
     assert route.send().columns["q"].message_ids == [1]
@@ -156,19 +197,6 @@ def test_what_is_in_hand_already_is_not_taken_twice() -> None:
     assert (route.pending_count, route.pending_bytes) == (3, 300)
 
 
-class ReadEntry:
-    """An entry whose messages can be read again, and how often they were."""
-
-    def __init__(self, sequence: int, *kinds: str) -> None:
-        self.reads_count = 0
-        self._runs = entry(sequence, *kinds).runs
-        self.entry = LogEntry(sequence, self._runs, 100, self._read)
-
-    def _read(self) -> Sequence[LogRun]:
-        self.reads_count += 1
-        return self._runs
-
-
 def test_messages_are_let_go_of_when_every_route_has_judged_them() -> None:
     stored, first, second = ReadEntry(1, "a"), Route(), Route()
     for route in (first, second):
@@ -195,14 +223,15 @@ def test_messages_are_let_go_of_when_the_last_route_does_not_want_them() -> None
 
 
 def test_messages_that_were_let_go_of_are_judged_again_all_the_same() -> None:
-    stored, route = ReadEntry(1, "a", "b"), Route()
+    stored, route, known = ReadEntry(1, "a", "b"), Route(), rules(q=A_ONLY)
     route.offer(0, [stored.entry])
-    route.judge(rules(1, q=A_ONLY), 0, LIMITS)
+    route.judge(known, 0, LIMITS)
 
-    route.judge(rules(2, q='headers["kind"] == "b"'), 0, LIMITS)
+    changed(known, q='headers["kind"] == "b"')
+    piece = caught_up(route, known)
 
     assert stored.reads_count == 1
-    assert route.send().columns["q"].message_ids == [2]
+    assert piece.columns["q"].message_ids == [2]
 
 
 def test_a_route_has_room_again_for_what_costs_much_memory_when_it_has_judged() -> None:
@@ -298,3 +327,70 @@ def test_more_is_at_hand_while_the_log_goes_on_and_the_route_has_room(
     log.told(durable_sequence)
 
     assert log.has_more(thin_route(3, 3, GATHERS)) is more
+
+
+class TooSlowAt(BrokerRules):
+    """Rules of which one queue takes too long at its n-th entry, as long as it is asked."""
+
+    def __init__(self, calls_max: int) -> None:
+        super().__init__()
+        self.calls_left = calls_max
+
+    def judge(self, entry: LogEntry, columns: Columns, begin: int = 0) -> Judgement:
+        self.calls_left -= 1
+        if self.calls_left < 0:
+            raise TooSlow("slow", "took 9 ms")
+        return super().judge(entry, columns, begin)
+
+
+def test_what_was_judged_beside_a_filter_that_took_too_long_is_judged_anew_in_its_order() -> None:
+    route, slow = Route(), TooSlowAt(2)
+    slow.change([QueueRule("q", "true")])
+    route.offer(0, [entry(1, "a"), entry(2, "a"), entry(3, "a")])
+    route.judge(slow, 0, LIMITS)
+    with pytest.raises(TooSlow):
+        route.judge(slow, 0, LIMITS)
+
+    route.judge_anew()
+    slow.calls_left = 99
+    assert [route.judge(slow, 0, LIMITS) for _ in range(2)] == [2, 1]
+
+    piece = route.send()
+    assert [one.first for one in piece.entries] == [1, 2, 3]
+    assert len(piece.columns["q"].message_ids) == 3
+
+
+def test_what_catches_up_names_the_revision_by_which_it_is_judged_not_the_newest() -> None:
+    route, known = Route(), BrokerRules()
+    known.change([QueueRule("q", "false")], 1)
+    known.revision = 1
+    route.offer(0, [entry(1, "a"), entry(2, "a")])
+    route.judge(known, 0, LIMITS)
+    route.send()
+    known.change([QueueRule("q", "true")], 2)
+    known.revision = 2
+    assert route.judging_revision(known) == 2
+    route.outdated(known)
+    known.change([QueueRule("q", "1 == 1")], 3)
+    known.revision = 3
+
+    assert route.judging_revision(known) == 2
+    route.judge_anew()
+    assert route.judging_revision(known) == 3
+
+
+def test_a_piece_is_not_sent_in_the_middle_of_an_entry() -> None:
+    route, known = Route(), BrokerRules()
+    limits = LIMITS._replace(step_max=9, matches_max=100)
+    known.change([QueueRule("q", "true")])
+    runs: list[LogRun] = [((n, 0, 5, 0, 0), {"n": str(n)}, -1, (7,), "") for n in range(1, 10)]
+    route.offer(0, [LogEntry(runs, 10)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routing, "STEP_NS", -1)
+        route.judge(known, 0, limits)
+        assert route.due_ms(limits) is None
+        assert route.can_judge(limits)
+        while route.can_judge(limits):
+            route.judge(known, 0, limits)
+    assert route.due_ms(limits) == 0
+    assert route.send().columns["q"].message_ids == list(range(1, 10))

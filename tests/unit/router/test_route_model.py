@@ -1,163 +1,237 @@
-"""Any interleaving of routers, one broker, restarts and lost answers assigns every entry once."""
+"""Random histories of publishes, config changes, routers, crashes and lost answers.
+
+The broker's shard, its log of configs, the routers' rules and routes are the real ones; what is
+modelled is what lies between them: calls, commits and time.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from random import Random
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+import pytest
 
 from libs.storage.log_runs import LogRun
-from services.router.route import Piece, PieceLimits, Route
-from services.router.routing import NO_DELAY, Columns, Judgement, LogEntry, QueueColumns
-from tests.forms import examples
-
-LIMITS = PieceLimits(messages_max=6, matches_max=100, step_max=3, hold_ms=0)
-LETTERS = "abc"
-
-Configs = dict[str, str]
-"""The letter that each queue takes."""
-
-
-class LetterRules:
-    """Queues that take the messages whose header is their letter."""
-
-    def __init__(self, revision: int, configs: Configs) -> None:
-        self.revision = revision
-        self.configs = configs
-
-    def judge(self, entry: LogEntry, columns: Columns) -> Judgement:
-        for queue_id, letter in self.configs.items():
-            ids = [numbers[0] for numbers, headers, *_ in entry.runs if headers["letter"] == letter]
-            if ids:
-                columns.setdefault(queue_id, QueueColumns()).message_ids.extend(ids)
-        return Judgement(len(columns), 0)
-
-
-@dataclass(eq=False)
-class Call:
-    """An Assign on its way: where it goes and what it says."""
-
-    previous: int
-    last: int
-    revision: int
-    matches: dict[str, list[int]]
-    answer: int | None = None
-    """The cursor told, once the broker has worked on it."""
+from services.broker.assignment_servicer import is_outdated
+from services.broker.commands import Assignment, Range
+from services.broker.config_log import ConfigChange
+from services.broker.queue_settings import QueueSettings
+from services.broker.replays import Counts, Starts, ranges_from
+from services.router.entries import LogEntry
+from services.router.pieces import Seen
+from services.router.route import Route
+from services.router.routing import NO_DELAY, BrokerRules, Columns, QueueRule
+from tests.forms import seeds
+from tests.unit.broker.shards import START_MS
+from tests.unit.router.routing_model import (
+    LETTERS,
+    LIMITS,
+    LOG,
+    QUEUES,
+    Broker,
+    Call,
+    Router,
+    Version,
+    drained,
+    source,
+)
 
 
-@dataclass(eq=False)
-class RouterModel:
-    """One router: what it has read, its configs, its call in flight."""
+class Routing:
+    """A random history. Whether routers are fast or slow, beside calm or hectic changes, varies."""
 
-    route: Route
-    rules: LetterRules
-    tail_position: int = 0
-    call: Call | None = None
-
-
-@dataclass
-class BrokerModel:
-    """The broker's durable memory: the decision that everything rests on."""
-
-    log: list[LogEntry]
-    cursor: int = 0
-    revision: int = 0
-    configs: Configs = field(default_factory=dict)
-    assigned: list[int] = field(default_factory=list)
-
-    def work(self, call: Call) -> None:
-        if call.previous == self.cursor and call.revision == self.revision:
-            judged = [e for e in self.log if call.previous < e.sequence <= call.last]
-            assert judged, "a call without an entry"
-            assert judged[-1].sequence == call.last, "a call that ends where no entry does"
-            expected: Columns = {}
-            for entry in judged:
-                LetterRules(self.revision, self.configs).judge(entry, expected)
-            assert call.matches == {k: v.message_ids for k, v in expected.items()}
-            self.assigned += [entry.sequence for entry in judged]
-            self.cursor = call.last
-        call.answer = self.cursor
-
-
-class Routing(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, random: Random) -> None:
+        self.random = random
         self.log: list[LogEntry] = []
-        self.broker = BrokerModel(self.log)
-        self.routers = [self._new_router(), self._new_router()]
+        self.published: list[int] = []
+        """When each entry was published."""
+        self.now = 0
+        self.versions: dict[str, list[Version]] = {queue_id: [] for queue_id in QUEUES}
+        self.broker = Broker()
+        self.routers = [self.new_router(), self.new_router()]
         self.orphans: list[Call] = []
 
-    def _new_router(self) -> RouterModel:
-        model = RouterModel(Route(self.broker.cursor), self._told_rules())
-        model.tail_position = model.route.position
-        return model
+    def new_router(self) -> Router:
+        router = Router(Route(self.broker.durable.cursor))
+        router.tail_position = router.route.position
+        self.learn(router)
+        return router
 
-    def _told_rules(self) -> LetterRules:
-        return LetterRules(self.broker.revision, dict(self.broker.configs))
+    def learn(self, router: Router) -> None:
+        """A watch reports what is durable."""
+        changes, revision = [], self.broker.durable.revision
+        if revision > router.rules.revision:
+            for one in self.broker.configs.after(router.rules.revision):
+                router.configs.pop(one.queue_id, None)
+                if one.settings is None:
+                    changes.append(QueueRule(one.queue_id, deleted=True))
+                else:
+                    router.configs[one.queue_id] = one.settings
+                    changes.append(QueueRule(one.queue_id, one.settings.filter))
+                router.replays[one.queue_id] = self.broker.durable.replays.get(one.queue_id, ())
+            router.rules.change(changes, revision)
+            router.rules.revision = revision
+            oldest = router.route.revision
+            router.rules.forget_changes(revision if oldest is None else oldest)
 
-    @rule(letters=st.text(LETTERS, min_size=1, max_size=4), gap=st.integers(0, 3))
+    # --- The log and the queues -----------------------------------------------
+
     def publish(self, letters: str, gap: int) -> None:
         first = (self.log[-1].runs[-1][0][0] if self.log else 0) + 1 + gap
         runs: list[LogRun] = [
             ((first + n, 0, 0, 0, 0), {"letter": letter}, NO_DELAY, (0,), "")
             for n, letter in enumerate(letters)
         ]
-        self.log.append(LogEntry(first, runs, 10 * len(runs), lambda: list(runs)))
+        self.log.append(LogEntry(runs, 10 * len(runs), lambda: list(runs)))
+        self.published.append(self.now)
 
-    @rule(queue_id=st.sampled_from(["x", "y"]), letter=st.sampled_from([*LETTERS, None]))
-    def change_queue(self, queue_id: str, letter: str | None) -> None:
-        self.broker.revision += 1
+    def change_queue(
+        self, queue_id: str, letter: str | None, *, in_past: bool, durable: bool
+    ) -> None:
+        shard = self.broker.shard
+        queue = shard.queues.get(queue_id)
         if letter is None:
-            self.broker.configs.pop(queue_id, None)
-        else:
-            self.broker.configs[queue_id] = letter
+            if queue is not None:
+                shard.delete_queue(queue)
+                self.broker.sweep()
+        elif queue is not None:
+            shard.update_queue(queue, queue.settings.changed(filter=source(letter)))
+        elif shard.epoch_is_free(queue_id):
+            starts = Starts(0, {LOG: 0}) if in_past else None
+            replay = ranges_from(starts, shard.cursors)
+            shard.create_queue(queue_id, QueueSettings(source(letter)), replay)
+            # One that a crash took back may have had the same revision.
+            self.broker.past.discard(shard.revision)
+            if in_past:
+                self.broker.past.add(shard.revision)
+        if durable:
+            self.all_durable()
 
-    @rule(who=st.integers(0, 1), count=st.integers(1, 3))
+    def change_what_routing_does_not_ask(self, queue_id: str) -> None:
+        queue = self.broker.shard.queues.get(queue_id)
+        if queue is not None:
+            settings = queue.settings.changed(paused=not queue.settings.paused)
+            self.broker.shard.update_queue(queue, settings)
+
+    def commit(self) -> None:
+        self.broker.commit()
+
+    def commit_is_durable(self) -> None:
+        """From here on the changes are answered: what is published later knows of them."""
+        changes = self.broker.make_durable()
+        self.now += 1
+        for change in changes:
+            letter, created = None, change.revision
+            if change.settings is not None:
+                letter = change.settings.filter[-2]
+                created = self.created_by(change)
+            version = Version(self.now, created, letter, created in self.broker.past)
+            self.versions[change.queue_id].append(version)
+
+    def created_by(self, change: ConfigChange) -> int:
+        """The revision with which the queue of a change was created."""
+        before = self.versions[change.queue_id]
+        if before and before[-1].letter is not None:
+            return before[-1].created
+        return change.revision
+
+    def all_durable(self) -> None:
+        self.broker.commit()
+        while self.broker.reports:
+            self.commit_is_durable()
+
+    def broker_crashes(self) -> None:
+        self.broker.crash()
+
+    # --- The routers ------------------------------------------------------------
+
+    def go_on(self, who: int, steps: int) -> None:
+        """What comes next on the way of this router's pieces, so many times."""
+        for _ in range(steps):
+            router = self.routers[who]
+            if router.call is not None and router.call.answer is not None:
+                self.answer_arrives(who)
+            elif router.call is not None:
+                self.broker_works(who)
+            elif router.route.can_judge(LIMITS):
+                self.judge(who)
+            elif router.route.due_ms(LIMITS) is not None:
+                self.send(who, catches_up=steps % 3 > 0)
+            else:
+                self.read(who, 1 + steps % 3)
+
     def read(self, who: int, count: int) -> None:
         router = self.routers[who]
         if router.route.position < router.tail_position:
             router.tail_position = router.route.position
         after = router.tail_position
-        entries = [e for e in self.log if e.sequence > after][:count]
+        entries = [e for e in self.log if e.last > after][:count]
         router.route.offer(after, entries)
         if entries:
-            router.tail_position = entries[-1].sequence
+            router.tail_position = entries[-1].last
 
-    @rule(who=st.integers(0, 1))
     def judge(self, who: int) -> None:
         router = self.routers[who]
+        router.route.refresh_held(router.rules, LIMITS)
         router.route.judge(router.rules, 0, LIMITS)
 
-    @rule(who=st.integers(0, 1))
-    def send(self, who: int) -> None:
+    def send(self, who: int, *, catches_up: bool) -> None:
         router = self.routers[who]
-        if router.call is None and router.route.due_ms(LIMITS) is not None:
-            piece = router.route.send()
-            router.call = _call(piece)
+        route, piece = router.route, router.route.next_piece
+        if router.call is not None or piece is None or route.due_ms(LIMITS) is None:
+            return
+        if catches_up and not piece.is_caught_up:
+            piece.catch_up(router.rules)
+            if piece.is_catching_up:
+                return
+        router.sent = route.send()
+        columns = [Assignment(name, one.message_ids) for name, one in piece.columns.items()]
+        judged = Range(LOG, piece.previous, piece.last, columns, piece.revision)
+        router.call = Call(judged, route.seen_of(piece))
 
-    @rule(who=st.integers(0, 1))
     def broker_works(self, who: int) -> None:
         call = self.routers[who].call
         if call is not None and call.answer is None:
-            self.broker.work(call)
+            self.work(call)
 
-    @precondition(lambda self: self.orphans)
-    @rule()
+    def work(self, call: Call) -> None:
+        broker, piece = self.broker, call.piece
+        revision, seen = broker.durable.revision, call.seen
+        proven = seen is not None and seen.incarnation == broker.incarnation
+        at_cursor = piece.previous == broker.shard.cursors.get(LOG, 0)
+        outdated = at_cursor and is_outdated(
+            piece, broker.configs, revision, seen.revision if seen and proven else 0
+        )
+        if not outdated:
+            broker.shard.assign([piece], START_MS)
+        cursor = broker.durable.cursor if outdated else broker.shard.cursors.get(LOG, 0)
+        call.answer = outdated, cursor, revision, broker.incarnation
+
     def broker_works_on_a_call_given_up(self) -> None:
-        self.broker.work(self.orphans.pop())
+        if self.orphans:
+            self.work(self.orphans.pop())
 
-    @rule(who=st.integers(0, 1))
     def answer_arrives(self, who: int) -> None:
         router = self.routers[who]
-        if router.call is not None and router.call.answer is not None:
-            if router.call.revision != self.broker.revision:
-                router.rules = self._told_rules()
-            router.route.answered(router.call.answer)
-            router.call = None
+        if router.call is None or router.call.answer is None or router.sent is None:
+            return
+        outdated, cursor, revision, incarnation = router.call.answer
+        if not outdated:
+            self.all_durable()  # It is not sent before.
+            if cursor > self.broker.durable.cursor:
+                self.answer_is_lost(who)  # A crash came first.
+                return
+        router.call = None
+        if router.rules.revision < revision:
+            self.learn(router)
+        router.route.seen = Seen(router.sent.read_until, revision, incarnation)
+        if outdated:
+            router.route.outdated(router.rules)
+        else:
+            router.route.answered(cursor)
 
-    @rule(who=st.integers(0, 1))
     def answer_is_lost(self, who: int) -> None:
         router = self.routers[who]
         if router.call is not None:
@@ -166,57 +240,156 @@ class Routing(RuleBasedStateMachine):
             router.call = None
             router.route.lost()
 
-    @rule(who=st.integers(0, 1))
-    def watch_tells(self, who: int) -> None:
-        self.routers[who].rules = self._told_rules()
+    def watch_reports(self, who: int) -> None:
+        self.learn(self.routers[who])
 
-    @rule(who=st.integers(0, 1))
     def reconnect(self, who: int) -> None:
         router = self.routers[who]
         self.answer_is_lost(who)
-        router.rules = self._told_rules()
-        router.route.adopt(self.broker.cursor)
+        self.learn(router)
+        router.route.adopt(self.broker.durable.cursor)
 
-    @rule(who=st.integers(0, 1))
     def router_restarts(self, who: int) -> None:
         self.answer_is_lost(who)
-        self.routers[who] = self._new_router()
+        self.routers[who] = self.new_router()
 
-    @rule(who=st.integers(0, 1))
     def router_is_short_of_memory(self, who: int) -> None:
         self.routers[who].route.forget()
 
-    @invariant()
-    def every_entry_is_assigned_once_in_order(self) -> None:
-        through = [e.sequence for e in self.log if e.sequence <= self.broker.cursor]
-        assert self.broker.assigned == through
+    # --- Replays ------------------------------------------------------------------
 
-    @invariant()
-    def what_is_in_hand_is_counted(self) -> None:
+    def backfill(self, who: int, queue_id: str, count: int) -> None:
+        """A router brings in some of a queue's replay, by what it knows of it."""
+        queue = self.broker.shard.queues.get(queue_id)
+        known = self.routers[who].configs.get(queue_id)
+        ranges = self.routers[who].replays.get(queue_id, ())
+        current = self.broker.shard.replays.range_of(queue_id, LOG)
+        if queue is None or known is None or not ranges or current is None:
+            return
+        [span] = ranges
+        cursor = max(span.cursor, current.cursor)  # as a refusal would report
+        entries = [
+            entry.between(cursor, span.end)
+            for entry in self.log
+            if entry.last > cursor and entry.first <= span.end and cursor < span.end
+        ][:count]
+        if not entries or queue.routing_revision > known.revision or span.end > current.end:
+            return
+        rules, columns = BrokerRules(), Columns()
+        rules.change([QueueRule(queue_id, known.filter)])
+        for entry in entries:
+            rules.judge(entry, columns)
+        judged = [Assignment(name, one.message_ids) for name, one in columns.items()]
+        piece = Range(LOG, cursor, entries[-1].last, judged)
+        self.broker.shard.backfill(queue, piece, Counts(0, 0), START_MS)
+
+    # --- What must hold -------------------------------------------------------------
+
+    def ids(self) -> list[int]:
+        return [run[0][0] for entry in self.log for run in entry.runs]
+
+    def check_counts(self) -> None:
         for router in self.routers:
             route = router.route
-            held = [e for e in self.log if route.cursor < e.sequence <= route.position]
-            assert route.pending_count == sum(e.messages_count for e in held)
-            assert route.pending_bytes == sum(e.size_bytes for e in held)
+            held = [i for i in self.ids() if route.cursor < i <= route.position]
+            assert route.pending_count == len(held)
+            assert route.pending_bytes == 10 * len(held)
             judged = [p for p in (route.judged, route.in_flight) if p is not None]
-            waiting = [e for e in held if all(e not in p.entries for p in judged)]
-            assert route.waiting_count == sum(e.messages_count for e in waiting)
+            ends = [p.last for p in judged]
+            waiting = [i for i in held if all(i > end for end in ends)]
+            assert route.waiting_count == len(waiting)
 
-    def teardown(self) -> None:
-        """Left alone, a router brings the broker to the end of the log."""
-        for _ in range(4 * len(self.log) + 8):
+    def play(self, steps: int) -> None:
+        chance, pick = self.random.random, self.random.choice
+        both = (0, 1)
+        actions: list[tuple[float, Callable[[], None]]] = [
+            (
+                3,
+                lambda: self.publish(
+                    "".join(self.random.choices(LETTERS, k=pick((1, 2, 4)))), pick(range(4))
+                ),
+            ),
+            (
+                pick((1, 3)),
+                lambda: self.change_queue(
+                    pick(QUEUES),
+                    pick([*LETTERS, *LETTERS, None]),
+                    in_past=chance() < 0.5,
+                    durable=chance() < 0.5,
+                ),
+            ),
+            (0.5, lambda: self.change_what_routing_does_not_ask(pick(QUEUES))),
+            (1, self.commit),
+            (1, self.commit_is_durable),
+            (0.1, self.broker_crashes),
+            (6, lambda: self.go_on(pick(both), pick(range(1, 9)))),
+            (1, lambda: self.read(pick(both), pick((1, 2, 3)))),
+            (1, lambda: self.judge(pick(both))),
+            (1, lambda: self.send(pick(both), catches_up=chance() < 0.5)),
+            (1, lambda: self.broker_works(pick(both))),
+            (0.2, self.broker_works_on_a_call_given_up),
+            (1, lambda: self.answer_arrives(pick(both))),
+            (0.2, lambda: self.answer_is_lost(pick(both))),
+            (pick((0.3, 2)), lambda: self.watch_reports(pick(both))),
+            (0.2, lambda: self.reconnect(pick(both))),
+            (0.1, lambda: self.router_restarts(pick(both))),
+            (0.2, lambda: self.router_is_short_of_memory(pick(both))),
+            (1, lambda: self.backfill(pick(both), pick(QUEUES), pick((1, 2, 3)))),
+        ]
+        weights, functions = zip(*actions, strict=True)
+        for function in self.random.choices(functions, weights, k=steps):
+            function()
+            self.check_counts()
+        self.end()
+
+    def end(self) -> None:
+        """Left alone, a router brings all to the end; each queue has then what it must have."""
+        for orphan in self.orphans:
+            self.work(orphan)
+        self.all_durable()
+        self.answer_is_lost(1)
+        for _ in range(12 * len(self.log) + 12):
+            self.learn(self.routers[0])
             self.read(0, 3)
             self.judge(0)
-            self.send(0)
+            self.send(0, catches_up=True)
             self.broker_works(0)
             self.answer_arrives(0)
-        assert self.broker.assigned == [e.sequence for e in self.log]
+            for queue_id in QUEUES:
+                self.backfill(0, queue_id, 3)
+            self.all_durable()
+        last = self.log[-1].last if self.log else 0
+        assert self.broker.shard.cursors.get(LOG, 0) == last
+        self.broker.crash()
+        for queue_id in QUEUES:
+            self.check(queue_id)
+
+    def check(self, queue_id: str) -> None:
+        counts = Counter(asyncio.run(drained(self.broker, queue_id)))
+        assert set(counts.values()) <= {1}, "a message is in the queue twice"
+        versions = self.versions[queue_id]
+        if not versions or versions[-1].letter is None:
+            assert not counts
+            return
+        created = versions[-1].created
+        own = [version for version in versions if version.created == created]
+        for entry, published in zip(self.log, self.published, strict=True):
+            later = [v for at, v in enumerate(own) if v.since > published or v is own[-1]]
+            before = [v for v in own if v.since <= published]
+            judges = {v.letter for v in [*before[-1:], *later]}
+            for numbers, headers, *_ in entry.runs:
+                got = numbers[0] in counts
+                if before or own[0].starts_in_past:
+                    assert got or judges != {headers["letter"]}, (numbers[0], "is missing")
+                assert not got or headers["letter"] in judges, (numbers[0], "does not belong")
 
 
-def _call(piece: Piece) -> Call:
-    matches = {queue_id: columns.message_ids for queue_id, columns in piece.columns.items()}
-    return Call(piece.previous, piece.last, piece.revision, matches)
+HISTORIES = 150
+"""For each seed: a second or two."""
 
 
-TestRouting = Routing.TestCase
-TestRouting.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)
+@pytest.mark.parametrize("seed", seeds(60, 3))
+def test_each_queue_gets_what_it_must_once_whatever_changes_beside_routing(seed: int) -> None:
+    random = Random(seed)
+    for _ in range(HISTORIES):
+        Routing(random).play(steps=random.choice((20, 60, 150)))

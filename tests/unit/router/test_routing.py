@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from libs.filters import Facts
+from services.router import configs
 from services.router.config import parse_shards
-from services.router.route import Piece
-from services.router.routing import BrokerRules, Columns, LogEntry, Message, QueueRule
+from services.router.entries import LogEntry
+from services.router.pieces import Piece
+from services.router.routing import BrokerRules, Columns, QueueRule
 from services.router.wire import assign_request, log_entries, queue_rules
 from slatemq.v1 import ingest_pb2, queue_pb2
 
@@ -141,7 +146,9 @@ def test_columns_that_say_nothing_are_not_sent() -> None:
     piece = Piece(0, 1, 0)
     piece.add(entry(ingest_pb2.LogMessage(message_id=1)), rules)
 
-    sent = {told.queue_id: told for told in assign_request(1, [(4, piece)]).ranges[0].assignments}
+    sent = {
+        told.queue_id: told for told in assign_request([(4, piece, None)]).ranges[0].assignments
+    }
 
     assert list(sent["p"].priorities) == [7]
     assert not sent["q"].priorities
@@ -177,7 +184,7 @@ def test_a_filter_that_cannot_be_read_matches_nothing_and_says_so() -> None:
     rules.judge(one, columns)
 
     assert not columns
-    [outcome] = rules.explain(Message({}, 0, 0, 0), ["bad"])
+    [outcome] = rules.explain(Facts({}), ["bad"])
     assert not outcome.matched
     assert "cannot read" in outcome.reason
 
@@ -204,3 +211,60 @@ def test_shards_are_read_from_a_list(text: str, shards: set[int] | None) -> None
 def test_a_list_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="ingest_shards"):
         parse_shards(text)
+
+
+def test_messages_that_are_alike_but_for_their_ids_are_told_apart_by_a_filter_on_ids() -> None:
+    rules, columns = BrokerRules(), Columns()
+    rules.change([QueueRule("even", "message_id % 2 == 0"), QueueRule("all", "true")])
+    alike = LogEntry([((10, 0, 500, 0, 0), {"k": "v"}, -1, (5,) * 6, "")], 100)
+
+    judged = rules.judge(alike, columns)
+
+    assert columns["even"].message_ids == [10, 12, 14]
+    assert columns["all"].message_ids == [10, 11, 12, 13, 14, 15]
+    assert judged.matches_count == 9
+
+
+def test_a_queue_in_quarantine_gets_nothing_not_even_what_is_pushed_to_it() -> None:
+    queue = queue_pb2.Queue(queue_id="slow", filter="true")
+    queue.quarantine.reason = "took 9 ms"
+    rules, columns = BrokerRules(), Columns()
+    rules.change(queue_rules([queue_pb2.QueueChange(queue=queue)]), 7)
+    one = entry(
+        ingest_pb2.LogMessage(message_id=1),
+        ingest_pb2.LogMessage(message_id=2, direct_queue_id="slow"),
+    )
+
+    rules.judge(one, columns)
+
+    assert columns == {}
+    assert rules.changed_after(6) == ["slow"]
+    [outcome] = rules.explain(Facts({}), ["slow"])
+    assert not outcome.matched
+    assert outcome.reason == "the queue is in quarantine: took 9 ms"
+
+    queue.ClearField("quarantine")
+    rules.change(queue_rules([queue_pb2.QueueChange(queue=queue)]), 8)
+    rules.judge(one, columns)
+    assert columns["slow"].message_ids == [1, 2]
+    assert rules.changed_after(7) == ["slow"]
+
+
+async def test_ten_thousand_filters_are_taken_in_step_by_step() -> None:
+    rules, turns = BrokerRules(), 0
+    queues = [queue_pb2.Queue(queue_id=f"q{n}", filter=f"size > {n}") for n in range(40)]
+    changes = [queue_pb2.QueueChange(queue=queue) for queue in queues]
+
+    async def others() -> None:
+        nonlocal turns
+        while rules.revision == 0:
+            turns += 1
+            await asyncio.sleep(0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(configs, "STEP_NS", -1)
+        await asyncio.gather(configs.apply_changes(rules, changes, 5), others())
+
+    assert rules.revision == 5
+    assert len(rules.queue_ids) == 40
+    assert turns >= 40

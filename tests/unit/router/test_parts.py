@@ -1,0 +1,87 @@
+"""Entries with more matches than one piece may have."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from services.router.pieces import Piece, PieceLimits
+from services.router.route import Route
+from services.router.routing import BrokerRules
+from tests.unit.router.routes import LIMITS, ReadEntry, changed, entry, rules
+
+
+def sent_through(route: Route, known: BrokerRules, limits: PieceLimits) -> list[Piece]:
+    """All pieces, each answered as applied."""
+    pieces = []
+    while route.pending_count:
+        while route.can_judge(limits):
+            route.judge(known, 0, limits)
+        pieces.append(route.send())
+        route.answered(pieces[-1].last)
+    return pieces
+
+
+def test_an_entry_with_many_matches_is_sent_in_pieces_of_a_size_that_can_be_sent() -> None:
+    limits = LIMITS._replace(messages_max=1000, matches_max=100, step_max=64)
+    known = rules(1, **{f"q{n}": "true" for n in range(30)})
+    route = Route()
+    route.offer(0, [entry(1, *"a" * 500), entry(501, "a")])
+
+    pieces = sent_through(route, known, limits)
+
+    assert max(piece.matches_count for piece in pieces) < 200
+    assert all(one.previous == before.last for before, one in pairwise(pieces))
+    for queue_id in known.queue_ids:
+        got = [i for piece in pieces for i in piece.columns[queue_id].message_ids]
+        assert got == list(range(1, 502))
+    assert (route.pending_count, route.pending_bytes) == (0, 0)
+
+
+def test_what_grew_too_large_by_a_change_is_split() -> None:
+    limits = LIMITS._replace(messages_max=400, matches_max=100, step_max=64)
+    route, known = Route(), rules()
+    route.offer(0, [entry(1, *"a" * 400)])
+    while route.can_judge(limits):
+        route.judge(known, 0, limits)
+    route.send()
+    changed(known, **{f"q{n}": "true" for n in range(30)})
+
+    route.outdated(known)
+    while route.can_judge(limits):
+        route.judge(known, 0, limits)
+
+    assert max(piece.matches_count for piece in sent_through(route, known, limits)) < 200
+    assert route.cursor == 400
+
+
+def test_a_cursor_inside_an_entry_leaves_the_rest_of_it() -> None:
+    route, known = Route(), rules(q="true")
+    route.offer(0, [entry(1, *"aaaaa"), entry(6, "a")])
+
+    route.adopt(3)
+    assert (route.pending_count, route.position) == (3, 6)
+    again = Route(3)
+    again.offer(3, [entry(1, *"aaaaa"), entry(6, "a")])
+
+    for one in (route, again):
+        got = [
+            i for piece in sent_through(one, known, LIMITS) for i in piece.columns["q"].message_ids
+        ]
+        assert got == [4, 5, 6]
+
+
+def test_parts_of_an_entry_can_be_read_again() -> None:
+    stored = ReadEntry(1, *"abcde")
+    parts = stored.entry.parts(2)
+    for part in parts:
+        part.hold()
+        part.release()
+
+    assert [(part.first, part.last, part.messages_count) for part in parts] == [
+        (1, 2, 2),
+        (3, 4, 2),
+        (5, 5, 1),
+    ]
+    assert sum(part.size_bytes for part in parts) == 100
+    kinds = [headers["kind"] for part in parts for _, headers, *_ in part.runs]
+    assert kinds == list("abcde")
