@@ -5,6 +5,8 @@ The pure core, in the order in which to read it:
 `queue_settings`  what a queue's owner may set
 `waiting_buckets` one record of available messages
 `lanes`           the available messages of one priority and kind, of which memory holds a prefix
+`timed_buckets`   the buckets that delayed messages are added to
+`lane_budget`     how much of all lanes together is in memory
 `walks`           the way of a claim over the lanes of one priority
 `available`       all lanes of a queue
 `lease_buckets`   leases that share a record, of a large claim as columns
@@ -13,6 +15,7 @@ The pure core, in the order in which to read it:
 `queue_lifecycle` how the records of a queue begin and end
 `attempts`        the failed attempts of messages
 `commands`        what a shard is told, and how it answers
+`config_log`      the newest change of each queue's config, for routers and watchers
 `replays`         how far queues that start in the past have caught up
 `outbox`          pushes on their way to the ingests: their numbers
 `executed`        which lists of commands took effect lately

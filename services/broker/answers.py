@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, compress, count, pairwise
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from itertools import compress, count, pairwise
 from operator import ne
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from uuid import uuid4
 
 from libs.serving.protobytes import field, number_field, packed_varints, varint, varints_of
 from services.broker.lease_buckets import Claimed, Terms
 from services.broker.owner import ShardOwner
 from services.broker.queue_machine import Queue
+from services.broker.shard_machine import Shard
 from services.broker.tokens import token_parts, token_text
 from services.broker.waiters import Given
 from slatemq.errors import InvalidArgument, Unavailable
+
+T = TypeVar("T")
 
 CONSUMER_ID_BYTES_MAX = 255
 
@@ -26,6 +31,10 @@ _ABOUT: Final = (3, 4, 5, 6)
 
 _RUN_ABOUT: Final = (5, 6, 7, 8)
 """The same of ClaimedRun."""
+
+
+Tell: TypeAlias = Callable[[int, Sequence[Given], bytes], Awaitable[bytes]]
+"""Encodes the messages of an answer of this shard, behind its other fields: see `tell`."""
 
 
 def lease_length(asked_ms: int, queue: Queue) -> int:
@@ -45,24 +54,37 @@ def stopping() -> Unavailable:
     return Unavailable("the broker is stopping", reason="DRAINING")
 
 
-def tell(shard: int, given: Sequence[Given], head: bytes = b"") -> bytes:
+async def tell(shard: int, given: Sequence[Given], head: bytes = b"") -> bytes:
     """The messages of an answer: field 1 of ClaimResponse and of ConsumeResponse, encoded.
 
-    Behind `head`, the other fields of the answer: a megabyte is not to be copied for those.
+    Behind `head`, the other fields of the answer: a megabyte is not to be copied for those. What
+    was claimed in several turns is encoded in as many, between which others have theirs.
     """
-    return b"".join(chain([head], *(_messages(shard, one) for one in _columns(given))))
+    parts = [head]
+    async for one in _in_turns(given):
+        parts += _messages(shard, _columns(one))
+    return b"".join(parts)
 
 
-def tell_runs(shard: int, given: Sequence[Given], head: bytes = b"") -> bytes:
+async def tell_runs(shard: int, given: Sequence[Given], head: bytes = b"") -> bytes:
     """The same for callers that read runs: field 3, or field 1 where runs would be short."""
-    columns = _columns(given)
-    cuts = [_cuts(one) for one in columns]
-    are_long = sum(len(one.payloads) for one in columns) >= RUN_MIN * sum(map(len, cuts))
-    if are_long:
-        parts = [_runs(shard, one, mine) for one, mine in zip(columns, cuts, strict=True)]
-    else:
-        parts = [_messages(shard, one) for one in columns]
-    return b"".join(chain([head], *parts))
+    cut = []
+    async for one in _in_turns(given):
+        columns = _columns(one)
+        cut.append((columns, _cuts(columns)))
+    are_long = sum(len(one.held) for one in given) >= RUN_MIN * sum(len(cuts) for _, cuts in cut)
+    parts = [head]
+    async for columns, cuts in _in_turns(cut):
+        parts += _runs(shard, columns, cuts) if are_long else _messages(shard, columns)
+    return b"".join(parts)
+
+
+async def _in_turns(parts: Sequence[T]) -> AsyncIterator[T]:
+    """Each part, and the event loop its turn before the next one."""
+    for index, one in enumerate(parts):
+        if index:
+            await asyncio.sleep(0)
+        yield one
 
 
 class _Columns(NamedTuple):
@@ -76,14 +98,11 @@ class _Columns(NamedTuple):
     priorities: Sequence[int]
 
 
-def _columns(given: Sequence[Given]) -> list[_Columns]:
-    columns = []
-    for claimed, held in given:
-        if held:
-            payloads, commons = zip(*held, strict=True)
-            message_ids, priorities, _, _, attempts = zip(*claimed.items, strict=True)
-            columns.append(_Columns(claimed, payloads, commons, message_ids, attempts, priorities))
-    return columns
+def _columns(given: Given) -> _Columns:
+    claimed, held, _ = given
+    payloads, commons = zip(*held, strict=True)
+    message_ids, priorities, _, _, attempts = zip(*claimed.items, strict=True)
+    return _Columns(claimed, payloads, commons, message_ids, attempts, priorities)
 
 
 def _messages(shard: int, columns: _Columns) -> list[bytes]:
@@ -205,8 +224,12 @@ def too_late(owner: ShardOwner, given: Sequence[Given]) -> bool:
 
 
 async def release(owner: ShardOwner, given: Sequence[Given]) -> None:
-    """Undoes claims of which nobody was told."""
-    tokens = [token for one in given for token in one.claimed.tokens]
-    # After a failed commit nobody knows what the disk holds: the restart will tell.
-    if tokens and owner.commits.failed is None:
-        await owner.run(lambda _: owner.shard.release(tokens))
+    """Undoes claims of which nobody was told, in as many turns as they were made in."""
+    async for one in _in_turns(given):
+        # After a failed commit nobody knows what the disk holds: the restart will tell.
+        if owner.commits.failed is None:
+            await owner.run(partial(_release, owner.shard, one.claimed.tokens))
+
+
+def _release(shard: Shard, tokens: Sequence[int], _: int) -> None:
+    shard.release(tokens)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import logging
+import secrets
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from libs.storage.buckets import MAX_PRIORITY
@@ -14,9 +16,14 @@ from libs.storage.ids import (
     MAX_SHARD,
     message_id,
 )
+from services.broker.config_log import ConfigLog
 from services.broker.delivery import Delivery
+from services.broker.introductions import Introductions
 from services.broker.owner import ShardOwner
-from services.broker.queue_conversion import changes_between, checked_id
+from services.broker.queue_conversion import changes_after, checked_id
+from services.broker.queue_machine import Queue
+from services.broker.replay_starts import ReplayStarts
+from services.broker.replays import Counts
 from services.broker.shard_machine import Assignment, Range
 from slatemq.errors import InvalidArgument, NotFound
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, queue_pb2
@@ -26,20 +33,36 @@ HAND_OVER_S = 2.0
 without, and the claims fetch them."""
 
 
+REASON_BYTES_MAX = 1_000
+
+log = logging.getLogger(__name__)
+
+
 class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
     """Turns requests into commands on the shard."""
 
     _owner: ShardOwner
     _delivery: Delivery
+    _introductions: Introductions
+    _starts: ReplayStarts
 
     def __init__(self, shard: int) -> None:
         """Serve this broker shard, from `begin` on."""
         self._shard = shard
+        self._incarnation = 1 + secrets.randbelow((1 << 64) - 1)
 
-    def begin(self, owner: ShardOwner, delivery: Delivery) -> None:
+    def begin(
+        self,
+        owner: ShardOwner,
+        delivery: Delivery,
+        introductions: Introductions,
+        starts: ReplayStarts,
+    ) -> None:
         """Take over what the start has opened; no call comes earlier."""
         self._owner = owner
         self._delivery = delivery
+        self._introductions = introductions
+        self._starts = starts
 
     async def GetRoutingState(  # noqa: N802 - the RPC's name
         self, request: assignment_pb2.GetRoutingStateRequest, context: Any
@@ -47,7 +70,6 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         """See the proto."""
         if request.known_revision < 0:
             raise InvalidArgument("known_revision", "must not be negative", reason="OUT_OF_RANGE")
-        await self._owner.durable()
         return assignment_pb2.GetRoutingStateResponse(
             config_revision=self._owner.durable_revision,
             changes=self._changes(request.known_revision),
@@ -62,31 +84,51 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         self, request: assignment_pb2.AssignRequest, context: Any
     ) -> assignment_pb2.AssignResponse:
         """See the proto."""
-        if request.config_revision < 0:
-            raise InvalidArgument("config_revision", "must not be negative", reason="OUT_OF_RANGE")
+        owner = self._owner
         ranges = _ranges(request.ranges)
-        self._owner.admit()
-        if request.config_revision == self._owner.shard.revision:
-            await self._check_queues(ranges)
-            await self._fetch(ranges)
-        # The revision may have moved while the payloads were fetched: only this look counts.
-        applied = await self._owner.run(
-            lambda now_ms: self._apply(request.config_revision, ranges, now_ms),
-            request.ByteSize(),
-        )
-        cursors = dict(self._owner.shard.cursors)
-        await self._owner.durable()
-        revision = self._owner.durable_revision
+        owner.admit()
+        # What is durable from here on was answered after these entries were published.
+        revision = owner.durable_revision
+        outdated = [
+            self._is_outdated(piece, sent)
+            for piece, sent in zip(ranges, request.ranges, strict=True)
+        ]
+        known = await self._introductions.known(piece.log for piece in ranges)
+        judged = [
+            piece
+            for piece, is_old in zip(ranges, outdated, strict=True)
+            if not is_old and piece.log in known
+        ]
+        cursors, applied = owner.durable_cursors, set[int]()
+        if judged:
+            await self._check_queues(judged)
+            await self._fetch(judged)
+            applied = await owner.run(
+                lambda now_ms: self._apply(judged, now_ms), request.ByteSize()
+            )
+            cursors = dict(owner.shard.cursors)
+            await owner.durable()
         return assignment_pb2.AssignResponse(
             results=[
                 assignment_pb2.LogRangeResult(
-                    ingest_shard=piece.log, applied=done, cursor=cursors.get(piece.log, 0)
+                    ingest_shard=piece.log,
+                    applied=piece.log in applied,
+                    cursor=cursors.get(piece.log, 0),
+                    outdated=is_old,
+                    retry_later=not is_old and piece.log not in known,
                 )
-                for piece, done in zip(ranges, applied, strict=True)
+                for piece, is_old in zip(ranges, outdated, strict=True)
             ],
             config_revision=revision,
-            changes=self._changes(request.config_revision),
+            broker_incarnation=self._incarnation,
         )
+
+    def _is_outdated(self, piece: Range, sent: assignment_pb2.LogRange) -> bool:
+        owner = self._owner
+        if piece.previous != owner.shard.cursors.get(piece.log, 0):
+            return False  # Refused for its place, whoever judged it.
+        seen_revision = sent.seen_revision if sent.seen_by == self._incarnation else 0
+        return is_outdated(piece, owner.durable_configs, owner.durable_revision, seen_revision)
 
     async def Backfill(  # noqa: N802 - the RPC's name
         self, request: assignment_pb2.BackfillRequest, context: Any
@@ -95,75 +137,121 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         queue_id = checked_id(request.queue_id, "queue_id")
         if request.queue_revision < 0:
             raise InvalidArgument("queue_revision", "must not be negative", reason="OUT_OF_RANGE")
+        for field in ("message_count", "left_count"):
+            if getattr(request, field) < 0:
+                raise InvalidArgument(field, "must not be negative", reason="OUT_OF_RANGE")
+        counts = Counts(request.message_count, request.left_count)
         piece = _range("range", request.range)
         for place, assignment in enumerate(piece.assignments):
             if assignment.queue_id != queue_id:
                 field = f"range.assignments[{place}].queue_id"
                 raise InvalidArgument(field, f"must be {queue_id!r}, as in `queue_id`")
         self._owner.admit()
-        if (await self._owner.find(queue_id)).settings.revision == request.queue_revision:
+        queue = await self._owner.find(queue_id)
+        if _is_current(queue, request.queue_revision):
+            await self._find_start(queue, piece.log)
             await self._fetch([piece])
         answer = await self._owner.run(
-            lambda now_ms: self._apply_backfill(queue_id, request.queue_revision, piece, now_ms),
+            lambda now_ms: self._apply_backfill(
+                queue_id, request.queue_revision, piece, counts, now_ms
+            ),
             request.ByteSize(),
         )
         await self._owner.durable()
         return answer
 
+    async def QuarantineQueue(  # noqa: N802 - the RPC's name
+        self, request: assignment_pb2.QuarantineQueueRequest, context: Any
+    ) -> assignment_pb2.QuarantineQueueResponse:
+        """See the proto."""
+        queue_id = checked_id(request.queue_id, "queue_id")
+        if request.queue_revision < 0:
+            raise InvalidArgument("queue_revision", "must not be negative", reason="OUT_OF_RANGE")
+        if not 0 < len(request.reason.encode()) <= REASON_BYTES_MAX:
+            raise InvalidArgument("reason", f"must have 1 to {REASON_BYTES_MAX} bytes")
+
+        def quarantine(now_ms: int) -> None:
+            queue = self._owner.queue(queue_id)
+            is_judged = queue.routing_revision <= request.queue_revision
+            if is_judged and not queue.settings.quarantine:
+                log.warning("queue %s is in quarantine: %s", queue_id, request.reason)
+                self._owner.shard.quarantine(queue, request.reason, now_ms)
+
+        await self._owner.run(quarantine)
+        await self._owner.durable()
+        return assignment_pb2.QuarantineQueueResponse()
+
+    async def _find_start(self, queue: Queue, log: int) -> None:
+        """Look up where a replay begins whose ingest was down when its queue was created."""
+        replays = self._owner.shard.replays
+        waiting = replays.range_of(queue.queue_id, log)
+        if waiting is None or waiting.is_found:
+            return
+        start = await self._starts.look_up(log, waiting.since_ms)
+
+        def note(now_ms: int) -> None:
+            # A queue made since under this name needs a look-up of its own: only that raises the
+            # purge epoch for its messages.
+            if self._owner.owns(queue):
+                replays.found(queue.queue_id, waiting, start)
+
+        await self._owner.run(note)
+
     def _apply_backfill(
-        self, queue_id: str, revision: int, piece: Range, now_ms: int
+        self, queue_id: str, revision: int, piece: Range, counts: Counts, now_ms: int
     ) -> assignment_pb2.BackfillResponse:
         queue, shard = self._owner.queue(queue_id), self._owner.shard
         replay = shard.replays.range_of(queue_id, piece.log)
         if replay is None:
             raise NotFound("replay", f"{queue_id} of log {piece.log}")
         applied = False
-        if revision == queue.settings.revision:
+        if _is_current(queue, revision) and replay.is_found:
             if piece.last > replay.end:
                 raise InvalidArgument(
                     "range.last_sequence", f"must be at most the replay's end, {replay.end}"
                 )
-            applied = shard.backfill(queue, piece, now_ms)
+            applied = shard.backfill(queue, piece, counts, now_ms)
             if applied:
                 self._delivery.hand_over(queue, now_ms)
         return assignment_pb2.BackfillResponse(
             applied=applied,
             cursor=piece.last if applied else replay.cursor,
-            queue_revision=queue.settings.revision,
+            queue_revision=queue.routing_revision,
         )
 
-    def _apply(self, revision: int, ranges: list[Range], now_ms: int) -> list[bool]:
+    def _apply(self, ranges: list[Range], now_ms: int) -> set[int]:
+        """Applies what can be; gives the logs of these ranges."""
         shard = self._owner.shard
-        if revision != shard.revision:
-            return [False] * len(ranges)
-        applied = shard.assign(ranges, now_ms)
+        applied = set[int]()
         # In the same turn, so in the same commit: one durable point from log to consumer.
-        for piece, done in zip(ranges, applied, strict=True):
-            if done and self._delivery.is_waited_on:
-                for assignment in self._waited_on(piece):
-                    self._delivery.hand_over(shard.queues[assignment.queue_id], now_ms)
+        for piece, done in zip(ranges, shard.assign(ranges, now_ms), strict=True):
+            if not done:
+                continue
+            applied.add(piece.log)
+            for queue in self._waited_on(piece):
+                self._delivery.hand_over(queue, now_ms)
         return applied
 
     async def _check_queues(self, ranges: list[Range]) -> None:
-        queues = self._owner.shard.queues
+        queues, deleted = self._owner.shard.queues, self._owner.shard.deleted
         for index, piece in enumerate(ranges):
             for place, assignment in enumerate(piece.assignments):
-                if assignment.queue_id not in queues:
+                queue_id = assignment.queue_id
+                if queue_id in queues:
+                    continue
+                state = deleted.get(queue_id)
+                if state is None or state.created_revision <= piece.revision:
                     await self._owner.durable()
                     raise InvalidArgument(
                         f"ranges[{index}].assignments[{place}].queue_id",
-                        f"there is no queue {assignment.queue_id!r} at this revision",
+                        f"there is no queue {queue_id!r} at revision {piece.revision}",
                     )
 
     async def _fetch(self, ranges: list[Range]) -> None:
-        if not self._delivery.is_waited_on:
-            return
         fetches = [
-            self._delivery.fetch_for_waiters(
-                self._owner.shard.queues[assignment.queue_id], assignment.message_ids
-            )
+            self._delivery.fetch_for_waiters(queue, message_ids)
             for piece in ranges
-            for assignment in self._waited_on(piece)
+            for queue, message_ids in self._waited_on(piece).items()
         ]
         if fetches:
             try:
@@ -172,20 +260,40 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
             except TimeoutError:
                 return  # The claims fetch for themselves.
 
-    def _waited_on(self, piece: Range) -> list[Assignment]:
-        queue_ids = [assignment.queue_id for assignment in piece.assignments]
-        waited_on = self._delivery.waited_on(queue_ids)
-        return [one for one in piece.assignments if one.queue_id in waited_on]
+    def _waited_on(self, piece: Range) -> dict[Queue, Sequence[int]]:
+        """The queues of the range that somebody waits for messages of, and their messages."""
+        if not self._delivery.is_waited_on:
+            return {}
+        queues = self._owner.shard.queues
+        waited_on = self._delivery.waited_on([one.queue_id for one in piece.assignments])
+        return {
+            queues[one.queue_id]: one.message_ids
+            for one in piece.assignments
+            if one.queue_id in waited_on and one.queue_id in queues
+        }
 
     def _changes(self, after: int) -> list[queue_pb2.QueueChange]:
-        until = self._owner.durable_revision
-        if after == until:
-            return []
-        shard = self._owner.shard
-        changes = changes_between(
-            shard.queues, shard.deleted, self._owner.durable_replays, after, until, self._shard
-        )
-        return [change for _, change in changes]
+        owner = self._owner
+        return changes_after(owner.durable_configs, owner.durable_replays, after, self._shard)
+
+
+def _is_current(queue: Queue, revision: int) -> bool:
+    """Whether a piece judged by the queue of this revision may be applied to it."""
+    return queue.routing_revision <= revision and not queue.settings.quarantine
+
+
+def is_outdated(
+    piece: Range, configs: ConfigLog, durable_revision: int, seen_revision: int
+) -> bool:
+    """Whether a queue there is may have to judge a range by what it became since.
+
+    `seen_revision`: this process answered with it when all of the range had been read; 0: never.
+    """
+    if piece.revision > durable_revision:
+        return True  # Judged by configs that this shard never had, or has no more.
+    if 0 < seen_revision <= piece.revision:
+        return False
+    return configs.routes_differ(piece.revision)
 
 
 def _ranges(pieces: Iterable[assignment_pb2.LogRange]) -> list[Range]:
@@ -202,6 +310,9 @@ def _ranges(pieces: Iterable[assignment_pb2.LogRange]) -> list[Range]:
 def _range(field: str, piece: assignment_pb2.LogRange) -> Range:
     if not 0 <= piece.ingest_shard <= MAX_SHARD:
         raise InvalidArgument(f"{field}.ingest_shard", f"must be 0..{MAX_SHARD}")
+    for name in ("config_revision", "seen_revision"):
+        if getattr(piece, name) < 0:
+            raise InvalidArgument(f"{field}.{name}", "must not be negative", reason="OUT_OF_RANGE")
     if not 0 <= piece.previous_sequence <= MAX_MESSAGE_ID:
         raise InvalidArgument(f"{field}.previous_sequence", "must be 0, or a message ID")
     if not piece.previous_sequence < piece.last_sequence <= MAX_MESSAGE_ID:
@@ -225,7 +336,13 @@ def _range(field: str, piece: assignment_pb2.LogRange) -> Range:
         if not _is_sound(assignment, *bounds):
             raise _what_is_wrong(f"{field}.assignments[{len(assignments)}]", assignment, *bounds)
         assignments.append(assignment)
-    return Range(piece.ingest_shard, piece.previous_sequence, piece.last_sequence, assignments)
+    return Range(
+        piece.ingest_shard,
+        piece.previous_sequence,
+        piece.last_sequence,
+        assignments,
+        piece.config_revision,
+    )
 
 
 def _is_sound(assignment: Assignment, first: int, last: int) -> bool:

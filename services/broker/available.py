@@ -6,19 +6,22 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
 from libs.storage.buckets import (
+    MAX_ORDER_N,
     BucketKind,
     bucket_number,
+    last_lane_order,
+    order_in_time,
     order_of,
     split_order,
 )
-from libs.storage.keys import BUCKET, RecordType, queue_head
+from libs.storage.keys import BUCKET, RecordType, queue_head, waiting_tail
 from libs.storage.queues import AvailableMessage
 from libs.storage.states import LaneRecord
 from services.broker.counts import Counts, counts_of
 from services.broker.lanes import READY_BUCKET_MAX, IsOver, Lane
 from services.broker.leases import Row
 from services.broker.orders import Orders
-from services.broker.slots import LAST_N, TIMED_LAST_MS, join, leaves_at, unknown_slot
+from services.broker.timed_buckets import TIMED_LAST_MS, OpenTimedBuckets
 from services.broker.waiting_buckets import Bucket, Columns, Place
 from services.broker.walks import (
     Choice,
@@ -29,7 +32,6 @@ from services.broker.walks import (
     NeedsDue,
     NeedsLane,
     NeedsRows,
-    NeedsSlot,
     Over,
     Segment,
     StoredBucket,
@@ -55,48 +57,49 @@ class Available:
         """How many messages `look_at_due` has dropped since this was last set to 0."""
         self._key_head = queue_head(RecordType.ACTIVE, queue_id)
         self._orders = orders
-        self._lanes = {(one.priority, one.kind): Lane.restore(one, epoch) for one in records}
-        self.has_timed = any(kind is BucketKind.TIMED for _, kind in self._lanes)
+        self.by_name = {(one.priority, one.kind): Lane.restore(one, epoch) for one in records}
+        self.has_timed = any(kind is BucketKind.TIMED for _, kind in self.by_name)
         """Whether there are messages that have to wait for a time, or were once."""
         self._open_ready: dict[int, Bucket] = {}  # by priority: filled until the next commit
+        self._open_timed = OpenTimedBuckets(orders)
         self._walked_ms = 0  # until when timed messages may have been looked at
 
     @property
     def ready_count(self) -> int:
         """Available messages that wait for nothing but a claim."""
-        return sum(lane.count for lane in self._lanes.values() if lane.kind == BucketKind.READY)
+        return sum(lane.count for lane in self.by_name.values() if lane.kind == BucketKind.READY)
 
     @property
     def timed_count(self) -> int:
         """Available messages with a time from which on they may be claimed, due ones included."""
-        return sum(lane.count for lane in self._lanes.values() if lane.kind == BucketKind.TIMED)
+        return sum(lane.count for lane in self.by_name.values() if lane.kind == BucketKind.TIMED)
 
     def timed_lanes(self) -> list[Lane]:
         """The lanes of messages that have, or had, to wait for a time; in no order."""
         if not self.has_timed:  # most queues: asked at every commit, this must cost nothing
             return []
-        return [lane for lane in self._lanes.values() if lane.kind is BucketKind.TIMED]
+        return [lane for lane in self.by_name.values() if lane.kind is BucketKind.TIMED]
 
     def next_due_ms(self) -> int | None:
         """When the first timed message falls due, or a lower bound; None when there is none."""
         earliest = [
-            lane.earliest
-            for lane in self._lanes.values()
+            lane.earliest_in_time
+            for lane in self.by_name.values()
             if lane.kind == BucketKind.TIMED and lane.count
         ]
         return min((split_order(one).ms for one in earliest if one is not None), default=None)
 
     def records(self) -> tuple[LaneRecord, ...]:
         """Where each lane stands."""
-        return tuple([lane.record() for lane in self._lanes.values()])
+        return tuple([lane.record() for lane in self.by_name.values()])
 
     def lanes(self) -> list[Lane]:
         """All lanes, in the order of delivery but for what falls due."""
-        return [self._lanes[name] for name in sorted(self._lanes)]
+        return [self.by_name[name] for name in sorted(self.by_name)]
 
     def lane(self, priority: int, kind: BucketKind) -> Lane | None:
         """The lane, if there is something in it."""
-        return self._lanes.get((priority, kind))
+        return self.by_name.get((priority, kind))
 
     def counts(self, now_ms: int) -> Counts:
         """How many messages wait, as far as memory tells."""
@@ -144,10 +147,10 @@ class Available:
             return None
         if lane.find(bucket.order) is not bucket:
             return None
-        timed = self._lanes.get((lane.priority, BucketKind.TIMED))
-        due = timed.earliest if timed is not None else None
+        timed = self.by_name.get((lane.priority, BucketKind.TIMED))
+        due = timed.earliest_in_time if timed is not None else None
         # What fell due since the bucket was begun comes before what is added now.
-        if due is not None and due <= order_of(self.epoch, now_ms, LAST_N):
+        if due is not None and due <= order_of(self.epoch, now_ms, MAX_ORDER_N):
             return None
         return bucket
 
@@ -159,22 +162,13 @@ class Available:
         """
         return max(now_ms, self._walked_ms)
 
-    def needs_slot(
-        self, priority: int, visible_at_ms: int, deadline_ms: int = 0
-    ) -> NeedsSlot | None:
-        """What must be read before `add_timed`, if anything."""
-        lane = self._lane(priority, BucketKind.TIMED)
-        first = unknown_slot(lane, leaves_at(visible_at_ms, deadline_ms))
-        return None if first is None else NeedsSlot(self, lane, first)
-
     def add_timed(self, priority: int, item: AvailableMessage) -> Place:
         """Makes a message available from its `visible_at_ms` on; says where it is.
 
-        See `needs_slot`; both this time and its retention must be after `seen_until`. One whose
-        retention ends first stands at that time, to be dropped then.
+        Both this time and its retention must be after `seen_until`. One whose retention ends first
+        stands at that time, to be dropped then.
         """
-        lane = self._lane(priority, BucketKind.TIMED)
-        bucket = join(lane, leaves_at(item.visible_at_ms, item.retention_deadline_ms), item)
+        bucket = self._open_timed.add(self._lane(priority, BucketKind.TIMED), item)
         return Place(priority, BucketKind.TIMED, bucket.order)
 
     def put_back(
@@ -185,15 +179,15 @@ class Available:
         items: Sequence[tuple[int, AvailableMessage]],
     ) -> None:
         """Returns messages that were taken from the bucket of this order: (place, message)."""
-        if split_order(order).epoch == self.epoch:
+        if split_order(order_in_time(kind, order)).epoch == self.epoch:
             self._lane(priority, kind).put_back(order, items)
         else:  # The queue was purged meanwhile.
             self.add_ready(priority, [item for _, item in sorted(items, key=itemgetter(0))], 0)
 
     def _lane(self, priority: int, kind: BucketKind) -> Lane:
-        lane = self._lanes.get((priority, kind))
+        lane = self.by_name.get((priority, kind))
         if lane is None:
-            lane = self._lanes[priority, kind] = Lane(priority, kind, self.epoch)
+            lane = self.by_name[priority, kind] = Lane(priority, kind, self.epoch)
             self.has_timed = self.has_timed or kind is BucketKind.TIMED
         return lane
 
@@ -201,15 +195,18 @@ class Available:
 
     def find(self, place: Place) -> tuple[Lane, Bucket] | None:
         """The bucket there, if there is one. May raise NeedsRows as part of Needs."""
-        lane = self._lanes.get((place.priority, place.kind))
-        if lane is None or split_order(place.order).epoch != self.epoch:
+        lane = self.by_name.get((place.priority, place.kind))
+        if lane is None or self._epoch_of(place) != self.epoch:
             return None
-        bucket = lane.find_anywhere(place.order)
+        bucket = lane.find(place.order)
         if bucket is None:
             if not lane.has_none(place.order):
                 raise Needs([NeedsBucket(self, lane, place.order)], ())
             return None
         return lane, bucket
+
+    def _epoch_of(self, place: Place) -> int:
+        return split_order(order_in_time(place.kind, place.order)).epoch
 
     def find_all(self, places: Iterable[Place]) -> dict[Place, tuple[Lane, Bucket] | None]:
         """As `find` for several; what must be read is told together."""
@@ -226,22 +223,24 @@ class Available:
 
     def purge(self, epoch: int) -> int:
         """Drops everything in O(lanes): the lanes begin anew in this epoch. Gives how many."""
-        count = sum(lane.count for lane in self._lanes.values())
+        count = sum(lane.count for lane in self.by_name.values())
         self.epoch = epoch
-        self._lanes = {}
+        self.by_name = {}
         self._open_ready = {}
+        self._open_timed.close()
         return count
 
     # --- Time comes ---------------------------------------------------------
 
     def due_until(self, now_ms: int) -> int:
         """The last order in a timed lane whose time has come."""
-        return order_of(self.epoch, min(now_ms, TIMED_LAST_MS), LAST_N)
+        time = order_of(self.epoch, min(now_ms, TIMED_LAST_MS), 0)
+        return last_lane_order(BucketKind.TIMED, time)
 
     def has_due(self, now_ms: int) -> bool:
         """Whether `look_at_due` has something to do."""
         until = self.due_until(now_ms)
-        return any(_has_due(lane, until) for lane in self._lanes.values())
+        return any(_has_due(lane, until) for lane in self.by_name.values())
 
     def look_at_due(self, is_over: IsOver, now_ms: int, limit: int) -> int:
         """Counts what has fallen due and drops that of which `is_over` is true.
@@ -252,7 +251,7 @@ class Available:
         until = self.due_until(now_ms)
         self._walked_ms = max(self._walked_ms, now_ms)
         looked_at = 0
-        for lane in [lane for lane in self._lanes.values() if _has_due(lane, until)]:
+        for lane in [lane for lane in self.by_name.values() if _has_due(lane, until)]:
             if lane.head is None and not lane.complete:
                 raise NeedsLane(self, lane)
             count = lane.count
@@ -292,11 +291,11 @@ class Available:
         """
         taken: list[Segment] = []
         self._walked_ms = max(self._walked_ms, now_ms)
-        for priority in sorted({priority for priority, _ in self._lanes}):
+        for priority in sorted({priority for priority, _ in self.by_name}):
             lanes = [
                 lane
                 for kind in (BucketKind.READY, BucketKind.TIMED)
-                if (lane := self._lanes.get((priority, kind))) and lane.count
+                if (lane := self.by_name.get((priority, kind))) and lane.count
             ]
             walk = Walk(lanes, self.epoch, now_ms)
             cold = None
@@ -369,29 +368,29 @@ class Available:
     def drain(self, generation: int, rows: list[Row]) -> list[Beyond]:
         """Adds the rows that changed since the last drain; what may go once they are durable."""
         beyond = []
-        for lane in tuple(self._lanes.values()):
+        for lane in tuple(self.by_name.values()):
             if lane.to_write:
                 self._put_rows(lane, rows)
                 orders = lane.written(generation)
                 if orders or lane.crowded:
                     beyond.append((lane, orders))
-            if self.has_timed:  # no other lane remembers slots
-                lane.forget_slots()
             if not lane.count:
-                del self._lanes[lane.priority, lane.kind]
+                del self.by_name[lane.priority, lane.kind]
         self._open_ready.clear()
+        self._open_timed.close()
         return beyond
 
     def _put_rows(self, lane: Lane, rows: list[Row]) -> None:
         head, first = self._key_head, bucket_number(lane.priority, lane.kind, 0)
+        is_timed = lane.kind is BucketKind.TIMED
         for order, bucket in lane.changed.items():
-            key = head + BUCKET.pack(first | order)
-            if bucket is None:
-                rows.append((key, None))
-                continue
-            if bucket.start and not bucket.stored:
+            if is_timed:
+                tail = waiting_tail(lane.priority, BucketKind.TIMED, order)
+            else:
+                tail = BUCKET.pack(first | order)
+            if bucket is not None and bucket.start and not bucket.stored:
                 bucket.trim()
-            rows.append((key, bucket.value()))
+            rows.append((head + tail, None if bucket is None else bucket.value()))
 
 
 def _has_due(lane: Lane, until_order: int) -> bool:

@@ -77,3 +77,9 @@ class Backoff:
         return cls(
             BackoffKind(kind), int(initial_ms), int(max_ms), float(multiplier), float(jitter)
         )
+
+
+DEFAULT_BACKOFF = Backoff(BackoffKind.EXPONENTIAL, 1_000, 600_000, multiplier=5.0, jitter=0.5)
+"""That of a queue whose owner names none: 1, 5, 25 and 125 s. The five attempts that a queue has by
+default then take at least 78 s: something that a worker needs may be down for a minute before
+messages become dead letters."""

@@ -20,24 +20,34 @@ class Choosing(Many):
         self,
         count: int,
         payload_bytes: int,
+        answer_bytes: int,
         held: Mapping[int, Held],
         find: Callable[[int], Held | None],
         kept_back: Mapping[int, int],
         can_give: Callable[[int], bool],
+        *,
+        one_fits: bool = True,
     ) -> None:
-        """Take at most `count` messages, and payload bytes, but for one message alone.
+        """Take at most `count` messages, and payload bytes, but for one message if `one_fits`.
 
+        `answer_bytes` is how much fits into the answer, headers and all.
         Messages are in `held` or where `find` looks; of the others those that their ingest can give
         are waited for, the rest and what is kept back passed over.
         """
         self.chosen: list[Held] = []
         self._count = count
         self._payload_bytes_left = payload_bytes
-        self._bytes_left = ANSWER_BYTES_MAX
+        self._answer_bytes = self._bytes_left = answer_bytes
+        self._one_fits = one_fits
         self._held = held
         self._find = find
         self._kept_back = kept_back
         self._can_give = can_give
+
+    @property
+    def size_bytes(self) -> int:
+        """About what the chosen messages take in an answer."""
+        return self._answer_bytes - self._bytes_left
 
     def room(self) -> int:
         """See Many."""
@@ -73,10 +83,12 @@ class Choosing(Many):
         if one is None:
             return Choice.STOP if self._can_give(item.message_id) else Choice.SKIP
         payload, common = one
-        self._payload_bytes_left -= len(payload)
-        self._bytes_left -= len(payload) + len(common) + _ID_BYTES
-        if self.chosen and (self._payload_bytes_left < 0 or self._bytes_left < 0):
+        size = len(payload) + len(common) + _ID_BYTES
+        is_first = self._one_fits and not self.chosen
+        if not is_first and (len(payload) > self._payload_bytes_left or size > self._bytes_left):
             return Choice.STOP
+        self._payload_bytes_left -= len(payload)
+        self._bytes_left -= size
         self.chosen.append(one)
         return Choice.TAKE
 

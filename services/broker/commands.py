@@ -30,14 +30,19 @@ class Assignment(NamedTuple):
     visible_at_ms: Sequence[int] = ()
 
 
+NEWEST = 1 << 62
+"""The revision of a judgement that none can be newer than."""
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A piece of one metadata log, judged."""
+    """A piece of one metadata log, judged; `revision` is of the oldest configs that judged it."""
 
     log: int
     previous: int
     last: int
     assignments: Sequence[Assignment]
+    revision: int = NEWEST
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from libs.serving.config import Scope, ServingConfig, purge_grace_setting, setting
 from libs.serving.limits import MESSAGE_DELAY_MS_MAX, RETENTION_S_MAX
 from libs.storage.ids import MAX_SHARD
-from services.broker import outbox, redrives
+from services.broker import lane_budget, outbox, redrives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,18 @@ class BrokerConfig(ServingConfig):
         "Bytes of payloads kept for messages about to be claimed.",
         default=32 << 20,
         minimum=0,
+    )
+    delivery_bytes_max: int = setting(
+        "Bytes of messages fetched for claims and in answers on their way, of all queues together: "
+        "each takes a quarter of what is free at most; over it only answers up to 64 KiB go out.",
+        default=128 << 20,
+        minimum=1 << 20,
+    )
+    lane_bytes_max: int = setting(
+        "Bytes of memory for which messages wait where, of all queues together; what does not fit "
+        "is read back from the store when it is claimed.",
+        default=lane_budget.BYTES_MAX,
+        minimum=1 << 20,
     )
     max_message_delay_ms: int = setting(
         "Longest delay of a message in delayed queues, and of a delayed queue, in ms.",

@@ -10,7 +10,15 @@ from typing import Any
 from google.rpc.status_pb2 import Status
 
 from libs.serving.guard import encoded
-from services.broker.answers import consumer_id, lease_length, release, tell, tell_runs, too_late
+from services.broker.answers import (
+    Tell,
+    consumer_id,
+    lease_length,
+    release,
+    tell,
+    tell_runs,
+    too_late,
+)
 from services.broker.delivery import Delivery
 from services.broker.executor import Executor
 from services.broker.lease_index import PLACE_BITS
@@ -34,7 +42,7 @@ from slatemq.rpc_status import to_status
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
 MESSAGES_MAX = 10_000
-"""Messages or tokens in one call at most: some 100 ms of work, in which others wait."""
+"""Messages or tokens in one call at most."""
 
 CLAIM_BYTES = 32 << 20
 CLAIM_BYTES_MAX = 64 << 20
@@ -87,24 +95,32 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         lease_ms = lease_length(asked_ms, queue)
         size = min(size, CLAIM_BYTES_MAX)
         claim = OneClaim(consumer, lease_ms, count, size, patient=wait_ms > 0)
+        told = tell_runs if request.runs else tell
+        try:
+            answer = await self._answer(queue, claim, wait_ms, told)
+        except BaseException:
+            self._delivery.sent(claim.given)
+            raise
+        context.add_done_callback(lambda _: self._delivery.sent(claim.given))
+        return encoded(consumer_pb2.ClaimResponse, answer)
+
+    async def _answer(self, queue: Queue, claim: OneClaim, wait_ms: int, told: Tell) -> bytes:
         try:
             with self._delivery.place():
                 await self._wait(queue, claim, wait_ms)
             await self._owner.durable()
+            if claim.error is not None:
+                raise claim.error
+            if too_late(self._owner, claim.given):
+                raise Unavailable(
+                    "storing the claim took half of its lease; it was undone", reason="SLOW_COMMIT"
+                )
+            head = consumer_pb2.ClaimResponse(consumer_id=claim.consumer).SerializeToString()
+            return await told(self._shard, claim.given, head)
         except BaseException:
             # The caller is gone, or will not hear of it: nobody must wait for the leases to end.
             await release(self._owner, claim.given)
             raise
-        if claim.error is not None:
-            raise claim.error
-        if too_late(self._owner, claim.given):
-            await release(self._owner, claim.given)
-            raise Unavailable(
-                "storing the claim took half of its lease; it was undone", reason="SLOW_COMMIT"
-            )
-        head = consumer_pb2.ClaimResponse(consumer_id=consumer).SerializeToString()
-        told = tell_runs if request.runs else tell
-        return encoded(consumer_pb2.ClaimResponse, told(self._shard, claim.given, head))
 
     async def _wait(self, queue: Queue, claim: OneClaim, wait_ms: int) -> None:
         try:

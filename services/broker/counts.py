@@ -32,8 +32,8 @@ def counts_of(lanes: Iterable[Lane], due_until: int, now_ms: int) -> Counts:
             continue
         available, delayed = by_priority.get(lane.priority, (0, 0))
         claimable = lane.count if lane.kind == BucketKind.READY else lane.due_now(due_until)
-        if claimable and lane.earliest is not None:
-            oldest.append(split_order(lane.earliest).ms)
+        if claimable and lane.earliest_in_time is not None:
+            oldest.append(split_order(lane.earliest_in_time).ms)
         by_priority[lane.priority] = (available + claimable, delayed + lane.count - claimable)
     return Counts(
         available=sum(available for available, _ in by_priority.values()),

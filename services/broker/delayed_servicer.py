@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from libs.storage.buckets import BucketKind
+from libs.storage.buckets import BucketKind, lane_order
 from libs.storage.ids import MAX_MESSAGE_ID
 from services.broker.delayed_watch import DelayedWatches, Watched
 from services.broker.editing import Find, MessageEditor, replacement
@@ -71,7 +71,8 @@ class DelayedServicer(entry_pb2_grpc.EntryServiceServicer, ABC):
 
 def _entry(queue_id: str, watched: Watched, with_payload: bool) -> entry_pb2.Entry:
     told = watched.told
-    place = Place(told.priority, BucketKind.TIMED, told.bucket_order)
+    order = lane_order(BucketKind.TIMED, told.bucket_order, told.bucket_number)
+    place = Place(told.priority, BucketKind.TIMED, order)
     return entry_pb2.Entry(
         handle=waiting_handle(queue_id, told.message_id, place),
         queue_id=queue_id,

@@ -17,27 +17,21 @@ from functools import partial
 from itertools import islice
 
 from libs.storage.ids import shard_of
-from libs.storage.queues import AvailableMessage
 from services.broker.choosing import Choosing
+from services.broker.delivery_budget import DeliveryBudget, exceeded
 from services.broker.desks import LOOK_AHEAD, Aheads, Desk
+from services.broker.gone_messages import fail_gone
 from services.broker.ingest_presence import IngestPresence
 from services.broker.owner import ShardOwner
-from services.broker.payloads import Fetched, Held, Payloads
-from services.broker.queue_machine import Choice, NeedsLane, Queue
-from services.broker.waiters import Given, Waiter
-from slatemq.errors import (
-    FailedPrecondition,
-    NotFound,
-    ResourceExhausted,
-    SlateMQError,
-    Unavailable,
-)
+from services.broker.payloads import Held, Payloads, size_of
+from services.broker.queue_machine import NeedsLane, Queue
+from services.broker.waiters import TURN, Given, Waiter, paused
+from slatemq.errors import NotFound, ResourceExhausted, SlateMQError, Unavailable
 
 log = logging.getLogger(__name__)
 
 SHARE_MIN = 100
-"""When several wait for what little there is, each gets its share, but no less than this at once:
-an answer for every single message would cost everybody more than the wait."""
+"""Each of several waiters gets its share, but no less: answers of one message each cost more."""
 
 STUCK_MS = 200
 """How soon messages that could not be claimed at a look are looked at again."""
@@ -49,8 +43,14 @@ TIMER_MAX_MS = 60_000
 class Delivery:
     """All desks of a broker."""
 
-    def __init__(self, owner: ShardOwner, payloads: Payloads, waiters_max: int) -> None:
-        """Serve claims from this shard; more than `waiters_max` claims and streams are refused."""
+    def __init__(
+        self, owner: ShardOwner, payloads: Payloads, waiters_max: int, bytes_max: int
+    ) -> None:
+        """Serve claims from this shard, of at most `waiters_max` claims and streams at once.
+
+        `bytes_max` bounds what is fetched for claims and in answers, of all queues together.
+        """
+        self._budget = DeliveryBudget(bytes_max)
         self._owner = owner
         self._payloads = payloads
         self._waiters_max = waiters_max
@@ -111,12 +111,8 @@ class Delivery:
         """Takes a waiter out of the line; nothing happens if it is out already."""
         desk = self._desks.get(queue)
         if desk is not None and waiter in desk.line:
-            self._leave(desk, waiter)
+            desk.leave(waiter)
             self._tidy(desk)
-
-    def _leave(self, desk: Desk, waiter: Waiter) -> None:
-        del desk.line[waiter]
-        desk.impatient.discard(waiter)
 
     def drain(self, error: SlateMQError) -> None:
         """Ends all waiting with this error, and any that begins from now on."""
@@ -140,8 +136,8 @@ class Delivery:
         line, desk.line = desk.line, OrderedDict()
         desk.impatient.clear()
         self._tidy(desk)
-        for waiter in line:
-            waiter.failed(error)
+        for one in line:
+            one.failed(error)
 
     def _tidy(self, desk: Desk) -> None:
         if not desk.line:
@@ -151,15 +147,8 @@ class Delivery:
             if desk.task is None:
                 self._desks.pop(desk.queue, None)
 
-    def queue_deleted(self, queue: Queue) -> None:
-        """Tells everybody who waits on the queue, with credit or without, that it is gone."""
-        self._turn_away(queue, NotFound("queue", queue.queue_id))
-
-    def queue_paused(self, queue: Queue) -> None:
-        """Tells everybody who waits on the queue, with credit or without, that it is paused."""
-        self._turn_away(queue, paused(queue))
-
-    def _turn_away(self, queue: Queue, error: SlateMQError) -> None:
+    def turn_away(self, queue: Queue, error: SlateMQError) -> None:
+        """Tells everybody who waits on a queue, with credit or without, what became of it."""
         for stream, its_queue in self.streams.items():
             if its_queue is queue:
                 stream.failed(error)
@@ -223,23 +212,46 @@ class Delivery:
             return queue.peek(limit, reachable, now_ms)
 
         ids = await self._owner.run(partial(peek, wanted))
+        if not ids:
+            self._note_away(desk, set(), passed)
+            return False
         with self._payloads.hand() as held:
             here, missing = self._payloads.look(ids)
             held.update(here)
-            fetched = Fetched()
+            expected_bytes = size_of(here)
             if missing:
                 ahead, asked = self._aheads.of(queue.queue_id), len(missing)
                 if (count := ahead.count(missing[0])) > len(ids):
                     _, missing = self._payloads.look(await self._owner.run(partial(peek, count)))
-                fetched = await self._payloads.fetch(missing, held)
-                ahead.fetched(missing, asked, fetched)
-            self._note_away(desk, fetched.away, passed)
-            if fetched.gone:
-                await self._fail_gone(queue, fetched.gone)
-                return True
-            claimed = await self._owner.run(lambda now_ms: self._claim_all(desk, held, now_ms))
-        desk.stuck = bool(ids) and not claimed
+                expected_bytes += ahead.expected_bytes(len(missing), self._budget.share_bytes)
+            async with self._budget.fetching(expected_bytes) as fetch_bytes:
+                fetched = await self._payloads.fetch(missing, held, fetch_bytes)
+                if missing:
+                    ahead.fetched(missing, asked, fetched)
+                self._note_away(desk, fetched.away, passed)
+                self._ingests.found_slow(fetched.slow)
+                if fetched.gone:
+                    await fail_gone(self._owner, queue, fetched.gone)
+                    return True
+                claimed = await self._claim_in_turns(desk, held)
+                if not claimed and self._budget.is_exceeded and desk.away is None:
+                    desk.away = exceeded()
+        desk.stuck = not claimed
         return claimed > 0
+
+    async def _claim_in_turns(self, desk: Desk, held: Mapping[int, Held]) -> int:
+        """Has those in line take turns until no claim is cut short; gives how many were claimed."""
+        claimed = 0
+        while True:
+            desk.cut = False
+            claimed += await self._owner.run(lambda now_ms: self._claim_all(desk, held, now_ms))
+            if not desk.cut:
+                return claimed
+            await asyncio.sleep(0)
+
+    def sent(self, given: Sequence[Given]) -> None:
+        """The answers with these messages have gone out, or never will."""
+        self._budget.release(sum(one.size_bytes for one in given))
 
     @contextmanager
     def keeping_back(self, message_id: int) -> Iterator[None]:
@@ -262,31 +274,10 @@ class Delivery:
             desk.away = Unavailable(f"ingest {shards} is away", reason="INGEST_AWAY")
         self._ingests.found_away(found)
 
-    async def _fail_gone(self, queue: Queue, gone: Mapping[int, str]) -> None:
-        for reason in set(gone.values()):
-            ids = {message_id for message_id, why in gone.items() if why == reason}
-            log.error("%d messages of %s: %s", len(ids), queue.queue_id, reason)
-            await self._owner.run(partial(self._fail_all, queue, ids, reason))
-
-    def _fail_all(self, queue: Queue, ids: set[int], reason: str, now_ms: int) -> None:
-        left = set(ids)
-
-        def choose(item: AvailableMessage) -> Choice:
-            if not left:
-                return Choice.STOP
-            if item.message_id not in left:
-                return Choice.SKIP
-            left.discard(item.message_id)
-            return Choice.TAKE
-
-        if self._owner.owns(queue):
-            claimed = self._owner.shard.claim(queue, choose, 0, "", now_ms)
-            self._owner.shard.fail(claimed.leases(), reason, now_ms)
-
     def _rest(self, desk: Desk) -> None:
         """Nothing more can be claimed now: answers the impatient, sets a timer for the rest."""
         for waiter in list(desk.impatient):
-            self._leave(desk, waiter)
+            desk.leave(waiter)
             waiter.failed(desk.away)
         if desk.timer is not None:
             desk.timer.cancel()
@@ -313,12 +304,17 @@ class Delivery:
     def hand_over(self, queue: Queue, now_ms: int) -> None:
         """Claims for the waiters of a queue at once what is in memory with its payload."""
         desk = self._desks.get(queue)
-        if desk is not None and desk.line:
-            try:
+        if desk is None or not desk.line:
+            return
+        desk.cut = self._budget.is_full
+        try:
+            if not desk.cut:
                 self._claim_all(desk, {}, now_ms)
-            except NeedsLane:
-                self._kick(desk)
-            self._tidy(desk)
+        except NeedsLane:
+            desk.cut = True
+        if desk.cut:
+            self._kick(desk)
+        self._tidy(desk)
 
     @property
     def is_waited_on(self) -> bool:
@@ -326,10 +322,7 @@ class Delivery:
         return bool(self._desks)
 
     def waited_on(self, queue_ids: Sequence[str]) -> Set[str]:
-        """Those queues, of these and perhaps of others, that somebody waits for messages of.
-
-        There may be ten thousand, and somebody waits for one of them; or the other way round.
-        """
+        """Those queues, of these and perhaps of others, that somebody waits for messages of."""
         if len(queue_ids) < len(self._desks):
             return set(filter(self.has_waiters, queue_ids))
         return {queue.queue_id for queue, desk in self._desks.items() if desk.line}
@@ -349,45 +342,58 @@ class Delivery:
         _, missing = self._payloads.look(ids[: min(wanted, LOOK_AHEAD)])
         missing = [message_id for message_id in missing if self._ingests.can_give(message_id)]
         if missing:
-            fetched = await self._payloads.fetch(missing)
+            ahead = self._aheads.of(queue.queue_id)
+            fetch_bytes = ahead.expected_bytes(len(missing), self._budget.share_bytes)
+            if not self._budget.try_reserve(fetch_bytes):
+                return  # The claims fetch for themselves; what is assigned must not wait.
+            with self._budget.releasing(fetch_bytes):
+                fetched = await self._payloads.fetch(missing, None, fetch_bytes)
+            ahead.fetched(missing, len(missing), fetched)
             self._note_away(desk, fetched.away, set())
+            self._ingests.found_slow(fetched.slow)
 
     def _claim_all(self, desk: Desk, held: Mapping[int, Held], now_ms: int) -> int:
-        """Gives everybody in line one turn; tells how many messages were claimed."""
+        """Gives those in line a turn, as many as a step has time for; and how many were claimed."""
         claimed = 0
         share = desk.queue.ready_count // len(desk.line) + 1 if desk.line else 0
         for _ in range(len(desk.line)):
+            if claimed >= TURN:
+                desk.cut = True
+                break
             waiter = next(iter(desk.line))
             given = self._claim(desk.queue, waiter, max(share, SHARE_MIN), held, now_ms)
             if not given.held:
-                break
+                if not waiter.has_begun:
+                    break
+                desk.leave(waiter)
+                waiter.failed(None)
+                continue
             claimed += len(given.held)
+            self._budget.take(given.size_bytes)
             waiter.take(given)
-            if waiter.wants:
-                desk.line.move_to_end(waiter)
-            else:
-                self._leave(desk, waiter)
+            if not waiter.wants:
+                desk.leave(waiter)
+                continue
+            desk.line.move_to_end(waiter)
+            if waiter.has_begun:
+                desk.cut = True
+                desk.impatient.add(waiter)
         return claimed
 
     def _claim(
         self, queue: Queue, waiter: Waiter, share: int, held: Mapping[int, Held], now_ms: int
     ) -> Given:
         choosing = Choosing(
-            min(waiter.wants, share, queue.room),
+            min(waiter.wants, TURN, share, queue.room),
             waiter.bytes_left,
+            min(waiter.answer_bytes_left, self._budget.share_bytes),
             held,
             self._payloads.get,
             self._kept_back,
             self._ingests.can_give,
+            one_fits=not (waiter.has_begun or self._budget.is_exceeded),
         )
         claimed = self._owner.shard.claim(
             queue, choosing.choose, waiter.lease_ms, waiter.consumer, now_ms, choosing
         )
-        return Given(claimed, choosing.chosen)
-
-
-def paused(queue: Queue) -> FailedPrecondition:
-    """What those hear who want messages of a paused queue."""
-    return FailedPrecondition(
-        "QUEUE_PAUSED", f"queue {queue.queue_id!r} is paused", subject=queue.queue_id
-    )
+        return Given(claimed, choosing.chosen, choosing.size_bytes if choosing.chosen else 0)

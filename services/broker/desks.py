@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from services.broker.payloads import OVERHEAD_BYTES, Fetched
+from services.broker.payloads import FETCH_BYTES, OVERHEAD_BYTES, Fetched
 from services.broker.queue_machine import Queue
 from services.broker.waiters import Waiter
 from slatemq.errors import SlateMQError
@@ -22,6 +22,12 @@ half a millisecond, however few messages it is for."""
 AHEAD_BYTES = 1 << 20
 """What is fetched ahead has about so many bytes at most, by the size of those before."""
 
+FIRST_BYTES = 4 << 20
+"""Asked for at most where nothing is known of the messages of a queue."""
+
+FETCH_BYTES_MIN = 64 << 10
+"""Asked for at least: messages may be larger than those before."""
+
 PAUSE = 32
 """Fetches without more than is asked for, once it was seen that more is forgotten again."""
 
@@ -32,10 +38,10 @@ AHEADS_MAX = 256
 class Ahead:
     """How many messages of a queue to fetch when some are missing."""
 
-    __slots__ = ("_count", "_more", "_pause")
+    __slots__ = ("_count", "_more", "_pause", "_size")
 
     def __init__(self) -> None:
-        self._count = 0  # nothing is known of their sizes
+        self._count = self._size = 0  # nothing is known of their sizes
         self._more: set[int] = set()
         self._pause = 0
 
@@ -46,13 +52,19 @@ class Ahead:
             self._pause = PAUSE
         return 0 if self._pause else self._count
 
+    def expected_bytes(self, count: int, most: int) -> int:
+        """How much to ask for, for so many messages: a quarter more than they had lately."""
+        if not self._size:
+            return min(FIRST_BYTES, most)
+        return min(max(count * self._size * 5 // 4, FETCH_BYTES_MIN), FETCH_BYTES, most)
+
     def fetched(self, ids: Sequence[int], asked: int, fetched: Fetched) -> None:
         """Notes that these were fetched, the first ones since they were asked for; what came."""
         self._pause = max(0, self._pause - 1)
         self._more = set(ids[asked:])
         if fetched.count:
-            size = fetched.size_bytes // fetched.count + OVERHEAD_BYTES
-            self._count = min(AHEAD, AHEAD_BYTES // size)
+            self._size = fetched.size_bytes // fetched.count + OVERHEAD_BYTES
+            self._count = min(AHEAD, AHEAD_BYTES // self._size)
 
 
 class Aheads:
@@ -73,7 +85,7 @@ class Aheads:
 class Desk:
     """The waiters of one queue, in line."""
 
-    __slots__ = ("again", "away", "impatient", "line", "queue", "stuck", "task", "timer")
+    __slots__ = ("again", "away", "cut", "impatient", "line", "queue", "stuck", "task", "timer")
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -82,8 +94,14 @@ class Desk:
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.again = False
+        self.cut = False  # a claim was cut at the end of a turn: it wants more at once
         self.stuck = False  # there were messages at the last look, and none could be claimed
         self.away: SlateMQError | None = None
+
+    def leave(self, waiter: Waiter) -> None:
+        """Takes a waiter out of the line."""
+        del self.line[waiter]
+        self.impatient.discard(waiter)
 
     def wanted(self) -> int:
         """How many messages to look at for those in line."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Final
 
-from libs.storage.buckets import split_order
+from libs.storage.buckets import BucketKind, order_in_time, split_order
 from services.broker.queue_machine import Queue
 
 SPARE: Final = 100
@@ -61,4 +61,4 @@ def _next_ms(queue: Queue) -> int | None:
         for lane in queue.available.timed_lanes()
         if lane.count and lane.earliest is not None
     ]
-    return split_order(min(orders)).ms if orders else None
+    return split_order(order_in_time(BucketKind.TIMED, min(orders))).ms if orders else None

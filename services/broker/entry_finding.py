@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from libs.storage.archived_records import ArchivedMessage
-from libs.storage.buckets import split_order
+from libs.storage.buckets import order_in_time, split_order
 from libs.storage.queues import AvailableMessage, DoneMessage, FailedMessage
 from services.broker.entry_handles import Handle
 from services.broker.finished_pages import FinishedReader, Listed, ListReaders, M, Span, Spot
@@ -194,7 +194,7 @@ def _told_ms(handle: Handle) -> int | None:
     if handle.received_ms is not None:
         return max(handle.received_ms - NEAR_MS, 0)
     if handle.waiting is not None:
-        return split_order(handle.waiting.order).ms
+        return split_order(order_in_time(handle.waiting.kind, handle.waiting.order)).ms
     for order in (handle.in_flight, handle.done, handle.failed, handle.archived):
         if order is not None:
             return split_order(order).ms

@@ -5,7 +5,7 @@
     place   (empty)                     nowhere in particular: the queue is searched
             p<received at, ms>          published then
             l<lease token>              claimed under this lease
-            a<priority>.<r|t>.<order>   available: ready or timed, in the bucket of this order
+            a<priority>.<r|t>.<order>   available: ready or timed, in the bucket of this lane order
             i<order>                    in flight
             d<order>, f<order>          done or failed, in the row of this order
             x<order>                    archived, in the row of this order
@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from libs.storage.buckets import MAX_ORDER, BucketKind
+from libs.storage.buckets import MAX_ORDER, BucketKind, order_in_time
 from libs.storage.ids import MAX_MESSAGE_ID
 from services.broker.queue_conversion import QUEUE_ID
 from services.broker.tokens import parse_token
@@ -31,7 +31,7 @@ _KINDS = {"r": BucketKind.READY, "t": BucketKind.TIMED}
 _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
 _PLACE = re.compile(
     r"p(?P<received>\d{1,15})|l(?P<lease>[A-Za-z0-9._-]{1,64})"
-    r"|a(?P<priority>\d{1,3})\.(?P<kind>[rt])\.(?P<order>[0-9a-f]{1,16})"
+    r"|a(?P<priority>\d{1,3})\.(?P<kind>[rt])\.(?P<order>[0-9a-f]{1,26})"
     r"|(?P<list>[idfx])(?P<row>[0-9a-f]{1,16})",
     re.ASCII,
 )
@@ -82,9 +82,10 @@ def _placed(handle: Handle, found: re.Match[str], shard: int) -> Handle:
         return handle._replace(lease=lease) if its_shard == shard else handle
     if found["priority"]:
         priority, order = int(found["priority"]), int(found["order"], 16)
-        if priority > 255 or order > MAX_ORDER:
+        kind = _KINDS[found["kind"]]
+        if priority > 255 or order_in_time(kind, order) > MAX_ORDER:
             raise InvalidArgument(FIELD, f"{found[0][:64]!r} is no place of an entry")
-        return handle._replace(waiting=Place(priority, _KINDS[found["kind"]], order))
+        return handle._replace(waiting=Place(priority, kind, order))
     order = int(found["row"], 16)
     if order > MAX_ORDER:
         raise InvalidArgument(FIELD, f"{found[0][:64]!r} is no place of an entry")

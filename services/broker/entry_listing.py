@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from libs.storage.buckets import BucketKind
+from libs.storage.buckets import BucketKind, order_in_time
 from services.broker.entry_conversion import (
     EntryTeller,
     archived_entry,
@@ -216,7 +216,8 @@ def _parsed(request: entry_pb2.ListEntriesRequest) -> Numbers | None:
     waiting = request.state in (queue_pb2.ENTRY_STATE_AVAILABLE, queue_pb2.ENTRY_STATE_DELAYED)
     if waiting and (numbers[0] > 255 or numbers[2] not in (BucketKind.READY, BucketKind.TIMED)):
         raise _bad_token()
-    if max(numbers) >= 1 << 64:
+    order = order_in_time(numbers[2], numbers[1]) if waiting else numbers[1]
+    if max(numbers[0], order, *numbers[2:]) >= 1 << 64:
         raise _bad_token()
     return tuple(numbers)
 

@@ -21,6 +21,9 @@ from services.broker.waiting_buckets import Place
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.v1 import entry_pb2
 
+QUEUES_MAX = 10_000
+"""Named in one search."""
+
 PROGRESS_S = 1.0
 """How often a search tells how far it is."""
 
@@ -150,6 +153,10 @@ class EntryServicer(RedriveServicer):
         """See the proto."""
         if not 0 < request.message_id <= MAX_MESSAGE_ID:
             raise InvalidArgument("message_id", "is no message ID", reason="OUT_OF_RANGE")
+        if len(request.queue_ids) > QUEUES_MAX:
+            raise InvalidArgument(
+                "queue_ids", f"has {len(request.queue_ids)} items, at most {QUEUES_MAX} fit"
+            )
         named = [
             checked_id(queue_id, f"queue_ids[{place}]")
             for place, queue_id in enumerate(request.queue_ids)

@@ -16,7 +16,7 @@ from libs.storage.states import LeaseOutcome
 from services.broker.attempts import Key, attempts_at
 from services.broker.commands import Needs
 from services.broker.lease_buckets import Lease
-from services.broker.queue_machine import NeedsSlot, Queue
+from services.broker.queue_machine import Queue
 from services.broker.shard_machine import Shard
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
 
@@ -109,7 +109,7 @@ def execute(
         return ends
     leases = check(shard, execution)
     since_ms = now_ms if came_ms is None else came_ms
-    _check_needs(shard, execution.commands, leases, now_ms, since_ms)
+    _check_needs(shard, execution.commands, leases)
     ends = [
         _apply(shard, execution, command, lease, now_ms, since_ms)
         for command, lease in zip(execution.commands, leases, strict=True)
@@ -208,32 +208,19 @@ def _check_needs(
     shard: Shard,
     commands: Sequence[Command],
     leases: Sequence[Lease | None],
-    now_ms: int,
-    since_ms: int,
 ) -> None:
     """Raises Needs for everything that `_apply` must find in memory."""
-    slots: dict[tuple[str, int, int], NeedsSlot] = {}
     attempts: list[Key] = []
     for command, lease in zip(commands, leases, strict=True):
         if isinstance(command, Fail) and lease:
             key = attempts_at(lease.queue, lease.message_id)
             if key not in shard.attempts:
                 attempts.append(key)
-            continue
-        if isinstance(command, Release) and lease:
-            queue = lease.queue
-            need = queue.needs_to_return(lease, _visible_at(command, since_ms), now_ms)
         elif isinstance(command, Transfer) and lease:
-            queue = shard.queues[command.target]
-            need = queue.needs_to_enter(_new_entry(queue, command, lease, since_ms), now_ms)
             ids = (lease.message_id,)
-            attempts += shard.attempts.needed(ids, lease.queue, queue)
-        else:
-            continue
-        if need:
-            slots[queue.queue_id, need.lane.priority, need.first_order] = need
-    if slots or attempts:
-        raise Needs(list(slots.values()), attempts)
+            attempts += shard.attempts.needed(ids, lease.queue, shard.queues[command.target])
+    if attempts:
+        raise Needs((), attempts)
 
 
 # --- Changes ----------------------------------------------------------------

@@ -16,29 +16,30 @@ from collections import Counter
 from collections.abc import Iterable
 from operator import attrgetter
 
-from libs.storage.buckets import MAX_ORDER, MAX_ORDER_N
+from libs.storage.buckets import MAX_LANE_ORDER
 from libs.storage.queues import AvailableMessage
-from services.broker.occupied import Occupied, take_map
 from services.broker.waiting_buckets import Bucket
 
 CACHED_MAX = 20_000
 """Messages of a lane in memory at most (about 4 MB); what is beyond is read back when it is due."""
 
-SLOTS_MAX = 20_000
-"""Milliseconds of a lane remembered whose buckets are known though not cached, and the messages
-remembered with them; no call names more of either."""
-
 GUESTS_MAX = 64
 """Buckets beyond the cached prefix that were read to be changed and were not, at most."""
 
-COMPLETE = MAX_ORDER
+MESSAGE_BYTES = 100
+"""About what a message of a lane takes in memory."""
+
+BUCKET_BYTES = 400
+"""The same of a bucket without messages."""
+
+COMPLETE = MAX_LANE_ORDER
 """`known_until` of a lane that is in memory whole."""
 
 BY_ORDER = attrgetter("order")
 
 
 class LaneMemory:
-    """See the module's text. All orders contain the epoch of the queue's lanes."""
+    """See the module's text. All orders are lane orders, and contain the epoch of the lanes."""
 
     __slots__ = (
         "_cached",
@@ -48,11 +49,8 @@ class LaneMemory:
         "_guests",
         "_head_offset",
         "_head_order",
-        "_occupied",
         "_overlay",
         "_reading",
-        "_slots",
-        "_slots_weight",
         "_taken_until",
         "changed",
         "count",
@@ -79,12 +77,7 @@ class LaneMemory:
         self._gone: dict[int, int] = {}
         # Orders that were read to be changed: they may be let go of like what is durable.
         self._guests: list[int] = []
-        # By a key of the caller's: the last of some buckets beyond the cache, as far as known.
-        self._slots: dict[int, Bucket | None] = {}
-        self._slots_weight = 0
         self._reading: Counter[range] = Counter()  # orders being read for something else
-        # What lies beyond the cache, as far as that is known; a lane that was restored knows not.
-        self._occupied: Occupied | None = None
 
     @property
     def head(self) -> Bucket | None:
@@ -100,6 +93,17 @@ class LaneMemory:
     def crowded(self) -> bool:
         """Whether more of it is in memory than should be."""
         return self._cached_count > CACHED_MAX
+
+    @property
+    def cached_count(self) -> int:
+        """Messages in memory, but for those that are not durable yet."""
+        return self._cached_count
+
+    @property
+    def held_bytes(self) -> int:
+        """About what they take."""
+        buckets = len(self._cached) - self._front
+        return MESSAGE_BYTES * self._cached_count + BUCKET_BYTES * buckets
 
     @property
     def roomy(self) -> bool:
@@ -153,63 +157,12 @@ class LaneMemory:
             return index
         return None
 
-    def find_anywhere(self, order: int) -> Bucket | None:
-        """The bucket of this order, also if it is only remembered."""
-        slot = self._slots.get(order & ~MAX_ORDER_N)
-        return slot if slot is not None and slot.order == order else self.find(order)
-
     def has_none(self, order: int) -> bool:
         """Whether memory tells for certain that there is no bucket of this order."""
         if order in self._gone:
             return True
         known = order <= self.known_until or order > self.tail
-        return known and self.find_anywhere(order) is None
-
-    def last_between(self, first_order: int, last_order: int) -> Bucket | None:
-        """The bucket in memory with the highest order between the two, which are near."""
-        if self._overlay:
-            for order in range(last_order, max(first_order, self.first_unknown) - 1, -1):
-                if order in self._overlay:
-                    return self._overlay[order]
-        index = bisect_right(self._cached, last_order, lo=self._front, key=BY_ORDER) - 1
-        if index >= self._front and self._cached[index].order >= first_order:
-            return self._cached[index]
-        return None
-
-    def knows(self, first_order: int, last_order: int) -> bool:
-        """Whether memory tells for certain which buckets there are between two orders."""
-        return (
-            last_order <= self.known_until
-            or first_order > self.tail
-            or first_order in self._slots
-            or (self._occupied is not None and not self._occupied.may_have(first_order))
-        )
-
-    def last_known(self, first_order: int, last_order: int) -> Bucket | None:
-        """The last bucket between two orders of which `knows` is true."""
-        in_memory = self.last_between(first_order, last_order)
-        slot = self._slots.get(first_order)
-        if slot is None or (in_memory is not None and in_memory.order >= slot.order):
-            return in_memory
-        return slot
-
-    def remember(self, first_order: int, bucket: Bucket | None) -> None:
-        """Notes the last bucket from `first_order` on, where the next one may be in doubt."""
-        if first_order not in self._slots and bucket is not None:
-            self._slots_weight += bucket.count
-        self._slots[first_order] = bucket
-        self._slots_weight += 1
-
-    def remembers(self, first_order: int) -> bool:
-        """Whether `remember` was told of it."""
-        return first_order in self._slots
-
-    def forget_slots(self) -> None:
-        """Forgets what was remembered, if it has become much."""
-        if self._slots_weight > SLOTS_MAX:
-            needed = [orders.start for orders in self._reading if orders.start in self._slots]
-            self._slots = {first: self._slots[first] for first in needed}
-            self._slots_weight = 0
+        return known and self.find(order) is None
 
     # --- The database -------------------------------------------------------
 
@@ -247,12 +200,9 @@ class LaneMemory:
         self.known_until = through
         if self._cached_count + sum(b.left for b in self._overlay.values()) == self.count:
             # All the others are here: nothing is left to be read.
-            self.known_until, self._occupied = COMPLETE, None
+            self.known_until = COMPLETE
             for order in sorted(self._overlay):
                 self._cache(self._overlay.pop(order))
-        # Buckets that are cached now would grow apart from those remembered.
-        known = self.known_until
-        self._slots = {order: slot for order, slot in self._slots.items() if order > known}
 
     def _cache(self, bucket: Bucket) -> None:
         self._cached.append(bucket)
@@ -280,7 +230,7 @@ class LaneMemory:
         It was read between `begin_read` and `end_read`. It stays until the next commit of the
         queue is durable, or until there are too many.
         """
-        if order <= self.known_until or order in self._gone or self.find_anywhere(order):
+        if order <= self.known_until or order in self._gone or self.find(order):
             return
         if len(self._guests) >= GUESTS_MAX:
             self._send_off(self._guests.pop(0))
@@ -349,17 +299,21 @@ class LaneMemory:
                 return True
             self._cached.pop()
             self._cached_count -= last.count
-            self._know_less(last.order)
+            self.known_until = last.order - 1
         return False
 
-    def _know_less(self, order: int) -> None:
-        """From this order on, where there is a bucket, the lane is not in memory any more."""
-        if self.complete:
-            self._occupied = self._new_map()
-        self.known_until = order - 1
-        if self._occupied is not None:
-            self._occupied.add(order)
-
-    def _new_map(self) -> Occupied | None:
-        """A map, for lanes whose milliseconds are asked for."""
-        return take_map()
+    def evict(self, durable_generation: int) -> None:
+        """Drops what can be read back, from the end: all, where nothing was taken yet."""
+        if self.loading or self._reading:
+            return
+        while len(self._cached) > self._front:
+            last = self._cached[-1]
+            if last.order <= self._taken_until or last.order in self.changed:
+                return  # messages may be put back into it; or it must be written again
+            if not last.stored or last.generation > durable_generation:
+                return
+            self._cached.pop()
+            self._cached_count -= last.left
+            self.known_until = last.order - 1
+            if len(self._cached) == self._front:
+                self._head_order, self._head_offset = last.order, last.start

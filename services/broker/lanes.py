@@ -15,19 +15,15 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from libs.storage.buckets import BucketKind
+from libs.storage.buckets import BucketKind, lane_order, last_lane_order, order_in_time
 from libs.storage.queues import AvailableMessage
 from libs.storage.states import LaneRecord
 from services.broker import lane_memory
 from services.broker.lane_memory import BY_ORDER, COMPLETE, LaneMemory
-from services.broker.occupied import Occupied
 from services.broker.waiting_buckets import Bucket
 
 READY_BUCKET_MAX = 1000
 """Messages in a bucket at most: a bucket is read whole, so this bounds what one claim must load."""
-
-TIMED_BUCKET_MAX = 500
-"""Messages that share a millisecond and a bucket at most: joining one rewrites it."""
 
 IsOver = Callable[[AvailableMessage], bool]
 """Whether a message must leave without being handed out."""
@@ -51,13 +47,15 @@ class Lane(LaneMemory):
     @classmethod
     def restore(cls, record: LaneRecord, epoch: int) -> Lane:
         """The lane as its queue's state record tells it; buckets are read when they are needed."""
-        lane = cls(record.priority, BucketKind(record.kind), epoch)
+        kind = BucketKind(record.kind)
+        lane = cls(record.priority, kind, epoch)
+        head = lane_order(kind, record.head_order)
         lane.count = record.waiting_count
-        lane.tail = record.tail_order
-        lane._head_order = record.head_order
+        lane.tail = last_lane_order(kind, record.tail_order)
+        lane._head_order = head
         lane._head_offset = record.head_offset
-        lane._taken_until = record.head_order
-        lane.known_until = record.head_order - 1 if record.waiting_count else COMPLETE
+        lane._taken_until = head
+        lane.known_until = head - 1 if record.waiting_count else COMPLETE
         return lane
 
     def record(self) -> LaneRecord:
@@ -69,11 +67,16 @@ class Lane(LaneMemory):
             order, offset = self._head_order, self._head_offset
             if not self.complete and order < self.first_unknown:
                 order, offset = self.first_unknown, 0
-        return LaneRecord(self.priority, self.kind, order, offset, self.tail, self.count)
+        kind, tail = self.kind, self.tail
+        if kind is BucketKind.TIMED:
+            order, tail = order_in_time(kind, order), order_in_time(kind, tail)
+        return LaneRecord(self.priority, kind, order, offset, tail, self.count)
 
-    def _new_map(self) -> Occupied | None:
-        # Ready buckets go behind all others: nobody asks what lies there.
-        return super()._new_map() if self.kind == BucketKind.TIMED else None
+    @property
+    def earliest_in_time(self) -> int | None:
+        """As `earliest`, to be compared with orders of other lanes."""
+        earliest = self.earliest
+        return None if earliest is None else order_in_time(self.kind, earliest)
 
     # --- Messages join ------------------------------------------------------
 
@@ -105,11 +108,9 @@ class Lane(LaneMemory):
         last = self._cached[-1].order if head is not None else 0
         if order > self.known_until:
             self._overlay[order] = bucket
-            if self._occupied is not None:
-                self._occupied.add(order)
         elif self._ends_before(order, last):
             # Not at `last`: what lay between the two may be in the database still.
-            self._know_less(order)
+            self.known_until = order - 1
             self._overlay[order] = bucket
         else:
             self._cached_count += bucket.left
@@ -157,13 +158,12 @@ class Lane(LaneMemory):
             self.due_count -= count
         if not self.count:
             self.known_until = COMPLETE  # whatever was not read in cannot hold anything
-            self._slots, self._occupied = {}, None
 
     def settle(self, visited: int) -> None:
         """After messages of the first `visited` buckets were taken: drops the empty ones.
 
-        Only the head may keep an offset, since the state record has room for one; a bucket behind
-        it from which messages were taken is written again.
+        Only the head of a ready lane may keep an offset, since the state record has room for one;
+        another bucket from which messages were taken is written again.
         """
         cached, front = self._cached, self._front
         end = min(front + visited, len(cached))
@@ -173,7 +173,7 @@ class Lane(LaneMemory):
                 left.append(bucket)
             else:
                 self._drop(bucket)
-        for bucket in left[1:]:
+        for bucket in left[self.kind is BucketKind.READY :]:
             self._trim_head(bucket)
         self._front = end - len(left)
         cached[self._front : end] = left
@@ -207,7 +207,7 @@ class Lane(LaneMemory):
             self.changed[bucket.order] = bucket
 
     def remove(self, bucket: Bucket, indexes: Collection[int]) -> None:
-        """Removes messages from a bucket that `find_anywhere` gave, wherever it lies."""
+        """Removes messages from a bucket that `find` gave, wherever it lies."""
         order = bucket.order
         in_cache = order <= self.known_until
         if order == self._head_order:
@@ -269,7 +269,7 @@ class Lane(LaneMemory):
         for order, items in self.merged(rows, first, through):
             if order in read and any(map(is_over, items)):
                 self.invite(order, read[order])
-            bucket = self.find_anywhere(order)
+            bucket = self.find(order)
             if bucket is None:
                 self.due_count += len(items)
             else:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from libs.storage.buckets import BucketKind, bucket_number
 from libs.storage.keys import active_key
 from libs.storage.states import FinishedLeasesRecord, LeaseOutcome
 from services.broker.lease_buckets import Claimed, Lease, LeaseBucket
 from services.broker.lease_index import PLACE_BITS, tokens_of
+
+if TYPE_CHECKING:
+    from services.broker.queue_machine import Queue
 
 Row = tuple[bytes, bytes | None]
 """A key and its new value; None deletes it."""
@@ -173,6 +176,8 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, LeaseBucket]] = []
+        # By queue, those from which leases are to be ended; a queue that had its turn is the last.
+        self._due: dict[Queue, deque[LeaseBucket]] = {}
         self._count = 0  # breaks ties, since buckets do not compare
         self._compact_at = 1024
 
@@ -190,28 +195,56 @@ class Deadlines:
             self._compact_at = max(1024, 2 * len(self._heap))
 
     def next_ms(self) -> int | None:
-        """When to look next; None when no lease runs."""
+        """When to look next, 0 where some wait to be ended; None when no lease runs."""
+        while self._due:
+            queue, buckets = next(iter(self._due.items()))
+            while buckets and not buckets[0].count:
+                buckets.popleft().watched_ms = None
+            if buckets:
+                return 0
+            del self._due[queue]
         while self._heap and not _is_live(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def ended(self, now_ms: int, limit: int) -> list[Lease]:
-        """Up to about `limit` leases whose deadline has come, the oldest first.
+        """Up to `limit` leases whose deadline has come; queues take turns, with equal shares.
 
-        The caller ends them now; those that it does not end are given again the next time.
+        The caller ends them now; those that it does not end are given again.
         """
-        due: list[Lease] = []
-        looked_at = []
-        while self._heap and self._heap[0][0] <= now_ms and len(due) < limit:
+        while self._heap and self._heap[0][0] <= now_ms:
             entry = heapq.heappop(self._heap)
             bucket = entry[2]
             if _is_live(entry):
-                bucket.watched_ms = None
-                looked_at.append(bucket)
-                due += bucket.ended(now_ms)
-        for bucket in looked_at:
-            self.watch(bucket, bucket.earliest_ms())
+                bucket.watched_ms = 0  # it cannot be due any sooner: no place in the heap, too
+                self._due.setdefault(bucket.queue, deque()).append(bucket)
+        due: list[Lease] = []
+        for turns_left, queue in zip(range(len(self._due), 0, -1), list(self._due), strict=True):
+            share = -(-(limit - len(due)) // turns_left)
+            if not share:
+                break
+            due += self._share_of(queue, now_ms, share)
         return due
+
+    def _share_of(self, queue: Queue, now_ms: int, share: int) -> list[Lease]:
+        """The first leases of a queue that ended; its next turn comes after all others'."""
+        buckets = self._due.pop(queue)
+        found: list[Lease] = []
+        begun: list[LeaseBucket] = []
+        while buckets and len(found) < share:
+            bucket = buckets.popleft()
+            ended = bucket.ended(now_ms)
+            if ended:
+                begun.append(bucket)
+                found += ended[: share - len(found)]
+                continue
+            bucket.watched_ms = None
+            if bucket.count:
+                self.watch(bucket, bucket.earliest_ms())
+        buckets.extendleft(reversed(begun))
+        if buckets:
+            self._due[queue] = buckets
+        return found
 
 
 def _is_live(entry: tuple[int, int, LeaseBucket]) -> bool:

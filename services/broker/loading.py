@@ -9,6 +9,8 @@ from typing import Protocol, TypeVar
 from libs.storage.buckets import (
     BucketKind,
     bucket_number,
+    lane_order,
+    last_lane_order,
     last_order,
     order_of,
     split_bucket,
@@ -21,7 +23,9 @@ from libs.storage.keys import (
     parse_active_key,
     parse_config_key,
     parse_queue_state_key,
+    parse_waiting_key,
     queue_state_range,
+    waiting_range,
 )
 from libs.storage.own_keys import (
     CLOCK_KEY,
@@ -146,7 +150,9 @@ async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
         queue_id = parse_config_key(key)
         settings = QueueSettings.from_record(decode_config(value))
         shard.restore_queue(Queue(queue_id, settings, states[queue_id], shard.notes))
-    shard.deleted = {queue_id: state for queue_id, state in states.items() if state.deleted}
+    gone = [(queue_id, state) for queue_id, state in states.items() if state.deleted]
+    # In the order of their deletion: a deleted queue's revision is that of it.
+    shard.deleted = dict(sorted(gone, key=lambda pair: pair[1].created_revision))
     for queue_id, queue in shard.queues.items():
         if states[queue_id].in_flight_count:
             await _load_leases(database, shard, queue, states[queue_id], last_ms, now_ms)
@@ -233,8 +239,8 @@ class Loader:
             lane.loading = False  # the last of it was taken before this began
             return
         first_unknown = lane.first_unknown
-        first = max(first_unknown, order_of(lane.epoch, 0, 0))
-        last = last_order(lane.epoch)
+        first = max(first_unknown, lane_order(lane.kind, order_of(lane.epoch, 0, 0)))
+        last = last_lane_order(lane.kind, last_order(lane.epoch))
         try:
             rows, through = await read_buckets(
                 self._database, available.queue_id, lane, (first, last), in_parts=True
@@ -242,6 +248,8 @@ class Loader:
         finally:
             lane.loading = False
         lane.loaded(first_unknown, rows, COMPLETE if through == last else through)
+        if available.lane(lane.priority, lane.kind) is lane:
+            self._shard.lanes.was_read(lane, available.by_name.values())
 
     async def _buckets(self, need: NeedsRows) -> tuple[list[StoredBucket], int]:
         orders = (need.first_order, need.last_order)
@@ -271,15 +279,11 @@ async def read_buckets(
     count = 0
     limit = FIRST_ROWS if in_parts else None
     while True:
-        span = active_range(
-            queue_id,
-            bucket_number(lane.priority, lane.kind, first),
-            bucket_number(lane.priority, lane.kind, last),
-        )
+        span = waiting_range(queue_id, lane.priority, lane.kind, first, last)
         before = len(rows)
         async for key, value in _rows(database, span, limit=limit):
             items = decode_active(value)[0]
-            rows.append((_order(key), items))
+            rows.append((parse_waiting_key(key), items))
             count += len(items)
             if in_parts and (count >= LOAD_MESSAGES or len(rows) >= LOAD_ROWS):
                 return rows, rows[-1][0]

@@ -39,6 +39,12 @@ def measure(telemetry: Telemetry, shard: Shard) -> None:
         "s",
         "How long the message has been claimable that waits longest; 0 when none is",
     )
+    gauge(
+        "slatemq.queue.quarantined",
+        _quarantined,
+        "1",
+        "1 while the queue is left out of routing, since its expressions took too long",
+    )
     telemetry.meter.create_observable_counter(
         "slatemq.queue.failed.attempts",
         callbacks=[_of_queues(shard, _failed_attempts)],
@@ -89,6 +95,10 @@ def _by_priority(queue: Queue) -> Iterable[tuple[float, Labels]]:
 
 def _oldest_claimable(queue: Queue) -> Iterable[tuple[float, Labels]]:
     yield (queue.counts(_wall_ms()).oldest_claimable_ms or 0) / 1000, {}
+
+
+def _quarantined(queue: Queue) -> Iterable[tuple[float, Labels]]:
+    yield int(bool(queue.settings.quarantine)), {}
 
 
 def _failed_attempts(queue: Queue) -> Iterable[tuple[float, Labels]]:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from libs.storage.clocks import Clock
 from libs.storage.commits import GroupCommit
 from libs.storage.errors import StoreUnavailable
 from libs.storage.slate import Batch, Database
+from services.broker.config_log import ConfigChange, ConfigLog
 from services.broker.due_queues import DueQueues
+from services.broker.lease_buckets import Lease
 from services.broker.letter_turns import LetterTurns
 from services.broker.loading import Loader
 from services.broker.queue_machine import NeedsLane, Queue
@@ -47,6 +49,15 @@ OVERDUE_MS = 1000
 """While a commit takes longer than this no lease ends: no consumer could have acked in time."""
 
 
+class _Reportable(NamedTuple):
+    """What routers and watchers learn of a commit, once it is durable."""
+
+    revision: int
+    cursors: Mapping[int, int]
+    replays: Mapping[str, Ranges]
+    configs: Sequence[ConfigChange]
+
+
 class ShardOwner:
     """Owns the shard's state and its database. One event loop, no locks."""
 
@@ -62,15 +73,17 @@ class ShardOwner:
         self.on_change: Callable[[Set[Queue]], None] = lambda queues: None
         """Called with the queues that may now have something for a waiting claim."""
         self.durable_revision = shard.revision
-        self.durable_cursors = dict(shard.cursors)
+        self.durable_cursors: Mapping[int, int] = dict(shard.cursors)
         self.durable_replays = shard.replays.by_queue
+        self.durable_configs = ConfigLog(shard.stored_configs())
         self.on_revision: list[Callable[[], None]] = []
         """Called when a change of the queues' configs has become durable."""
+        self._stepped_ms = clock.stepped_ms
         self._database = database
         self._loader = Loader(database, shard)
         self._due = DueQueues(shard.queues.values(), self.owns)
         self._bytes_max = bytes_max
-        self._pending: dict[int, tuple[int, dict[int, int], Mapping[str, Ranges]]] = {}
+        self._pending: dict[int, _Reportable] = {}
 
     # --- Commands -----------------------------------------------------------
 
@@ -145,12 +158,17 @@ class ShardOwner:
         batch.put_all(self.shard.drain(self.clock.now_ms()))
         if len(batch):
             shard = self.shard
-            told = (shard.revision, dict(shard.cursors), shard.replays.by_queue)
-            self._pending[batch.commit] = told
+            self._pending[batch.commit] = _Reportable(
+                shard.revision,
+                dict(shard.cursors),
+                shard.replays.by_queue,
+                shard.take_config_changes(),
+            )
 
     def _durable(self, commit: int) -> None:
         self.shard.durable()
-        revision, self.durable_cursors, self.durable_replays = self._pending.pop(commit)
+        revision, self.durable_cursors, self.durable_replays, changes = self._pending.pop(commit)
+        self.durable_configs.add(changes)
         if revision != self.durable_revision:
             self.durable_revision = revision
             for told in self.on_revision:
@@ -182,15 +200,29 @@ class ShardOwner:
     async def end_leases_once(self) -> None:
         """Ends the leases whose time has come, unless the disk is behind."""
         while self.commits.overdue_ms() < OVERDUE_MS:
+            until_ms = self.clock.now_ms()
+            await self._grace_after_step()
             next_ms = self.shard.deadlines.next_ms()
-            if next_ms is None or next_ms > self.clock.now_ms():
+            if next_ms is None or next_ms > until_ms:
                 return
-            await self.run(partial(self._expire, self.clock.now_ms()))
-            await asyncio.sleep(0)
+            leases = self.shard.due(until_ms, EXPIRE_AT_ONCE)
+            # However long it takes to read what this needs: backoffs count from here.
+            await self.run(partial(self._expire, leases, until_ms))
+            # Not faster than it is stored, and everybody else in between.
+            await (self.durable() if self.shard.has_changes else asyncio.sleep(0))
 
-    def _expire(self, until_ms: int, _: int) -> None:
-        # However long it takes to read what this needs: backoffs count from here.
-        self.shard.expire(until_ms, EXPIRE_AT_ONCE)
+    async def _grace_after_step(self) -> None:
+        """Gives leases the grace of a standstill where the clock has followed a step."""
+        step_ms = self.clock.stepped_ms - self._stepped_ms
+        if step_ms:
+            self._stepped_ms += step_ms
+            log.warning("the clock stepped by %.1f s: leases go on", step_ms / 1000)
+            # Whoever was alive before the step; what ended in the last moments before it, too.
+            since_ms = self.clock.now_ms() - step_ms - TICK_MAX_MS
+            await self.run(partial(self.shard.resumed, since_ms))
+
+    def _expire(self, leases: list[Lease], until_ms: int, _: int) -> None:
+        self.shard.expire(leases, until_ms)
 
     async def watch_due(self) -> None:
         """Looks at delayed messages when their time has come; runs until cancelled."""

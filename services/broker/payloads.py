@@ -27,6 +27,8 @@ from slatemq.rpc_status import from_rpc_error
 from slatemq.v1.ingest_pb2 import (
     BatchGetPayloadsRequest,
     BatchGetPayloadsResponse,
+    GetLogStatusRequest,
+    RaisePurgeEpochRequest,
     ReplaceMessageRequest,
 )
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
@@ -83,14 +85,17 @@ class Came(NamedTuple):
     size_bytes: int
     """Of the messages, what they share counted for each."""
     gone: dict[int, str]
+    slow: Sequence[int] = ()
+    """IDs of those that the ingest is still reading."""
 
     @classmethod
-    def of(cls, held: dict[int, Held], gone: dict[int, str]) -> Came:
+    def of(cls, held: dict[int, Held], gone: dict[int, str], slow: Sequence[int] = ()) -> Came:
         """These, and the size of them."""
-        return cls(held, _size_of(held), gone)
+        return cls(held, size_of(held), gone, slow)
 
 
-def _size_of(held: dict[int, Held]) -> int:
+def size_of(held: dict[int, Held]) -> int:
+    """Bytes of messages in memory, what they share counted for each."""
     return sum(map(len, chain.from_iterable(held.values())))
 
 
@@ -100,6 +105,8 @@ class Fetched:
 
     gone: dict[int, str] = field(default_factory=dict)
     """Those that are not to be had any more, with the reason."""
+    slow: set[int] = field(default_factory=set)
+    """Those that their ingests are still reading."""
     away: set[int] = field(default_factory=set)
     """Ingest shards that could not be asked."""
     count: int = 0
@@ -111,8 +118,14 @@ class Fetched:
 class Ingests(Protocol):
     """Where messages are read, and changed."""
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> Came:
-        """Messages of one shard as bytes; raises Unavailable."""
+    async def check(self, shard: int) -> None:
+        """Return if an ingest answers; raises Unavailable."""
+
+    async def raise_purge_epoch(self, shard: int) -> None:
+        """Has an ingest refuse purges that were decided before; raises Unavailable."""
+
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> Came:
+        """Messages of one shard as bytes, the first that fit; raises Unavailable."""
 
     async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
         """Messages of one shard, and the IDs that are gone; raises Unavailable."""
@@ -131,18 +144,32 @@ class IngestClient:
         """Call through these channels."""
         self._channels = channels
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> Came:
+    async def check(self, shard: int) -> None:
+        """See Ingests."""
+        with self._unavailable(shard):
+            stub = IngestServiceStub(await self._channels.to("ingest", shard))
+            await stub.GetLogStatus(GetLogStatusRequest(), timeout=FETCH_DEADLINE_S)
+
+    async def raise_purge_epoch(self, shard: int) -> None:
+        """See Ingests."""
+        with self._unavailable(shard):
+            stub = IngestServiceStub(await self._channels.to("ingest", shard))
+            await stub.RaisePurgeEpoch(RaisePurgeEpochRequest(), timeout=FETCH_DEADLINE_S)
+
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> Came:
         """See Ingests."""
         # `encoded` is for ingests that know no runs yet.
         request = BatchGetPayloadsRequest(
-            message_ids=ids, max_bytes=FETCH_BYTES, runs=True, encoded=True
+            message_ids=ids, max_bytes=max_bytes, runs=True, encoded=True
         )
         answer = await self._read(shard, request)
+        held: dict[int, Held]
         gone = dict.fromkeys(answer.missing_ids, GONE) | dict.fromkeys(answer.damaged_ids, DAMAGED)
         if answer.encoded_messages:
             messages = map(held_of, map(Message.FromString, answer.encoded_messages))
-            return Came.of(dict(zip(answer.encoded_ids, messages, strict=True)), gone)
-        held: dict[int, Held] = {}
+            held = dict(zip(answer.encoded_ids, messages, strict=True))
+            return Came.of(held, gone, answer.slow_ids)
+        held = {}
         size_bytes = 0
         for run in answer.runs:
             alike, common = run.message_ids, run.common
@@ -154,29 +181,38 @@ class IngestClient:
                 payloads = run.payloads[:]
                 held.update(zip(alike, zip(payloads, repeat(common), strict=False), strict=True))
                 size_bytes += sum(map(len, payloads)) + len(payloads) * len(common)
-        return Came(held, size_bytes, gone)
+        return Came(held, size_bytes, gone, answer.slow_ids)
 
     async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
         """See Ingests."""
         request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=FETCH_BYTES)
         answer = await self._read(shard, request)
+        _check_any(answer, shard)
         return answer.messages, answer.missing_ids
 
     async def read_with_etags(self, shard: int, ids: Sequence[int]) -> Tagged:
         """See Ingests."""
         request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=FETCH_BYTES, with_etags=True)
         answer = await self._read(shard, request)
+        _check_any(answer, shard)
         return Tagged(answer.messages, answer.etags, answer.missing_ids)
 
     async def _read(self, shard: int, request: BatchGetPayloadsRequest) -> BatchGetPayloadsResponse:
-        try:
+        with self._unavailable(shard):
             stub = IngestServiceStub(await self._channels.to("ingest", shard))
             answer: BatchGetPayloadsResponse = await stub.BatchGetPayloads(
                 request, timeout=FETCH_DEADLINE_S
             )
-        except (grpc.RpcError, StorageError) as error:
-            raise Unavailable(f"ingest {shard} is away: {error}", reason="INGEST_AWAY") from error
         return answer
+
+    @contextmanager
+    def _unavailable(self, shard: int) -> Iterator[None]:
+        """Turns the failure of a call into Unavailable; the next call looks for a newer address."""
+        try:
+            yield
+        except (grpc.RpcError, StorageError) as error:
+            self._channels.doubt("ingest", shard)
+            raise Unavailable(f"ingest {shard} is away: {error}", reason="INGEST_AWAY") from error
 
     async def replace(self, request: ReplaceMessageRequest) -> str:
         """See Ingests."""
@@ -190,8 +226,19 @@ class IngestClient:
             told = from_rpc_error(cause) if isinstance(cause, grpc.RpcError) else None
             if isinstance(told, (InvalidArgument, NotFound, Aborted, ResourceExhausted)):
                 raise told from None
+            self._channels.doubt("ingest", shard)
             raise Unavailable(f"ingest {shard} is away: {failed}", reason="INGEST_AWAY") from failed
         return str(answer.etag)
+
+
+def _check_any(answer: BatchGetPayloadsResponse, shard: int) -> None:
+    """Raises Unavailable when all that an answer says is that payloads are still being read."""
+    if answer.slow_ids and not answer.messages and not answer.missing_ids:
+        raise Unavailable(
+            f"ingest {shard} is still reading the payload of message {answer.slow_ids[0]}",
+            reason="PAYLOAD_SLOW",
+            retry_after_ms=1_000,
+        )
 
 
 class Payloads:
@@ -242,27 +289,45 @@ class Payloads:
         finally:
             del self._hands[key]
 
-    async def fetch(self, ids: Sequence[int], hand: dict[int, Held] | None = None) -> Fetched:
-        """Reads messages into the cache, and a hand: as many of the first as one answer holds."""
+    async def reaches(self, shard: int) -> bool:
+        """Whether an ingest answers now."""
+        try:
+            await self._ingests.check(shard)
+        except Unavailable:
+            return False
+        return True
+
+    async def fetch(
+        self,
+        ids: Sequence[int],
+        hand: dict[int, Held] | None = None,
+        max_bytes: int = FETCH_BYTES,
+    ) -> Fetched:
+        """Reads messages into the cache, and a hand: as many of the first as fit."""
         if not ids:
             return Fetched()
         by_shard: dict[int, Sequence[int]] = {shard_of(ids[0]): ids}
         if shard_of(min(ids)) != shard_of(max(ids)):  # the shard is in the highest bits
             ordered = sorted(ids, key=shard_of)
             by_shard = {shard: list(part) for shard, part in groupby(ordered, shard_of)}
-        fetched = Fetched()
+        fetched, share = Fetched(), max(max_bytes // len(by_shard), 1)
         await asyncio.gather(
-            *(self._fetch_from(shard, part, fetched, hand) for shard, part in by_shard.items())
+            *(self._fetch_from(*part, share, fetched, hand) for part in by_shard.items())
         )
         return fetched
 
     async def _fetch_from(
-        self, shard: int, ids: Sequence[int], fetched: Fetched, hand: dict[int, Held] | None
+        self,
+        shard: int,
+        ids: Sequence[int],
+        max_bytes: int,
+        fetched: Fetched,
+        hand: dict[int, Held] | None,
     ) -> None:
         fetch = object()
         forgotten = self._fetches[fetch] = set[int]()
         try:
-            came, size_bytes, gone = await self._ingests.fetch(shard, ids)
+            came, size_bytes, gone, slow = await self._ingests.fetch(shard, ids, max_bytes)
         except Unavailable as error:
             log.debug("%s", error.message)
             fetched.away.add(shard)
@@ -270,6 +335,7 @@ class Payloads:
         finally:
             del self._fetches[fetch]
         fetched.gone |= gone
+        fetched.slow.update(slow)
         fetched.count += len(came)
         fetched.size_bytes += size_bytes
         for message_id in forgotten:
@@ -295,7 +361,7 @@ class Payloads:
             middle = len(pairs) // 2
             if middle:
                 for half in (dict(pairs[:middle]), dict(pairs[middle:])):
-                    self._keep(half, _size_of(half))
+                    self._keep(half, size_of(half))
             return
         if self._young_bytes + size_bytes > self._half_bytes:
             self._old, self._young, self._young_bytes = self._young, {}, 0

@@ -9,15 +9,17 @@ from typing import Any, TypeAlias
 
 from libs.filters import DEFAULT_FILTER, SOURCE_BYTES_MAX, FilterError, check
 from libs.serving.delays import check_delay_ms
-from libs.storage.states import QueueStateRecord
+from libs.storage.replay_records import OPEN_END, ReplayRange
 from services.broker.backoff import (
     BACKOFF_MS_MAX,
+    DEFAULT_BACKOFF,
     MULTIPLIER_DEFAULT,
     MULTIPLIER_MAX,
     Backoff,
     BackoffKind,
 )
 from services.broker.commands import Purge
+from services.broker.config_log import ConfigLog
 from services.broker.queue_machine import Queue
 from services.broker.queue_settings import MAX_LEASE_MS, MAX_TOTAL_LEASE_MS, QueueSettings
 from services.broker.replays import Ranges
@@ -64,7 +66,7 @@ def changes_of(
     Checking an expression may take 50 ms: call it in a thread.
     """
     changes: dict[str, Any] = {}
-    defaults = QueueSettings(filter=DEFAULT_FILTER(queue.queue_id))
+    defaults = QueueSettings(filter=DEFAULT_FILTER(queue.queue_id), backoff=DEFAULT_BACKOFF)
     checks = _CHECKS | {"default_delay_ms": partial(_delay, max_delay_ms)}
     for name in names:
         if queue.HasField(name):  # type: ignore[arg-type]
@@ -114,10 +116,12 @@ def _within(least: float, most: float, name: str, value: float) -> float:
 
 
 def _backoff(name: str, told: queue_pb2.Backoff) -> Backoff | None:
-    if told == queue_pb2.Backoff():
+    if told == queue_pb2.Backoff(kind=queue_pb2.Backoff.KIND_NONE):
         return None
     if told.kind not in _KINDS:
-        kinds = ", ".join(queue_pb2.Backoff.Kind.Name(kind) for kind in _KINDS)
+        if told.kind == queue_pb2.Backoff.KIND_NONE:
+            raise InvalidArgument(f"queue.{name}", "of KIND_NONE has no other field")
+        kinds = ", ".join(queue_pb2.Backoff.Kind.Name(kind) for kind in (*_KINDS, *_NO_WAIT))
         raise InvalidArgument(f"queue.{name}.kind", f"must be one of {kinds}")
     _within(1, BACKOFF_MS_MAX, f"{name}.initial_ms", told.initial_ms)
     max_ms = told.max_ms or BACKOFF_MS_MAX
@@ -135,6 +139,7 @@ _KINDS = {
     queue_pb2.Backoff.KIND_LINEAR: BackoffKind.LINEAR,
     queue_pb2.Backoff.KIND_EXPONENTIAL: BackoffKind.EXPONENTIAL,
 }
+_NO_WAIT = (queue_pb2.Backoff.KIND_NONE,)
 _PUBLIC_KINDS = {kind: public_kind for public_kind, kind in _KINDS.items()}
 
 
@@ -173,13 +178,19 @@ def etag_of(settings: QueueSettings) -> str:
     return f"{settings.revision:x}"
 
 
+def with_counts(queue: Queue, shard: int, now_ms: int, replay: Ranges) -> queue_pb2.Queue:
+    """The queue as its users see it, with the counts of its messages."""
+    answer = public(queue.queue_id, queue.settings, shard, replay)
+    answer.counts.CopyFrom(_counts(queue, now_ms))
+    return answer
+
+
 def public(
-    queue: Queue, shard: int, now_ms: int | None = None, replay: Ranges = ()
+    queue_id: str, settings: QueueSettings, shard: int, replay: Ranges = ()
 ) -> queue_pb2.Queue:
-    """The queue as its users see it; with counts when the time is given."""
-    settings = queue.settings
+    """A queue of these settings as its users see it, without counts."""
     told = queue_pb2.Queue(
-        queue_id=queue.queue_id,
+        queue_id=queue_id,
         filter=settings.filter,
         priority=settings.priority,
         max_attempts=settings.max_attempts,
@@ -198,12 +209,12 @@ def public(
         failed_retention_s=settings.failed_retention_s,
         paused=settings.paused,
     )
-    if settings.backoff is not None:
-        told.backoff.CopyFrom(_public_backoff(settings.backoff))
-    if replay:
-        told.replay.CopyFrom(_replay(replay))
-    if now_ms is not None:
-        told.counts.CopyFrom(_counts(queue, now_ms))
+    told.backoff.CopyFrom(_public_backoff(settings.backoff))
+    if settings.quarantine:
+        told.quarantine.reason = settings.quarantine
+        told.quarantine.since_ms = settings.quarantined_at_ms
+    if closed := [one for one in replay if one.end != OPEN_END]:
+        told.replay.CopyFrom(_replay(closed))
     return told
 
 
@@ -226,7 +237,9 @@ def _counts(queue: Queue, now_ms: int) -> queue_pb2.QueueCounts:
     )
 
 
-def _public_backoff(backoff: Backoff) -> queue_pb2.Backoff:
+def _public_backoff(backoff: Backoff | None) -> queue_pb2.Backoff:
+    if backoff is None:
+        return queue_pb2.Backoff(kind=queue_pb2.Backoff.KIND_NONE)
     return queue_pb2.Backoff(
         kind=_PUBLIC_KINDS[backoff.kind],
         initial_ms=backoff.initial_ms,
@@ -236,7 +249,9 @@ def _public_backoff(backoff: Backoff) -> queue_pb2.Backoff:
     )
 
 
-def _replay(ranges: Ranges) -> queue_pb2.Replay:
+def _replay(ranges: Sequence[ReplayRange]) -> queue_pb2.Replay:
+    counts = [one.message_count for one in ranges]
+    known = [count for count in counts if count is not None]
     return queue_pb2.Replay(
         ranges=[
             queue_pb2.ReplayRange(
@@ -244,15 +259,22 @@ def _replay(ranges: Ranges) -> queue_pb2.Replay:
                 start_sequence=one.start,
                 cursor=one.cursor,
                 end_sequence=one.end,
+                waits_for_ingest=not one.is_found,
+                replayed_count=one.done_count,
+                message_count=count,
             )
-            for one in ranges
+            for one, count in zip(ranges, counts, strict=True)
         ],
         done=all(one.cursor == one.end for one in ranges),
+        replayed_count=sum(one.done_count for one in ranges),
+        message_count=sum(known) if len(known) == len(ranges) else None,
     )
 
 
 def purges_of(states: Sequence[EntryState]) -> set[Purge]:
     """What a purge of these states empties; InvalidArgument for one that there is not."""
+    if len(states) > len(_PURGES):
+        raise InvalidArgument("states", f"has {len(states)} items, but there are {len(_PURGES)}")
     for index, state in enumerate(states):
         if state not in _PURGES:
             known = ", ".join(queue_pb2.EntryState.Name(one) for one in _PURGES)
@@ -270,23 +292,16 @@ _PURGES: dict[EntryState, Purge] = {
 }
 
 
-def changes_between(
-    queues: dict[str, Queue],
-    deleted: dict[str, QueueStateRecord],
-    replays: Mapping[str, Ranges],
-    after: int,
-    until: int,
-    shard: int,
-) -> list[tuple[int, queue_pb2.QueueChange]]:
-    """What changed after one revision and up to another, in the order of (revision, change)."""
-    found: list[tuple[int, queue_pb2.QueueChange]] = []
-    for queue in queues.values():
-        if after < queue.settings.revision <= until:
-            replay = replays.get(queue.queue_id, ())
-            change = queue_pb2.QueueChange(queue=public(queue, shard, replay=replay))
-            found.append((queue.settings.revision, change))
-    for queue_id, state in deleted.items():
-        if after < state.created_revision <= until:
-            change = queue_pb2.QueueChange(deleted_queue_id=queue_id)
-            found.append((state.created_revision, change))
-    return sorted(found, key=lambda pair: pair[0])
+def changes_after(
+    configs: ConfigLog, replays: Mapping[str, Ranges], after: int, shard: int
+) -> list[queue_pb2.QueueChange]:
+    """What changed after a revision, oldest first."""
+    found = []
+    for change in configs.after(after):
+        if change.settings is None:
+            found.append(queue_pb2.QueueChange(deleted_queue_id=change.queue_id))
+        else:
+            replay = replays.get(change.queue_id, ())
+            queue = public(change.queue_id, change.settings, shard, replay)
+            found.append(queue_pb2.QueueChange(queue=queue))
+    return found

@@ -8,10 +8,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from libs.storage.archived_records import ArchivedMessage, encode_archived
-from libs.storage.buckets import BucketKind
+from libs.storage.buckets import BucketKind, number_of, order_in_time
 from libs.storage.delayed_records import DelayedMessage
 from libs.storage.keys import done_key, failed_key, queue_state_key
 from libs.storage.own_keys import archived_key
@@ -38,7 +38,9 @@ from services.broker.orders import Orders, free_epoch, in_epoch
 from services.broker.queue_settings import QueueSettings
 from services.broker.queue_states import numbers_of, state_of
 from services.broker.waiting_buckets import Columns, Place
-from services.broker.walks import Needs, NeedsSlot
+
+NEVER: Final = 1 << 63
+"""A revision that is not reached."""
 
 
 class QueueEntries(ABC):
@@ -55,6 +57,9 @@ class QueueEntries(ABC):
         self.epoch = state.epoch
         self.garbage_epochs = state.garbage_epochs
         self.created_revision = state.created_revision
+        self.routing_revision = settings.revision
+        # Live routing judges for it from here on; ranges of before are left to replays.
+        self.live_revision = NEVER if settings.quarantine else state.created_revision
         self.expired_count = 0  # since the start, for metrics; so are the next two
         self.nacked_count = 0
         self.ended_leases_count = 0
@@ -177,7 +182,7 @@ class QueueEntries(ABC):
         self._came()
 
     def add_timed(self, priority: int, item: AvailableMessage) -> None:
-        """Makes a message available from its `visible_at_ms` on. See `needs_slot`, `seen_until`."""
+        """Makes a message available from its `visible_at_ms` on. See `seen_until`."""
         self._available.add_timed(priority, item)
         self.touch()
 
@@ -192,25 +197,14 @@ class QueueEntries(ABC):
             place.priority,
             item.visible_at_ms,
             item.retention_deadline_ms,
-            place.order,
+            order_in_time(place.kind, place.order),
+            number_of(place.order),
         )
         self.delayed.add(told)
 
     def seen_until(self, now_ms: int) -> int:
         """A message that is visible after this must wait for its time, not only for a claim."""
         return self._available.seen_until(now_ms)
-
-    def needs_slot(
-        self, priority: int, visible_at_ms: int, deadline_ms: int = 0
-    ) -> NeedsSlot | None:
-        """What must be read before `add_timed`, if anything."""
-        return self._available.needs_slot(priority, visible_at_ms, deadline_ms)
-
-    def needs_to_enter(self, item: AvailableMessage, now_ms: int) -> NeedsSlot | None:
-        """What must be read before `enter`, if anything."""
-        if item.visible_at_ms <= self.seen_until(now_ms) or self.is_over(item, now_ms):
-            return None
-        return self.needs_slot(item.priority, item.visible_at_ms, item.retention_deadline_ms)
 
     def enter(self, item: AvailableMessage, now_ms: int) -> Place | None:
         """Makes a message available from its `visible_at_ms` on, and says where it is.
@@ -269,9 +263,6 @@ class QueueEntries(ABC):
         if item is None:
             return None
         item = item._replace(visible_at_ms=visible_at_ms)
-        need = self.needs_to_enter(item, now_ms)
-        if need:
-            raise Needs([need], ())
         self.cancel(place, message_id)
         return self.come(item, now_ms)
 

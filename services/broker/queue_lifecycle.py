@@ -6,6 +6,9 @@ meet those of the former one, which are cleaned up behind.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import islice
+
 from libs.storage.buckets import MAX_EPOCH, MAX_ORDER_N, order_of, split_order
 from libs.storage.configs import encode_config
 from libs.storage.keys import active_key, config_key, done_key, failed_key
@@ -13,6 +16,16 @@ from libs.storage.queues import encode_active, encode_done, encode_failed
 from libs.storage.states import QueueStateRecord
 from services.broker.orders import free_epoch
 from services.broker.queue_machine import Queue, Row
+
+DELETED_KEPT = 10_000
+"""Deleted queues remembered at least, for those who learn late that they are deleted."""
+
+
+def swept_surplus(deleted: Mapping[str, QueueStateRecord]) -> list[str]:
+    """The queues deleted first that need not be remembered any more: no row of theirs is left."""
+    surplus = len(deleted) - DELETED_KEPT
+    oldest = islice(deleted.items(), max(surplus, 0))
+    return [queue_id for queue_id, state in oldest if not state.garbage_epochs]
 
 
 def new_state(before: QueueStateRecord | None, revision: int) -> QueueStateRecord:

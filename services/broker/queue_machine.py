@@ -22,9 +22,9 @@ from services.broker.lease_buckets import Claimed, Lease, LeaseBucket, Terms, do
 from services.broker.leases import Row
 from services.broker.queue_entries import QueueEntries
 from services.broker.queue_settings import QueueSettings
-from services.broker.walks import Choice, Chooser, Many, NeedsLane, NeedsSlot, Segment
+from services.broker.walks import Choice, Chooser, Many, NeedsLane, Segment
 
-__all__ = ["Choice", "Chooser", "NeedsLane", "NeedsSlot", "Notes", "Queue", "Row"]
+__all__ = ["Choice", "Chooser", "NeedsLane", "Notes", "Queue", "Row"]
 
 Wanted = Callable[[Sequence[int]], Sequence[int]]
 """Those of some messages that are to be looked at, by their IDs."""
@@ -37,8 +37,8 @@ ATTEMPTS_USED_UP = "no attempts left"
 class Notes:
     """What changed, for those who act on it."""
 
-    to_commit: set[Queue] = field(default_factory=set)
-    """Queues whose records the next commit must write."""
+    to_commit: dict[Queue, None] = field(default_factory=dict)
+    """Queues whose records the next commit must write, in the order in which they changed."""
     to_serve: set[Queue] = field(default_factory=set)
     """Queues that may have something for a waiting claim now."""
 
@@ -62,7 +62,7 @@ class Queue(QueueEntries):
         self._came()
 
     def _came(self) -> None:
-        self._notes.to_commit.add(self)
+        self._notes.to_commit[self] = None
         self._notes.to_serve.add(self)
 
     # --- Messages are claimed -----------------------------------------------
@@ -163,10 +163,6 @@ class Queue(QueueEntries):
         """Makes the message available again, or drops it when its retention is over (False)."""
         self._take_out((lease,))
         return self.enter(_returned(lease, visible_at_ms), now_ms) is not None
-
-    def needs_to_return(self, lease: Lease, visible_at_ms: int, now_ms: int) -> NeedsSlot | None:
-        """What must be read before `give_back`, if anything."""
-        return self.needs_to_enter(_returned(lease, visible_at_ms), now_ms)
 
     def fail(self, lease: Lease, reason: str, now_ms: int) -> None:
         """Moves a message to failed."""

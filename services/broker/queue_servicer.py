@@ -16,22 +16,26 @@ from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import (
     SETTINGS,
     changed,
-    changes_between,
+    changes_after,
     changes_of,
     checked_id,
     etag_of,
     public,
     purges_of,
+    with_counts,
 )
 from services.broker.queue_machine import Queue
 from services.broker.queue_settings import QueueSettings
 from services.broker.replay_starts import ReplayStarts
 from services.broker.replays import ranges_from
 from services.broker.sweeper import Sweeper
+from services.broker.unique_names import UniqueNames
+from services.broker.waiters import paused
 from slatemq.errors import (
     Aborted,
     AlreadyExists,
     InvalidArgument,
+    NotFound,
     ResourceExhausted,
     Unavailable,
 )
@@ -53,6 +57,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     _delivery: Delivery
     _sweeper: Sweeper
     _starts: ReplayStarts
+    _names: UniqueNames
 
     def __init__(self, shard: int, max_delay_ms: int) -> None:
         """Serve this broker shard, from `begin` on; queues may delay for `max_delay_ms` at most."""
@@ -62,10 +67,16 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         self.draining = False
 
     def begin(
-        self, owner: ShardOwner, delivery: Delivery, sweeper: Sweeper, starts: ReplayStarts
+        self,
+        owner: ShardOwner,
+        delivery: Delivery,
+        sweeper: Sweeper,
+        starts: ReplayStarts,
+        names: UniqueNames,
     ) -> None:
         """Take over what the start has opened; no call comes earlier."""
         self._owner = owner
+        self._names = names
         self._delivery = delivery
         self._sweeper = sweeper
         self._starts = starts
@@ -91,11 +102,10 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         wanted: QueueSettings,
         beside: str,
     ) -> queue_pb2.CreateQueueResponse:
-        is_first = not self._owner.shard.revision
         now_ms = self._owner.clock.now_ms()
-        starts = await self._starts.find(request, now_ms, is_first=is_first)
+        starts = await self._starts.find(request, now_ms)
 
-        def create(now_ms: int) -> Queue:
+        def check(_: int) -> None:
             if queue_id in self._owner.shard.queues:
                 raise AlreadyExists("queue", queue_id)
             if beside:
@@ -105,14 +115,21 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
                     f"the last queue of the name {queue_id!r} is still being removed",
                     reason="QUEUE_BEING_REMOVED",
                 )
+
+        def create(now_ms: int) -> Queue:
+            check(now_ms)
             settings = wanted.changed(created_at_ms=now_ms, updated_at_ms=now_ms)
             replay = ranges_from(starts, self._owner.shard.cursors)
             return self._owner.shard.create_queue(queue_id, settings, replay)
 
-        queue = await self._owner.run(create, request.ByteSize())
-        replay = self._owner.shard.replays.of(queue_id)
-        await self._owner.durable()
-        return queue_pb2.CreateQueueResponse(queue=public(queue, self._shard, replay=replay))
+        await self._owner.run(check)  # A claim that would be for nothing is not made.
+        async with self._names.claimed(queue_id):
+            queue = await self._owner.run(create, request.ByteSize())
+            replay = self._owner.shard.replays.of(queue_id)
+            # Before the wait: what others change meanwhile may not be durable at the answer.
+            answer = public(queue_id, queue.settings, self._shard, replay)
+            await self._owner.durable()
+        return queue_pb2.CreateQueueResponse(queue=answer)
 
     async def GetQueue(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.GetQueueRequest, context: Any
@@ -160,8 +177,13 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
 
         def update(now_ms: int) -> Queue:
             current = self._current(queue_id, request.queue.etag)
-            settings = changed(current.settings, changes)
-            self._owner.shard.update_queue(current, settings.changed(updated_at_ms=now_ms))
+            before = current.settings
+            settings = changed(before, changes).changed(updated_at_ms=now_ms)
+            is_other = (settings.filter, settings.priority) != (before.filter, before.priority)
+            if before.quarantine and is_other:
+                self._owner.shard.lift_quarantine(current, settings)
+            else:
+                self._owner.shard.update_queue(current, settings)
             current.touch()
             return current
 
@@ -182,9 +204,10 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             return queue
 
         queue = await self._owner.run(delete)
-        self._delivery.queue_deleted(queue)
+        self._delivery.turn_away(queue, NotFound("queue", queue.queue_id))
         self._sweeper.deleted(queue_id)
         await self._owner.durable()
+        await self._names.free(queue_id)
         return queue_pb2.DeleteQueueResponse()
 
     async def PauseQueue(  # noqa: N802 - the RPC's name
@@ -192,7 +215,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     ) -> queue_pb2.PauseQueueResponse:
         """See the proto."""
         queue = await self._set_paused(request.queue_id, paused=True)
-        self._delivery.queue_paused(queue)
+        self._delivery.turn_away(queue, paused(queue))
         answer = queue_pb2.PauseQueueResponse(queue=self._with_counts(queue))
         await self._owner.durable()
         return answer
@@ -217,6 +240,24 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             return queue
 
         return await self._owner.run(change)
+
+    async def LiftQuarantine(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.LiftQuarantineRequest, context: Any
+    ) -> queue_pb2.LiftQuarantineResponse:
+        """See the proto."""
+        queue_id = checked_id(request.queue_id, "queue_id")
+
+        def lift(now_ms: int) -> Queue:
+            queue = self._owner.queue(queue_id)
+            if queue.settings.quarantine:
+                settings = queue.settings.changed(updated_at_ms=now_ms)
+                self._owner.shard.lift_quarantine(queue, settings)
+            return queue
+
+        queue = await self._owner.run(lift)
+        answer = queue_pb2.LiftQuarantineResponse(queue=self._with_counts(queue))
+        await self._owner.durable()
+        return answer
 
     async def PurgeQueue(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.PurgeQueueRequest, context: Any
@@ -250,6 +291,12 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
                 f"must be 0..{self._owner.durable_revision}, not {after}",
                 reason="OUT_OF_RANGE",
             )
+        if 0 < after < self._owner.durable_configs.forgotten_revision:
+            raise InvalidArgument(
+                "after_revision",
+                "queues deleted since then may be forgotten: begin with 0",
+                reason="REVISION_FORGOTTEN",
+            )
         if len(self._watchers) >= WATCHERS_MAX:
             raise ResourceExhausted("too many open streams", reason="TOO_MANY_STREAMS")
         wake = asyncio.Event()
@@ -260,7 +307,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
                 wake.clear()
                 until = self._owner.durable_revision
                 if first or until > after:
-                    for page in self._pages(after, until):
+                    for page in self._pages(after):
                         yield page
                     first, after = False, until
                 if self.draining:
@@ -269,20 +316,14 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         finally:
             self._watchers.discard(wake)
 
-    def _pages(self, after: int, until: int) -> Iterator[queue_pb2.WatchQueuesResponse]:
-        """What changed between two revisions, in answers none of which is too large to send."""
-        shard = self._owner.shard
-        changes = changes_between(
-            shard.queues, shard.deleted, self._owner.durable_replays, after, until, self._shard
-        )
+    def _pages(self, after: int) -> Iterator[queue_pb2.WatchQueuesResponse]:
+        """What changed after a revision, in answers none of which is too large to send."""
+        until, owner = self._owner.durable_revision, self._owner
+        changes = changes_after(owner.durable_configs, owner.durable_replays, after, self._shard)
         while len(changes) > CHANGES_MAX:
             page, changes = changes[:CHANGES_MAX], changes[CHANGES_MAX:]
-            yield queue_pb2.WatchQueuesResponse(
-                changes=[change for _, change in page], revision=page[-1][0]
-            )
-        yield queue_pb2.WatchQueuesResponse(
-            changes=[change for _, change in changes], revision=until
-        )
+            yield queue_pb2.WatchQueuesResponse(changes=page, revision=until, more=True)
+        yield queue_pb2.WatchQueuesResponse(changes=changes, revision=until)
 
     def drain(self) -> None:
         """Ends the open streams."""
@@ -302,7 +343,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
 
     def _with_counts(self, queue: Queue) -> queue_pb2.Queue:
         replay = self._owner.shard.replays.of(queue.queue_id)
-        return public(queue, self._shard, self._owner.clock.now_ms(), replay)
+        return with_counts(queue, self._shard, self._owner.clock.now_ms(), replay)
 
 
 def _page_token(last_id: str) -> str:

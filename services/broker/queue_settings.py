@@ -36,6 +36,9 @@ class QueueSettings:
     max_total_lease_ms: int = MAX_LEASE_MS
     failed_retention_s: int = 0
     paused: bool = False
+    quarantine: str = ""
+    """Why routing leaves the queue out; empty: it does not."""
+    quarantined_at_ms: int = 0
     created_at_ms: int = 0
     updated_at_ms: int = 0
     revision: int = 0
@@ -45,6 +48,17 @@ class QueueSettings:
     def changed(self, **settings: Any) -> QueueSettings:
         """A copy with other settings."""
         return replace(self, **settings)
+
+    @property
+    def routing(self) -> tuple[object, ...]:
+        """What routers judge by: messages published after it changed are judged by the new one."""
+        return (
+            self.filter,
+            self.priority,
+            self.fallback_priority,
+            self.default_delay_ms,
+            self.quarantine,
+        )
 
     def backoff_ms(self, attempts: int, token: int) -> int:
         """How long a message waits after this many failed attempts; see Backoff."""
@@ -91,6 +105,8 @@ _STORED: dict[str, Callable[[str], Any]] = {
     "max_total_lease_ms": int,
     "failed_retention_s": int,
     "paused": lambda text: text == "1",
+    "quarantine": str,
+    "quarantined_at_ms": int,
     "created_at_ms": int,
     "updated_at_ms": int,
     "revision": int,

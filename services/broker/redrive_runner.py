@@ -11,18 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Final
 
-from libs.filters import Filter, FilterError, compile_filter, context, timestamp
-from libs.filters.engine import cel
+from libs.filters import FilterError
 from libs.storage.blobs import Blobs
 from libs.storage.errors import CorruptRecord, StoreUnavailable
 from libs.storage.ids import shard_of
 from libs.storage.queues import AvailableMessage, FailedMessage
 from libs.storage.redrive_records import RedriveRecord, RedriveState
 from services.broker.commands import Needs
+from services.broker.dead_letter_filters import dead_letter_filter, seen
 from services.broker.execute_conversion import PushLimits
 from services.broker.executor import UPLOAD_AGE_MS_MAX
 from services.broker.finished_pages import FinishedReader, Span, Spot
@@ -49,27 +49,21 @@ ROW_COST: Final = 20
 FORGET_EVERY_S: Final = 60.0
 """How often redrives that ended long ago are looked for, while none runs."""
 
-STEPS_AT_ONCE: Final = 8
-"""Steps, of redrives of as many queues: each may have 32 MB of contents in memory."""
+LOOKS_AT_ONCE: Final = 8
+"""Steps that read dead letters, of redrives of as many queues: each may have some megabytes."""
+
+ASKING_MAX: Final = 4
+"""Steps that wait for contents from one ingest, 32 MB each: whatever it does, steps that need
+nothing of it go on."""
+
+BUSY_RETRY_S: Final = 0.1
+"""When a step whose ingest has as many waiting for it is tried again."""
 
 STEPS_A_SECOND: Final = 10
 """With a rate, so many steps a second share it."""
 
 RETRY_S: Final = 1.0
 """How long to wait when an ingest or the store is away."""
-
-DEAD_LETTER_VARIABLES: Final[Mapping[str, str]] = {
-    "reason": "string",
-    "attempts": "int",
-    "failed_at": "timestamp",
-}
-"""What a redrive's filter sees beside what every filter does."""
-
-
-@lru_cache(maxsize=128)
-def dead_letter_filter(source: str) -> Filter:
-    """A redrive's filter; raises FilterError."""
-    return compile_filter(source, DEAD_LETTER_VARIABLES)
 
 
 class RedriveRunner:
@@ -95,7 +89,8 @@ class RedriveRunner:
         self._limits = limits
         self._wake = asyncio.Event()
         self._next_at: dict[int, float] = {}
-        self._steps = asyncio.Semaphore(STEPS_AT_ONCE)
+        self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self._asking: Counter[int] = Counter()  # by ingest, the steps that wait for it
 
     def wake(self) -> None:
         """A redrive was started or resumed."""
@@ -144,8 +139,9 @@ class RedriveRunner:
         """One step of each of these redrives, which are of one queue."""
         for number in numbers:
             try:
-                async with self._steps:
-                    await self._step(number)
+                await self._step(number)
+            except _IngestBusy:
+                self._next_at[number] = time.monotonic() + BUSY_RETRY_S
             except (Unavailable, ResourceExhausted, StoreUnavailable) as error:
                 log.warning("redrive %d waits: %s", number, error)
                 self._next_at[number] = time.monotonic() + RETRY_S
@@ -169,7 +165,8 @@ class RedriveRunner:
         if not is_its_queue(queue, record):
             await self._end(number, "its queue was deleted")
             return
-        steps = await self._look(queue, record)
+        async with self._looks:
+            steps = await self._look(queue, record)
         if not steps:
             await self._end(number, "")
             return
@@ -315,7 +312,7 @@ class RedriveRunner:
         pushes: dict[int, bytes] = {}
         async for content in self._contents(list(letters)):
             for letter in letters[content.message_id]:
-                if judge is not None and not judge.matches(_seen(letter, content)):
+                if judge is not None and not judge.matches(seen(letter, content)):
                     continue
                 if limits is not None:
                     if len(content.payload) > limits.payload_bytes:
@@ -343,7 +340,7 @@ class RedriveRunner:
         for shard, wanted in by_shard.items():
             left = wanted
             while left:
-                messages, gone = await self._ingests.read(shard, left)
+                messages, gone = await self._read(shard, left)
                 if not messages and not gone:
                     raise Unavailable(f"ingest {shard} gave nothing", reason="INGEST_AWAY")
                 for message in messages:
@@ -351,27 +348,26 @@ class RedriveRunner:
                 told = {*gone, *(message.message_id for message in messages)}
                 left = [one for one in left if one not in told]
 
+    async def _read(
+        self, shard: int, ids: Sequence[int]
+    ) -> tuple[Sequence[Message], Sequence[int]]:
+        if self._asking[shard] >= ASKING_MAX:
+            raise _IngestBusy
+        self._asking[shard] += 1
+        try:
+            return await self._ingests.read(shard, ids)
+        finally:
+            self._asking[shard] -= 1
+
+
+class _IngestBusy(Exception):
+    """As many steps as may wait for an ingest wait for it already."""
+
 
 def _chosen(steps: Sequence[Step]) -> Iterator[FailedMessage]:
     for step in steps:
         for place in step.chosen:
             yield step.messages[place]
-
-
-def _seen(letter: FailedMessage, content: Message) -> cel.Context:
-    """What a filter sees of a dead letter."""
-    more = {
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "failed_at": timestamp(letter.failed_at_ms),
-    }
-    return context(
-        dict(content.headers),
-        content.created_at_ms,
-        content.received_at_ms,
-        len(content.payload),
-        more=more,
-    )
 
 
 def _log_too_large(content: Message, limits: PushLimits) -> None:

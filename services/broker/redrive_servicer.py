@@ -9,11 +9,12 @@ from typing import Any, Final
 from libs.filters import SOURCE_BYTES_MAX, FilterError
 from libs.storage.ids import MAX_MESSAGE_ID
 from libs.storage.redrive_records import RedriveRecord, RedriveState
+from services.broker.dead_letter_filters import dead_letter_filter
 from services.broker.delayed_servicer import DelayedServicer
 from services.broker.other_shards import OtherBrokers
 from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import checked_id
-from services.broker.redrive_runner import RedriveRunner, dead_letter_filter
+from services.broker.redrive_runner import RedriveRunner
 from services.broker.settler import LetterSettler
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.v1 import entry_pb2

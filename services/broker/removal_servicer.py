@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from libs.serving.headers import encoded_headers
-from libs.storage.buckets import MAX_ORDER, MAX_ORDER_MS, MAX_PRIORITY, BucketKind
+from libs.storage.buckets import (
+    MAX_NUMBER,
+    MAX_ORDER,
+    MAX_ORDER_MS,
+    MAX_PRIORITY,
+    BucketKind,
+    lane_order,
+)
 from libs.storage.ids import MAX_MESSAGE_ID
 from services.broker.archive_redriver import ArchiveRedriver, Content
 from services.broker.execute_conversion import PUSHES_BYTES_MAX, PushLimits
@@ -153,7 +160,9 @@ def _waiting(rows: Sequence[removal_pb2.WaitingRow]) -> list[WaitingMessage]:
         within(f"{field}.priority", row.priority, 0, MAX_PRIORITY)
         within(f"{field}.bucket_order", row.bucket_order, 1, MAX_ORDER)
         kind = BucketKind.TIMED if row.timed else BucketKind.READY
-        place = Place(row.priority, kind, row.bucket_order)
+        within(f"{field}.bucket_number", row.bucket_number, 0, MAX_NUMBER)
+        order = lane_order(kind, row.bucket_order, row.bucket_number)
+        place = Place(row.priority, kind, order)
         wanted.append(WaitingMessage(place, row.message_id))
     return wanted
 

@@ -1,4 +1,4 @@
-"""Where in the logs a queue that is about to be created begins: asked of the ingests.
+"""Where in the logs a queue that starts in the past begins: asked of the ingests.
 
 They raise their purge epochs first, so that what the queue will need is not purged by those who
 decided before they could know of it.
@@ -7,6 +7,7 @@ decided before they could know of it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,14 +15,20 @@ from libs.serving.channels import Channels
 from libs.serving.peers import PeerFailed, peer_failures
 from libs.serving.topology import TopologyDirectory
 from libs.storage.errors import StorageError
+from services.broker.replays import Starts
 from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc, queue_pb2
+
+log = logging.getLogger(__name__)
 
 Ask = Callable[["ingest_pb2_grpc.IngestServiceAsyncStub"], Awaitable[int]]
 
 AHEAD_MS_MAX = 60_000
 """How far ahead of the broker's clock a start may be: "now" by somebody else's clock. More is a
 mistake in the unit, or the wish for a later start, which a filter on `received_at` grants."""
+
+TRY_S = 3.0
+"""How long a queue's creation waits for an ingest; it is asked again when the replay begins."""
 
 ASK_DEADLINE_S = 10.0
 """An ingest that has not answered by then counts as away; it writes a row, and reads fifty."""
@@ -75,37 +82,49 @@ class ReplayStarts:
             )
         return max(start_ms, now_ms - self._window_s * 1000) if self._window_s else start_ms
 
-    async def find(
-        self, request: queue_pb2.CreateQueueRequest, now_ms: int, *, is_first: bool
-    ) -> dict[int, int] | None:
-        """The sequence behind which each log is wanted, by ingest shard; None: nothing is.
+    async def find(self, request: queue_pb2.CreateQueueRequest, now_ms: int) -> Starts | None:
+        """The sequence behind which each log is wanted; None: nothing is.
 
-        From now on, nothing that was stored after the start is purged by decisions made before. Nor
-        by one that knew nothing of this broker, when the queue is the first that it ever has: it
-        has announced itself before, so that later ones know of it.
+        From now on, nothing that was stored after the start is purged by decisions made before, in
+        the logs whose ingests answer. The others are asked when their replay begins: see `look_up`.
 
         Raises:
             InvalidArgument: The start is negative, or in the future.
-            Unavailable: An ingest is away.
+            Unavailable: The topology cannot be read.
         """
         start_ms = self._start_ms(request, now_ms)
-        if start_ms is None and not is_first:
+        if start_ms is None:
             return None
         try:
             shards = list((await self._directory.read(max_age_ms=0)).ingests)
         except StorageError as error:
             raise Unavailable(f"the topology cannot be read: {error}") from error
-        # The epoch first, everywhere: what is found must still be there when it is read.
-        await asyncio.gather(*(self._ask(shard, _raise_purge_epoch) for shard in shards))
-        if start_ms is None:
-            return None
+        found = await asyncio.gather(*(self._try(shard, start_ms) for shard in shards))
+        positions = zip(shards, found, strict=True)
+        return Starts(start_ms, {shard: at for shard, at in positions if at is not None})
+
+    async def look_up(self, shard: int, start_ms: int) -> int:
+        """The sequence behind which a log is wanted from this time on; raises Unavailable.
+
+        From now on, nothing that was stored after it is purged by decisions made before.
+        """
 
         async def position(stub: ingest_pb2_grpc.IngestServiceAsyncStub) -> int:
+            # The epoch first: what is found must still be there when it is read.
+            request = ingest_pb2.RaisePurgeEpochRequest()
+            await stub.RaisePurgeEpoch(request, timeout=ASK_DEADLINE_S)
             place = ingest_pb2.FindLogPositionRequest(received_at_ms=start_ms)
             return (await stub.FindLogPosition(place, timeout=ASK_DEADLINE_S)).after_sequence
 
-        starts = await asyncio.gather(*(self._ask(shard, position) for shard in shards))
-        return dict(zip(shards, starts, strict=True))
+        return await self._ask(shard, position)
+
+    async def _try(self, shard: int, start_ms: int) -> int | None:
+        try:
+            async with asyncio.timeout(TRY_S):
+                return await self.look_up(shard, start_ms)
+        except (Unavailable, TimeoutError) as error:
+            log.warning("a replay of log %d waits for its ingest: %s", shard, error)
+            return None
 
     async def _ask(self, shard: int, call: Ask) -> int:
         try:
@@ -119,8 +138,3 @@ class ReplayStarts:
                 return await call(stub)
         except PeerFailed as error:
             raise Unavailable(f"ingest {shard} is away: {error}", reason="INGEST_AWAY") from error
-
-
-async def _raise_purge_epoch(stub: ingest_pb2_grpc.IngestServiceAsyncStub) -> int:
-    request = ingest_pb2.RaisePurgeEpochRequest()
-    return (await stub.RaisePurgeEpoch(request, timeout=ASK_DEADLINE_S)).purge_epoch

@@ -8,33 +8,55 @@
 
 The end is the routing cursor at the moment of the creation, read by the very command that creates
 the queue: an entry behind it is judged by the queue with all others, one up to it by its replay.
-So every entry is judged once, and the two never meet.
+A range behind it that was judged before the queue was known moves the end along, in the command
+that applies it. So every entry is judged once, and the two never meet.
+
+A queue in quarantine is left out of live routing. From the moment at which that begins, all of the
+logs is left to a replay without an end; the end is the cursor at the moment at which it is lifted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from libs.storage.own_keys import replay_key
-from libs.storage.replay_records import ReplayRange, encode_replay
-from slatemq.errors import Unavailable
+from libs.storage.replay_records import OPEN_END, UNCOUNTED, ReplayRange, encode_replay
 
 Ranges = tuple[ReplayRange, ...]
 
 
-def ranges_from(starts: Mapping[int, int] | None, cursors: Mapping[int, int]) -> Ranges:
-    """What a queue created now has to catch up on; no starts: nothing.
+class Starts(NamedTuple):
+    """Where a queue begins that starts in the past.
 
-    `starts` has for each log where to begin. Raises Unavailable for a log that it does not have.
+    Attributes:
+        since_ms: The time of its start.
+        sequences: By log, the sequence behind which that is; logs that could not be asked are left
+            out.
     """
+
+    since_ms: int
+    sequences: Mapping[int, int]
+
+
+class Counts(NamedTuple):
+    """Messages judged in a piece, and left behind it up to the end."""
+
+    judged: int
+    left: int
+
+
+def ranges_from(starts: Starts | None, cursors: Mapping[int, int]) -> Ranges | None:
+    """What a queue created now has to catch up on; no starts: None, it begins with its creation."""
     if starts is None:
-        return ()
+        return None
     ranges = []
     for log, cursor in sorted(cursors.items()):
-        if log not in starts:
-            raise Unavailable(f"ingest {log} came up meanwhile", reason="INGEST_ADDED")
-        if cursor > starts[log]:
-            ranges.append(ReplayRange(log, starts[log], starts[log], cursor))
+        start = starts.sequences.get(log)
+        if start is None and cursor:
+            ranges.append(ReplayRange(log, 0, 0, cursor, starts.since_ms))
+        elif start is not None and cursor > start:
+            ranges.append(ReplayRange(log, start, start, cursor))
     return tuple(ranges)
 
 
@@ -62,20 +84,87 @@ class Replays:
         return self.by_queue.get(queue_id, ())
 
     def range_of(self, queue_id: str, log: int) -> ReplayRange | None:
-        """A queue's replay of one log; None when it has none."""
-        return next((one for one in self.of(queue_id) if one.ingest_shard == log), None)
+        """The part of a log that is to be brought in next, or the last one; None: there is none."""
+        parts = [one for one in self.of(queue_id) if one.ingest_shard == log]
+        return next((one for one in parts if one.cursor < one.end), parts[-1] if parts else None)
+
+    def _last_of(self, queue_id: str, log: int) -> ReplayRange | None:
+        return next((one for one in self.of(queue_id)[::-1] if one.ingest_shard == log), None)
+
+    def is_under_way(self, queue_id: str) -> bool:
+        """Whether a queue has something to catch up on."""
+        return any(one.cursor < one.end for one in self.of(queue_id))
 
     def begin(self, queue_id: str, ranges: Ranges) -> None:
         """Notes what a new queue has to catch up on, if anything."""
         if ranges:
             self._put(queue_id, ranges)
 
-    def move(self, queue_id: str, log: int, cursor: int) -> None:
-        """Notes that a log is brought in up to here."""
+    def extend(self, queue_id: str, log: int, end: int, new_end: int) -> None:
+        """Leaves more of a log to a queue's replay: what is behind `end`, up to `new_end`."""
+        last = self._last_of(queue_id, log)
+        if last is None or last.end != end:
+            last = ReplayRange(log, end, end, end)
+        others = [other for other in self.of(queue_id) if other != last]
+        self._put(
+            queue_id, tuple(sorted([*others, last._replace(end=new_end, left_count=UNCOUNTED)]))
+        )
+
+    def found(self, queue_id: str, waiting: ReplayRange, start: int) -> None:
+        """Notes where a range begins that had to wait for its ingest, if it waits still.
+
+        Its end may have moved meanwhile; while it is open, the start is left to a later look-up.
+        """
+        one = self.range_of(queue_id, log := waiting.ingest_shard)
+        if one is not None and not one.is_found and one.since_ms == waiting.since_ms:
+            if one.end == OPEN_END:
+                return
+            start = min(start, one.end)
+            found = ReplayRange(log, start, start, one.end)
+            parts = (found if other == one else other for other in self.of(queue_id))
+            self._put(queue_id, tuple(parts))
+
+    def open(self, queue_id: str, cursors: Mapping[int, int]) -> None:
+        """Leaves all behind these cursors to a replay whose end is not known yet; see `close`.
+
+        What is done already is forgotten.
+        """
+        parts = {one for one in self.of(queue_id) if one.cursor < one.end}
+        for log, cursor in cursors.items():
+            joined = next((p for p in parts if p.ingest_shard == log and p.end == cursor), None)
+            if joined is not None:
+                parts.remove(joined)
+            begun = joined or ReplayRange(log, cursor, cursor, cursor)
+            parts.add(begun._replace(end=OPEN_END, left_count=UNCOUNTED))
+        self._put(queue_id, tuple(sorted(parts)))
+
+    def close(self, queue_id: str, cursors: Mapping[int, int]) -> None:
+        """Ends what is open at these cursors: live routing judges what is behind them.
+
+        A range that begins behind its log's cursor ends empty there.
+        """
+        parts = []
+        for one in self.of(queue_id):
+            if one.end == OPEN_END:
+                end = cursors[one.ingest_shard]
+                start, cursor = min(one.start, end), min(one.cursor, end)
+                one = one._replace(start=start, cursor=cursor, end=end)
+            parts.append(one)
+        self._put(queue_id, tuple(parts))
+
+    def move(self, queue_id: str, log: int, cursor: int, counts: Counts) -> None:
+        """Notes that a log is brought in up to here; see `range_of`."""
+        moved = self.range_of(queue_id, log)
         self._put(
             queue_id,
             tuple(
-                one._replace(cursor=cursor) if one.ingest_shard == log else one
+                one._replace(
+                    cursor=cursor,
+                    done_count=one.done_count + counts.judged,
+                    left_count=counts.left,
+                )
+                if one == moved
+                else one
                 for one in self.of(queue_id)
             ),
         )

@@ -12,6 +12,7 @@ import grpc.aio
 
 from libs.serving.channels import Channels
 from libs.serving.exits import ExitCause
+from libs.serving.ownership import Ownership
 from libs.serving.shards import opened_root, wait_for_clock, wait_lost
 from libs.serving.snapshot_servicer import SERVICE_NAME as SNAPSHOT_SERVICE
 from libs.serving.snapshot_servicer import SnapshotServicer
@@ -22,6 +23,7 @@ from libs.serving.topology_servicer import TopologyServicer
 from libs.storage.blobs import Blobs
 from libs.storage.clocks import Clock, HybridClock
 from libs.storage.probe import probe_store
+from libs.storage.queue_names import QueueNames
 from libs.storage.roots import Root
 from libs.storage.settings import Kind
 from libs.storage.slate import Database
@@ -42,6 +44,7 @@ from services.broker.execute_conversion import PushLimits
 from services.broker.executor import Executor
 from services.broker.finished_pages import ListReaders, list_readers
 from services.broker.forgetting import Forgetting
+from services.broker.introductions import Introductions
 from services.broker.lease_keeping import LeaseKeeper
 from services.broker.loading import last_clock_ms, load_shard
 from services.broker.metrics import measure, measure_outbox
@@ -50,6 +53,7 @@ from services.broker.outbox_sender import OutboxSender
 from services.broker.outbox_servicer import OutboxServicer
 from services.broker.owner import ShardOwner
 from services.broker.payloads import IngestClient, Ingests, Payloads
+from services.broker.queue_name_servicer import QueueNameServicer
 from services.broker.queue_servicer import QueueServicer
 from services.broker.redrive_runner import RedriveRunner
 from services.broker.removal_servicer import RemovalServicer
@@ -58,6 +62,7 @@ from services.broker.replay_starts import ReplayStarts
 from services.broker.settler import LetterSettler
 from services.broker.streaming import Streams
 from services.broker.sweeper import Sweeper
+from services.broker.unique_names import UniqueNames
 from services.broker.waiting_pages import WaitingReader
 from slatemq.v1 import (
     assignment_pb2,
@@ -68,6 +73,8 @@ from slatemq.v1 import (
     entry_pb2_grpc,
     outbox_pb2,
     outbox_pb2_grpc,
+    queue_name_pb2,
+    queue_name_pb2_grpc,
     queue_pb2,
     queue_pb2_grpc,
     removal_pb2,
@@ -88,6 +95,7 @@ GRPC_SERVICES = (
             (entry_pb2, "EntryService"),
             (outbox_pb2, "OutboxService"),
             (removal_pb2, "RemovalService"),
+            (queue_name_pb2, "QueueNameService"),
         )
     ),
     SNAPSHOT_SERVICE,
@@ -118,7 +126,11 @@ class BrokerService:
         self._make_target = make_target
         self._root = root or opened_root(config.root)
         self._directory = TopologyDirectory(self._root.objects)
-        self._channels = Channels(self._directory, payload_bytes_max=config.payload_bytes_max)
+        self._channels = Channels(
+            self._directory,
+            payload_bytes_max=config.payload_bytes_max,
+            carrier=telemetry.carrier,
+        )
         self._limits = PushLimits(config.payload_bytes_max, config.max_message_delay_ms)
         self._queues = QueueServicer(config.shard, config.max_message_delay_ms)
         self._consumers = ConsumerServicer(config.shard)
@@ -127,6 +139,7 @@ class BrokerService:
         self._outbox = OutboxServicer(config.shard)
         self._removals = RemovalServicer(self._limits)
         self._snapshots = SnapshotServicer()
+        self._names = QueueNameServicer(config.shard)
         self._forgetting = Forgetting(self._channels, self._directory, config.shard)
         self._tasks: list[asyncio.Task[object]] = []
         self._database: Database | None = None
@@ -134,6 +147,8 @@ class BrokerService:
         self._delivery: Delivery | None = None
         self._streams: Streams | None = None
         self.keeper: LeaseKeeper | None = None
+        self.ownership: Ownership | None = None
+        self._introductions: Introductions | None = None
         self._watches: DelayedWatches | None = None
 
     @property
@@ -146,6 +161,11 @@ class BrokerService:
         """For health and reflection."""
         return GRPC_SERVICES
 
+    @property
+    def directory(self) -> TopologyDirectory:
+        """Knows where the services are that this one does not have."""
+        return self._directory
+
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers all servicers."""
         queue_pb2_grpc.add_QueueServiceServicer_to_server(self._queues, server)
@@ -154,6 +174,7 @@ class BrokerService:
         entry_pb2_grpc.add_EntryServiceServicer_to_server(self._entries, server)
         outbox_pb2_grpc.add_OutboxServiceServicer_to_server(self._outbox, server)
         removal_pb2_grpc.add_RemovalServiceServicer_to_server(self._removals, server)
+        queue_name_pb2_grpc.add_QueueNameServiceServicer_to_server(self._names, server)
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(self._snapshots, server)
         topology = TopologyServicer(self._directory)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(topology, server)
@@ -167,24 +188,23 @@ class BrokerService:
         last_ms = await last_clock_ms(database)
         await wait_for_clock(database, self._wall)
         clock = self._make_clock(last_ms)
-        shard = await load_shard(database, last_ms, clock.now_ms())
-        owner = ShardOwner(
-            database,
-            shard,
-            clock,
-            interval_ms=config.commit_interval_ms,
-            bytes_max=config.uncommitted_bytes_max,
-        )
+        owner = await self._load(database, last_ms, clock)
+        shard = owner.shard
         ingests = self._make_ingests(self._channels)
         payloads = Payloads(ingests, config.payload_cache_bytes)
-        delivery = Delivery(owner, payloads, config.waiting_claims_max)
+        delivery = Delivery(owner, payloads, config.waiting_claims_max, config.delivery_bytes_max)
         sweeper = Sweeper(owner, database)
         cleaner = DelayedCleaner(owner, database, last_ms)
         self._watches = DelayedWatches(owner, database, ingests)
         starts = ReplayStarts(self._directory, self._channels, config.replay_window_s)
-        self._queues.begin(owner, delivery, sweeper, starts)
+        names = UniqueNames(owner, QueueNames(self._root.objects), self._channels, config.shard)
+        self._names.begin(names)
+        self._queues.begin(owner, delivery, sweeper, starts, names)
         self._snapshots.begin(
-            self._root.snapshots(database), clock.now_ms, settled=partial(_settled, starts, owner)
+            self._root.snapshots(database),
+            clock.now_ms,
+            owner.commits.prove_ownership,
+            settled=partial(_settled, starts, owner),
         )
         target = self._make_target(self._channels, self._directory, config.shard)
         others = OtherBrokers(self._channels, self._directory, config.shard)
@@ -192,7 +212,8 @@ class BrokerService:
         keeper = self.keeper = LeaseKeeper(owner)
         self._streams = Streams(config.shard, owner, delivery, keeper)
         self._consumers.begin(owner, delivery, self._streams, executor)
-        self._assignments.begin(owner, delivery)
+        self._introductions = Introductions(owner, ingests)
+        self._assignments.begin(owner, delivery, self._introductions, starts)
         self._entries.begin_delayed(
             MessageEditor(owner, delivery, payloads, ingests, self._forgetting), self._watches
         )
@@ -206,7 +227,6 @@ class BrokerService:
         self._owner, self._delivery = owner, delivery
         measure(self._telemetry, shard)
         measure_outbox(self._telemetry, shard.outbox)
-        await self._directory.announce(Peer("broker", config.shard, address, config.peer_address))
         works = (
             owner.commits.run(),
             owner.end_leases(),
@@ -215,11 +235,31 @@ class BrokerService:
             owner.watch_due(),
             cleaner.run(),
             runner.run(),
+            executor.forget(),
+            sender.run(),
         )
-        for work in (*works, executor.forget(), sender.run()):
-            self._tasks.append(asyncio.create_task(work))
+        self._tasks += [asyncio.create_task(work) for work in works]
+        await self._announce(owner, address)
+
+    async def _announce(self, owner: ShardOwner, address: str) -> None:
+        """Say where the shard is, once it is proven to be this process's."""
+        config, shard = self._config, owner.shard
+        peer = Peer("broker", config.shard, address, config.peer_address)
+        self.ownership = Ownership(owner.commits, self._directory, peer)
+        await self.ownership.announce()
         log.info(
             "shard %d: %d queues, revision %d", config.shard, len(shard.queues), shard.revision
+        )
+
+    async def _load(self, database: Database, last_ms: int, clock: Clock) -> ShardOwner:
+        """The shard as the last commit, at `last_ms`, left it."""
+        config = self._config
+        return ShardOwner(
+            database,
+            await load_shard(database, last_ms, clock.now_ms()),
+            clock,
+            interval_ms=config.commit_interval_ms,
+            bytes_max=config.uncommitted_bytes_max,
         )
 
     def _look_into(self, owner: ShardOwner, database: Database, ingests: Ingests) -> ListReaders:
@@ -239,6 +279,7 @@ class BrokerService:
     ) -> tuple[Executor, OutboxSender]:
         """What runs lists of commands, and what sends the pushes that they make."""
         config, number = self._config, self._config.shard
+        owner.shard.lanes.bytes_max = config.lane_bytes_max
         owner.shard.outbox.rows_max = config.outbox_rows_max
         owner.shard.outbox.bytes_max = config.outbox_bytes_max
         owner.shard.redrives.kept = config.redrives_kept
@@ -265,6 +306,8 @@ class BrokerService:
 
     async def stop(self) -> None:
         """Commits what is left and closes."""
+        if self._introductions is not None:
+            await self._introductions.close()
         if self._delivery is not None:
             await self._delivery.close()
         if self._owner is not None and self._owner.commits.failed is None:

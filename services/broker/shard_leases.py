@@ -12,7 +12,7 @@ from services.broker.commands import Finish, Nack, Needs
 from services.broker.lease_buckets import Claimed, Lease
 from services.broker.lease_index import LeaseIndex
 from services.broker.leases import GRACE_MS, Deadlines, FinishedLeases
-from services.broker.queue_machine import Chooser, NeedsSlot, Queue
+from services.broker.queue_machine import Chooser, Queue
 from services.broker.walks import Many
 
 EXPIRED_LEASE = "lease expired"
@@ -87,7 +87,7 @@ class ShardLeases:
             for item, lease in held
             if lease
         ]
-        self._check_returns(returns, now_ms)
+        self._check_returns(returns)
         results = []
         for item in items:
             lease = self.running(item.token)
@@ -137,14 +137,18 @@ class ShardLeases:
                 lease.queue.extended(lease, deadline_ms)
                 self.deadlines.watch(lease.bucket, deadline_ms)
 
-    def expire(self, now_ms: int, limit: int) -> list[Queue]:
-        """Ends about `limit` leases whose time has come; gives their queues. May raise Needs.
+    def due(self, now_ms: int, limit: int) -> list[Lease]:
+        """Up to `limit` leases to end now, fairly of all queues; see `expire`."""
+        return self.deadlines.ended(now_ms, limit)
+
+    def expire(self, leases: Sequence[Lease], now_ms: int) -> list[Queue]:
+        """Ends those of the leases that still run; gives their queues. May raise Needs.
 
         A lease ends here and nowhere else: as long as this is not called, an ack is taken.
         """
-        due = self.deadlines.ended(now_ms, limit)
+        due = [one for one in leases if one.deadline_ms <= now_ms and self._runs(one)]
         returns = [(lease, _later(now_ms, _backoff_ms(lease)), False) for lease in due]
-        self._check_returns(returns, now_ms)
+        self._check_returns(returns)
         queues: dict[str, Queue] = {}
         for lease, visible_at_ms, _ in returns:
             self._running.remove(lease.token)
@@ -177,6 +181,9 @@ class ShardLeases:
         bucket = self._running.find(token)
         return bucket.leases[token] if bucket is not None else None
 
+    def _runs(self, lease: Lease) -> bool:
+        return self._running.find(lease.token) is lease.bucket
+
     def end(self, lease: Lease, outcome: LeaseOutcome) -> None:
         """Ends a lease; what becomes of its message is up to the caller."""
         self._running.remove(lease.token)
@@ -198,21 +205,15 @@ class ShardLeases:
 
     # --- Failed attempts ----------------------------------------------------
 
-    def _check_returns(self, returns: Sequence[tuple[Lease, int, bool]], now_ms: int) -> None:
-        slots: dict[tuple[str, int, int], NeedsSlot] = {}
+    def _check_returns(self, returns: Sequence[tuple[Lease, int, bool]]) -> None:
         attempts = []
-        for lease, visible_at_ms, release in returns:
-            queue = lease.queue
-            key = attempts_at(queue, lease.message_id)
+        for lease, _, release in returns:
+            key = attempts_at(lease.queue, lease.message_id)
             # The first attempt, too: another entry of the message may have failed here before.
             if not release and key not in self.attempts:
                 attempts.append(key)
-            if visible_at_ms and (release or lease.attempts < queue.settings.max_attempts):
-                need = queue.needs_to_return(lease, visible_at_ms, now_ms)
-                if need:
-                    slots[queue.queue_id, lease.priority, need.first_order] = need
-        if slots or attempts:
-            raise Needs(list(slots.values()), attempts)
+        if attempts:
+            raise Needs((), attempts)
 
     def _return(self, lease: Lease, outcome: str, visible_at_ms: int, now_ms: int) -> None:
         queue = lease.queue

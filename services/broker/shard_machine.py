@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
 
 from libs.storage.configs import encode_config
-from libs.storage.keys import (
-    config_key,
-    queue_state_key,
-)
-from libs.storage.own_keys import (
-    CONFIG_REVISION_KEY,
-    finished_leases_key,
-    routing_cursor_key,
-)
-from libs.storage.queues import (
-    AvailableMessage,
-)
+from libs.storage.errors import Unstorable
+from libs.storage.keys import config_key, queue_state_key
+from libs.storage.own_keys import CONFIG_REVISION_KEY, finished_leases_key, routing_cursor_key
+from libs.storage.queues import AvailableMessage
 from libs.storage.states import (
     FinishedLeasesRecord,
     QueueStateRecord,
@@ -27,17 +20,20 @@ from libs.storage.states import (
     encode_queue_state,
     encode_routing_cursor,
 )
+from services.broker import lane_budget
 from services.broker.attempts import Key
 from services.broker.available import Beyond
 from services.broker.commands import Assignment, Finish, Nack, Needs, Purge, Range
+from services.broker.config_log import ConfigChange
 from services.broker.delayed_journal import DelayedJournal
 from services.broker.executed import Executed
 from services.broker.outbox import Outbox
-from services.broker.queue_lifecycle import creation_rows, deleted_state, new_state
-from services.broker.queue_machine import NeedsSlot, Notes, Queue, Row
+from services.broker.queue_entries import NEVER
+from services.broker.queue_lifecycle import creation_rows, deleted_state, new_state, swept_surplus
+from services.broker.queue_machine import Notes, Queue, Row
 from services.broker.queue_settings import DEFAULT_PRIORITY, QueueSettings
 from services.broker.redrives import Redrives
-from services.broker.replays import Ranges, Replays
+from services.broker.replays import Counts, Ranges, Replays
 from services.broker.shard_leases import ShardLeases
 from services.broker.waiting_buckets import Columns
 
@@ -75,8 +71,12 @@ class Shard(ShardLeases):
         self.executed = Executed()
         self.replays = Replays()
         self.redrives = Redrives()
+        self._config_changes: list[ConfigChange] = []
+        # Those that began to be routed live since the start, with the revisions, which ascend.
+        self._starting_in_the_past: dict[str, int] = {}
         self._changed_cursors: set[int] = set()
         self._rows: list[Row] = []  # of commands that are rare enough to encode at once
+        self.lanes = lane_budget.LaneBudget(lane_budget.BYTES_MAX)
         self._generation = 0
         self._undurable: deque[Written] = deque()
         self._lingering: list[Beyond] = []  # of lanes that were being read
@@ -89,8 +89,13 @@ class Shard(ShardLeases):
 
     # --- Queues -------------------------------------------------------------
 
-    def create_queue(self, queue_id: str, settings: QueueSettings, replay: Ranges = ()) -> Queue:
-        """Makes a queue; it must not exist, and an epoch must be free (see `epoch_is_free`)."""
+    def create_queue(
+        self, queue_id: str, settings: QueueSettings, replay: Ranges | None = None
+    ) -> Queue:
+        """Makes a queue; it must not exist, and an epoch must be free (see `epoch_is_free`).
+
+        `replay` is what it has to catch up on; None: it begins with its creation.
+        """
         self._next_revision()
         before = self.deleted.pop(queue_id, None)
         state = new_state(before, self.revision)
@@ -99,7 +104,10 @@ class Shard(ShardLeases):
         queue.delayed.begin(queue.lane_epoch)
         self.queues[queue_id] = queue
         self._rows += creation_rows(queue)
-        self.replays.begin(queue_id, replay)
+        if replay is not None:
+            self.replays.begin(queue_id, replay)
+            self._starting_in_the_past[queue_id] = self.revision
+        self._note_config(queue)
         queue.touch()
         return queue
 
@@ -111,8 +119,27 @@ class Shard(ShardLeases):
     def update_queue(self, queue: Queue, settings: QueueSettings) -> None:
         """Gives a queue other settings."""
         self._next_revision()
-        queue.settings = settings.changed(revision=self.revision)
+        before, queue.settings = queue.settings, settings.changed(revision=self.revision)
+        if queue.settings.routing != before.routing:
+            queue.routing_revision = self.revision
+        self._note_config(queue)
         self._rows.append((config_key(queue.queue_id), encode_config(queue.settings.record())))
+
+    def quarantine(self, queue: Queue, reason: str, now_ms: int) -> None:
+        """Leaves a queue out of live routing: what comes waits in the logs until that is lifted."""
+        self.replays.open(queue.queue_id, self.cursors)
+        self._starting_in_the_past.pop(queue.queue_id, None)
+        self.update_queue(
+            queue, queue.settings.changed(quarantine=reason, quarantined_at_ms=now_ms)
+        )
+        queue.live_revision = NEVER
+
+    def lift_quarantine(self, queue: Queue, settings: QueueSettings) -> None:
+        """Takes a queue into live routing again, with these settings; what waits is replayed."""
+        self.replays.close(queue.queue_id, self.cursors)
+        self.update_queue(queue, settings.changed(quarantine="", quarantined_at_ms=0))
+        queue.live_revision = self.revision
+        self._starting_in_the_past[queue.queue_id] = self.revision
 
     def delete_queue(self, queue: Queue) -> None:
         """Removes a queue in O(leases): its rows are left to the sweeper."""
@@ -120,10 +147,13 @@ class Shard(ShardLeases):
         for token in queue.in_flight.clear():
             self._running.remove(token)
         self.replays.drop(queue.queue_id)
+        self._starting_in_the_past.pop(queue.queue_id, None)
+        self.lanes.forget(queue.available.by_name.values())
         del self.queues[queue.queue_id]
-        self.notes.to_commit.discard(queue)
-        state = deleted_state(queue, self.revision)
-        self.deleted[queue.queue_id] = state
+        self.notes.to_commit.pop(queue, None)
+        self.deleted[queue.queue_id] = state = deleted_state(queue, self.revision)
+        gone = queue.queue_id, self.revision, None, self.revision
+        self._config_changes.append(ConfigChange(*gone))
         self._rows += (
             (config_key(queue.queue_id), None),
             (queue_state_key(queue.queue_id), encode_queue_state(state)),
@@ -142,13 +172,46 @@ class Shard(ShardLeases):
             return
         state = self.deleted[queue_id]
         left = tuple(e for e in state.garbage_epochs if e != epoch)
-        state = state._replace(garbage_epochs=left)
-        self.deleted[queue_id] = state
+        self.deleted[queue_id] = state = state._replace(garbage_epochs=left)
         self._rows.append((queue_state_key(queue_id), encode_queue_state(state)))
+        for forgotten in swept_surplus(self.deleted):
+            del self.deleted[forgotten]
+            self._rows.append((queue_state_key(forgotten), None))
 
     def _next_revision(self) -> None:
         self.revision += 1
         self._rows.append((CONFIG_REVISION_KEY, encode_config_revision(self.revision)))
+
+    def _note_config(self, queue: Queue) -> None:
+        self._config_changes.append(
+            ConfigChange(queue.queue_id, self.revision, queue.settings, queue.routing_revision)
+        )
+
+    def take_config_changes(self) -> list[ConfigChange]:
+        """What changed since this was last called: with each drain, these become durable."""
+        taken, self._config_changes = self._config_changes, []
+        return taken
+
+    def stored_configs(self) -> list[ConfigChange]:
+        """The newest change of each queue, right after the start: all of it is durable.
+
+        A queue's part in routing counts as new: when that last changed is not stored. One with a
+        replay under way comes last, as the end of its replay may have moved since it changed.
+        """
+        changes = [
+            ConfigChange(
+                queue.queue_id,
+                self.revision if self.replays.is_under_way(queue.queue_id) else revision,
+                queue.settings,
+                queue.routing_revision,
+            )
+            for queue in self.queues.values()
+            for revision in (queue.settings.revision,)
+        ]
+        for queue_id, state in self.deleted.items():
+            revision = state.created_revision
+            changes.append(ConfigChange(queue_id, revision, None, revision))
+        return changes
 
     # --- What waits in a queue ----------------------------------------------
 
@@ -160,6 +223,7 @@ class Shard(ShardLeases):
         """
         count = 0
         if Purge.AVAILABLE in kinds:
+            self.lanes.forget(queue.available.by_name.values())
             count += queue.purge_available()
         if Purge.IN_FLIGHT in kinds:
             count += self.purge_in_flight(queue)
@@ -174,9 +238,11 @@ class Shard(ShardLeases):
     # --- Routing ------------------------------------------------------------
 
     def assign(self, ranges: Sequence[Range], now_ms: int) -> list[bool]:
-        """Applies the ranges that begin where their log's cursor is; tells which. May raise Needs.
+        """Applies the ranges that begin where their log's cursor is; gives which.
 
-        The caller has compared the revision, and every queue named exists.
+        The caller has seen to it that each was judged by configs that are new enough. What queues
+        became after a range's revision is not its matter: matches for one that is gone, or was
+        created since, are dropped, and one that starts in the past leaves the range to its replay.
         """
         cursors: dict[int, int] = {}
         fits = []
@@ -185,48 +251,60 @@ class Shard(ShardLeases):
             fits.append(piece.previous == here and piece.last > piece.previous)
             if fits[-1]:
                 cursors[piece.log] = piece.last
-        pieces = [piece for piece, applied in zip(ranges, fits, strict=True) if applied]
-        self._check_slots(pieces, now_ms)
+        pieces = [self._without_newer(piece) for piece in compress(ranges, fits)]
         for piece in pieces:
             for assignment in piece.assignments:
                 self._add(assignment, now_ms)
+            self._leave_to_replays(piece)
+        if new := cursors.keys() - self.cursors.keys():
+            self._leave_out_quarantined(new)
         self.cursors.update(cursors)
         self._changed_cursors.update(cursors)
         return fits
 
-    def backfill(self, queue: Queue, piece: Range, now_ms: int) -> bool:
+    def _leave_out_quarantined(self, new_logs: Iterable[int]) -> None:
+        """All of logs that were not there when it began is left to replays, too."""
+        for queue in self.queues.values():
+            if queue.settings.quarantine:
+                self.replays.open(queue.queue_id, dict.fromkeys(new_logs, 0))
+
+    def _without_newer(self, piece: Range) -> Range:
+        """The range without matches for queues that live routing did not judge for by then."""
+        if piece.revision >= self.revision:
+            return piece
+        queues = self.queues
+        known = [
+            assignment
+            for assignment in piece.assignments
+            if (queue := queues.get(assignment.queue_id)) is not None
+            and queue.live_revision <= piece.revision
+        ]
+        return replace(piece, assignments=known)
+
+    def _leave_to_replays(self, piece: Range) -> None:
+        for queue_id in list(self._started_after(piece.revision)):
+            self.replays.extend(queue_id, piece.log, piece.previous, piece.last)
+            self._next_revision()  # Routers learn of it like of a change.
+            self._note_config(self.queues[queue_id])
+
+    def _started_after(self, revision: int) -> Iterator[str]:
+        for queue_id, created in reversed(self._starting_in_the_past.items()):
+            if created <= revision:
+                return
+            yield queue_id
+
+    def backfill(self, queue: Queue, piece: Range, counts: Counts, now_ms: int) -> bool:
         """Applies a piece of a queue's replay if it begins at the cursor; tells whether it did.
 
-        The caller has compared the queue's revision and found the replay. May raise Needs.
+        The caller has compared the queue's revision and found the replay.
         """
         replay = self.replays.range_of(queue.queue_id, piece.log)
         if replay is None or piece.previous != replay.cursor or piece.last > replay.end:
             return False
-        self._check_slots([piece], now_ms)
         for assignment in piece.assignments:
             self._add(assignment, now_ms)
-        self.replays.move(queue.queue_id, piece.log, piece.last)
+        self.replays.move(queue.queue_id, piece.log, piece.last, counts)
         return True
-
-    def _check_slots(self, pieces: Sequence[Range], now_ms: int) -> None:
-        needs: dict[tuple[str, int, int], NeedsSlot] = {}
-        for piece in pieces:
-            for assignment in piece.assignments:
-                if not assignment.visible_at_ms:
-                    continue
-                queue = self.queues[assignment.queue_id]
-                seen_until_ms = queue.seen_until(now_ms)
-                priorities = assignment.priorities
-                deadlines_ms = assignment.retention_deadlines_ms
-                for index, ms in enumerate(assignment.visible_at_ms):
-                    if ms > seen_until_ms:
-                        priority = priorities[index] if priorities else DEFAULT_PRIORITY
-                        deadline_ms = deadlines_ms[index] if deadlines_ms else 0
-                        need = queue.needs_slot(priority, ms, deadline_ms)
-                        if need:
-                            needs[queue.queue_id, priority, need.first_order] = need
-        if needs:
-            raise Needs(list(needs.values()), ())
 
     def _add(self, assignment: Assignment, now_ms: int) -> None:
         queue_id, ids, priorities, deadlines, visible = assignment
@@ -283,7 +361,11 @@ class Shard(ShardLeases):
         rows, self._rows = self._rows, []
         written = Written(self._generation + 1)
         for queue in self.notes.to_commit:
-            written.beyond += queue.drain(now_ms, written.generation, rows)
+            self.lanes.note(queue.available.by_name.values())
+            try:
+                written.beyond += queue.drain(now_ms, written.generation, rows)
+            except ValueError as error:
+                raise Unstorable(f"a record of queue {queue.queue_id!r}: {error}") from error
             if queue.delayed.last_order > queue.delayed.durable_order:
                 written.delayed.append((queue.delayed, queue.delayed.last_order))
         self.notes.to_commit.clear()
@@ -314,4 +396,5 @@ class Shard(ShardLeases):
             stay = lane.let_go(orders, written.generation)
             if stay is not None:
                 self._lingering.append((lane, stay))
+        self.lanes.durable(written.generation)
         self.attempts.shrink(set().union(*(later.attempts for later in self._undurable)))

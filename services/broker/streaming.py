@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from libs.serving.guard import encoded
 from services.broker.answers import (
+    Tell,
     consumer_id,
     lease_length,
     release,
@@ -16,13 +17,13 @@ from services.broker.answers import (
     tell_runs,
     too_late,
 )
-from services.broker.delivery import Delivery, paused
+from services.broker.delivery import Delivery
 from services.broker.lease_keeping import LeaseKeeper
 from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import checked_id
 from services.broker.queue_machine import Queue
 from services.broker.request_limits import lease_wish
-from services.broker.waiters import Given, Stream
+from services.broker.waiters import Stream, paused
 from slatemq.errors import Internal, InvalidArgument, SlateMQError
 from slatemq.v1 import consumer_pb2
 
@@ -66,13 +67,15 @@ class Streams:
                 yield consumer_pb2.ConsumeResponse(consumer_id=consumer)
                 while answer := await self._next_answer(queue, stream, told):
                     yield answer
-                    stream.sent()
+                    self._delivery.sent(stream.sent())
             finally:
                 reading.cancel()
                 stream.is_closed = True
                 del self._delivery.streams[stream]
                 self._delivery.remove(queue, stream)
-                await release(self._owner, stream.give_back())
+                given = stream.give_back()
+                self._delivery.sent((*stream.sent(), *given))
+                await release(self._owner, given)
 
     def drain(self) -> None:
         """Ends the streams that have not begun; the others are `Delivery.drain`'s."""
@@ -94,7 +97,7 @@ class Streams:
         return first.start
 
     async def _next_answer(
-        self, queue: Queue, stream: Stream, told: Callable[[int, Sequence[Given], bytes], bytes]
+        self, queue: Queue, stream: Stream, told: Tell
     ) -> consumer_pb2.ConsumeResponse | None:
         """What the stream sends next; None at its end. Raises what ended it."""
         while True:
@@ -106,10 +109,13 @@ class Streams:
                     raise stream.error
                 return None
             if too_late(self._owner, given):
-                await release(self._owner, stream.give_back())
+                given = stream.give_back()
+                self._delivery.sent(given)
+                await release(self._owner, given)
                 continue
             head = consumer_pb2.ConsumeResponse(consumer_id=stream.consumer).SerializeToString()
-            answer = encoded(consumer_pb2.ConsumeResponse, told(self._shard, given, head))
+            encoding = await told(self._shard, given, head)
+            answer = encoded(consumer_pb2.ConsumeResponse, encoding)
             if stream.keep_leases:
                 # Some may have ended while the commit was on its way: purged, or their queue gone.
                 tokens = [token for one in given for token in one.claimed.tokens]

@@ -2,7 +2,8 @@
 
 A waiter stands in line as long as it wants something. What is claimed for it, it takes in the same
 turn; then it says what it still wants. A stream wants nothing while it has messages in hand that
-are not sent: so nothing grows old between claim and sending, and it holds one answer at most.
+are not sent: so nothing grows old between claim and sending, and it holds one answer at most. A
+large claim takes its messages in several turns, between which others have theirs.
 """
 
 from __future__ import annotations
@@ -12,26 +13,32 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from services.broker.choosing import ANSWER_BYTES_MAX
 from services.broker.lease_buckets import Claimed
 from services.broker.payloads import Held
-from slatemq.errors import InvalidArgument, SlateMQError
+from services.broker.queue_machine import Queue
+from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
 from slatemq.v1 import consumer_pb2
 
 OUTSTANDING_MAX = 100_000
 """Credit of a stream in messages at most."""
 
-STREAM_TURN = 2000
-"""Messages claimed at once for a stream at most: some 10 ms of work, in which others wait."""
+TURN = 2000
+"""Messages claimed at once for a claim or a stream at most: a few ms of work, in which others wait.
+
+It is a whole number of blocks of tokens, so that a claim in several turns has runs as long as one.
+"""
 
 UNLIMITED = 1 << 62
 """Bytes: more than anybody can claim."""
 
 
 class Given(NamedTuple):
-    """What one claim gave: leases, and their messages in the same order."""
+    """What one claim gave: leases, their messages in the same order, and what these take."""
 
     claimed: Claimed
     held: list[Held]
+    size_bytes: int = 0
 
 
 class Waiter(ABC):
@@ -50,7 +57,13 @@ class Waiter(ABC):
     @property
     @abstractmethod
     def bytes_left(self) -> int:
-        """How many bytes of payloads fit; one message fits always."""
+        """How many bytes of payloads fit; one message fits always, unless it `has_begun`."""
+
+    has_begun = False
+    """Whether it has some messages of its answer, and takes more only if they come at once."""
+
+    answer_bytes_left = ANSWER_BYTES_MAX
+    """How many bytes fit into its answer, headers and all."""
 
     @abstractmethod
     def take(self, given: Given) -> None:
@@ -62,7 +75,7 @@ class Waiter(ABC):
 
 
 class OneClaim(Waiter):
-    """A unary claim: takes what comes first."""
+    """A unary claim: takes what comes first, in as many turns as that needs."""
 
     def __init__(
         self, consumer: str, lease_ms: int, count: int, payload_bytes: int, *, patient: bool
@@ -87,11 +100,18 @@ class OneClaim(Waiter):
     def take(self, given: Given) -> None:
         """See Waiter."""
         self.given.append(given)
-        self.done.set()
+        self.has_begun = True
+        self._count -= len(given.held)
+        self._bytes -= sum(len(payload) for payload, _ in given.held)
+        self.answer_bytes_left -= given.size_bytes
+        # A turn that was not full was cut by something else: there is no more, or not for it.
+        if len(given.held) < TURN or self._count <= 0 or self._bytes <= 0:
+            self.done.set()
 
     def failed(self, error: SlateMQError | None) -> None:
-        """See Waiter."""
-        self.error = error
+        """See Waiter. What it has, it gets in any case."""
+        if not self.given:
+            self.error = error
         self.done.set()
 
 
@@ -109,7 +129,7 @@ class Stream(Waiter):
         self._bytes_left: int | None = None  # None: never limited
         self._last_credit = False
         self._ended = False
-        self._is_sending = False
+        self._sending: list[Given] = []
         self._in_hand: list[Given] = []
         self._wake = asyncio.Event()
 
@@ -120,10 +140,10 @@ class Stream(Waiter):
     @property
     def wants(self) -> int:
         """See Waiter."""
-        busy = bool(self._in_hand) or self._is_sending
+        busy = bool(self._in_hand or self._sending)
         if self._ended or busy or not self._has_credit:
             return 0
-        return min(self._count_left, STREAM_TURN)
+        return min(self._count_left, TURN)
 
     @property
     def bytes_left(self) -> int:
@@ -203,9 +223,16 @@ class Stream(Waiter):
 
     def sending(self) -> None:
         """What is in hand goes out now: from here on it stays claimed, whatever happens."""
-        self._in_hand = []
-        self._is_sending = True
+        self._sending, self._in_hand = self._in_hand, []
 
-    def sent(self) -> None:
-        """It has gone out: there is room for the next."""
-        self._is_sending = False
+    def sent(self) -> Sequence[Given]:
+        """It has gone out: there is room for the next. Gives what it was."""
+        sent, self._sending = self._sending, []
+        return sent
+
+
+def paused(queue: Queue) -> FailedPrecondition:
+    """What those hear who want messages of a paused queue."""
+    return FailedPrecondition(
+        "QUEUE_PAUSED", f"queue {queue.queue_id!r} is paused", subject=queue.queue_id
+    )

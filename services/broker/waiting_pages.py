@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
-from libs.storage.buckets import MAX_ORDER_MS, BucketKind, last_order, order_of
+from libs.storage.buckets import (
+    MAX_ORDER_MS,
+    BucketKind,
+    lane_order,
+    last_lane_order,
+    last_order,
+    order_in_time,
+    order_of,
+)
 from libs.storage.queues import AvailableMessage
 from services.broker.lanes import Lane
 from services.broker.loading import Store, read_buckets
@@ -95,19 +103,15 @@ class WaitingReader:
         self, queue: Queue, delayed: bool, after: Position | None, now_ms: int
     ) -> AsyncIterator[tuple[Place, list[AvailableMessage]]]:
         """Buckets from that of `after` on, in the order of delivery."""
-        epoch, due = queue.lane_epoch, queue.available.due_until(now_ms)
-        first, last = order_of(epoch, 0, 0), last_order(epoch)
+        due = queue.available.due_until(now_ms)
+        last, last_timed = _last(queue, BucketKind.READY), _last(queue, BucketKind.TIMED)
         for priority in sorted({lane.priority for lane in queue.available.lanes()}):
             if after is not None and priority < after.priority:
                 continue
-            begin = first
-            if after is not None and priority == after.priority:
-                begin = max(begin, after.order)  # from before a purge, it is behind nothing
-            timed = (max(begin, due + 1), last) if delayed else (begin, due)
+            ready, begin = _begins(queue, after if after and after.priority == priority else None)
+            timed = (max(begin, due + 1), last_timed) if delayed else (begin, due)
             runs = [self._run(queue, Place(priority, BucketKind.TIMED, timed[0]), timed[1])]
             if not delayed:
-                # Of one order, ready messages come first.
-                ready = begin + (after is not None and after[:3] == (priority, begin, 1))
                 runs.insert(0, self._run(queue, Place(priority, BucketKind.READY, ready), last))
             async for found in _merged(runs):
                 yield found
@@ -130,10 +134,10 @@ class WaitingReader:
         self, queue: Queue, priority: int, kind: BucketKind, first: int
     ) -> Piece | None:
         """Buckets from an order on; None when there is nothing more."""
-        last = last_order(queue.lane_epoch)
+        last = _last(queue, kind)
         while True:
             lane = queue.available.lane(priority, kind)
-            if lane is None or not order_of(lane.epoch, 0, 0) <= first <= last:
+            if lane is None or not _first(queue, kind) <= first <= last:
                 return None
             if first <= lane.known_until:
                 return _from_memory(lane, first, last)
@@ -155,8 +159,8 @@ class WaitingReader:
         epoch = queue.lane_epoch
         begin = order_of(epoch, min(first_ms, MAX_ORDER_MS), 0)
         for lane in queue.available.lanes():
-            first = begin
-            while first <= last_order(epoch) and queue.lane_epoch == epoch:
+            first = lane_order(lane.kind, begin)
+            while first <= _last(queue, lane.kind) and queue.lane_epoch == epoch:
                 piece = await self._piece(queue, lane.priority, lane.kind, first)
                 if piece is None:
                     break
@@ -188,14 +192,38 @@ class WaitingReader:
         self, queue: Queue, lane: Lane, message_id: int, first: int
     ) -> tuple[Place | None, int]:
         scanned = 0
-        begin = Place(lane.priority, lane.kind, first)
-        async for place, items in self._run(queue, begin, last_order(lane.epoch)):
+        begin = Place(lane.priority, lane.kind, lane_order(lane.kind, first))
+        async for place, items in self._run(queue, begin, _last(queue, lane.kind)):
             if any(item.message_id == message_id for item in items):
                 return place, scanned
             scanned += len(items)
             if scanned >= LOCATED_MAX:
                 break
         return None, scanned
+
+
+def _first(queue: Queue, kind: BucketKind) -> int:
+    """The lowest lane order of the queue's epoch."""
+    return lane_order(kind, order_of(queue.lane_epoch, 0, 0))
+
+
+def _last(queue: Queue, kind: BucketKind) -> int:
+    """The highest lane order of the queue's epoch."""
+    return last_lane_order(kind, last_order(queue.lane_epoch))
+
+
+def _begins(queue: Queue, after: Position | None) -> tuple[int, int]:
+    """Where to go on in the ready and in the timed lane of a priority; None: at the beginning.
+
+    Of one order, ready messages come first. A position from before a purge is behind nothing.
+    """
+    ready, timed = _first(queue, BucketKind.READY), _first(queue, BucketKind.TIMED)
+    if after is None:
+        return ready, timed
+    order = order_in_time(after.kind, after.order)
+    if after.kind is BucketKind.TIMED:
+        return max(ready, order + 1), max(timed, after.order)
+    return max(ready, order), max(timed, lane_order(BucketKind.TIMED, order))
 
 
 def _from_memory(lane: Lane, first: int, last: int) -> Piece:
@@ -231,7 +259,7 @@ async def _merged(
     """Buckets of some lanes by order; of the same order, in the order of the lanes."""
     heads = [await anext(run, None) for run in runs]
     while found := [head for head in heads if head is not None]:
-        best = min(found, key=lambda head: head[0].order)
+        best = min(found, key=lambda head: order_in_time(head[0].kind, head[0].order))
         yield best
         index = heads.index(best)
         heads[index] = await anext(runs[index], None)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from libs.storage.buckets import MAX_ORDER, BucketKind, order_of
+from libs.storage.buckets import MAX_ORDER, MAX_ORDER_N, BucketKind, order_in_time, order_of
 from libs.storage.queues import AvailableMessage
 from services.broker.lanes import IsOver, Lane
-from services.broker.slots import LAST_N, tell_slot
 from services.broker.waiting_buckets import Bucket
 
 if TYPE_CHECKING:
@@ -55,21 +54,6 @@ class Needs(Exception):
         super().__init__(f"{len(slots)} runs of buckets, {len(attempts)} attempts records")
         self.slots = slots
         self.attempts = attempts
-
-
-class NeedsSlot(NeedsRows):
-    """Which buckets has this millisecond?"""
-
-    def __init__(self, available: Available, lane: Lane, first_order: int) -> None:
-        super().__init__(available, lane, first_order, first_order + LAST_N)
-
-    def offer(self, rows: Sequence[StoredBucket], through: int) -> None:
-        """See NeedsRows."""
-        # Another command may have asked for the same one, and changed it since; or the lane was
-        # read meanwhile, and knows better.
-        lane = self.lane
-        if lane.known_until == self.known_until and not lane.remembers(self.first_order):
-            tell_slot(lane, self.first_order, rows)
 
 
 class NeedsBucket(NeedsRows):
@@ -157,7 +141,7 @@ class Walk:
     def __init__(self, lanes: list[Lane], epoch: int, now_ms: int) -> None:
         self.now_ms = now_ms
         self.stopped = False
-        self._due_until = order_of(epoch, now_ms, LAST_N)
+        self._due_until = order_of(epoch, now_ms, MAX_ORDER_N)
         self._lanes = lanes
         self._visited = [0] * len(lanes)
 
@@ -179,7 +163,7 @@ class Walk:
         bucket = lane.cached_from(self._visited[index])
         if bucket is None and lane.complete:
             return None
-        order = bucket.order if bucket else lane.first_unknown
+        order = order_in_time(lane.kind, bucket.order if bucket else lane.first_unknown)
         if lane.kind == BucketKind.TIMED and order > self._due_until:
             return None
         return order

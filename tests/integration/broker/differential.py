@@ -150,6 +150,7 @@ class Differential(Repaired):
             case "backoff":
                 paths = ["backoff"]
                 queue.backoff_ms = self.random.choice((0, 1_000, 20_000))
+                settings.backoff.kind = queue_pb2.Backoff.KIND_NONE
                 if queue.backoff_ms:
                     settings.backoff.kind = queue_pb2.Backoff.KIND_FIXED
                     settings.backoff.initial_ms = queue.backoff_ms

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 
-from libs.storage.buckets import BucketKind
+from libs.storage.buckets import BucketKind, number_of, order_in_time
 from services.broker.entry_handles import parse_handle
 from slatemq.rpc_status import from_rpc_error
 from slatemq.v1 import entry_pb2, queue_pb2, removal_pb2, removal_pb2_grpc
@@ -56,7 +56,8 @@ def waiting_rows(entries: Iterable[entry_pb2.Entry]) -> list[removal_pb2.Waiting
                 message_id=entry.message_id,
                 priority=place.priority,
                 timed=place.kind is BucketKind.TIMED,
-                bucket_order=place.order,
+                bucket_order=order_in_time(place.kind, place.order),
+                bucket_number=number_of(place.order) if place.kind is BucketKind.TIMED else 0,
             )
         )
     return rows

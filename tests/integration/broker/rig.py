@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from slatemq.v1 import (
 )
 from tests.integration.broker.pushes import Pushes
 from tests.manual_clock import ManualClock
+
+NO_BACKOFF = queue_pb2.Backoff(kind=queue_pb2.Backoff.KIND_NONE)
 
 MakeTarget = Callable[[Channels, TopologyDirectory, int], OutboxTarget]
 
@@ -76,6 +79,7 @@ class Ingest:
         self.sizes: dict[int, int] = {}
         self.header_bytes = 0
         self.reads: list[list[int]] = []
+        self.raised: list[int] = []
         self.replaced: dict[int, message_pb2.Message] = {}
         self.edits: list[ingest_pb2.ReplaceMessageRequest] = []
         self.read_gate, self.edit_gate = asyncio.Event(), asyncio.Event()
@@ -84,6 +88,15 @@ class Ingest:
 
     def __call__(self, _: Channels) -> Ingest:
         return self
+
+    async def check(self, shard: int) -> None:
+        if self.away:
+            raise Unavailable("ingest is away")
+
+    async def raise_purge_epoch(self, shard: int) -> None:
+        if self.away:
+            raise Unavailable("ingest is away")
+        self.raised.append(shard)
 
     async def read(
         self, shard: int, ids: Sequence[int]
@@ -104,9 +117,11 @@ class Ingest:
         await self.read_gate.wait()
         return messages, [i for i in ids if i in missing]
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> Came:
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> Came:
         messages, gone = await self.read(shard, ids)
-        held = {one.message_id: held_of(one) for one in messages}
+        sizes = accumulate(len(one.payload) for one in messages)
+        fit = max(sum(size <= max_bytes for size in sizes), 1)
+        held = {one.message_id: held_of(one) for one in messages[:fit]}
         reasons = {one: DAMAGED if one in self.damaged else GONE for one in gone}
         return Came.of(held, reasons)
 
@@ -178,6 +193,7 @@ class Rig:
         self.assignments = assignment_pb2_grpc.AssignmentServiceStub(channel)
 
     async def create(self, queue_id: str = "q", **settings: object) -> queue_pb2.Queue:
+        settings.setdefault("backoff", NO_BACKOFF)  # what fails is to come again at once
         queue = queue_pb2.Queue(queue_id=queue_id, **settings)  # type: ignore[arg-type]
         return (await self.queues.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue))).queue
 
@@ -200,11 +216,12 @@ class Rig:
             **columns,
         )
         piece = assignment_pb2.LogRange(
-            previous_sequence=cursor, last_sequence=cursor + 1, assignments=[assignment]
+            previous_sequence=cursor,
+            last_sequence=cursor + 1,
+            assignments=[assignment],
+            config_revision=state.config_revision,
         )
-        return await self.assignments.Assign(
-            assignment_pb2.AssignRequest(config_revision=state.config_revision, ranges=[piece])
-        )
+        return await self.assignments.Assign(assignment_pb2.AssignRequest(ranges=[piece]))
 
     async def claim(self, queue_id: str = "q", **wish: object) -> list[consumer_pb2.ClaimedMessage]:
         request = consumer_pb2.ClaimRequest(queue_id=queue_id, **wish)  # type: ignore[arg-type]

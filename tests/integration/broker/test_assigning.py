@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from slatemq.v1 import assignment_pb2, queue_pb2
+from tests.integration.broker.queue_calls import delete, update
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
 from tests.manual_clock import ManualClock
 
@@ -25,8 +26,9 @@ def piece(previous: int, last: int, ids: list[int], log: int = 0, queue_id: str 
 
 
 async def assign(rig: Rig, *ranges: Range, revision: int = 1) -> assignment_pb2.AssignResponse:
-    request = assignment_pb2.AssignRequest(config_revision=revision, ranges=ranges)
-    return await rig.assignments.Assign(request)
+    for one in ranges:
+        one.config_revision = revision
+    return await rig.assignments.Assign(assignment_pb2.AssignRequest(ranges=ranges))
 
 
 async def cursors(rig: Rig) -> dict[int, int]:
@@ -68,19 +70,118 @@ async def test_of_two_routers_at_once_one_is_applied() -> None:
         assert await rig.counts() == {"available": 2}
 
 
-async def test_with_an_old_revision_nothing_is_applied_and_the_changes_are_told() -> None:
+def outdated(answer: assignment_pb2.AssignResponse) -> bool:
+    [result] = answer.results
+    assert not (result.outdated and result.applied)
+    return result.outdated
+
+
+async def test_what_was_judged_without_a_queue_that_there_is_by_now_is_refused() -> None:
     async with running() as rig:
         await rig.create("q")
         await rig.create("new")
-        await rig.queues.DeleteQueue(queue_pb2.DeleteQueueRequest(queue_id="q"))
 
         answer = await assign(rig, piece(0, 5, [1, 5]), revision=1)
 
+        assert outdated(answer)
         assert told(answer) == [(0, False, 0)]
-        assert answer.config_revision == 3
-        new, gone = answer.changes
-        assert (new.queue.queue_id, gone.deleted_queue_id) == ("new", "q")
+        assert answer.config_revision == 2
         assert await cursors(rig) == {}
+
+
+async def test_a_range_refused_once_is_applied_when_it_was_judged_by_what_changed_till_then() -> (
+    None
+):
+    async with running() as rig:
+        await rig.create("q")
+        await rig.create("new")
+        first = await assign(rig, piece(0, 5, [1, 5]), revision=1)
+        await rig.create("newer")
+        again = piece(0, 5, [1, 5])
+        again.seen_revision, again.seen_by = first.config_revision, first.broker_incarnation
+
+        early, late = await assign(rig, again, revision=1), await assign(rig, again, revision=2)
+
+        assert outdated(early), "it must be judged by the revision that counts"
+        assert told(late) == [(0, True, 5)]
+        assert await rig.counts() == {"available": 2}
+
+
+async def test_the_word_of_another_broker_process_does_not_count() -> None:
+    """One that was replaced and does not know it yet may have answered."""
+    async with running() as rig:
+        await rig.create("q")
+        await rig.create("new")
+        stale = piece(0, 5, [1, 5])
+        stale.seen_revision, stale.seen_by = 1, 12_345
+
+        assert outdated(await assign(rig, stale, revision=1))
+
+
+@pytest.mark.parametrize("change", ["filter", "priority", "default_delay_ms", "fallback_priority"])
+async def test_what_a_changed_queue_judged_before_is_refused(change: str) -> None:
+    value: object = "true" if change == "filter" else "1" if change == "priority" else 1
+    async with running() as rig:
+        await rig.create("q")
+        await update(rig, [change], "q", **{change: value})
+        assert outdated(await assign(rig, piece(0, 5, [1, 5]), revision=1))
+
+
+async def test_changes_that_routing_does_not_ask_for_hold_nothing_up() -> None:
+    async with running() as rig:
+        await rig.create("q")
+        await rig.create("gone")
+        await update(rig, ["max_attempts"], max_attempts=3)
+        await rig.queues.PauseQueue(queue_pb2.PauseQueueRequest(queue_id="q"))
+        await delete(rig, "gone")
+        both = Range(
+            last_sequence=5,
+            assignments=[
+                Matches(queue_id="gone", message_ids=[1]),
+                Matches(queue_id="q", message_ids=[5]),
+            ],
+        )
+
+        assert told(await assign(rig, both, revision=2)) == [(0, True, 5)]
+        assert await rig.counts() == {"available": 1}
+
+
+async def test_a_queue_made_again_gets_nothing_that_the_one_before_matched() -> None:
+    disk = Disk()
+    async with running(memory_root(disk), disk=disk) as rig:
+        await rig.create("q")
+        await delete(rig)
+        disk.free.clear()
+        creating = asyncio.create_task(rig.create("q", filter="false"))
+        while "q" not in rig.owner.shard.queues:
+            await asyncio.sleep(0.001)
+        assigning = asyncio.create_task(assign(rig, piece(0, 5, [1, 5]), revision=1))
+        while not rig.owner.shard.cursors:
+            await asyncio.sleep(0.001)
+        disk.free.set()
+
+        assert told(await assigning) == [(0, True, 5)]
+        await creating
+        assert await rig.counts() == {}
+
+
+async def test_a_change_that_is_not_durable_yet_holds_no_range_up() -> None:
+    """What is in the range was published before the change can be answered."""
+    disk = Disk()
+    async with running(memory_root(disk), disk=disk) as rig:
+        await rig.create("q")
+        disk.free.clear()
+        changing = asyncio.create_task(update(rig, ["filter"], filter="false"))
+        while rig.owner.shard.revision < 2:
+            await asyncio.sleep(0.001)
+        assigning = asyncio.create_task(assign(rig, piece(0, 5, [1, 5]), revision=1))
+        while not rig.owner.shard.cursors:
+            await asyncio.sleep(0.001)
+        disk.free.set()
+
+        assert told(await assigning) == [(0, True, 5)]
+        await changing
+        assert await rig.counts() == {"available": 2}
 
 
 async def test_the_routing_state_tells_what_changed_after_a_revision() -> None:
@@ -133,8 +234,10 @@ async def test_a_bad_range_is_named_and_nothing_is_applied() -> None:
             bad.append((f"ranges[0].assignments[0].{name}", [whole]))
         for field, ranges in bad:
             assert (await refusal(assign(rig, *ranges)))[::2] == (INVALID, field), ranges
-        refused = await refusal(assign(rig, revision=-1))
-        assert refused[::2] == (INVALID, "config_revision")
+        refused = await refusal(assign(rig, piece(0, 4, []), revision=-1))
+        assert refused[::2] == (INVALID, "ranges[0].config_revision")
+        boast = Range(last_sequence=4, seen_revision=-1)
+        assert (await refusal(assign(rig, boast)))[::2] == (INVALID, "ranges[0].seen_revision")
 
         assert await cursors(rig) == {}
         assert await rig.counts() == {}
@@ -167,16 +270,15 @@ async def test_no_answer_is_ahead_of_the_disk() -> None:
         calls: list[asyncio.Task[Any]] = [
             first,
             asyncio.create_task(assign(rig, piece(0, 5, [1, 5]))),
-            asyncio.create_task(assign(rig, piece(0, 5, [1, 5]), revision=0)),
-            asyncio.create_task(cursors(rig)),
         ]
+        assert await cursors(rig) == {}
 
         done, _ = await asyncio.wait(calls, timeout=0.3)
 
-        assert not done, "a repeat, an old revision and a read wait for what they have seen, too"
+        assert not done, "a repeat waits for what it has seen, too"
         disk.free.set()
         await asyncio.gather(*calls)
-        assert calls[3].result() == {0: 5}
+        assert await cursors(rig) == {0: 5}
 
 
 async def test_cursors_and_messages_survive_a_restart() -> None:

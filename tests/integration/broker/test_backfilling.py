@@ -42,8 +42,10 @@ async def rig() -> AsyncIterator[Rig]:
         await rig.create("other")
         for _ in range(3):
             await there.log.publish([{}, {}])
-        state = assignment_pb2.AssignRequest(config_revision=1, ranges=[piece(0, 5)])
-        assert (await rig.assignments.Assign(state)).results[0].applied
+        judged = piece(0, 5)
+        judged.config_revision = 1
+        request = assignment_pb2.AssignRequest(ranges=[judged])
+        assert (await rig.assignments.Assign(request)).results[0].applied
         made = await create(rig, "q")
         assert (spans(made.replay), made.revision) == ([(0, 0, 0, 5)], 2)
         yield rig

@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from libs.serving.topology import Peer, TopologyDirectory
-from libs.storage.buckets import BucketKind
+from libs.storage.buckets import BucketKind, lane_order
+from libs.storage.delayed_records import DelayedMessage
 from services.broker import editing as editing_module
 from services.broker.delayed_watch import DelayedWatches
 from services.broker.editing import Find, MessageEditor, replacement
@@ -29,6 +30,10 @@ from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, refusal
 from tests.manual_clock import ManualClock
 
 MINUTE = 60_000
+
+
+def timed_order(told: DelayedMessage) -> int:
+    return lane_order(BucketKind.TIMED, told.bucket_order, told.bucket_number)
 
 
 class Editing:
@@ -56,7 +61,7 @@ class Editing:
         async with aclosing(self._watches.watch("q", "", with_messages=False)) as updates:
             update = await anext(updates)
         places = [
-            Place(one.told.priority, BucketKind.TIMED, one.told.bucket_order)
+            Place(one.told.priority, BucketKind.TIMED, timed_order(one.told))
             for one in update.messages
             if one.told.message_id == message_id
         ]
@@ -207,8 +212,8 @@ class SlowShard(Ingest):
         super().__init__()
         self.slow = asyncio.Event()
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> Came:
-        fetched = await super().fetch(shard, ids)
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> Came:
+        fetched = await super().fetch(shard, ids, max_bytes)
         if shard == 1:
             await self.slow.wait()
         return fetched
@@ -224,9 +229,9 @@ async def test_what_was_read_for_a_claim_before_an_edit_is_not_handed_out_after_
         elsewhere = (1 << 48) + 1
         there = assignment_pb2.QueueAssignment(queue_id="other", message_ids=[elsewhere])
         piece = assignment_pb2.LogRange(
-            ingest_shard=1, last_sequence=elsewhere, assignments=[there]
+            ingest_shard=1, last_sequence=elsewhere, assignments=[there], config_revision=2
         )
-        request = assignment_pb2.AssignRequest(config_revision=2, ranges=[piece])
+        request = assignment_pb2.AssignRequest(ranges=[piece])
         await rig.assignments.Assign(request)
         # The claim has one message, and waits for the other one.
         claiming = asyncio.create_task(rig.claim("other", max_messages=2))

@@ -18,6 +18,7 @@ from libs.storage.roots import open_root
 from services.broker import payloads
 from services.broker.other_shards import IngestPushes
 from services.broker.payloads import IngestClient
+from services.broker.redrive_runner import ASKING_MAX
 from slatemq.v1 import assignment_pb2, entry_pb2
 from tests.integration.broker.entry_calls import (
     RUNNING,
@@ -35,6 +36,9 @@ from tests.manual_clock import ManualClock
 
 REAL: Any = IngestClient
 """In place of the rig's ingest."""
+
+STUCK = [f"q{number}" for number in range(30)]
+"""Queues whose dead letters the hanging ingest has: far more than may wait for it at once."""
 
 ONE_DEADLINE_S = 25.0
 """Below every deadline of a call to an ingest: who waits for one takes longer."""
@@ -74,9 +78,12 @@ async def assign_of_log_1(rig: Rig, queue_id: str, ids: Sequence[int]) -> None:
     state = await rig.assignments.GetRoutingState(assignment_pb2.GetRoutingStateRequest())
     assignment = assignment_pb2.QueueAssignment(queue_id=queue_id, message_ids=ids)
     piece = assignment_pb2.LogRange(
-        ingest_shard=1, last_sequence=max(ids), assignments=[assignment]
+        ingest_shard=1,
+        last_sequence=max(ids),
+        assignments=[assignment],
+        config_revision=state.config_revision,
     )
-    request = assignment_pb2.AssignRequest(config_revision=state.config_revision, ranges=[piece])
+    request = assignment_pb2.AssignRequest(ranges=[piece])
     await rig.assignments.Assign(request)
 
 
@@ -86,7 +93,7 @@ async def test_pushes_to_another_ingest_go_on_and_those_for_it_come_when_it_is_b
     # Given pushes for ingest 0, which hangs, in the outbox of broker 1
     clock = ManualClock()
     async with running(tmp_path, clock, pushes=IngestPushes, shard=1) as rig:
-        await rig.create()  # its first queue would need the ingest
+        await rig.create()
     async with hung(tmp_path, 0) as taken:
         async with running(tmp_path, clock, pushes=IngestPushes, shard=1) as rig:
             await execute(rig, push(payload=b"for 0"))
@@ -128,17 +135,20 @@ async def test_redrives_of_what_another_ingest_has_go_on(
         await other.create("far")
         stored = await one.publish(*(message(b"%d" % n) for n in range(3)))
         async with running(tmp_path, clock, shard=1) as rig:
-            await rig.create("q", max_attempts=1)
             await rig.create("p", max_attempts=1)
-            await fail(rig, [message_id(0, 1)])
+            for number, queue_id in enumerate(STUCK, 1):
+                await rig.create(queue_id, max_attempts=1)
+                await fail(rig, [message_id(0, number)], queue_id=queue_id)
             await assign_of_log_1(rig, "p", stored)
             await fail_again(rig, len(stored), queue_id="p")
         async with (
             hung(tmp_path, 0) as taken,
             running(tmp_path, clock, REAL, pushes=IngestPushes, shard=1) as rig,
         ):
-            stuck = await start(rig, queue_id="q", target_queue_id="far")
-            await eventually(lambda: taken)
+            stuck = [
+                await start(rig, queue_id=queue_id, target_queue_id="far") for queue_id in STUCK
+            ]
+            await eventually(lambda: len(taken) >= ASKING_MAX)
 
             # When those of the other queue are redriven, then they go at once
             async with asyncio.timeout(ONE_DEADLINE_S):
@@ -146,5 +156,7 @@ async def test_redrives_of_what_another_ingest_has_go_on(
                 told = await ended(rig, told.redrive_id)
                 await eventually(lambda: rig.owner.shard.outbox.waiting_count(1) == 0)
             assert (told.state, told.redriven_count) == (entry_pb2.Redrive.STATE_DONE, 3)
-            assert (await redrive(rig, stuck.redrive_id)).state == RUNNING
+            for each in stuck:
+                assert (await redrive(rig, each.redrive_id)).state == RUNNING
+            assert len(taken) < len(STUCK)
         assert len(await one.log()) == 6

@@ -51,7 +51,7 @@ async def swept(rig: Rig) -> None:
 
 async def test_a_queue_is_created_with_every_default_filled_in() -> None:
     async with running() as rig:
-        created = await rig.create("orders.eu-1")
+        created = await rig.create("orders.eu-1", backoff=None)
 
         assert created.filter == 'headers["queue"] == "orders.eu-1"'
         assert created.priority == ""
@@ -61,7 +61,7 @@ async def test_a_queue_is_created_with_every_default_filled_in() -> None:
         assert created.done_retention_s == 86_400
         assert created.max_in_flight == 100_000
         assert created.default_delay_ms == 0
-        assert not created.HasField("backoff")
+        assert created.backoff == backoff(initial_ms=1000, max_ms=600_000, multiplier=5, jitter=0.5)
         assert created.fallback_priority == 128
         assert created.max_total_lease_ms == 43_200_000
         assert created.failed_retention_s == 0
@@ -131,6 +131,8 @@ BAD_SETTINGS: list[tuple[str, dict[str, object]]] = [
     ("failed_retention_s", {"failed_retention_s": 1 << 32}),
     ("backoff.kind", {"backoff": queue_pb2.Backoff(initial_ms=1)}),
     ("backoff.kind", {"backoff": queue_pb2.Backoff(kind=9, initial_ms=1)}),  # type: ignore[arg-type]
+    ("backoff", {"backoff": queue_pb2.Backoff(kind=queue_pb2.Backoff.KIND_NONE, initial_ms=1)}),
+    ("backoff.kind", {"backoff": queue_pb2.Backoff()}),
     ("backoff.initial_ms", {"backoff": backoff()}),
     ("backoff.initial_ms", {"backoff": backoff(initial_ms=-1)}),
     ("backoff.initial_ms", {"backoff": backoff(initial_ms=43_200_001)}),

@@ -303,7 +303,7 @@ async def test_a_bad_filter_is_told_with_its_position_and_the_variables_that_the
         error = from_rpc_error(refused.value)
         assert isinstance(error, InvalidArgument)
         assert (error.metadata["line"], error.metadata["column"]) == ("2", "3")
-        known = "headers, created_at, received_at, size, reason, attempts, failed_at"
+        known = "headers, created_at, received_at, size, message_id, reason, attempts, failed_at"
         assert known in str(refused.value.details())
 
 

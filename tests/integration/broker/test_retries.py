@@ -8,7 +8,7 @@ import grpc
 
 from slatemq.v1 import consumer_pb2, queue_pb2
 from tests.integration.broker.queue_calls import update
-from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
+from tests.integration.broker.rig import NO_BACKOFF, Disk, Rig, memory_root, refusal, running
 from tests.manual_clock import ManualClock
 
 Backoff = queue_pb2.Backoff
@@ -72,10 +72,44 @@ async def test_a_new_backoff_holds_from_the_next_failed_attempt_on() -> None:
         fixed = Backoff(kind=Backoff.KIND_FIXED, initial_ms=7000)
         await update(rig, ["backoff"], backoff=fixed)
         assert await rig.nack(message.lease_token) == [0]
-        await update(rig, ["backoff"])
+        await update(rig, ["backoff"], backoff=NO_BACKOFF)
         await is_away_for(rig, 7000)
         assert await rig.nack((await claim_one(rig)).lease_token) == [0]
         assert len(await rig.claim()) == 1
+
+
+async def test_a_minute_in_which_all_attempts_fail_makes_no_dead_letter_by_default() -> None:
+    async with running() as rig:
+        # Given a backlog in a queue whose owner chose nothing
+        await rig.create(backoff=None)
+        await rig.assign(range(1, 101))
+
+        # When consumers fail at whatever they get, as fast as they get it, for a minute
+        nacks_count = 0
+        for _ in range(120):
+            messages = await rig.claim(max_messages=100)
+            for message in messages:
+                assert await rig.nack(message.lease_token) == [0]
+            nacks_count += len(messages)
+            await rig.pass_time(500)
+
+        # Then each message was tried a few times, and all of them still wait
+        assert nacks_count >= 300
+        assert await rig.counts() == {"delayed": 100}
+        attempts = []
+        for _ in range(4):
+            await rig.pass_time(60_000)
+            attempts += [message.attempts_count for message in await rig.claim(max_messages=100)]
+        assert len(attempts) == 100
+        assert max(attempts) <= 5
+
+
+async def test_the_default_comes_back_when_a_backoff_is_reset() -> None:
+    async with running() as rig:
+        await rig.create()
+        changed = await update(rig, ["backoff"])
+        assert changed.backoff.kind == Backoff.KIND_EXPONENTIAL
+        assert changed.backoff.jitter == 0.5
 
 
 async def test_an_extension_answers_the_end_that_holds() -> None:

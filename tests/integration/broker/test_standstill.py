@@ -24,3 +24,19 @@ async def test_a_lease_that_was_alive_when_the_broker_stood_still_goes_on() -> N
         await rig.pass_time(5001)  # nobody acks in its grace
         assert await rig.ack(ended.lease_token) == [9]
         assert await rig.counts() == {"done": 1, "failed": 1}
+
+
+async def test_a_lease_that_was_alive_when_the_clock_stepped_goes_on() -> None:
+    async with running() as rig:
+        await rig.create(max_attempts=1, lease_ms=5000)
+        await rig.assign([1, 2])
+        held, ended = await rig.claim(max_messages=2)
+
+        rig.clock.step(120_000)
+        await rig.owner.end_leases_once()
+
+        assert await rig.counts() == {"in_flight": 2}
+        assert await rig.ack(held.lease_token) == [0]
+        await rig.pass_time(5001)  # nobody acks in its grace
+        assert await rig.ack(ended.lease_token) == [9]
+        assert await rig.counts() == {"done": 1, "failed": 1}

@@ -20,9 +20,9 @@ async def assign(rig: Rig, queue_id: str, sequence: int, message: int) -> None:
         previous_sequence=sequence - 1,
         last_sequence=sequence,
         assignments=[assignment_pb2.QueueAssignment(queue_id=queue_id, message_ids=[message])],
+        config_revision=rig.owner.durable_revision,
     )
-    revision = rig.owner.durable_revision
-    request = assignment_pb2.AssignRequest(config_revision=revision, ranges=[piece])
+    request = assignment_pb2.AssignRequest(ranges=[piece])
     answer = await rig.assignments.Assign(request)
     assert answer.results[0].applied
 
@@ -86,13 +86,18 @@ class _HangingIngest(Ingest):
         self.hangs = 0
         self.back = asyncio.Event()
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> Came:
+    async def check(self, shard: int) -> None:
+        if shard == 1 and not self.back.is_set():
+            self.hangs += 1
+            await self.back.wait()
+
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> Came:
         if shard == 1 and not self.back.is_set():
             self.hangs += 1
             if self.hangs == 1:
                 raise Unavailable("the deadline is over")
             await self.back.wait()
-        return await super().fetch(shard, ids)
+        return await super().fetch(shard, ids, max_bytes)
 
 
 @pytest.mark.parametrize("kind", ["fresh", "waiting"])

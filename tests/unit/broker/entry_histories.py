@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from libs.storage.buckets import split_bucket, split_order
+from libs.storage.buckets import lane_order, order_in_time, split_bucket, split_order
 from libs.storage.keys import RecordType, parse_active_key, queue_state_key, record_type_of
 from libs.storage.queues import decode_active
 from libs.storage.states import decode_queue_state
@@ -14,7 +14,7 @@ from services.broker.queue_machine import ATTEMPTS_USED_UP, Queue
 from services.broker.waiting_buckets import Place
 from services.broker.waiting_pages import Position, WaitingReader
 from tests.unit.broker.histories import queue_ids, slowly
-from tests.unit.broker.model import SPILL_MS, Failed, ModelQueue, Waiting
+from tests.unit.broker.model import Failed, ModelQueue, Waiting
 from tests.unit.broker.replay_histories import ReplayHistory
 
 purge_kinds = st.sampled_from(
@@ -102,9 +102,10 @@ class EntryHistory(ReplayHistory):
             parsed = parse_active_key(key)
             if parsed.queue != queue.queue_id or not parsed.bucket:
                 continue
-            place = Place(*split_bucket(parsed.bucket))
+            priority, kind, order = split_bucket(parsed.bucket)
+            place = Place(priority, kind, lane_order(kind, order, parsed.number))
             waiting = decode_active(value)[0][offsets.get(place, 0) :]
-            is_live = split_order(place.order).epoch == queue.lane_epoch
+            is_live = split_order(order).epoch == queue.lane_epoch
             if is_live and any(item.message_id == message_id for item in waiting):
                 return place
         return None
@@ -210,7 +211,7 @@ class EntryHistory(ReplayHistory):
             one
             for one in waiting
             if not (one.timed and one.deadline_ms and one.visible_at_ms > one.deadline_ms)
-            or one.deadline_ms + SPILL_MS > now_ms
+            or one.deadline_ms > now_ms
         ]
         assert counts.available + counts.delayed <= len(left), "it did not leave at its deadline"
         surely = len(expected.surely_visible(now_ms))
@@ -242,7 +243,8 @@ class EntryHistory(ReplayHistory):
                 )
                 assert len(page.entries) <= limit
                 for place, item in page.entries:
-                    assert queue.lane_epoch == split_order(place.order).epoch
+                    order = order_in_time(place.kind, place.order)
+                    assert queue.lane_epoch == split_order(order).epoch
                     ids.append(item.message_id)
                 after = page.next
                 if after is None:

@@ -17,20 +17,19 @@ from services.broker import (
     attempts,
     available,
     finished_lists,
+    lane_budget,
     lane_memory,
     leases,
     loading,
-    occupied,
     shard_leases,
-    slots,
-    walks,
+    timed_buckets,
 )
 from services.broker.lease_buckets import Lease
 from services.broker.leases import GRACE_MS
 from services.broker.loading import Loader, last_clock_ms, load_shard
 from services.broker.queue_machine import ATTEMPTS_USED_UP, NeedsLane, Queue
 from services.broker.shard_machine import Needs, Shard
-from tests.unit.broker.model import SPILL_MS, Failed, Held, Model, ModelQueue, Waiting
+from tests.unit.broker.model import Failed, Held, Model, ModelQueue, Waiting
 from tests.unit.broker.stored import stored_attempts, stored_queue
 from tests.unit.broker.stores import DictStore
 
@@ -40,17 +39,15 @@ queue_ids = st.sampled_from(QUEUES)
 slowly = st.sampled_from([False, False, True])
 LIMITS = [
     (available, "READY_BUCKET_MAX", 3),
-    (slots, "TIMED_BUCKET_MAX", 2),
+    (timed_buckets, "TIMED_BUCKET_MAX", 2),
     (lane_memory, "CACHED_MAX", 6),
-    (lane_memory, "SLOTS_MAX", 3),
     (lane_memory, "GUESTS_MAX", 2),
-    (walks, "LAST_N", 1),
-    (available, "LAST_N", 1),
-    (slots, "LAST_N", 1),
+    (lane_budget, "BYTES_MAX", 2500),
+    (lane_budget, "COUNTED_FROM", 1),
+    (lane_budget, "SPARED", 1),
     (finished_lists, "LIST_ROW_MAX", 3),
     (loading, "LOAD_MESSAGES", 4),
     (loading, "LOAD_ROWS", 3),
-    (occupied, "MAP_BYTES", 8),
     (leases, "IN_FLIGHT_BUCKET_MAX", 3),
     (leases, "PACKED_MIN", 2),
     (leases, "FINISHED_SLOTS", 64),
@@ -160,7 +157,7 @@ class History(RuleBasedStateMachine):
         timed = visible_at_ms > max(now_ms, queue.walked_ms)
         came = (now_ms, self.now_ms)
         if timed:
-            came = (visible_at_ms, max(visible_at_ms + SPILL_MS, self.now_ms))
+            came = (visible_at_ms, max(visible_at_ms, self.now_ms))
         return Waiting(
             priority, visible_at_ms, deadline_ms, attempts, timed, self.model.arrival(), *came
         )
@@ -363,7 +360,7 @@ class History(RuleBasedStateMachine):
             assert queue.done_count == len(expected.done())
             assert queue.archived_count == len(expected.archived())
             due_ms = queue.next_due_ms()
-            timed = [w.visible_at_ms + SPILL_MS for w in expected.waiting().values() if w.timed]
+            timed = [w.visible_at_ms for w in expected.waiting().values() if w.timed]
             if queue.timed_count and timed and not over:
                 assert due_ms is not None
                 assert due_ms <= min(timed)

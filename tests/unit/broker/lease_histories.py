@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from services.broker.lease_buckets import Lease
 from services.broker.leases import GRACE_MS
 from services.broker.shard_machine import Finish, Nack
-from tests.unit.broker.histories import slowly
+from tests.unit.broker.histories import QUEUES, slowly
 from tests.unit.broker.model import Done, Failed
 from tests.unit.broker.removal_histories import RemovalHistory
 
@@ -93,20 +96,30 @@ class LeaseHistory(RemovalHistory):
     def expire(self, limit: int, slow: bool) -> None:
         self.tick()
         until_ms = self.now_ms
-        self.run(lambda _: self.expire_now(limit, until_ms), slow)
+        leases = self.shard.due(until_ms, limit)
+        waiting = {
+            name: sum(held.deadline_ms <= until_ms for held in queue.held().values())
+            for name, queue in self.model.queues.items()
+        }
+        named = Counter(lease.queue.queue_id for lease in leases)
+        share = limit // len(QUEUES)
+        assert len(leases) <= limit
+        assert all(named[name] >= min(count, share) for name, count in waiting.items())
+        self.run(lambda _: self.expire_now(leases, until_ms), slow)
 
-    def expire_now(self, limit: int, now_ms: int) -> None:
+    def expire_now(self, leases: Sequence[Lease], now_ms: int) -> None:
         due = {
             held.token
             for queue in self.model.queues.values()
             for held in queue.held().values()
             if held.deadline_ms <= now_ms
         }
-        self.shard.expire(now_ms, limit)
+        chosen = {lease.token for lease in leases}
+        self.shard.expire(leases, now_ms)
         running = {lease.token: lease for lease in self.leases()}
         ended = [token for token in self.held_tokens() if token not in running]
         assert set(ended) <= due, "a lease ended early"
-        assert len(ended) >= min(limit, len(due)), "a lease did not end"
+        assert set(ended) == due & chosen, "a lease did not end"
         for token in self.in_order_of_return(ended):
             holder = self.model.holder(token)
             assert holder is not None

@@ -11,12 +11,6 @@ from dataclasses import dataclass, field, replace
 
 from libs.storage.queues import FailedAttempt
 
-SPILL_MS = 16
-"""How late a message may be when very many are due in the same millisecond."""
-
-DUE_TOGETHER = 4
-"""How many may be due in the same millisecond, with the limits of these tests, before some wait."""
-
 REMEMBERED = 20
 """Finished leases that must be remembered with the limits of these tests."""
 
@@ -31,7 +25,6 @@ class Waiting:
     arrival: int
     came_from_ms: int  # it was added, or fell due, not before
     came_until_ms: int  # and not after
-    is_loose: bool = False  # later ones of the same time may take a place that became free before
 
     def expired(self, now_ms: int) -> bool:
         return 0 < self.deadline_ms <= now_ms
@@ -43,10 +36,8 @@ class Waiting:
     def surely_before(self, other: Waiting) -> bool:
         if self.timed == other.timed:
             if not self.timed or self.visible_at_ms == other.visible_at_ms:
-                if self.timed and self.is_loose:
-                    return False
                 return self.arrival < other.arrival
-            return self.visible_at_ms + SPILL_MS < other.visible_at_ms
+            return self.visible_at_ms < other.visible_at_ms
         return self.came_until_ms < other.came_from_ms
 
 
@@ -128,18 +119,8 @@ class ModelQueue:
         return {m: e for m, e in self.entries.items() if isinstance(e, Archived)}
 
     def take_out(self, message_id: int) -> None:
-        """Removes an entry out of turn; with very many due at its time, that leaves a gap."""
-        gone = self.entries.pop(message_id)
-        assert isinstance(gone, Waiting)
-        beside = {
-            other: entry
-            for other, entry in self.waiting().items()
-            if entry.timed and gone.leaves_ms - SPILL_MS <= entry.leaves_ms <= gone.leaves_ms
-        }
-        if len(beside) >= DUE_TOGETHER:
-            for other, entry in self.waiting().items():
-                if abs(entry.leaves_ms - gone.leaves_ms) <= SPILL_MS:
-                    self.entries[other] = replace(entry, is_loose=True)
+        """Removes an entry out of turn."""
+        assert isinstance(self.entries.pop(message_id), Waiting)
 
     def surely_visible(self, now_ms: int) -> dict[int, Waiting]:
         """What a claim must not pass over."""
@@ -148,7 +129,7 @@ class ModelQueue:
             for message_id, entry in self.waiting().items()
             if not entry.expired(max(now_ms, self.walked_ms))
             and entry.attempts < self.lowest_max_attempts
-            and (not entry.timed or entry.visible_at_ms + SPILL_MS <= now_ms)
+            and (not entry.timed or entry.visible_at_ms <= now_ms)
         }
 
     def check_delivery(self, ids: list[int], now_ms: int, reachable: set[int]) -> None:

@@ -88,7 +88,8 @@ class Rig:
         return await self.run(lambda: self.shard.nack(items, self.now_ms))
 
     async def expire(self, limit: int = 10) -> list[Queue]:
-        return await self.run(lambda: self.shard.expire(self.now_ms, limit))
+        due = self.shard.due(self.now_ms, limit)
+        return await self.run(lambda: self.shard.expire(due, self.now_ms))
 
     async def ids(self, limit: int) -> list[int]:
         return [lease.message_id for lease in await self.claim(limit)]

@@ -1,5 +1,6 @@
 """The messages of an answer, encoded by hand, parse as what they were meant to be."""
 
+import asyncio
 from typing import Any, cast
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from libs.storage.buckets import BucketKind
 from libs.storage.queues import AvailableMessage
 from services.broker import answers
-from services.broker.answers import tell, tell_runs
+from services.broker.answers import Tell, tell, tell_runs
 from services.broker.lease_buckets import Claimed, Terms
 from services.broker.payloads import held_of
 from services.broker.tokens import token_text
@@ -28,6 +29,7 @@ MESSAGES = st.lists(
         st.integers(0, 255),
         st.sampled_from(("", "b", "c" * 200)),
     ),
+    min_size=1,
     max_size=9,
 )
 
@@ -62,7 +64,7 @@ def test_an_answer_of_either_kind_is_parsed_as_it_was_meant(
         claimed.tokens += [token for token, *_ in messages]
         delivered.append(Given(claimed, held))
 
-    encoded = tell(shard, delivered)
+    encoded = asyncio.run(tell(shard, delivered))
 
     assert list(ClaimResponse.FromString(encoded).messages) == expected
     assert list(ConsumeResponse.FromString(encoded).messages) == expected
@@ -80,6 +82,7 @@ BLOCKS = st.lists(
             max_size=40,
         ),
     ),
+    min_size=1,
     max_size=3,
 )
 
@@ -93,11 +96,11 @@ def test_an_answer_in_runs_has_the_same_messages(
     run_min: int,
 ) -> None:
     delivered = [_given(blocks, 1000 + at) for at, blocks in enumerate(claims)]
-    expected = list(ClaimResponse.FromString(tell(shard, delivered)).messages)
+    expected = list(ClaimResponse.FromString(asyncio.run(tell(shard, delivered))).messages)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(answers, "RUN_MIN", run_min)
-        encoded = tell_runs(shard, delivered)
+        encoded = asyncio.run(tell_runs(shard, delivered))
 
     for kind in (ClaimResponse, ConsumeResponse):
         answer = kind.FromString(encoded)
@@ -115,7 +118,7 @@ def test_messages_of_which_many_are_alike_come_in_few_runs() -> None:
     ]
     given = _given([(1, 1, True, messages), (2, 500, True, again)], 1000)
 
-    answer = ClaimResponse.FromString(tell_runs(0, [given]))
+    answer = ClaimResponse.FromString(asyncio.run(tell_runs(0, [given])))
 
     assert [len(run.message_ids) for run in answer.runs] == [100, 50, 1, 49]
     assert [run.attempts_count for run in answer.runs] == [1, 1, 2, 1]
@@ -141,3 +144,17 @@ def _given(
     claimed.tokens += tokens
     claimed.parts += parts
     return Given(claimed, held)
+
+
+@pytest.mark.parametrize("encode", [tell, tell_runs])
+async def test_others_have_their_turn_between_the_parts_of_an_answer(encode: Tell) -> None:
+    parts = [_given([(block, block, True, [(b"x", (0, 0), "")])], 0) for block in range(1, 6)]
+    turns = 0
+
+    encoding = asyncio.ensure_future(encode(0, parts, b""))
+    while not encoding.done():
+        await asyncio.sleep(0)
+        turns += 1
+
+    assert turns > len(parts) - 1
+    assert len(messages_of(ClaimResponse.FromString(encoding.result()))) == len(parts)

@@ -1,11 +1,9 @@
 """Which messages a claim takes: as many as fit into its bounds and into an answer."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.storage.queues import AvailableMessage
-from services.broker import choosing
 from services.broker.choosing import Choosing
 from services.broker.payloads import Held
 from services.broker.walks import Choice
@@ -26,7 +24,7 @@ def items(held: list[Held]) -> list[AvailableMessage]:
 @given(st.lists(st.lists(HELD, max_size=4), max_size=4), st.integers(0, 100))
 def test_many_are_taken_where_their_payloads_fit(offers: list[list[Held]], bound: int) -> None:
     here: dict[int, Held] = {}
-    chooser = Choosing(100, bound, here, nothing, {}, lambda _: True)
+    chooser = Choosing(100, bound, BIG, here, nothing, {}, lambda _: True)
     taken: list[Held] = []
 
     for held in offers:
@@ -42,9 +40,7 @@ def test_many_are_taken_where_their_payloads_fit(offers: list[list[Held]], bound
 def test_an_answer_is_never_larger_than_its_bound(
     held: list[Held], bound: int, at_once: bool
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choosing, "ANSWER_BYTES_MAX", bound)
-        chooser = Choosing(100, BIG, dict(enumerate(held)), nothing, {}, lambda _: True)
+    chooser = Choosing(100, BIG, bound, dict(enumerate(held)), nothing, {}, lambda _: True)
 
     if not (at_once and chooser.offer(items(held))):
         for item in items(held):
@@ -64,6 +60,6 @@ def test_many_are_taken_only_if_all_are_here() -> None:
     here = dict(enumerate(held))
     first = {0: held[0]}
 
-    assert not Choosing(9, BIG, first, nothing, {}, lambda _: True).offer(items(held))
-    assert Choosing(9, BIG, first, here.get, {}, lambda _: True).offer(items(held))
-    assert not Choosing(9, BIG, here, nothing, {2: 1}, lambda _: True).offer(items(held))
+    assert not Choosing(9, BIG, BIG, first, nothing, {}, lambda _: True).offer(items(held))
+    assert Choosing(9, BIG, BIG, first, here.get, {}, lambda _: True).offer(items(held))
+    assert not Choosing(9, BIG, BIG, here, nothing, {2: 1}, lambda _: True).offer(items(held))

@@ -22,7 +22,7 @@ def journal(rig: Rig, queue_id: str = "orders") -> Journal:
     rows: Journal = {}
     for key, value in sorted(rig.store.rows.items()):
         if key[1] == RecordType.DELAYED:
-            queue, order = parse_delayed_key(key)
+            queue, order, _ = parse_delayed_key(key)
             assert order is not None
             if queue == queue_id:
                 rows[order] = decode_delayed(value)

@@ -46,7 +46,7 @@ async def cost_of_100_claims(depth: int, kind: str) -> tuple[int, int, bool]:
 
 
 def in_memory(rig: Rig) -> int:
-    lanes_of = rig.queue()._available._lanes.values()
+    lanes_of = rig.queue().available.by_name.values()
     return sum(
         len(bucket.items)
         for lane in lanes_of

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
+from itertools import pairwise
+
 import pytest
 
 from libs.storage.keys import (
@@ -9,6 +13,7 @@ from libs.storage.keys import (
 )
 from libs.storage.states import FinishedLeasesRecord, LeaseOutcome
 from services.broker import leases
+from services.broker.lease_index import PLACE_BITS
 from services.broker.shard_machine import Finish, Nack
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import stored_queue
@@ -283,3 +288,80 @@ async def test_what_is_visible_before_the_last_look_waits_for_nothing_but_a_clai
     await rig.run(lambda: rig.shard.nack([Nack(lease.token, "no", 100)], came_ms))
 
     assert (rig.queue().ready_count, rig.queue().timed_count) == (1, 1)
+
+
+async def test_queues_take_turns_when_the_leases_of_one_end_by_the_thousand() -> None:
+    # Given many leases of one queue, and behind them few of others, that have all ended
+    rig = Rig()
+    for queue_id in ("many", "few", "one"):
+        rig.create(queue_id)
+    await rig.route(range(1, 4001), queue_id="many")
+    await rig.route(range(5001, 5101), queue_id="few")
+    await rig.route([6001], queue_id="one")
+    for queue_id in ("many", "few", "one"):
+        while await rig.claim(1000, lease_ms=1000, queue_id=queue_id):
+            pass
+    rig.now_ms += 2000
+
+    # when they are ended in turns of three hundred
+    turns = []
+    while due := rig.shard.due(rig.now_ms, 300):
+        turns.append(Counter(lease.queue.queue_id for lease in due))
+        await rig.run(partial(rig.shard.expire, due, rig.now_ms))
+
+    # then the first turn has a share of each, and then what is left of the first queue
+    assert turns[0]["one"] == 1
+    assert sum(turn["few"] for turn in turns[:2]) == 100
+    assert sum(turns, Counter()) == {"many": 4000, "few": 100, "one": 1}
+    assert rig.shard.deadlines.next_ms() is None
+
+
+async def test_a_lease_that_was_extended_or_acked_after_it_was_chosen_does_not_end() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    leases = {lease.message_id: lease for lease in await rig.claim(3, lease_ms=1000)}
+    rig.now_ms += 2000
+    due = rig.shard.due(rig.now_ms, 10)
+    assert len(due) == 3
+
+    rig.shard.extend([leases[1].token], 60_000, rig.now_ms)
+    rig.shard.ack([leases[2].token], rig.now_ms)
+    await rig.run(partial(rig.shard.expire, due, rig.now_ms))
+
+    assert rig.shard.running(leases[1].token) is leases[1]
+    assert rig.queue().done_count == 1
+    assert await rig.ids(10) == [3]
+
+
+async def test_a_token_says_nothing_of_those_of_other_claims() -> None:
+    # Given claims of one message and of many, by turns
+    rig = Rig()
+    rig.create()
+    await rig.route(range(1, 6001))
+    blocks: list[int] = []
+    for count in [1, 300] * 20:
+        tokens = [lease.token for lease in await rig.claim(count)]
+        blocks += dict.fromkeys(token >> PLACE_BITS for token in tokens)
+
+    # then no block is near another one, above or below it
+    assert len(blocks) == 20 + 40
+    ordered = sorted(blocks)
+    assert min(later - sooner for sooner, later in pairwise(ordered)) > 1 << 20
+    assert blocks != ordered
+
+
+async def test_a_bucket_that_waits_for_its_turn_and_gets_shorter_leases_comes_once() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route(range(1, 11))
+    first = await rig.claim(5, lease_ms=2000)
+    rig.now_ms += 3000
+    assert len(rig.shard.due(rig.now_ms, 2)) == 2
+
+    shorter = await rig.claim(5, lease_ms=-2000)
+
+    due = rig.shard.due(rig.now_ms, 100)
+    assert sorted(one.token for one in due) == sorted(one.token for one in (*first, *shorter))
+    await rig.run(partial(rig.shard.expire, due, rig.now_ms))
+    assert rig.shard.deadlines.next_ms() is None

@@ -57,4 +57,8 @@ async def test_depths_by_state_and_priority_and_failed_attempts_are_measured() -
     assert found["slatemq.queue.priority.messages"] == {(7, "available"): 1, (9, "delayed"): 1}
     assert found["slatemq.queue.failed.attempts"] == {("nacked",): 1, ("lease_expired",): 1}
     assert found["slatemq.queue.expired.messages"] == {(): 0}
+    assert found["slatemq.queue.quarantined"] == {(): 0}
+    (queue,) = rig.shard.queues.values()
+    rig.shard.quarantine(queue, "slow", rig.now_ms)
+    assert read(reader)["slatemq.queue.quarantined"] == {(): 1}
     assert set(found["slatemq.queue.oldest_claimable.age"]) == {()}

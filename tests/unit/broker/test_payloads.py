@@ -19,7 +19,7 @@ class Disk:
         self.size = size
         self.fetches: list[tuple[int, list[int]]] = []
 
-    async def fetch(self, shard: int, ids: Sequence[int]) -> Came:
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> Came:
         self.fetches.append((shard, list(ids)))
         return Came.of(dict.fromkeys(ids, (b"p" * self.size, b"")), {})
 

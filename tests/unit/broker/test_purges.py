@@ -88,7 +88,7 @@ async def test_purged_leases_have_ended_and_their_messages_are_gone() -> None:
 
     tokens = [lease.token for lease in leases]
     assert rig.shard.ack(tokens, rig.now_ms) == [Finish.ENDED, Finish.ENDED]
-    assert rig.shard.expire(rig.now_ms + 60_000, 10) == []
+    assert rig.shard.due(rig.now_ms + 60_000, 10) == []
     assert await rig.ids(10) == [3]
 
 

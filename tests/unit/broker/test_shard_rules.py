@@ -16,7 +16,9 @@ from libs.storage.own_keys import (
     CONFIG_REVISION_KEY,
 )
 from libs.storage.queues import FailedAttempt
-from services.broker import slots
+from services.broker import config_log, queue_lifecycle, timed_buckets
+from services.broker.config_log import ConfigChange, ConfigLog
+from services.broker.queue_settings import QueueSettings
 from services.broker.shard_machine import Assignment, Finish, Nack, Range
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import stored_attempts, stored_queue
@@ -101,7 +103,7 @@ async def test_leases_of_a_deleted_queue_do_not_end_any_more() -> None:
 
     rig.shard.delete_queue(rig.queue())
 
-    assert rig.shard.expire(rig.now_ms + 5000, 100) == []
+    assert rig.shard.due(rig.now_ms + 5000, 100) == []
     assert rig.shard.deadlines.next_ms() is None
 
 
@@ -198,9 +200,7 @@ async def test_a_message_is_not_seen_a_millisecond_early() -> None:
 async def test_a_million_messages_may_be_due_in_the_same_millisecond(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # 64 buckets of 500 would be the end of it; here it is two of three.
-    monkeypatch.setattr(slots, "LAST_N", 1)
-    monkeypatch.setattr(slots, "TIMED_BUCKET_MAX", 3)
+    monkeypatch.setattr(timed_buckets, "TIMED_BUCKET_MAX", 3)
     rig = Rig()
     rig.create()
 
@@ -211,7 +211,7 @@ async def test_a_million_messages_may_be_due_in_the_same_millisecond(
     stored = stored_queue(rig.store.rows, "orders")
     assert stored is not None
     assert stored.waiting.keys() == set(range(1, 101))
-    rig.now_ms += 10 + 100 // 6
+    rig.now_ms += 10
     assert await rig.ids(1000) == list(range(1, 101))
 
 
@@ -267,3 +267,45 @@ async def test_a_bucket_that_is_stored_is_not_written_again_for_what_comes_next(
 
     assert rig.commit() < first_bytes / 10
     assert await rig.all_ids(501) == list(range(1, 502))
+
+
+async def test_queues_deleted_long_ago_are_forgotten_in_memory_and_on_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_lifecycle, "DELETED_KEPT", 3)
+    rig = Rig()
+    names = [f"q{number}" for number in range(10)]
+    for name in names:
+        rig.create(name)
+        await rig.route([1], queue_id=name)
+        rig.commit()
+        rig.shard.delete_queue(rig.queue(name))
+        rig.commit()
+        if name != "q2":  # the cleaning of one lags
+            rig.shard.swept(name, 0)
+            rig.commit()
+
+    remembered = ["q2", "q7", "q8", "q9"]
+    assert list(rig.shard.deleted) == remembered
+    await rig.restart()
+    assert list(rig.shard.deleted) == remembered
+
+    # One made again under a name that was forgotten is as new
+    rig.create("q0")
+    await rig.route([2], queue_id="q0")
+    rig.commit()
+    assert [one.message_id for one in await rig.claim(5, queue_id="q0")] == [2]
+
+
+def test_a_log_of_configs_forgets_deletions_and_says_up_to_where(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(config_log, "DELETED_KEPT", 2)
+    settings = QueueSettings("true")
+    log = ConfigLog()
+    for revision in range(1, 11, 2):
+        log.add([ConfigChange(f"q{revision}", revision, settings, revision)])
+        log.add([ConfigChange(f"q{revision}", revision + 1, None, revision + 1)])
+
+    assert [change.revision for change in log.after(0)] == [8, 10]
+    assert log.forgotten_revision == 6

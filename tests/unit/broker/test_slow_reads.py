@@ -6,18 +6,15 @@ import asyncio
 
 import pytest
 
-from services.broker import attempts, available, lane_memory, loading, slots
-from services.broker.shard_machine import Assignment, Nack, Needs, Range
+from services.broker import attempts, available, loading
+from services.broker.shard_machine import Nack
+from services.broker.waiting_buckets import Place
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import stored_attempts, stored_queue
 
 
-async def test_a_read_that_began_before_a_commit_does_not_undo_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Given two delayed messages that memory does not hold, in buckets of one message
-    monkeypatch.setattr(slots, "TIMED_BUCKET_MAX", 1)
-    monkeypatch.setattr(lane_memory, "SLOTS_MAX", 0)
+async def test_a_read_that_began_before_a_commit_does_not_undo_it() -> None:
+    # Given two delayed messages that memory does not hold
     rig = Rig()
     rig.create()
     due_ms = START_MS + 1000
@@ -26,36 +23,31 @@ async def test_a_read_that_began_before_a_commit_does_not_undo_it(
     rig.commit()
     await rig.restart()
 
-    # when a third one, due with the first, waits for a slow read that has seen the first only
+    # when a claim waits for a slow read that has seen these two only
+    rig.now_ms = due_ms
     rig.store.slow = True
-    third = Range(5, 0, 1, [Assignment("orders", [3], [0], [0], [due_ms])])
-    with pytest.raises(Needs) as raised:
-        rig.shard.assign([third], rig.now_ms)
-    reading = asyncio.create_task(rig.loader.answer(raised.value))
+    claim = asyncio.create_task(rig.ids(10))
     await asyncio.sleep(0.001)
     rig.store.open_gates()
     await asyncio.sleep(0.001)
 
-    # and a second one comes in between, and is committed
+    # and another one, due between them, comes meanwhile, and is committed
     rig.store.slow = False
-    await rig.route([2], visible_at_ms=due_ms)
+    await rig.route([2], visible_at_ms=due_ms + 500)
     rig.commit()
+    rig.now_ms = due_ms + 1000
     rig.store.open_gates()
-    await reading
-    await rig.run(lambda: rig.shard.assign([third], rig.now_ms))
-    rig.commit()
 
-    # then all of them are stored
+    # then all of them are claimed, and stored
+    assert await claim == [1, 2, 9]
+    rig.commit()
     stored = stored_queue(rig.store.rows, "orders")
     assert stored is not None
-    assert stored.waiting.keys() == {1, 2, 3, 9}
+    assert stored.held.keys() == {1, 2, 9}
 
 
-async def test_a_read_that_missed_what_was_being_written_is_put_right(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_read_that_missed_what_was_being_written_is_put_right() -> None:
     # Given a delayed message that is being written, in a lane that memory does not hold
-    monkeypatch.setattr(lane_memory, "SLOTS_MAX", 0)
     rig = Rig()
     rig.create()
     due_ms = START_MS + 1000
@@ -66,24 +58,18 @@ async def test_a_read_that_missed_what_was_being_written_is_put_right(
     await rig.route([1], visible_at_ms=due_ms)
     rig.store.write(rig.shard.drain(rig.now_ms), rig.now_ms, late=True)
 
-    # when somebody reads what is there, does not use it, and the write becomes durable
-    another = Range(5, 0, 1, [Assignment("orders", [2], [0], [0], [due_ms])])
-    with pytest.raises(Needs) as raised:
-        rig.shard.assign([another], rig.now_ms)
-    await rig.loader.answer(raised.value)
+    # when a claim reads what is there, and the write becomes durable behind it
+    rig.now_ms = due_ms + 1000
+    assert await rig.ids(1) == [8]
     rig.store.make_durable()
     rig.shard.durable()
 
-    # then the next message that is due then joins the first
-    await rig.run(lambda: rig.shard.assign([another], rig.now_ms))
-    rig.commit()
-    stored = stored_queue(rig.store.rows, "orders")
-    assert stored is not None
-    assert stored.waiting.keys() == {1, 2, 8, 9}
+    # then the next claim finds it in its place
+    assert await rig.ids(10) == [1, 9]
 
 
 async def test_what_is_being_written_again_stays_in_memory_though_it_was_durable_once() -> None:
-    # Given a delayed message in a lane that memory does not hold, written
+    # Given three delayed messages of one commit, in a lane that memory does not hold, written
     rig = Rig()
     rig.create()
     due_ms = START_MS + 1000
@@ -91,18 +77,23 @@ async def test_what_is_being_written_again_stays_in_memory_though_it_was_durable
     await rig.route([9], visible_at_ms=due_ms + 1000)
     rig.commit()
     await rig.restart()
-    await rig.route([1], visible_at_ms=due_ms)
+    await rig.route([1, 2, 3], visible_at_ms=due_ms)
     rig.store.write(rig.shard.drain(rig.now_ms), rig.now_ms)
 
-    # when a second one joins its bucket, and only the first write is done
-    await rig.route([2], visible_at_ms=due_ms)
+    # when one of them is cancelled, and only the first write is done
+    [place] = {
+        Place(lane.priority, lane.kind, bucket.order)
+        for lane in rig.queue().available.lanes()
+        for bucket in lane.in_memory()
+    }
+    assert rig.queue().cancel(place, 2) is not None
     rig.store.write(rig.shard.drain(rig.now_ms), rig.now_ms, late=True)
     rig.store.make_durable()
     rig.shard.durable()
 
-    # then a claim finds both
+    # then a claim finds the others
     rig.now_ms += 5000
-    assert await rig.ids(10) == [8, 1, 2, 9]
+    assert await rig.ids(10) == [8, 1, 3, 9]
 
 
 async def test_attempts_that_are_being_written_stay_in_memory(

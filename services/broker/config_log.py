@@ -1,0 +1,74 @@
+"""The newest change of each queue's config, in the order of revisions.
+
+The shard notes changes as commands make them; what routers and watchers learn is read from a second
+log, to which a commit's changes are added once they are durable. So a revision is never reported
+without the configs that the queues had at it, whatever has changed in memory since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from services.broker.queue_lifecycle import DELETED_KEPT
+from services.broker.queue_settings import QueueSettings
+
+
+class ConfigChange(NamedTuple):
+    """What a queue became at a revision of its shard.
+
+    Attributes:
+        queue_id: The queue.
+        revision: The shard's revision with which it changed.
+        settings: None: it was deleted.
+        routing_revision: When it last changed in what routing asks: its existence, filter,
+            priorities or delay. Never above `revision`.
+    """
+
+    queue_id: str
+    revision: int
+    settings: QueueSettings | None
+    routing_revision: int
+
+
+class ConfigLog:
+    """The newest change of each queue."""
+
+    def __init__(self, changes: Iterable[ConfigChange] = ()) -> None:
+        """Begin with these, in any order."""
+        self.forgotten_revision = 0
+        """Deletions up to this revision may be forgotten: who has learned no more begins anew."""
+        self._newest: dict[str, ConfigChange] = {}
+        self._deleted: dict[str, int] = {}  # by queue, the revision of its deletion, oldest first
+        self.add(sorted(changes, key=lambda change: change.revision))
+
+    def add(self, changes: Iterable[ConfigChange]) -> None:
+        """Add changes, each of a revision not below those before it."""
+        for change in changes:
+            # Out and in again: the dict stays in the order of revisions.
+            self._newest.pop(change.queue_id, None)
+            self._newest[change.queue_id] = change
+            self._deleted.pop(change.queue_id, None)
+            if change.settings is None:
+                self._deleted[change.queue_id] = change.revision
+        while len(self._deleted) > DELETED_KEPT:
+            queue_id = next(iter(self._deleted))
+            self.forgotten_revision = self._deleted.pop(queue_id)
+            del self._newest[queue_id]
+
+    def after(self, revision: int) -> list[ConfigChange]:
+        """What changed after a revision, oldest first; as much work as there are changes."""
+        return list(self._newest_first(revision))[::-1]
+
+    def routes_differ(self, revision: int) -> bool:
+        """Whether a judgement by the configs of this revision is wrong for a queue there is."""
+        return any(
+            change.settings is not None and change.routing_revision > revision
+            for change in self._newest_first(revision)
+        )
+
+    def _newest_first(self, after: int) -> Iterator[ConfigChange]:
+        for change in reversed(self._newest.values()):
+            if change.revision <= after:
+                return
+            yield change
