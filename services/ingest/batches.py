@@ -28,12 +28,11 @@ __all__ = [
 NOT_SET: Final = -1
 """Stands for "created when received" in the column of creation times."""
 
-ENTRY_MESSAGES_MAX: Final = 65_535
-"""Messages in one log entry: the count of its Array is a u16."""
+ENTRY_MESSAGES_MAX: Final = 1_024
+"""Messages in one log entry: whoever needs one of them reads and holds all."""
 
-ENTRY_HEADERS_BYTES_MAX: Final = 4 << 20
-"""Header bytes in one log entry, unless one message alone has more: an entry must fit into an
-answer of TailLog, and readers hold whole entries."""
+ENTRY_HEADERS_BYTES_MAX: Final = 1 << 20
+"""Header bytes in one log entry, unless one message alone has more."""
 
 HASH_INLINE_BYTES_MAX: Final = 4 << 20
 """Content up to this size is hashed on the event loop: in a millisecond, or 4 after an upgrade."""

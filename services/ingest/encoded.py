@@ -56,12 +56,13 @@ class Alike(NamedTuple):
 class Encoded(NamedTuple):
     """Messages read, in the order asked for, and the IDs of those that are not stored.
 
-    Damaged ones are missing, too.
+    Damaged ones are missing, too; the payloads of slow ones are still being read.
     """
 
     runs: list[Alike]
     missing_ids: list[int]
     damaged_ids: list[int]
+    slow_ids: list[int]
 
     def add(self, common: bytes, message_ids: list[int], payloads: list[bytes]) -> None:
         """Append messages that are alike."""
@@ -132,7 +133,7 @@ class EncodedReader:
 
     async def read(self, message_ids: Sequence[int], room: Room) -> Encoded:
         """The messages with these IDs, up to the one that no longer fits into `room`."""
-        encoded = Encoded([], [], [])
+        encoded = Encoded([], [], [], [])
         at, count = 0, len(message_ids)
         while at < count:
             run = self._cache.run(message_ids[at])
@@ -195,7 +196,8 @@ class EncodedReader:
             encoded.add(common, [one.message_id for one in metadata], list(payloads))
         encoded.missing_ids.extend(read.missing_ids)
         encoded.damaged_ids.extend(read.damaged_ids)
-        told = len(read.messages) + len(read.missing_ids)
+        encoded.slow_ids.extend(read.slow_ids)
+        told = len(read.messages) + len(read.missing_ids) + len(read.slow_ids)
         return told if told == len(stored) else -1
 
 

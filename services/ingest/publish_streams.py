@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
 from libs.serving.guard import status_of
@@ -26,7 +26,7 @@ from services.ingest.waiting import Waiting
 from slatemq.errors import Internal, SlateMQError, Unavailable
 from slatemq.v1 import ingest_pb2
 
-__all__ = ["PublishStreams", "published"]
+__all__ = ["PublishStreams", "Requests", "published"]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,8 @@ UNANSWERED_MAX: Final = 1000
 
 METHOD: Final = "/slatemq.v1.IngestService/PublishStream"
 
-Requests = AsyncIterator[ingest_pb2.PublishStreamRequest]
+Requests = AsyncGenerator[ingest_pb2.PublishStreamRequest, bool]
+"""See libs.serving.reading: True releases what the last request holds."""
 
 
 class PublishStreams:
@@ -146,11 +147,15 @@ class _Stream:
     async def _read(self, requests: Requests) -> None:
         try:
             async for request in requests:
+                self._unanswered += 1
+                self._take(request.number, request.publish)
+                del request
+                if self._unanswered >= UNANSWERED_MAX:
+                    # A client that reads no answers keeps no memory of other requests meanwhile.
+                    await requests.asend(True)
                 while self._unanswered >= UNANSWERED_MAX:
                     self._room = self._loop.create_future()
                     await self._room
-                self._unanswered += 1
-                self._take(request.number, request.publish)
         except SlateMQError as error:
             self.error = self.error or error
         except Exception:

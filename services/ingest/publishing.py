@@ -24,6 +24,7 @@ from libs.storage.slate import Batch, Database
 from services.ingest.batches import FINGERPRINT_FORMS, NOT_SET, Accepted, Columns, fingerprint_of
 from services.ingest.dedupe_keys import DedupeKeys
 from services.ingest.duplicates import Duplicates
+from services.ingest.id_gaps import IdGaps
 from services.ingest.payload_cache import PayloadCache, Run
 from services.ingest.pushing import Outboxes, Push
 from services.ingest.request_ids import Answered, RequestIds
@@ -74,6 +75,7 @@ class Publisher:
         clock: Clock,
         shard: int,
         ids: IdAllocator,
+        gaps: IdGaps,
         requests: RequestIds,
         dedupe_keys: DedupeKeys,
         outboxes: Outboxes,
@@ -88,6 +90,7 @@ class Publisher:
         self._clock = clock
         self._shard = shard
         self._ids = ids
+        self._gaps = gaps
         self._requests = requests
         self._dedupe_keys = dedupe_keys
         self._outboxes = outboxes
@@ -288,6 +291,7 @@ class Publisher:
             self._put_repeat(batch, commit, publish, now_ms)
         if commit.payloads:
             first_id = commit.payloads[0][0]
+            self._gaps.put(batch, first_id)
             for offset, part in columns.entries():
                 commit.entries.append(self._put_entry(batch, first_id + offset, part, now_ms))
                 put_payloads(batch.put, first_id + offset, payloads[offset : offset + len(part)])

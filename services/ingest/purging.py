@@ -113,7 +113,10 @@ class Rules:
             limit_ms = now_ms - self.grace_ms
             return lambda received_ms, kept_s: 0 < kept_s * 1000 <= limit_ms - received_ms
         oldest_ms = now_ms - self.grace_ms - self.replay_window_ms
-        return lambda received_ms, kept_s: self.replay_window_ms > 0 and received_ms <= oldest_ms
+        if not self.replay_window_ms:
+            return lambda received_ms, kept_s: False
+        # A retention of 0 keeps a message for ever, whether a queue needs it or not.
+        return lambda received_ms, kept_s: kept_s > 0 and received_ms <= oldest_ms
 
 
 class _Step(NamedTuple):

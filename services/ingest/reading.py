@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
 
 from libs.storage.blobs import Blobs
-from libs.storage.errors import CorruptRecord, ObjectNotFound, StorageError
+from libs.storage.errors import CorruptRecord, StorageError
 from libs.storage.keys import log_range, parse_log_key
-from libs.storage.metadata import MessageMetadata, decode_log_entry
 from libs.storage.payload_packs import PACKED_MESSAGES_MIN, decode_pack, pack_of
 from libs.storage.payloads import PayloadUri, decode_payload, encode_inline
 from libs.storage.slate import Database
+from services.ingest.blob_reads import BlobReads
+from services.ingest.entry_cache import DecodedEntry, EntryCache, decoded
 from services.ingest.etags import etag_of
 from services.ingest.payload_cache import PayloadCache
 from services.ingest.room import Metadata, Room, fitting
@@ -34,26 +34,28 @@ NEAR_ENTRIES: Final = 4096
 """An entry at most so many IDs further on is looked for forwards from the one before."""
 
 ENTRIES_AHEAD: Final = 8
-ENTRIES_KEPT: Final = 64
+ENTRIES_BYTES_MAX: Final = 64 << 20
+"""Decoded entries in memory: one has up to 65,535 messages, which take some 20 MB."""
+
 BLOBS_AT_ONCE: Final = 8
+
+BLOB_WAIT_S: Final = 4.0
+"""A payload whose object takes longer is left out of the answer, so that the others come in time;
+it goes on being read, and comes with a later answer."""
 
 
 class Read(NamedTuple):
     """Messages read, in the order asked for, and the IDs of those that are not stored.
 
-    `etags` are those of the messages, where they were asked for. Damaged ones are missing, too.
+    `etags` are those of the messages, where they were asked for. Damaged ones are missing, too. The
+    payloads of slow ones are still being read: they are neither.
     """
 
     messages: list[tuple[Metadata, bytes]]
     missing_ids: list[int]
     etags: list[str]
     damaged_ids: list[int]
-
-
-class _Entry(NamedTuple):
-    sequence: int
-    last_message_id: int
-    messages: dict[int, MessageMetadata]
+    slow_ids: Sequence[int] = ()
 
 
 class _Packs(NamedTuple):
@@ -76,10 +78,10 @@ class Reader:
         """Read from these."""
         self._database = database
         self._blobs = blobs
+        self._blob_reads = BlobReads(blobs)
         self._log = log
         self._cache = cache
-        self._entries: dict[int, _Entry] = {}
-        self._sequences: list[int] = []
+        self._entries = EntryCache(ENTRIES_BYTES_MAX)
         self._changes = 0
         self._changing: dict[int, asyncio.Future[None]] = {}
         self._reading: dict[int, set[int]] = {}  # by read, what has changed since it began
@@ -116,6 +118,7 @@ class Reader:
     async def _read(self, message_ids: Sequence[int], room: Room, with_etags: bool) -> Read:
         read = Read([], [], [], [])
         damaged: set[int] = set()
+        slow: set[int] = set()
         remaining = iter(message_ids)
         while window := list(islice(remaining, WINDOW)):
             packs = _Packs({}, {})
@@ -123,9 +126,11 @@ class Reader:
             wanted = list(fitting(window, found, room))
             records: dict[int, bytes] | None = {} if with_etags else None
             stored = [i for i in wanted if i in found]
-            payloads = await self._payloads(stored, packs, records, damaged)
+            payloads = await self._payloads(stored, packs, records, damaged, slow)
             for message_id in wanted:
                 payload = payloads.get(message_id)
+                if message_id in slow:
+                    continue
                 if payload is None:
                     read.missing_ids.append(message_id)
                     if message_id in damaged:
@@ -135,9 +140,14 @@ class Reader:
                 read.messages.append((metadata, payload))
                 if records is not None:
                     read.etags.append(str(etag_of(records[message_id], metadata.headers)))
-            if len(wanted) < len(window):
+            # With one that is slow the answer is late as it is.
+            if slow or len(wanted) < len(window):
                 break
-        return read
+        return read._replace(slow_ids=sorted(slow))
+
+    async def close(self) -> None:
+        """End what is still being read."""
+        await self._blob_reads.close()
 
     def changing(self, message_ids: Sequence[int]) -> None:
         """These get other content with the next commit, or go: see `changed`."""
@@ -148,9 +158,7 @@ class Reader:
         """The messages, in the entries of these sequences, have changed or are gone, durably."""
         self._changes += 1
         self._cache.forget(message_ids)
-        forgotten = [one for one in sequences if self._entries.pop(one, None) is not None]
-        if forgotten:
-            self._sequences = sorted(self._entries)
+        self._entries.forget(sequences)
         for changed in self._reading.values():
             changed.update(message_ids)
         for settled in {self._changing.pop(one) for one in message_ids if one in self._changing}:
@@ -173,68 +181,62 @@ class Reader:
         found: dict[int, Metadata] = {}
         durable_id = self._log.end.last_message_id
         before = -1
-        entry: _Entry | None = None
+        entry: DecodedEntry | None = None
         for message_id in sorted({one for one in message_ids if one <= durable_id}):
             if entry is None or message_id > entry.last_message_id:  # else the same once more
-                entry = self._kept(message_id)
-            recent = self._log.recent(message_id) if entry is None else None
-            if recent is not None:
-                self._keep(recent.sequence, decode_log_entry(recent.value))
-                entry = self._kept(message_id)
-            elif entry is None:
+                entry = self._entries.of(message_id)
+            if entry is None:
                 try:
-                    before = await self._keep_entry(message_id, before)
+                    entry, before = await self._entry(message_id, before)
                 except CorruptRecord as error:
                     log.error("message %d cannot be read: %s", message_id, error)
                     damaged.add(message_id)
-                entry = self._kept(message_id)
             if entry is not None and message_id in entry.messages:
                 found[message_id] = entry.messages[message_id]
                 among = packs.likely if len(entry.messages) >= PACKED_MESSAGES_MIN else packs.others
                 among[message_id] = pack_of(entry.sequence, message_id)
         return found
 
-    def _kept(self, message_id: int) -> _Entry | None:
-        """The entry read lately whose IDs this one is among."""
-        at = bisect_right(self._sequences, message_id) - 1
-        entry = self._entries[self._sequences[at]] if at >= 0 else None
-        return entry if entry is not None and message_id <= entry.last_message_id else None
+    async def _entry(self, message_id: int, before: int) -> tuple[DecodedEntry | None, int]:
+        """The entry that may have this message, and the last sequence read.
 
-    async def _keep_entry(self, message_id: int, before: int) -> int:
-        """Read the entry that would have this message; gives the last sequence read.
-
-        `before` is a sequence known to stand before it, or -1.
+        `before` is a sequence known to stand before it, or -1. Raises CorruptRecord.
         """
-        if 0 <= message_id - before <= NEAR_ENTRIES and before >= 0:
-            last = before
-            span = log_range(before + 1, message_id)
-            count = self._changes
-            async for rows in self._database.scan(*span, limit=ENTRIES_AHEAD, durable=True):
-                if count != self._changes:
-                    break
-                with suppress(CorruptRecord):  # told if it is the one that is looked for
-                    for key, value in rows:
-                        self._keep(parse_log_key(key), decode_log_entry(value))
-                        last = parse_log_key(key)
-            if self._kept(message_id) is not None:
-                return last
+        if before >= 0 and message_id - before <= NEAR_ENTRIES:
+            if self._log.recent(message_id) is None:
+                before = await self._read_ahead(message_id, before)
+            entry = self._entries.of(message_id)
+            if entry is not None:
+                return entry, entry.sequence
         while True:
             count = self._changes
-            stored = await self._log.stored(message_id)
+            recent = self._log.recent(message_id)
+            stored = (
+                (recent.sequence, recent.value)
+                if recent is not None
+                else await self._log.stored(message_id)
+            )
             if stored is None:
-                return before
+                return None, before
+            entry = await decoded(*stored)
             if count == self._changes:
                 # Else it may be the entry as it was, and nothing would ever remove it from here.
-                self._keep(*stored)
-                return stored[0]
+                self._entries.add(entry)
+                return (entry if message_id <= entry.last_message_id else None), entry.sequence
 
-    def _keep(self, sequence: int, messages: list[MessageMetadata]) -> None:
-        if len(self._entries) >= ENTRIES_KEPT:
-            del self._entries[next(iter(self._entries))]
-        self._entries.pop(sequence, None)
-        by_id = {message.message_id: message for message in messages}
-        self._entries[sequence] = _Entry(sequence, messages[-1].message_id, by_id)
-        self._sequences = sorted(self._entries)
+    async def _read_ahead(self, message_id: int, before: int) -> int:
+        """Keep the next entries up to this message's; gives the last sequence read."""
+        span = log_range(before + 1, message_id)
+        count = self._changes
+        async for rows in self._database.scan(*span, limit=ENTRIES_AHEAD, durable=True):
+            with suppress(CorruptRecord):  # told if it is the one that is looked for
+                for key, value in rows:
+                    entry = await decoded(parse_log_key(key), value)
+                    if count != self._changes:
+                        return before
+                    self._entries.add(entry)
+                    before = entry.sequence
+        return before
 
     # --- Payloads -------------------------------------------------------------
 
@@ -244,8 +246,9 @@ class Reader:
         packs: _Packs,
         records: dict[int, bytes] | None,
         damaged: set[int],
+        slow: set[int],
     ) -> dict[int, bytes]:
-        """The payloads of these messages; those that are gone or damaged are left out.
+        """The payloads of these messages; those that are gone, damaged or slow are left out.
 
         Their records as they are stored go into `records`, if it is given.
         """
@@ -263,8 +266,9 @@ class Reader:
         if older:
             wanted, in_damaged = sorted(set(older)), set[int]()
             left = await self._read_packs(wanted, packs.likely, found, records, in_damaged)
-            await self._read_payloads(left, found, records, damaged)
-            left = [one for one in left if one not in found and one not in damaged]
+            await self._read_payloads(left, found, records, damaged, slow)
+            known = damaged | slow
+            left = [one for one in left if one not in found and one not in known]
             await self._read_packs(left, packs.others, found, records, in_damaged)
             damaged |= in_damaged - found.keys()
         return found
@@ -306,6 +310,7 @@ class Reader:
         found: dict[int, bytes],
         records: dict[int, bytes] | None,
         damaged: set[int],
+        slow: set[int],
     ) -> None:
         blobs: dict[int, PayloadUri] = {}
 
@@ -330,19 +335,30 @@ class Reader:
         async for rows in read_rows(self._database, PAYLOADS, message_ids):
             for message_id, value in rows:
                 take(message_id, value)
-        await self._read_blobs(blobs, found)
+        await self._read_blobs(blobs, found, slow)
 
-    async def _read_blobs(self, blobs: dict[int, PayloadUri], found: dict[int, bytes]) -> None:
+    async def _read_blobs(
+        self, blobs: dict[int, PayloadUri], found: dict[int, bytes], slow: set[int]
+    ) -> None:
         remaining = iter(blobs.items())
         while some := list(islice(remaining, BLOBS_AT_ONCE)):
-            payloads = await asyncio.gather(*(self.read_blob(record) for _, record in some))
-            for (message_id, _), payload in zip(some, payloads, strict=True):
-                if payload is not None:
+            reads = {one: asyncio.create_task(self.read_blob(record)) for one, record in some}
+            try:
+                await asyncio.wait(reads.values(), timeout=BLOB_WAIT_S)
+            finally:
+                for read in reads.values():
+                    read.cancel()
+            failed = [read.exception() for read in reads.values() if read.done()]
+            if any(failed):
+                raise next(filter(None, failed))
+            for message_id, read in reads.items():
+                if not read.done():
+                    slow.add(message_id)
+                elif (payload := read.result()) is not None:
                     found[message_id] = payload
+            if slow:
+                slow.update(one for one, _ in remaining)
 
     async def read_blob(self, record: PayloadUri) -> bytes | None:
         """A payload that has an object of its own; None when that is gone."""
-        try:
-            return await self._blobs.get(record.uri)
-        except ObjectNotFound:
-            return None
+        return await self._blob_reads.read(record)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import grpc.aio
 
 from libs.serving.exits import ExitCause
+from libs.serving.ownership import Ownership
 from libs.serving.shards import opened_root
 from libs.serving.snapshot_servicer import SERVICE_NAME as SNAPSHOT_SERVICE
 from libs.serving.snapshot_servicer import SnapshotServicer
@@ -36,6 +37,7 @@ class IngestProcess:
         self._servicer = IngestServicer(config, self._directory, telemetry)
         self._purges = PurgeServicer(config.shard)
         self._snapshots = SnapshotServicer()
+        self.ownership: Ownership | None = None
 
     @property
     def name(self) -> str:
@@ -46,6 +48,11 @@ class IngestProcess:
     def grpc_services(self) -> Sequence[str]:
         """What it serves."""
         return (SERVICE_NAME, PURGE_SERVICE, SNAPSHOT_SERVICE, TOPOLOGY_SERVICE)
+
+    @property
+    def directory(self) -> TopologyDirectory:
+        """Knows where the services are that this one does not have."""
+        return self._directory
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""
@@ -64,13 +71,14 @@ class IngestProcess:
         self._snapshots.begin(
             self._root.snapshots(shard.database),
             shard.clock.now_ms,
+            shard.prove_ownership,
             purge_epoch=lambda: shard.purge_epoch.durable,
         )
         config = self._config
         limit = config.payload_bytes_max
-        await self._directory.announce(
-            Peer("ingest", config.shard, address, config.peer_address, limit)
-        )
+        peer = Peer("ingest", config.shard, address, config.peer_address, limit)
+        self.ownership = Ownership(shard.publisher.commits, self._directory, peer)
+        await self.ownership.announce()
 
     async def wait_fatal(self) -> ExitCause:
         """Wait until the shard is lost; raises the error of a failed commit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from opentelemetry import trace
 
@@ -13,14 +13,15 @@ from libs.serving import limits
 from libs.serving import telemetry as told
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
+from libs.storage.ids import message_id
 from libs.storage.metadata import decode_log_entry
 from services.ingest import wire, wire_for_brokers
 from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
-from services.ingest.publish_streams import PublishStreams, published
+from services.ingest.publish_streams import PublishStreams, Requests, published
 from services.ingest.reading import Room
 from services.ingest.shard import Shard
-from slatemq.errors import InvalidArgument, Unavailable
+from slatemq.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 
 SERVICE_NAME: Final = ingest_pb2.DESCRIPTOR.services_by_name["IngestService"].full_name
@@ -72,7 +73,8 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     ) -> AsyncIterator[ingest_pb2.PublishStreamResponse]:
         """See the proto."""
         publisher = self._open().publisher
-        async with aclosing(self.streams.serve(publisher, request_iterator)) as answers:
+        requests = cast("Requests", request_iterator)
+        async with aclosing(self.streams.serve(publisher, requests)) as answers:
             async for answer in answers:
                 yield answer
 
@@ -109,21 +111,26 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         """See the proto."""
         if request.max_bytes < 0:
             raise InvalidArgument("max_bytes", "may not be negative")
+        wire.check_message_ids(request.message_ids, self._config.shard)
         message_ids = list(request.message_ids)
-        wire.check_message_ids(message_ids, self._config.shard)
         bound = limits.message_bytes_max(self._config.payload_bytes_max)
         room = Room(request.max_bytes or READ_BYTES, bound)
+        shard = self._open()
+        end = shard.log.end
         if request.encoded or request.runs:
             if request.with_etags:
                 name = "runs" if request.runs else "encoded"
                 raise InvalidArgument(name, "may not be given together with with_etags")
-            found = await self._open().encoded.read(message_ids, room)
+            found = await shard.encoded.read(message_ids, room)
+            await shard.confirm_missing(found.missing_ids, end.last_message_id)
             return wire_for_brokers.told(found, in_runs=request.runs)
-        read = await self._open().reader.read(message_ids, room, with_etags=request.with_etags)
+        read = await shard.reader.read(message_ids, room, with_etags=request.with_etags)
+        await shard.confirm_missing(read.missing_ids, end.last_message_id)
         return ingest_pb2.BatchGetPayloadsResponse(
             messages=[wire.to_message(*one) for one in read.messages],
             missing_ids=read.missing_ids,
             damaged_ids=read.damaged_ids,
+            slow_ids=read.slow_ids,
             etags=read.etags,
         )
 
@@ -131,7 +138,10 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self, request: ingest_pb2.TailLogRequest, context: Any
     ) -> AsyncIterator[ingest_pb2.TailLogResponse]:
         """See the proto."""
-        async with aclosing(self._open().log.tail(request.after_sequence)) as updates:
+        shard = self._open()
+        if request.after_sequence > shard.log.end.last_message_id:
+            await shard.prove_ownership()
+        async with aclosing(shard.log.tail(request.after_sequence)) as updates:
             async for update in updates:
                 told = ingest_pb2.TailLogResponse(durable_sequence=update.durable_sequence)
                 for sequence, value in update.entries:
@@ -146,7 +156,13 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     ) -> ingest_pb2.PushResponse:
         """See the proto."""
         pushed = wire_for_brokers.accept_push(request, self._rules)
-        return ingest_pb2.PushResponse(last_number=await self._open().publisher.push(*pushed))
+        shard = self._open()
+        try:
+            last_number = await shard.publisher.push(*pushed)
+        except FailedPrecondition:
+            await shard.prove_ownership()
+            raise
+        return ingest_pb2.PushResponse(last_number=last_number)
 
     async def ReplaceMessage(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.ReplaceMessageRequest, context: Any
@@ -155,19 +171,32 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         replacement = wire_for_brokers.to_replacement(
             request, self._config.payload_bytes_max, self._config.shard
         )
-        return ingest_pb2.ReplaceMessageResponse(
-            etag=await self._open().replacer.replace(replacement)
-        )
+        shard = self._open()
+        end = shard.log.end
+        try:
+            etag = await shard.replacer.replace(replacement)
+        except NotFound:
+            await shard.confirm_missing([request.message_id], end.last_message_id)
+            raise
+        except Aborted:
+            await shard.prove_ownership()
+            raise
+        return ingest_pb2.ReplaceMessageResponse(etag=etag)
 
     async def GetLogStatus(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.GetLogStatusRequest, context: Any
     ) -> ingest_pb2.GetLogStatusResponse:
         """See the proto."""
-        end = self._open().log.end
+        shard = self._open()
+        first_sequence = shard.log.bounds.first_sequence
         return ingest_pb2.GetLogStatusResponse(
             shard=self._config.shard,
-            durable_sequence=end.sequence,
-            last_message_id=end.last_message_id,
+            durable_sequence=shard.log.end.last_message_id,
+            first_sequence=max(first_sequence, message_id(self._config.shard, 1)),
+            gaps=[
+                ingest_pb2.LogGap(after_sequence=gap.after, next_sequence=gap.next)
+                for gap in shard.gaps.gaps
+            ],
         )
 
     async def FindLogPosition(  # noqa: N802 - the RPC's name
@@ -176,7 +205,9 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         """See the proto."""
         if request.received_at_ms < 0:
             raise InvalidArgument("received_at_ms", "may not be negative")
-        position = await self._open().log.position_before(request.received_at_ms)
+        shard = self._open()
+        position = await shard.log.position_before(request.received_at_ms)
+        await shard.prove_ownership()
         return ingest_pb2.FindLogPositionResponse(after_sequence=position)
 
     async def RaisePurgeEpoch(  # noqa: N802 - the RPC's name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from libs.serving.exits import ExitCause
@@ -25,6 +25,7 @@ from services.ingest.changes import Changes
 from services.ingest.config import IngestConfig
 from services.ingest.dedupe_keys import DedupeKeys
 from services.ingest.encoded import EncodedReader
+from services.ingest.id_gaps import IdGaps
 from services.ingest.payload_cache import PayloadCache
 from services.ingest.publishing import Publisher, PublisherLimits
 from services.ingest.purge_epoch import PurgeEpoch
@@ -35,6 +36,7 @@ from services.ingest.replacing import Replacer
 from services.ingest.request_ids import RequestIds
 from services.ingest.tailing import MetadataLog, read_log_bounds
 from services.ingest.turns import Turns
+from slatemq.errors import Unavailable
 
 __all__ = ["Shard", "open_shard"]
 
@@ -54,6 +56,7 @@ class Shard:
         replacer: Replaces messages.
         purger: Removes messages.
         log: Is tailed.
+        gaps: Where its IDs jump.
         purge_epoch: Rises before each replay.
         database: What they all work on.
         clock: The shard's time.
@@ -69,6 +72,7 @@ class Shard:
         replacer: Replacer,
         purger: Purger,
         log: MetadataLog,
+        gaps: IdGaps,
         purge_epoch: PurgeEpoch,
     ) -> None:
         """Begin to commit."""
@@ -78,11 +82,31 @@ class Shard:
         self.replacer = replacer
         self.purger = purger
         self.log = log
+        self.gaps = gaps
         self.purge_epoch = purge_epoch
         self.database = database
         self.clock = clock
         self._committing = asyncio.create_task(publisher.commits.run())
         self._tidying = asyncio.create_task(self._tidy())
+
+    async def prove_ownership(self) -> None:
+        """See GroupCommit."""
+        await self.publisher.commits.prove_ownership()
+
+    async def confirm_missing(self, missing_ids: Sequence[int], last_message_id: int) -> None:
+        """Return if it is certain that messages which were not found are not stored.
+
+        `last_message_id` is where the log ended before they were looked for. Raises Unavailable for
+        one behind that: who knows of it may have it from an owner that has replaced this one.
+        """
+        if not missing_ids:
+            return
+        if (message_id := max(missing_ids)) > last_message_id:
+            raise Unavailable(
+                f"message {message_id} is not here yet: the log ends at {last_message_id}",
+                reason="NOT_YET_STORED",
+            )
+        await self.prove_ownership()
 
     async def wait_lost(self) -> ExitCause:
         """Ends when the shard is not ours any more; raises why nothing can be committed."""
@@ -108,6 +132,7 @@ class Shard:
             error = None if task.cancelled() else task.exception()
             if error is not None:
                 log.debug("ended with %r", error)
+        await self.reader.close()
         await self.database.close()
 
 
@@ -160,6 +185,7 @@ async def _recover(
         streams_max=config.tail_streams_max,
         heartbeat_ms=config.heartbeat_ms,
     )
+    gaps = await IdGaps.load(database, metadata_log, config.shard)
     cache = PayloadCache(config.payload_cache_bytes)
     publisher = Publisher(
         database,
@@ -167,6 +193,7 @@ async def _recover(
         clock,
         config.shard,
         IdAllocator(block, config.id_block_size),
+        gaps,
         requests,
         DedupeKeys(database, config.dedupe_window_s * 1000, config.dedupe_cache_keys),
         outboxes,
@@ -193,5 +220,6 @@ async def _recover(
         replacer,
         purger,
         metadata_log,
+        gaps,
         purge_epoch,
     )

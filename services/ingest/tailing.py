@@ -28,8 +28,6 @@ from libs.storage.keys import log_range, parse_log_key
 from libs.storage.log_bounds import LogBoundsRecord, decode_log_bounds
 from libs.storage.log_positions import position_before
 from libs.storage.metadata import (
-    MessageMetadata,
-    decode_log_entry,
     last_message_id,
     read_log_entry_head,
 )
@@ -68,7 +66,7 @@ class Recent(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a tailer gets: entries in ascending order (none: a heartbeat), and the log's end.
+    """What a tailer gets: entries in ascending order (none: a heartbeat), and the last message.
 
     An entry is its sequence and its value as it is stored (libs.storage.metadata).
     """
@@ -162,7 +160,8 @@ class MetadataLog:
                     removed.append(at)
                 else:
                     self._size_bytes += len(value)
-                    self._recent[at] = before._replace(value=value)
+                    # Its last messages may be gone: a reader behind what is left is past it.
+                    self._recent[at] = Recent(sequence, last_message_id(value), value)
         self._drop(removed)
         self._evict()
         for settled in {self._rewriting.pop(one) for one in entries if one in self._rewriting}:
@@ -213,10 +212,9 @@ class MetadataLog:
             return None
         return self._recent[at]
 
-    async def stored(self, message_id: int) -> tuple[int, list[MessageMetadata]] | None:
+    async def stored(self, message_id: int) -> tuple[int, bytes] | None:
         """The entry in the database that would have this message, with its sequence."""
-        row = await entry_before(self._database, message_id)
-        return None if row is None else (row[0], decode_log_entry(row[1]))
+        return await entry_before(self._database, message_id)
 
     async def received_at_ms(self, message_id: int) -> int:
         """When this message was received; 0: it is not in the log."""
@@ -226,47 +224,63 @@ class MetadataLog:
         return read_log_entry_head(row[1])[1]
 
     async def position_before(self, received_at_ms: int) -> int:
-        """The last sequence whose messages were all received before this time; 0: there is none."""
+        """The last message that was received before this time; 0: there is none."""
         end = self.end.sequence
-        return await position_before(self._database, end, received_at_ms, self._first)
+        sequence = await position_before(self._database, end, received_at_ms, self._first)
+        row = await entry_before(self._database, sequence) if sequence else None
+        # All messages of an entry are received at the same time. One that has gone stands for none.
+        return sequence if row is None or row[0] != sequence else last_message_id(row[1])
 
     async def tail(self, after_sequence: int) -> AsyncGenerator[Update, None]:
-        """Every entry after this sequence, in order, each once, without end.
+        """Every entry that has messages after this one, in order, each once, without end.
 
         Begins with an update at once, if only a heartbeat. Raises InvalidArgument,
         ResourceExhausted, and Unavailable once the log is closed.
         """
-        if not 0 <= after_sequence <= self.end.sequence:
-            raise InvalidArgument(
-                "after_sequence", f"must be within 0..{self.end.sequence}, the end of the log"
-            )
+        end = self.end.last_message_id
+        if not 0 <= after_sequence <= end:
+            raise InvalidArgument("after_sequence", f"must be within 0..{end}, the end of the log")
         if self.streams_count >= self._streams_max:
             raise ResourceExhausted(
                 f"{self._streams_max} streams are open", reason="TOO_MANY_STREAMS"
             )
         self.streams_count += 1
         try:
-            async for update in self._follow(after_sequence):
+            async for update in self._follow(await self._before_entry_of(after_sequence)):
                 yield update
         finally:
             self.streams_count -= 1
+
+    async def _before_entry_of(self, position: int) -> int:
+        """The position itself; where it is inside an entry, one before that entry."""
+        at = bisect_right(self._sequences, position) - 1
+        if at >= 0:
+            sequence, last_id, _ = self._recent[at]
+        else:
+            row = await entry_before(self._database, position) if position else None
+            if row is None:
+                return position
+            sequence, last_id = row[0], last_message_id(row[1])
+        return sequence - 1 if position < last_id else position
 
     async def _follow(self, position: int) -> AsyncGenerator[Update, None]:
         fresh, rows = True, READ_ROWS_MIN
         while True:
             if self._closed:
                 raise Unavailable("the service is stopping", reason="DRAINING")
+            # From before any wait: an update without entries says that none is left up to there.
+            end = self.end
             if position < self._floor:
-                position, entries, size_bytes = await self._read(position, rows)
+                position, entries, size_bytes = await self._read(position, end.sequence, rows)
                 rows = _next_rows(rows, size_bytes)
-            elif position < self.end.sequence:
+            elif position < end.sequence:
                 position, entries = self._take(position)
             elif fresh or not await self._news():
                 entries = []
             else:
                 continue
             fresh = False
-            yield Update(entries, self.end.sequence)
+            yield Update(entries, end.last_message_id)
 
     def _take(self, position: int) -> tuple[int, list[Entry]]:
         """The next entries from memory, and the position after them."""
@@ -281,9 +295,10 @@ class MetadataLog:
         # With none left, what stood between here and the end has been removed.
         return entries[-1][0] if entries else self.end.sequence, entries
 
-    async def _read(self, position: int, rows_max: int) -> tuple[int, list[Entry], int]:
+    async def _read(
+        self, position: int, durable: int, rows_max: int
+    ) -> tuple[int, list[Entry], int]:
         """The next entries from the database, the position after them, and their size."""
-        durable = self.end.sequence
         first = max(position + 1, self._first)
         span = log_range(first, durable)
         entries: list[Entry] = []

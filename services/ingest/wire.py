@@ -66,7 +66,7 @@ def accept_messages(
 
     Protobuf has seen to it that text is UTF-8.
     """
-    _check_count("messages", len(messages))
+    check_count("messages", len(messages))
     accepting = _Accepting(rules, "messages[{}]")
     for at, message in enumerate(messages):
         payload = message.payload
@@ -80,7 +80,9 @@ def accept_messages(
 
 def _accept_runs(runs: Sequence[PublishRun], rules: Rules, request_id: str) -> Accepted:
     """The same, naming fields as `runs[3].common.headers`."""
-    _check_count("runs", sum(len(run.payloads) for run in runs))
+    if len(runs) > MESSAGES_MAX:  # Each has a message at least.
+        raise InvalidArgument("runs", f"at most {MESSAGES_MAX} messages, not {len(runs)} runs")
+    check_count("runs", sum(len(run.payloads) for run in runs))
     accepting = _Accepting(rules, "runs[{}].common")
     for at, run in enumerate(runs):
         common, payloads = run.common, list(run.payloads)
@@ -109,7 +111,8 @@ def _accept_runs(runs: Sequence[PublishRun], rules: Rules, request_id: str) -> A
     return accepting.accepted(request_id)
 
 
-def _check_count(field: str, count: int) -> None:
+def check_count(field: str, count: int) -> None:
+    """Raises InvalidArgument where there are none, or more than a request may have."""
     if not 1 <= count <= MESSAGES_MAX:
         raise InvalidArgument(field, f"1 to {MESSAGES_MAX} messages, not {count}")
 

@@ -50,6 +50,7 @@ def accept_push(request: PushRequest, rules: wire.Rules) -> tuple[Push, Accepted
     if aside and not request.messages:
         return push, Accepted([], Columns(), "", [], 0), {}
     rules = replace(rules, delay_ms_max=DELAY_MS_MAX)
+    wire.check_count("messages", len(request.messages))
     try:
         accepted = wire.accept_messages([row.message for row in request.messages], rules)
     except InvalidArgument as error:
@@ -121,7 +122,9 @@ def to_replacement(
 
 def told(found: Encoded, *, in_runs: bool) -> BatchGetPayloadsResponse:
     """An answer with these messages; brokers that know no runs yet have each for itself."""
-    answer = BatchGetPayloadsResponse(missing_ids=found.missing_ids, damaged_ids=found.damaged_ids)
+    answer = BatchGetPayloadsResponse(
+        missing_ids=found.missing_ids, damaged_ids=found.damaged_ids, slow_ids=found.slow_ids
+    )
     if in_runs:
         fields = [piece for run in found.runs for piece in run.fields()]
         data = b"".join([*fields, answer.SerializeToString()])

@@ -11,6 +11,7 @@ import pytest
 
 from libs.storage.errors import StoreUnavailable
 from libs.storage.keys import log_key, payload_key
+from libs.storage.metadata import decode_log_entry
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch, Database
@@ -38,6 +39,9 @@ def opened(
     return shards.opened(root, clock, **{"heartbeat_ms": 20, **settings})
 
 
+LONG_S = 365 * 24 * 3600
+
+
 def lasting(payload: bytes, retention_s: int) -> PublishMessage:
     return PublishMessage(payload=payload, retention_s=retention_s)
 
@@ -59,7 +63,7 @@ async def logged(shard: Shard, after: int = 0) -> list[int]:
     for sequence in await sequences_left(shard, after):
         told = await shard.log.stored(sequence)
         assert told is not None
-        found += [one.message_id for one in told[1]]
+        found += [one.message_id for one in decode_log_entry(told[1])]
     return found
 
 
@@ -96,12 +100,26 @@ async def test_what_nobody_needs_goes_when_it_is_older_than_the_replay_window_an
 ):
     clock = ManualClock()
     async with opened(clock=clock) as shard:
-        first = (await shard.publisher.publish(batch(b"a", b"b"))).first_message_id
+        first = (
+            await shard.publisher.publish(accepted(lasting(b"a", LONG_S), lasting(b"b", LONG_S)))
+        ).first_message_id
         clock.advance(WINDOW_MS + GRACE_MS - 1)
         assert await purge(shard, [first], Reason.UNREFERENCED) == Purged(0, 0, [first])
         clock.advance(1)
         assert await purge(shard, [first], Reason.UNREFERENCED) == Purged(1, 1)
         assert await logged(shard) == [first + 1]
+
+
+async def test_what_is_to_be_kept_for_ever_stays_though_no_queue_needs_it() -> None:
+    clock = ManualClock()
+    async with opened(clock=clock) as shard:
+        published = await shard.publisher.publish(
+            accepted(lasting(b"for ever", 0), lasting(b"long", LONG_S))
+        )
+        ids = [published.first_message_id, published.first_message_id + 1]
+        clock.advance(WINDOW_MS + GRACE_MS)
+        assert await purge(shard, ids, Reason.UNREFERENCED) == Purged(1, 4, ids[:1])
+        assert await stored(shard, ids) == await logged(shard) == ids[:1]
 
 
 async def test_with_a_replay_window_without_end_nothing_is_ever_unneeded() -> None:

@@ -1,16 +1,20 @@
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.ingest.purging import Purge, Reason
 from services.ingest.reading import Room
 from services.ingest.tailing import Update
 from slatemq.errors import Unavailable
 from tests.forms import examples
-from tests.unit.ingest.shards import batch, opened, sequences
+from tests.manual_clock import ManualClock
+from tests.unit.ingest.shards import accepted, batch, opened, sequences
+from tests.unit.ingest.test_purging import GRACE_MS, LONG_S, lasting
 
 
 class Tailer:
@@ -66,6 +70,30 @@ async def _tail_through(steps: list[tuple[str, int]], cache_bytes: int) -> None:
             await tailer.updates.aclose()
             assert tailer.seen == expected
         assert shard.log.streams_count == 0
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+async def test_a_tailer_that_begins_inside_an_entry_gets_that_entry_whole(cache_bytes: int) -> None:
+    async with opened(log_cache_bytes=cache_bytes, heartbeat_ms=1) as shard:
+        first, second = [
+            (await shard.publisher.publish(batch(*[b""] * 4))).first_message_id for _ in range(2)
+        ]
+        for after, expected in (
+            (first - 1, [first, second]),
+            (first, [first, second]),
+            (first + 2, [first, second]),
+            (first + 3, [second]),
+            (second + 2, [second]),
+            (second + 3, []),
+        ):
+            assert await sequences(shard, after) == expected, after
+
+
+async def test_an_entry_has_a_thousand_messages_at_most() -> None:
+    async with opened(heartbeat_ms=1) as shard:
+        first = (await shard.publisher.publish(batch(*[b""] * 2_500))).first_message_id
+
+        assert await sequences(shard) == [first, first + 1024, first + 2048]
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 500, 5000, 1 << 20])
@@ -145,3 +173,49 @@ async def test_closing_ends_every_tailer() -> None:
             await update
         with pytest.raises(Unavailable):
             await anext(shard.log.tail(0))
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+async def test_a_tailer_behind_what_is_left_of_an_entry_does_not_get_that_entry_again(
+    cache_bytes: int,
+) -> None:
+    clock = ManualClock()
+    async with opened(None, clock, heartbeat_ms=20, log_cache_bytes=cache_bytes) as shard:
+        messages = [lasting(b"x", LONG_S if n < 4 else 60) for n in range(8)]
+        first = (await shard.publisher.publish(accepted(*messages))).first_message_id
+        second = (await shard.publisher.publish(accepted(lasting(b"y", LONG_S)))).first_message_id
+        clock.advance(60_000 + GRACE_MS + 1)
+        await shard.purger.purge(Purge(0, Reason.EXPIRED, [*range(first + 4, first + 8)]))
+
+        for after, expected in (
+            (first + 2, [first, second]),
+            (first + 3, [second]),
+            (first + 4, [second]),
+            (first + 6, [second]),
+        ):
+            assert await sequences(shard, after) == expected, after
+
+
+async def test_an_update_without_entries_names_no_message_published_while_the_log_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = ManualClock()
+    async with opened(None, clock, heartbeat_ms=20, log_cache_bytes=0) as shard:
+        gone = (await shard.publisher.publish(accepted(lasting(b"x", 60)))).first_message_id
+        clock.advance(60_000 + GRACE_MS + 1)
+        await shard.purger.purge(Purge(0, Reason.EXPIRED, [gone]))
+        scan = shard.log._database.scan
+        published: list[int] = []
+
+        async def scan_beside_a_publish(*span: Any, **how: Any) -> AsyncIterator[Any]:
+            async for rows in scan(*span, **how):
+                yield rows
+            if not published:
+                answer = await shard.publisher.publish(accepted(lasting(b"y", LONG_S)))
+                published.append(answer.first_message_id)
+
+        monkeypatch.setattr(shard.log._database, "scan", scan_beside_a_publish)
+        async with aclosing(shard.log.tail(0)) as updates:
+            before, after = await anext(updates), await anext(updates)
+        assert (before.entries, before.durable_sequence) == ([], gone)
+        assert [sequence for sequence, _ in after.entries] == published
