@@ -20,6 +20,7 @@ from libs.serving.channels import Channels
 from libs.serving.topology import TopologyDirectory
 from libs.storage.objects import Objects
 from services.janitor.asking import asking
+from services.janitor.packages import check_installed
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
 
@@ -155,6 +156,7 @@ class ArchivedLetters:
         self, queue_id: str, day: date, wanted: dict[Key, entry_pb2.Entry]
     ) -> AsyncGenerator[entry_pb2.Entry, None]:
         """Those wanted of one day, with what the parts have of them; all come, each once."""
+        check_installed()
         archive = await asyncio.to_thread(import_module, PARTS)
         path = archive.day_path(queue_id, day)
         for look in range(1, LOOKS + 1):

@@ -73,7 +73,7 @@ class JanitorConfig(ServingConfig):
         maximum=86_400,
     )
     spark_master: str = setting(
-        "Where Spark runs the jobs that do not say: local[*] is this machine, all its cores; the "
+        "Where Spark runs the jobs: local[*] is this machine, all its cores; the "
         "executors of a cluster need the packages and the store's credentials, and get this code.",
         default="local[*]",
     )

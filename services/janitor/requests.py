@@ -13,17 +13,7 @@ from services.janitor.runs import Ask, is_run_id
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import janitor_pb2
 
-__all__ = ["MASTER", "ask_of", "checked_job", "checked_run_id", "letters_asked"]
-
-MASTER: Final = re.compile(
-    r"local(\[(\*|[1-9]\d{0,3})(,[1-9]\d{0,3})?\])?"
-    r"|local-cluster\[\d{1,4},\d{1,4},\d{1,6}\]"
-    r"|spark://[A-Za-z0-9._:,\[\]-]{1,200}"
-    r"|k8s://[A-Za-z0-9._:/\[\]-]{1,200}"
-    r"|yarn",
-    re.ASCII,
-)
-"""What Spark takes for a master."""
+__all__ = ["ask_of", "checked_job", "checked_run_id", "letters_asked"]
 
 QUEUES_MAX: Final = 1_000
 MESSAGES_MAX: Final = 10_000
@@ -42,10 +32,6 @@ def ask_of(request: janitor_pb2.RunJobRequest) -> Ask:
     _only("days", request.days != 0, job, "report")
     for field in ("target_queue_id", "message_ids", "failed_from_ms", "failed_until_ms"):
         _only(field, bool(getattr(request, field)), job, "restore")
-    if request.master and not MASTER.fullmatch(request.master):
-        raise InvalidArgument(
-            "master", f"{request.master!r} is none: local[4], spark://host:7077, yarn, k8s://…"
-        )
     if job == "unreferenced" and request.queue_ids:
         raise InvalidArgument("queue_ids", "unreferenced is about messages of no queue")
     _check_count("queue_ids", len(request.queue_ids), QUEUES_MAX)
@@ -67,7 +53,6 @@ def ask_of(request: janitor_pb2.RunJobRequest) -> Ask:
     return Ask(
         job=job,
         dry_run=request.dry_run,
-        master=request.master,
         queue_ids=tuple(request.queue_ids),
         older_than_s=request.older_than_s if request.HasField("older_than_s") else None,
         days=request.days,

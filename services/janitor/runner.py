@@ -64,8 +64,12 @@ class Runner:
         release: Callable[[Sequence[tuple[str, str]]], Awaitable[None]],
         kept: Kept,
         now_ms: Callable[[], int],
+        check: Callable[[], None],
     ) -> None:
-        """Run `command` for what `task_of` makes of a run; `release` snapshots that are left."""
+        """Run `command` for what `task_of` makes of a run; `release` snapshots that are left.
+
+        `check` raises FailedPrecondition where jobs cannot run.
+        """
         self._store = store
         self._number = number
         self._process = secrets.token_hex(8)
@@ -74,6 +78,7 @@ class Runner:
         self._release = release
         self._kept = kept
         self._now_ms = now_ms
+        self._check_job = check
         self._beginning = asyncio.Lock()
         self._waiting: deque[Active] = deque()
         self._active: dict[str, Active] = {}
@@ -107,7 +112,8 @@ class Runner:
     ) -> Run:
         """A new run, or the one that the request ID has begun before.
 
-        Raises FailedPrecondition (JOB_RUNNING), ResourceExhausted, Unavailable, StoreUnavailable.
+        Raises FailedPrecondition (JOB_RUNNING, and what `check` raises), ResourceExhausted,
+        Unavailable, StoreUnavailable.
         """
         async with self._beginning:
             self._check_open()
@@ -121,6 +127,7 @@ class Runner:
                         subject=run.run_id,
                         metadata={"run_id": run.run_id},
                     )
+            self._check_job()
             if len(self._waiting) >= WAITING_MAX:
                 raise ResourceExhausted(
                     f"{WAITING_MAX} runs wait", reason="TOO_MANY_RUNS", retry_after_ms=10_000

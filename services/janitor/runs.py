@@ -89,7 +89,6 @@ class Ask:
 
     job: str
     dry_run: bool = False
-    master: str = ""
     queue_ids: tuple[str, ...] = ()
     older_than_s: int | None = None
     days: int = 0

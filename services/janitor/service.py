@@ -25,8 +25,8 @@ from services.janitor.archived import ArchivedLetters
 from services.janitor.config import JanitorConfig
 from services.janitor.jobs.contract import JobOptions
 from services.janitor.looking import SCHEDULED, Ages, Looker
+from services.janitor.packages import check_installed, lacking_temporary_folder, missing
 from services.janitor.queues import NamedQueues
-from services.janitor.requests import MASTER
 from services.janitor.runner import Runner
 from services.janitor.runs import Run, RunStore
 from services.janitor.schedule import Schedule, parse_schedule
@@ -49,6 +49,16 @@ WORKER: Final = (sys.executable, "-m", "services.janitor.worker")
 
 RELEASE_S: Final = 5.0
 
+_MASTER: Final = re.compile(
+    r"local(\[(\*|[1-9]\d{0,3})(,[1-9]\d{0,3})?\])?"
+    r"|local-cluster\[\d{1,4},\d{1,4},\d{1,6}\]"
+    r"|spark://[A-Za-z0-9._:,\[\]-]{1,200}"
+    r"|k8s://[A-Za-z0-9._:/\[\]-]{1,200}"
+    r"|yarn",
+    re.ASCII,
+)
+"""What Spark takes for a master."""
+
 _HEAP: Final = re.compile(r"[1-9]\d{0,5}[kmgtKMGT]", re.ASCII)
 
 
@@ -62,7 +72,11 @@ class JanitorProcess:
         self._config = config
         objects = opened_root(config.root).objects
         self._directory = TopologyDirectory(objects)
-        self._channels = Channels(self._directory, payload_bytes_max=config.payload_bytes_max)
+        self._channels = Channels(
+            self._directory,
+            payload_bytes_max=config.payload_bytes_max,
+            carrier=telemetry.carrier,
+        )
         self._store = RunStore(objects)
         self._archived = ArchivedLetters(objects, self._directory, self._channels)
         self._queues = NamedQueues(self._directory, self._channels)
@@ -74,6 +88,7 @@ class JanitorProcess:
             self._release,
             Kept(config.runs_kept, config.run_retention_s * 1000),
             _now_ms,
+            check_installed,
         )
         ages = Ages(config.replay_window_s, config.dead_letters_older_than_s, config.purge_grace_s)
         self._timetable = Timetable(
@@ -97,6 +112,15 @@ class JanitorProcess:
         """What it serves."""
         return (SERVICE_NAME, TOPOLOGY_SERVICE)
 
+    @property
+    def ownership(self) -> None:
+        """It owns no shard."""
+
+    @property
+    def directory(self) -> TopologyDirectory:
+        """Knows where the services are that this one does not have."""
+        return self._directory
+
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""
         servicer = JanitorServicer(
@@ -109,6 +133,10 @@ class JanitorProcess:
 
     async def start(self, address: str) -> None:
         """Take the place of an earlier process of this number, and begin."""
+        if names := missing():
+            log.info("no job runs until these are installed: %s", ", ".join(names))
+        if (why := lacking_temporary_folder()) is not None:
+            log.warning("no job runs until there is a folder for temporary files: %s", why)
         self._peer = Peer("janitor", self._config.shard, address, self._config.peer_address)
         try:
             await self.runner.take_over()
@@ -167,7 +195,7 @@ class JanitorProcess:
                 "failed_until_ms": ask.failed_until_ms or None,
                 "days": ask.days or JobOptions.days,
                 "reports_kept": config.reports_kept,
-                "master": ask.master or config.spark_master,
+                "master": config.spark_master,
                 "memory": config.spark_memory,
             },
         }
@@ -204,7 +232,7 @@ def _schedules(config: JanitorConfig) -> dict[str, Schedule]:
             raise FatalError(ExitCause.usage(f"{name}: {error}")) from error
         if schedule is not None:
             found[job] = schedule
-    if not MASTER.fullmatch(config.spark_master):
+    if not _MASTER.fullmatch(config.spark_master):
         raise FatalError(ExitCause.usage(f"spark_master: {config.spark_master!r} is no master"))
     if not _HEAP.fullmatch(config.spark_memory):
         raise FatalError(

@@ -174,7 +174,6 @@ def _asked(ask: Ask) -> janitor_pb2.RunJobRequest:
     return janitor_pb2.RunJobRequest(
         job=ask.job,
         dry_run=ask.dry_run,
-        master=ask.master,
         queue_ids=ask.queue_ids,
         older_than_s=ask.older_than_s,
         days=ask.days,

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from services.janitor.failures import why_not
-from services.janitor.java import find_java_home
+from services.janitor.java import java_environment
 from services.janitor.shipping import shipped_code
 from services.janitor.source import register
 from slatemq.errors import Unavailable
@@ -57,7 +57,7 @@ def spark_session(
 
     Raises Unavailable, also when no master answers there, which takes Spark a minute to see.
     """
-    os.environ["JAVA_HOME"] = str(find_java_home(os.environ))
+    os.environ.update(java_environment(os.environ))
     # Executors on this machine must find what this process has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     local = is_local(master)

@@ -110,7 +110,7 @@ class Timetable:
     async def _runs(self, job: str) -> list[Run]:
         """Those of the whole job, the newest first."""
         kept = await self._store.latest(job)
-        return [one.run for one in kept if one.run.ask == Ask(job, master=one.run.ask.master)]
+        return [one.run for one in kept if one.run.ask == Ask(job)]
 
     def _later(self, schedule: Schedule, due_ms: int) -> int:
         return due_ms + int(schedule.spread_ms(self._jitter_ms) * self._chance())

@@ -9,13 +9,19 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
 
 from libs.serving.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_FENCED
+from services.broker.config import BrokerConfig
+from services.ingest.config import IngestConfig
+from services.janitor.config import JanitorConfig
+from services.router.config import RouterConfig
 from services.stack.options import StackOptions, parse
 from services.stack.ports import PortInUse, choose_ports
 from services.stack.stack import PARTS, Stack, StartFailed, programs
+from slatemq.variables import PREFIX, misspelt
 
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -23,6 +29,8 @@ _END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the local stack until told to stop; returns the exit code (see `--help`)."""
     options = parse(argv, len(PARTS))
+    for name, meant in misspelt(environ, _variables()):
+        tell(f"warning: {name} is not a setting of any service: ignored; {meant} is one")
     try:
         _prepare_folders(options)
         ports = choose_ports(options.ports, [part.name for part in PARTS])
@@ -40,6 +48,12 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     finally:
         if lock is not None:
             lock.close()
+
+
+def _variables() -> set[str]:
+    """The variables of all services' settings."""
+    configs = (BrokerConfig, IngestConfig, JanitorConfig, RouterConfig)
+    return {f"{PREFIX}{field.name.upper()}" for one in configs for field in fields(one)}
 
 
 def tell(line: str) -> None:

@@ -73,6 +73,7 @@ class Supervised:
         address: `host:port` where it answers, in every life.
         pid: Of its process; None while there is none.
         serving: Set while it says that it serves.
+        restarts_count: How often it was started again.
         refused: Its exit code, once it ended in a way after which it is never started again.
     """
 
@@ -87,6 +88,7 @@ class Supervised:
         self.name = program.name
         self.address = program.address
         self.serving = asyncio.Event()
+        self.restarts_count = 0
         self.refused: int | None = None
         self._program = program
         self._tell = tell
@@ -131,16 +133,15 @@ class Supervised:
         return False
 
     async def _keep_running(self) -> None:
-        lives = 0
         while not self._stopping.is_set():
-            lives += 1
-            life = await self._live(again=lives > 1)
+            life = await self._live(again=self.restarts_count > 0)
             if self._stopping.is_set():
                 return
             if life.code in (EXIT_FENCED, EXIT_USAGE):
                 self.refused = life.code
                 self._tell(f"{self.name} {_end_of(life.code)}; not starting it again{life.words}")
                 return
+            self.restarts_count += 1
             wait = self._backoff.after(life.served_seconds)
             self._tell(
                 f"{self.name} {_end_of(life.code)}; starting it again in {wait:g} s{life.words}"

@@ -46,7 +46,8 @@ STOP_GRACE_SECONDS = 15.0
 """More than the services' own drain time of 10 s."""
 
 START_SECONDS = 60.0
-"""How long all of it may take to serve, restarts included, before the start counts as failed."""
+"""How long all of it may take to serve before a start with restarts counts as failed. A process
+that runs on is opening its shard, which takes as long as the store needs."""
 
 
 def programs(
@@ -89,8 +90,10 @@ class Stack:
         root: str,
         ready_file: Path | None,
         tell: Callable[[str], None],
+        start_seconds: float = START_SECONDS,
     ) -> None:
         """Prepare; `tell` gets what people should know."""
+        self._start_seconds = start_seconds
         self._parts = parts
         self._root = root
         self._ready_file = ready_file
@@ -110,22 +113,30 @@ class Stack:
         """Start everything and wait until all of it serves; then the ready file is written.
 
         Raises:
-            StartFailed: A service may not be started again, or it took too long.
+            StartFailed: A service may not be started again, or has been for too long.
         """
+        starting = asyncio.create_task(self._start_all())
         try:
-            async with asyncio.timeout(START_SECONDS):
-                await self._start_all()
-        except TimeoutError:
-            late = [name for name, m in self._members.items() if not m.serving.is_set()]
-            raise StartFailed(
-                f"not serving after {START_SECONDS:g} s: {', '.join(late)}", 1
-            ) from None
+            while not (await asyncio.wait([starting], timeout=self._start_seconds))[0]:
+                self._judge_late()
+            starting.result()
+        finally:
+            starting.cancel()
         self._started = True
         self._write_ready_file()
+
+    def _judge_late(self) -> None:
+        """Say who is late; raises StartFailed where one of them has been started again."""
+        late = {name: m for name, m in self._members.items() if not m.serving.is_set()}
+        said = f"not serving after {self._start_seconds:g} s: {', '.join(late)}"
+        if any(member.restarts_count for member in late.values()):
+            raise StartFailed(said, 1)
+        self._tell(f"{said}; waiting on, since what runs is still starting")
 
     async def _start_all(self) -> None:
         for stage in (False, True):
             starting = [part.name for part in self._parts if bool(part.after) is stage]
+            self._tell(f"starting {' and '.join(starting)}")
             for name in starting:
                 self._runs[name] = self._members[name].start()
             await asyncio.gather(*(self._until_serving(name) for name in starting))

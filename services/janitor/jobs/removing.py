@@ -168,7 +168,7 @@ def remove_entries(
 
 def waiting_rows(table: pa.Table) -> list[removal_pb2.WaitingRow]:
     """What names entries that wait."""
-    columns = ["message_id", "priority", "timed", "bucket_order"]
+    columns = ["message_id", "priority", "timed", "bucket_order", "bucket_number"]
     return [removal_pb2.WaitingRow(**row) for row in table.select(columns).to_pylist()]
 
 

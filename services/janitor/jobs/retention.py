@@ -34,7 +34,7 @@ ENTRY: Final = ("queue", "broker_shard", "created_revision", "message_id", "buck
 """How a broker finds an entry, and tells it from one in a later queue of that name."""
 
 _LISTED: Final = ("queue", "broker_shard", "message_id", "bucket_order")
-ACTIVE: Final = (*_LISTED, "state", "retention_deadline", "priority", "timed")
+ACTIVE: Final = (*_LISTED, "state", "retention_deadline", "priority", "timed", "bucket_number")
 FAILED: Final = (*_LISTED, "failed_at")
 QUEUES: Final = ("queue", "created_revision", "failed_retention_s")
 EXPIRING: Final = ("ingest_shard", "message_id", "retention_deadline", "payload_bytes")
@@ -48,7 +48,9 @@ def expired_entries(active: DataFrame, queues: DataFrame, now_ms: int, grace_ms:
         & (sf.col("retention_deadline") <= at_ms(now_ms - grace_ms))
     )
     made = queues.select("queue", "created_revision")
-    return over.join(sf.broadcast(made), "queue").select(*ENTRY, "priority", "timed")
+    return over.join(sf.broadcast(made), "queue").select(
+        *ENTRY, "priority", "timed", "bucket_number"
+    )
 
 
 def expired_failed(failed: DataFrame, queues: DataFrame, now_ms: int, grace_ms: int) -> DataFrame:

@@ -2,8 +2,8 @@
 
 A log position counts as judged once every broker has decided whose message it is, and no replay has
 it before it. Of what was judged, and received before any new queue may start, those messages go
-that are in no list of what waits, is in flight or failed. A broker that is not asked could need all
-of them; so every one must be.
+that are in no list of what waits, is in flight or failed, and are not to be kept for ever
+(retention 0). A broker that is not asked could need all of them; so every one must be.
 
 Nothing else has a message in its way: an outbox row and a refused push have their content with
 them, and a redrive takes what is failed.
@@ -21,7 +21,13 @@ from services.janitor.jobs.moments import at_ms
 
 __all__ = ["JUDGED", "judged_positions", "orphaned_objects", "unreferenced_messages"]
 
-JUDGED: Final = ("ingest_shard", "message_id", "entry_sequence", "received_at", "payload_bytes")
+JUDGED: Final = (
+    "ingest_shard",
+    "message_id",
+    "received_at",
+    "retention_s",
+    "payload_bytes",
+)
 """What is read of messages."""
 
 
@@ -30,7 +36,7 @@ def judged_positions(
     cursors: Sequence[Mapping[int, int]],
     replays: Iterable[tuple[int, int, int]],
 ) -> dict[int, int]:
-    """Up to where each log was judged by all; 0: nowhere.
+    """Up to which message each log was judged by all; 0: none.
 
     Args:
         ingest_shards: Whose logs these are.
@@ -60,9 +66,10 @@ def unreferenced_messages(
     `judged` has `ingest_shard` and `judged_sequence`, up to where its log was judged. `few`: every
     task may be told of all entries.
     """
-    old = messages.where(sf.col("received_at") < at_ms(before_ms))
+    mortal = messages.where(sf.col("retention_s") > 0)
+    old = mortal.where(sf.col("received_at") < at_ms(before_ms))
     decided = old.join(sf.broadcast(judged), "ingest_shard").where(
-        sf.col("entry_sequence") <= sf.col("judged_sequence")
+        sf.col("message_id") <= sf.col("judged_sequence")
     )
     needed = active.select("message_id").unionByName(failed.select("message_id"))
     gone = decided.join(sf.broadcast(needed) if few else needed, "message_id", "left_anti")

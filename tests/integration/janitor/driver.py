@@ -1,6 +1,8 @@
 """A driver that may be killed: runs one job, and tells each phase as it begins.
 
-python -m tests.integration.janitor.driver ROOT JOB
+python -m tests.integration.janitor.driver ROOT JOB [NOW_MS]
+
+NOW_MS is the time to judge by, for a clock that stands still.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ def tell(progress: Progress) -> None:
 
 
 if __name__ == "__main__":
-    root, job = sys.argv[1:]
+    root, job, *still = sys.argv[1:]
+    now_ms = int(still[0]) if still else None
     os.environ[DRIVER] = str(os.getpid())
     arm()
     # One task at a time: what is killed within one leaves nothing that goes on.
-    options = replace(OPTIONS, master="local[1]", memory="512m", spark={**SMALL, **DAEMON})
+    spark = {**SMALL, **DAEMON}
+    options = replace(OPTIONS, master="local[1]", memory="512m", spark=spark, now_ms=now_ms)
     run_job(job, JobInstance(root), options, tell)

@@ -31,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "attempts": 0,
     "consumer": "worker",
     "bucket_order": 0,
+    "bucket_number": 0,
     "reason": "boom",
     "filter": "true",
     "max_attempts": 1,

@@ -126,7 +126,7 @@ class History:
             for shard in self.shards:
                 end = self.cursors[queue.broker][shard]
                 before = [
-                    one.sequence for one in self.logs[shard] if not self._in_window(one, queue)
+                    one.message_id for one in self.logs[shard] if not self._in_window(one, queue)
                 ]
                 start = min(max(before, default=0), end)
                 queue.replay[shard] = [start, end]
@@ -156,12 +156,12 @@ class History:
     def _route(self) -> None:
         broker, shard = self.random.choice(self.brokers), self.random.choice(self.shards)
         cursor = self.cursors[broker][shard]
-        ahead = sorted({one.sequence for one in self.logs[shard] if one.sequence > cursor})
+        ahead = sorted({one.message_id for one in self.logs[shard] if one.message_id > cursor})
         if not ahead:
             return
-        last = self.random.choice(ahead[:4])
+        last = self.random.choice(ahead[:6])
         for one in self.logs[shard]:
-            if cursor < one.sequence <= last:
+            if cursor < one.message_id <= last:
                 for queue in self.queues.values():
                     if queue.broker == broker and self._is_for(one, queue):
                         self._enter(queue, one)
@@ -182,13 +182,13 @@ class History:
         for queue in self.queues.values():
             for shard, place in queue.replay.items():
                 cursor, end = place
-                ahead = [one for one in self.logs[shard] if cursor < one.sequence <= end]
+                ahead = [one for one in self.logs[shard] if cursor < one.message_id <= end]
                 if not ahead:
                     place[0] = end
                     continue
-                last = self.random.choice(ahead).sequence
+                last = self.random.choice(ahead).message_id
                 for one in ahead:
-                    if one.sequence <= last and not one.direct_queue and self._is_for(one, queue):
+                    if one.message_id <= last and not one.direct_queue and self._is_for(one, queue):
                         self._enter(queue, one)
                 place[0] = last
 
@@ -313,10 +313,11 @@ class History:
             one.message_id
             for one in self.messages.values()
             if one.received_ms < before_ms
+            and one.retention_s
             and one.message_id not in needed
-            and all(one.sequence <= self.cursors[broker][one.shard] for broker in self.brokers)
+            and all(one.message_id <= self.cursors[broker][one.shard] for broker in self.brokers)
             and not any(
-                place[0] < place[1] and place[0] < one.sequence
+                place[0] < place[1] and place[0] < one.message_id
                 for queue in self.queues.values()
                 for place in [queue.replay.get(one.shard, (0, 0))]
             )

@@ -17,6 +17,9 @@ from tests.integration.process_stack import Service, patiently
 
 SHORT = ("--replay-window-s", "1", "--purge-grace-s", "0")
 
+LONG_S = 30 * 86_400
+"""A retention that is not over in any test; 0 would keep messages for ever."""
+
 OPTIONS = JobOptions(grace_s=0, replay_window_s=1, older_than_s=0)
 """What fits such an instance."""
 
@@ -84,7 +87,7 @@ class Instance:
         return {entry.message_id async for entry in self.client.list_entries(queue, state)}
 
     async def publish(
-        self, queue: str, count: int, retention_s: int = 0, payload: bytes = b"payload"
+        self, queue: str, count: int, retention_s: int = LONG_S, payload: bytes = b"payload"
     ) -> set[int]:
         """Messages into a queue; `routed` waits until it has them."""
         message = slatemq.OutgoingMessage(payload, {"queue": queue}, retention_s=retention_s)
@@ -119,8 +122,8 @@ class Instance:
 
 @asynccontextmanager
 async def instance(folder: Path, brokers_count: int = 1) -> AsyncIterator[Instance]:
-    """All of them, below this folder; killed at the end."""
-    (folder / "data").mkdir(parents=True)
+    """All of them, over what `folder`/data holds, if anything; killed at the end."""
+    (folder / "data").mkdir(parents=True, exist_ok=True)
     made = Instance(folder, brokers_count)
     try:
         await asyncio.gather(*(service.start() for service in made.all))

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -72,10 +73,10 @@ async def wave(
     spark: SparkSession, made: Instance, tag: str, stages: Mapping[str, str], folder: Path
 ) -> None:
     """All jobs, each killed at its stage; nothing of what the tag's queues have goes wrong."""
-    filled = await _fill(made, tag)
+    filled = await fill(made, tag)
     if tag == "0" and stages.get("dead-letters", "").startswith("before-emptying"):
         await _done(spark, made, "dead-letters")  # what the killed run's parts are to absorb
-        await _fail_letters(made, filled)
+        await fail_letters(made, filled)
     for job, stage in stages.items():
         await _cancelled(spark, made, job, stage)
         await killed(made, job, stage, folder)
@@ -85,12 +86,19 @@ async def wave(
         assert await made.listed(f"orders-{tag}", "available") == filled.waiting, (job, stage)
 
 
-async def killed(made: Instance, job: str, stage: str, folder: Path) -> None:
-    """Start a driver, and have it killed at a stage."""
+async def killed(
+    made: Instance, job: str, stage: str, folder: Path, now_ms: int | None = None
+) -> None:
+    """Start a driver, and have it killed at a stage; `jvm PHASE` kills its Java alone there.
+
+    With `now_ms` it judges by this time.
+    """
+    jvm_phase = stage.removeprefix("jvm ") if stage.startswith("jvm ") else ""
     place = stage if stage.split()[0].startswith(("before-", "after-")) else ""
     with (folder / f"driver-{job}.log").open("ab") as log:
         driver = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.integration.janitor.driver", made.janitor.root, job),
+            *([] if now_ms is None else [str(now_ms)]),
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), **environ(place)},
             stdout=asyncio.subprocess.PIPE,
@@ -101,8 +109,25 @@ async def killed(made: Instance, job: str, stage: str, folder: Path) -> None:
         async for line in driver.stdout:
             if line.decode().strip() == stage:
                 driver.kill()
+            if line.decode().strip() == jvm_phase:
+                _kill_java_of(driver.pid)
         code = await driver.wait()
+    if jvm_phase:
+        assert code > 0, f"{job} ended with {code} although its Java was killed"
+        return
     assert code == -signal.SIGKILL, f"{job} was not killed at {stage!r}, but ended with {code}"
+
+
+def _kill_java_of(pid: int) -> None:
+    """SIGKILL the Java below a process; does nothing once it has gone."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = path.read_text().rpartition(")")
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # It has ended since it was listed.
+        if int(rest.split()[1]) == pid and name.endswith("(java"):
+            with suppress(ProcessLookupError):
+                os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 async def _cancelled(spark: SparkSession, made: Instance, job: str, stage: str) -> None:
@@ -125,7 +150,8 @@ async def _done(spark: SparkSession, made: Instance, job: str) -> None:
 # --- What is there, and what is to become of it -----------------------------
 
 
-async def _fill(made: Instance, tag: str) -> Filled:
+async def fill(made: Instance, tag: str) -> Filled:
+    """Put something of everything into an instance, and wait until what is to be due is."""
     client = made.client
     filled = Filled(tag)
     await client.create_queue(f"orders-{tag}")
@@ -135,7 +161,7 @@ async def _fill(made: Instance, tag: str) -> Filled:
         if tag == "0":
             await client.create_queue(queue, max_attempts=1)
         filled.letters[queue] = set()
-    await _fail_letters(made, filled)
+    await fail_letters(made, filled)
     for number in range(PRUNED):
         queue = f"prints-{tag}-{number}"
         await client.create_queue(queue, done_retention=1)
@@ -143,7 +169,9 @@ async def _fill(made: Instance, tag: str) -> Filled:
         for message in await made.claim(queue, printed):
             await message.ack()
         filled.printed |= printed
-    filled.nobodys = await made.publish("nobody", 500) | await made.publish("nobody", 3, 0, BLOB)
+    filled.nobodys = await made.publish("nobody", 500) | await made.publish(
+        "nobody", 3, payload=BLOB
+    )
     for _ in range(3):  # uploads that were never committed
         _upload(made)
     made.age_objects()
@@ -153,7 +181,8 @@ async def _fill(made: Instance, tag: str) -> Filled:
     return filled
 
 
-async def _fail_letters(made: Instance, filled: Filled) -> None:
+async def fail_letters(made: Instance, filled: Filled) -> None:
+    """Make thirty dead letters in each of the queues for them."""
     for queue, ids in filled.letters.items():
         letters = await made.publish(queue, 30, payload=f"{queue} {filled.tag}".encode())
         for message in await made.claim(queue, letters):

@@ -41,6 +41,7 @@ class Message:
     queues: list[str]
     early: bool
     over: bool
+    for_ever: bool
 
 
 @dataclass
@@ -101,6 +102,7 @@ class Lived:
             done_retention_s=made.done_retention_s,
             failed_retention_s=made.failed_retention_s,
         )
+        wanted.backoff.kind = queue_pb2.Backoff.KIND_NONE  # what fails comes again at once
         await stub.CreateQueue(queue_pb2.CreateQueueRequest(queue=wanted))
         self.queues[name] = made
 
@@ -128,7 +130,9 @@ class Lived:
         ids = [int(one) for one in await self.made.client.publish_many(some)]
         for message_id, one in zip(ids, some, strict=True):
             over = retention_s == SHORT_S
-            self.messages[message_id] = Message(one.payload, queues, self.early, over)
+            self.messages[message_id] = Message(
+                one.payload, queues, self.early, over, for_ever=not retention_s
+            )
             for name in queues:
                 self.queues[name].entries[message_id] = Entry("available", self.early)
         self.stored |= set(ids)
@@ -236,6 +240,7 @@ class Lived:
                 needed = {
                     message_id for _, message_id in self.all_in("available", "in-flight", "failed")
                 }
+                needed |= {one for one in self.stored if self.messages[one].for_ever}
                 self.stored -= {one for one in self.stored if self.messages[one].early} - needed
 
     def listed(self, name: str, state: str) -> set[int]:

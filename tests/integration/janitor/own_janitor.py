@@ -16,7 +16,7 @@ WORKER = (sys.executable, "-m", "tests.integration.janitor.own_worker")
 
 OWN_JOBS = frozenset(
     {
-        *("quick", "named", "slow", "stubborn", "fails", "babbles", "breaks", "dies"),
+        *("quick", "named", "slow", "stubborn", "fails", "babbles", "breaks", "dies", "tells"),
         *("spark", "spark-stubborn"),
     }
 )

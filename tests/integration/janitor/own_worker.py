@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from services.janitor.instance import open_tables
 from services.janitor.jobs.contract import (
@@ -41,6 +41,15 @@ def quick(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
 
 def named(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
     return JobResult({}, [f"reports/{options.run}/report.html"])
+
+
+def tells(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    """Its options, as the files that it wrote."""
+    found = {
+        "root": instance.root,
+        **{one.name: getattr(options, one.name) for one in fields(options)},
+    }
+    return JobResult({}, [f"{name}={value}" for name, value in found.items()])
 
 
 def slow(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
@@ -114,6 +123,7 @@ JOBS: dict[str, Callable[[JobInstance, JobOptions, Tell], JobResult]] = {
     "babbles": babbles,
     "breaks": breaks,
     "dies": dies,
+    "tells": tells,
     "spark": spark,
     "spark-stubborn": spark_stubborn,
 }

@@ -113,12 +113,12 @@ async def test_wrong_usage_is_exit_code_2(tmp_path: Path, line: tuple[str, ...],
 
 async def test_what_the_janitor_refuses_is_exit_code_1(tmp_path: Path) -> None:
     async with janitor(tmp_path) as there:
-        refused = await cli(there, "run", "done", "--master", "mesos://x")
+        refused = await cli(there, "run", "unreferenced", "--queue", "orders")
         unknown = await cli(there, "show", "20260101-000000-000-done-abcdef")
         ended = await cli(there, "run", "done", "--older-than", "1d", "--json")
 
     assert refused.code == unknown.code == ended.code == 1
-    assert "master: 'mesos://x'" in refused.err
+    assert "queue_ids: unreferenced" in refused.err
     assert "`slatemq janitor runs` lists them" in unknown.err
     assert json.loads(ended.err)["error"]["field"] == "older_than_s"
 

@@ -19,16 +19,11 @@ from tests.integration.janitor.janitors import QUIET, Janitor, janitor
 async def test_a_run_is_begun_waited_for_and_listed(tmp_path: Path) -> None:
     async with janitor(tmp_path) as there, slatemq.connect(there.address) as client:
         told: list[JobRun] = []
-        begun = await client.run_job("retention", dry_run=True, queue_ids=["quick"], master="local")
+        begun = await client.run_job("retention", dry_run=True, queue_ids=["quick"])
         run = await client.wait_job_run(begun, on_progress=told.append)
 
         assert begun.state is JobRunState.WAITING
-        assert (run.job, run.dry_run, run.queue_ids, run.master) == (
-            "retention",
-            True,
-            ["quick"],
-            "local",
-        )
+        assert (run.job, run.dry_run, run.queue_ids) == ("retention", True, ["quick"])
         assert (run.state, run.counts) == (
             JobRunState.DONE,
             {"messages_purged": 7, "messages_purged/orders": 4},

@@ -15,7 +15,7 @@ import pyspark
 import pytest
 
 import slatemq
-from services.janitor.java import find_java_home
+from services.janitor.java import java_environment
 from slatemq.client import Client
 from tests.integration.ingest_server import ROOT
 from tests.integration.janitor.janitors import until
@@ -48,7 +48,7 @@ async def process(log: Path, *command: str, cwd: Path, **environ: str) -> AsyncI
 async def cluster(folder: Path) -> AsyncIterator[str]:
     """A standalone master with a worker, as processes that have nothing of ours; its URL."""
     environ = {
-        "JAVA_HOME": str(find_java_home(os.environ)),
+        **java_environment(os.environ),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # which has a fixed port

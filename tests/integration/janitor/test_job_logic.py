@@ -94,7 +94,7 @@ def kept_by(history: History, rule: str) -> set[int]:
     match rule:
         case "cursors":
             kept = history.cursors
-            history.cursors = {broker: dict.fromkeys(c, 1 << 48) for broker, c in kept.items()}
+            history.cursors = {broker: dict.fromkeys(c, 1 << 62) for broker, c in kept.items()}
             more = history.may_go_unreferenced()
             history.cursors = kept
         case "replays":

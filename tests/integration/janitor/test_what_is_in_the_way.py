@@ -31,6 +31,7 @@ from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch
 from libs.storage.states import encode_routing_cursor
+from services.broker.replays import Replays
 from services.janitor.jobs.archiving import LetterArchive
 from services.janitor.jobs.batches import grouped
 from services.janitor.jobs.contents import Contents
@@ -86,6 +87,27 @@ async def test_logs_are_judged_up_to_the_broker_that_is_farthest_behind(tmp_path
 
     # 1 is replayed from 40 on; of 2 the second broker knows nothing.
     assert await read_judged(root, names) == {0: 60, 1: 40, 2: 0}
+
+
+async def test_what_waits_for_a_queue_in_quarantine_is_not_judged_yet(tmp_path: Path) -> None:
+    root = open_root(tmp_path.as_uri(), sync=False)
+    replays = Replays()
+    replays.open("slow", {0: 40, 1: 90})
+    names = [
+        await snapshot(root, "ingest/0", [(payload_key(1), encode_inline(b""))]),
+        await snapshot(root, "ingest/1", [(payload_key(1), encode_inline(b""))]),
+        await snapshot(
+            root,
+            "broker/0",
+            [
+                (routing_cursor_key(0), encode_routing_cursor(100)),
+                (routing_cursor_key(1), encode_routing_cursor(95)),
+                *[(key, value) for key, value in replays.drain() if value is not None],
+            ],
+        ),
+    ]
+
+    assert await read_judged(root, names) == {0: 40, 1: 90}
 
 
 async def test_a_letter_whose_message_came_after_the_snapshot_of_its_ingest_is_not_archived(

