@@ -9,7 +9,12 @@ the generated protobuf messages and stubs.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
+
+# Before gRPC is loaded: the fork handlers of its core crash children that never call it. Python's
+# gRPC has them off unless the program turns them on, but the core goes by the variable alone.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 TYPE_CHECKING = False  # that of typing, without loading it: the command begins here
 if TYPE_CHECKING:
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
         StoredMessage,
     )
     from slatemq.janitor import JobProgress, JobRun, JobRunState
+    from slatemq.message_refs import MessageLease, MessageRefs, MessageToken, MessageView
     from slatemq.models import (
         BatchSettings,
         Explanation,
@@ -54,26 +60,22 @@ if TYPE_CHECKING:
         Topology,
     )
     from slatemq.published import Published
+    from slatemq.queue_commands import QueueCommand, QueueCommands, TransferToken
+    from slatemq.queue_file_store import TextQueueStore
     from slatemq.queue_models import (
         Backoff,
         BackoffKind,
         Counts,
         DeletedQueue,
         PriorityCounts,
+        Quarantine,
         Queue,
         Replay,
         ReplayRange,
     )
-    from slatemq.queue_view import (
-        ItemLease,
-        QueueCommand,
-        QueueCommands,
-        QueueView,
-        RefSet,
-        RefToken,
-        TransferToken,
-    )
+    from slatemq.queue_store import MemoryQueue, QueueStore, QueueView
     from slatemq.redrives import Redrive, RedriveState
+    from slatemq.ref_set import ItemLease, RefSet, RefToken
     from slatemq.settling import DropLetter, NoteLetter, RedriveLetter, ReplaceLetter
     from slatemq.watching import DelayedWatch
 
@@ -107,14 +109,21 @@ __all__ = [
     "JobProgress",
     "JobRun",
     "JobRunState",
+    "MemoryQueue",
+    "MessageLease",
+    "MessageRefs",
+    "MessageToken",
+    "MessageView",
     "NoteLetter",
     "OutgoingMessage",
     "PriorityCounts",
     "Published",
     "Push",
+    "Quarantine",
     "Queue",
     "QueueCommand",
     "QueueCommands",
+    "QueueStore",
     "QueueView",
     "Received",
     "Redrive",
@@ -131,6 +140,7 @@ __all__ = [
     "ServiceStatus",
     "Status",
     "StoredMessage",
+    "TextQueueStore",
     "Topology",
     "Transfer",
     "TransferToken",
@@ -172,18 +182,15 @@ _HOMES = {
         "DeletedQueue",
         "PriorityCounts",
         "Queue",
+        "Quarantine",
         "Replay",
         "ReplayRange",
     ],
-    "slatemq.queue_view": [
-        "ItemLease",
-        "QueueCommand",
-        "QueueCommands",
-        "QueueView",
-        "RefSet",
-        "RefToken",
-        "TransferToken",
-    ],
+    "slatemq.message_refs": ["MessageLease", "MessageRefs", "MessageToken", "MessageView"],
+    "slatemq.queue_commands": ["QueueCommand", "QueueCommands", "TransferToken"],
+    "slatemq.queue_file_store": ["TextQueueStore"],
+    "slatemq.queue_store": ["MemoryQueue", "QueueStore", "QueueView"],
+    "slatemq.ref_set": ["ItemLease", "RefSet", "RefToken"],
     "slatemq.redrives": ["Redrive", "RedriveState"],
     "slatemq.settling": ["DropLetter", "NoteLetter", "RedriveLetter", "ReplaceLetter"],
     "slatemq.watching": ["DelayedWatch"],
@@ -191,8 +198,19 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
+_MODULES = ("codecs", "errors", "sync")
+"""The modules that users need beside the names of this one."""
+
+
+def __dir__() -> list[str]:
+    own = ("__all__", "__doc__", "__file__", "__name__", "__path__", "__version__")
+    return sorted({*__all__, *_MODULES, *own})
+
+
 def __getattr__(name: str) -> Any:
     # Loaded when asked for: the services import slatemq.errors, and need no client for that.
+    if name in _MODULES:
+        return import_module(f"slatemq.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME_OF.get(name, "slatemq.models")), name)

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
+from heapq import heappop, heappush
 from typing import Any, Literal
-
-import grpc
 
 from slatemq.checks import check_field, iterable, message_of, wrong
 from slatemq.entry_models import EntryState, state_wire
-from slatemq.errors import AlreadyExists, InvalidArgument, NotFound, SlateMQError, Unavailable
+from slatemq.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
 from slatemq.models import (
     Explanation,
-    RouteStatus,
-    ServiceStatus,
-    Status,
+    Span,
     Time,
+    milliseconds,
     span_ms,
     time_ms,
     whole_seconds,
 )
-from slatemq.peers import ATTEMPT_S, Peers, errors_translated
+from slatemq.peers import NOT_TAKEN, errors_translated
+from slatemq.queue_locations import ANSWER_S, QueueLocations
 from slatemq.queue_models import Backoff, DeletedQueue, Queue, backoff_of, queue_of
-from slatemq.rpc_status import from_rpc_error
 from slatemq.v1 import queue_pb2, queue_pb2_grpc, router_pb2, router_pb2_grpc
-
-HEALTH_METHOD = "/grpc.health.v1.Health/Check"
-SERVING = b"\x08\x01"
-"""HealthCheckResponse with status SERVING, whole: no package is needed for one byte."""
-
-STATUS_S = 3.0
-"""How long `status` waits for a process."""
 
 
 class Unchanged:
@@ -44,9 +40,10 @@ UNCHANGED = Unchanged()
 class Admin:
     """Calls on QueueService and RouterService."""
 
-    def __init__(self, peers: Peers) -> None:
-        """Call through these peers."""
-        self._peers = peers
+    def __init__(self, locations: QueueLocations) -> None:
+        """Call the brokers that have the queues."""
+        self._locations = locations
+        self._peers = locations.peers
 
     async def create_queue(
         self, queue_id: str, with_queue: str, start_from: Start, **settings: Any
@@ -58,16 +55,21 @@ class Admin:
         _set_start(request, start_from)
         tries = 0
 
+        chosen: int | None = None
+
         async def attempt(timeout: float) -> Queue:
-            nonlocal tries
-            # The lowest shard, until queues are spread by more than chance.
-            shards = await self._peers.broker_shards()
-            shard = shards[0] if shards else 0
-            if with_queue:
-                shard = await self._peers.broker_of(with_queue)
-            stub = await self._stub(shard)
+            nonlocal chosen, tries
+            if chosen is None:
+                chosen = await self._shard_for(queue_id, with_queue)
+            stub = await self._stub(chosen)
             tries += 1
-            return queue_of((await stub.CreateQueue(request, timeout=timeout)).queue)
+            try:
+                with errors_translated():
+                    return queue_of((await stub.CreateQueue(request, timeout=timeout)).queue)
+            except Unavailable as error:
+                if error.reason in NOT_TAKEN:
+                    chosen = None  # Nothing was created: another broker will do.
+                raise
 
         try:
             return await self._peers.call(attempt)
@@ -77,34 +79,74 @@ class Admin:
                 return found
             raise
 
+    async def _shard_for(self, queue_id: str, with_queue: str) -> int:
+        """The shard of a new queue: the lowest that answers, until queues are spread.
+
+        Raises AlreadyExists when a broker has a queue of this name.
+        """
+        if with_queue:
+            return await self._locations.shard_of(with_queue)
+        shards = await self._peers.broker_shards()
+        if len(shards) < 2:
+            return shards[0] if shards else 0
+        request = queue_pb2.ListQueuesRequest(page_size=1, prefix=queue_id)
+        stub_of = queue_pb2_grpc.QueueServiceStub
+        answers = await self._locations.ask_all(stub_of, "ListQueues", request)
+        for page in answers.by_shard.values():
+            if any(queue.queue_id == queue_id for queue in page.queues):
+                raise AlreadyExists("queue", queue_id)
+        return min(answers.by_shard)
+
     async def get_queue(self, queue_id: str) -> Queue:
         """See Client.get_queue."""
         request = message_of(queue_pb2.GetQueueRequest, queue_id=queue_id)
         return queue_of((await self._about("GetQueue", queue_id, request)).queue)
 
-    async def list_queues(self, prefix: str = "") -> AsyncIterator[Queue]:
-        """See Client.list_queues."""
-        for shard in await self._peers.broker_shards():
-            token = ""
-            while True:
-                page = await self._page(shard, prefix, token)
-                for queue in page.queues:
-                    yield queue_of(queue)
-                token = page.next_page_token
-                if not token:
-                    break
+    async def list_queues(
+        self, prefix: str = "", answer_s: float = ANSWER_S
+    ) -> AsyncIterator[Queue]:
+        """See Client.list_queues; brokers are waited for as in `QueueLocations.ask_all`."""
+        request = message_of(queue_pb2.ListQueuesRequest, page_size=1000, prefix=prefix)
+        stub_of = queue_pb2_grpc.QueueServiceStub
+        first = await self._locations.ask_all(stub_of, "ListQueues", request, answer_s)
+        queues = {shard: self._pages(shard, request, p) for shard, p in first.by_shard.items()}
+        heads: list[tuple[str, int, queue_pb2.Queue]] = []
 
-    async def _page(self, shard: int, prefix: str, token: str) -> queue_pb2.ListQueuesResponse:
-        request = message_of(
-            queue_pb2.ListQueuesRequest, page_size=1000, page_token=token, prefix=prefix
-        )
+        async def take(shard: int) -> None:
+            try:
+                queue = await anext(queues[shard], None)
+            except (Unavailable, DeadlineExceeded) as error:
+                first.problems[shard] = error
+            else:
+                if queue is not None:
+                    heappush(heads, (queue.queue_id, shard, queue))
 
-        async def attempt(timeout: float) -> queue_pb2.ListQueuesResponse:
-            stub = await self._stub(shard)
-            answer: queue_pb2.ListQueuesResponse = await stub.ListQueues(request, timeout=timeout)
-            return answer
+        for shard in queues:
+            await take(shard)
+        while heads:
+            _, shard, queue = heappop(heads)
+            yield queue_of(queue)
+            await take(shard)
+        first.check_complete()
 
-        return await self._peers.call(attempt)
+    async def _pages(
+        self,
+        shard: int,
+        request: queue_pb2.ListQueuesRequest,
+        page: queue_pb2.ListQueuesResponse,
+    ) -> AsyncIterator[queue_pb2.Queue]:
+        """The queues of this page of one broker, and of all after it."""
+        while True:
+            for queue in page.queues:
+                yield queue
+            if not page.next_page_token:
+                return
+            following = queue_pb2.ListQueuesRequest()
+            following.CopyFrom(request)
+            following.page_token = page.next_page_token
+            page = await self._peers.ask_broker(
+                shard, queue_pb2_grpc.QueueServiceStub, "ListQueues", following
+            )
 
     async def update_queue(self, queue_id: str, etag: str, **settings: Any) -> Queue:
         """See Client.update_queue."""
@@ -131,6 +173,11 @@ class Admin:
         request = message_of(queue_pb2.ResumeQueueRequest, queue_id=queue_id)
         return queue_of((await self._about("ResumeQueue", queue_id, request)).queue)
 
+    async def lift_quarantine(self, queue_id: str) -> Queue:
+        """See Client.lift_quarantine."""
+        request = message_of(queue_pb2.LiftQuarantineRequest, queue_id=queue_id)
+        return queue_of((await self._about("LiftQuarantine", queue_id, request)).queue)
+
     async def purge_queue(self, queue_id: str, states: Iterable[EntryState | str]) -> int:
         """See Client.purge_queue."""
         named = iterable("states", "states", states)
@@ -146,20 +193,20 @@ class Admin:
         request = message_of(queue_pb2.DeleteQueueRequest, queue_id=queue_id, etag=etag)
         tries = 0
 
-        async def attempt(timeout: float) -> None:
+        async def attempt(shard: int, timeout: float) -> None:
             nonlocal tries
-            stub = await self._stub(await self._peers.broker_of(queue_id))
+            stub = await self._stub(shard)
             tries += 1
             await stub.DeleteQueue(request, timeout=timeout)
 
         try:
-            await self._peers.call(attempt)
+            await self._locations.call(queue_id, attempt)
         except NotFound:
             if tries < 2:
                 raise
             # The first try deleted it, and its answer got lost.
         finally:
-            self._peers.moved(queue_id)
+            self._locations.forget(queue_id)
 
     async def watch_queues(self, shard: int) -> AsyncIterator[Queue | DeletedQueue]:
         """See Client.watch_queues."""
@@ -181,11 +228,11 @@ class Admin:
     ) -> Any:
         """One call to the broker that has the queue."""
 
-        async def attempt(timeout: float) -> Any:
-            stub = await self._stub(await self._peers.broker_of(queue_id))
+        async def attempt(shard: int, timeout: float) -> Any:
+            stub = await self._stub(shard)
             return await getattr(stub, method)(request, timeout=timeout)
 
-        return await self._peers.call(attempt, repeat_unknown=repeat_unknown)
+        return await self._locations.call(queue_id, attempt, repeat_unknown=repeat_unknown)
 
     async def _stub(self, shard: int) -> Any:
         return queue_pb2_grpc.QueueServiceStub(await self._peers.broker(shard))
@@ -197,6 +244,11 @@ class Admin:
         received_at: Time | None,
         payload_bytes: int,
         queue_ids: Iterable[str],
+        *,
+        delay: Span | None,
+        visible_at: Time | None,
+        retention: Span,
+        message_id: int,
     ) -> list[Explanation]:
         """See Client.explain."""
         request = message_of(
@@ -206,6 +258,10 @@ class Admin:
             queue_ids=queue_ids,
             created_at_ms=None if created_at is None else time_ms(created_at, "created_at"),
             received_at_ms=None if received_at is None else time_ms(received_at, "received_at"),
+            delay_ms=None if delay is None else milliseconds(delay, "delay"),
+            visible_at_ms=None if visible_at is None else time_ms(visible_at, "visible_at"),
+            retention_s=whole_seconds("retention", retention),
+            message_id=message_id,
         )
 
         async def attempt(timeout: float) -> list[Explanation]:
@@ -217,60 +273,6 @@ class Admin:
             ]
 
         return await self._peers.call(attempt)
-
-    async def status(self) -> Status:
-        """See Client.status."""
-        self._peers.forget()
-        topology = await self._peers.topology()
-        asked = [
-            (service, shard, address)
-            for service, addresses in (
-                ("ingest", topology.ingests),
-                ("router", topology.routers),
-                ("broker", topology.brokers),
-                ("janitor", topology.janitors),
-            )
-            for shard, address in sorted(addresses.items())
-        ]
-        services = await asyncio.gather(*(self._health(*one) for one in asked))
-        routes = await self._routes() if any(s.serving for s in services) else []
-        queues: list[Queue] = []
-        if any(s.serving and s.service == "broker" for s in services):
-            try:
-                async with asyncio.timeout(STATUS_S):
-                    queues = [queue async for queue in self.list_queues()]
-            except (SlateMQError, TimeoutError):
-                queues = []  # The list of services says who is away.
-        return Status(list(services), routes, queues)
-
-    async def _health(self, service: str, shard: int, address: str) -> ServiceStatus:
-        check: Any = self._peers.at(address).unary_unary(HEALTH_METHOD)
-        try:
-            answer = await check(b"", timeout=STATUS_S)
-        except grpc.RpcError as error:
-            problem = from_rpc_error(error)
-            return ServiceStatus(service, shard, address, False, problem.message)
-        serving = answer == SERVING
-        return ServiceStatus(service, shard, address, serving, "" if serving else "NOT_SERVING")
-
-    async def _routes(self) -> list[RouteStatus]:
-        try:
-            stub: Any = router_pb2_grpc.RouterServiceStub(await self._peers.router())
-            answer = await stub.GetRoutingStatus(
-                router_pb2.GetRoutingStatusRequest(), timeout=min(STATUS_S, ATTEMPT_S)
-            )
-        except (grpc.RpcError, Unavailable):
-            return []  # As above.
-        return [
-            RouteStatus(
-                route.ingest_shard,
-                route.broker_shard,
-                route.cursor,
-                route.durable_sequence,
-                route.pending_count,
-            )
-            for route in answer.routes
-        ]
 
 
 Start = Time | Literal["now", "beginning"]

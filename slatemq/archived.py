@@ -12,6 +12,7 @@ from slatemq.entry_models import Archived, Entry, entry_of
 from slatemq.errors import InvalidArgument
 from slatemq.models import Time, outgoing, time_ms
 from slatemq.peers import Peers, errors_translated
+from slatemq.queue_locations import QueueLocations
 from slatemq.v1 import janitor_pb2, janitor_pb2_grpc, removal_pb2, removal_pb2_grpc
 
 LETTERS_MAX = 1000
@@ -42,6 +43,7 @@ class ArchivedCalls:
     """Reading and settling archived dead letters; a part of the client."""
 
     _peers: Peers
+    _locations: QueueLocations
 
     async def read_archived(
         self,
@@ -139,12 +141,11 @@ class ArchivedCalls:
         return _outcomes(len(rows), await self._ask_removal(queue_id, "RemoveEntries", request))
 
     async def _ask_removal(self, queue_id: str, method: str, request: Any) -> Any:
-        async def attempt(timeout: float) -> Any:
-            shard = await self._peers.broker_of(queue_id)
+        async def attempt(shard: int, timeout: float) -> Any:
             stub = removal_pb2_grpc.RemovalServiceStub(await self._peers.broker(shard))
             return await getattr(stub, method)(request, timeout=timeout)
 
-        return await self._peers.call(attempt)
+        return await self._locations.call(queue_id, attempt)
 
 
 def _checked(field: str, given: list[Any], kind: type) -> list[Any]:

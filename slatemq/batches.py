@@ -8,17 +8,26 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from slatemq.checks import message_of
 from slatemq.claimed import Claimed, claimed_of
 from slatemq.consumer import CLOSE_S, PAUSED, Wish
 from slatemq.delivered import Batch, Origin, received
-from slatemq.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, SlateMQError
+from slatemq.errors import (
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    SlateMQError,
+    Unavailable,
+)
 from slatemq.finishing import Nack
+from slatemq.forks import refuse_pickling
 from slatemq.keeping import LeaseKeeper
 from slatemq.models import Span, milliseconds, seconds
-from slatemq.peers import ATTEMPT_S, Peers
+from slatemq.outages import OutageWatch, broker_of, timeout_of
+from slatemq.peers import ATTEMPT_S
+from slatemq.queue_locations import QueueLocations
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -34,21 +43,28 @@ PAUSED_S = 1.0
 """How often a batch consumer asks whether a paused queue goes on, at most."""
 
 
-async def claim(peers: Peers, request: consumer_pb2.ClaimRequest, call_s: float) -> Claimed:
-    """One claim; repeated while the broker is away, for `call_s` on top of its wait."""
+async def claim(
+    locations: QueueLocations,
+    request: consumer_pb2.ClaimRequest,
+    call_s: float,
+    on_failure: Callable[[SlateMQError], None] | None = None,
+) -> Claimed:
+    """One claim; repeated while the broker is down, for `call_s` on top of its wait."""
     wait_s = request.wait_ms / 1000
 
-    async def attempt(timeout: float) -> Claimed:
-        channel = await peers.broker(await peers.broker_of(request.queue_id))
-        stub: Any = consumer_pb2_grpc.ConsumerServiceStub(channel)
+    async def attempt(shard: int, timeout: float) -> Claimed:
+        stub: Any = consumer_pb2_grpc.ConsumerServiceStub(await locations.peers.broker(shard))
         return claimed_of(await stub.Claim(request, timeout=timeout))
 
     # A claim whose answer got lost holds messages until their leases end: that is all the harm.
-    try:
-        return await peers.call(attempt, call_s=call_s, attempt_s=ATTEMPT_S + wait_s, wait_s=wait_s)
-    except NotFound:
-        peers.moved(request.queue_id)
-        raise
+    return await locations.call(
+        request.queue_id,
+        attempt,
+        call_s=call_s,
+        attempt_s=ATTEMPT_S + wait_s,
+        wait_s=wait_s,
+        on_failure=on_failure,
+    )
 
 
 def claim_request(
@@ -83,7 +99,7 @@ class BatchConsumer:
 
     def __init__(
         self,
-        peers: Peers,
+        locations: QueueLocations,
         origin: Origin,
         keeper: LeaseKeeper,
         wish: Wish,
@@ -92,7 +108,8 @@ class BatchConsumer:
         """Made by the client; `wish.prefetch` is the size of a batch."""
         wish.check()
         self.queue_id = origin.queue_id
-        self._peers = peers
+        self._locations = locations
+        self._peers = locations.peers
         self._origin = origin
         self._keeper = keeper
         self._hold_s = seconds(wish.hold)
@@ -110,6 +127,12 @@ class BatchConsumer:
         self._closed = False
         self._task: asyncio.Task[None] | None = None
         self._on_close = on_close
+        self._watch = OutageWatch(
+            broker_of(self.queue_id), timeout_of(wish.outage_timeout), self._give_up
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise refuse_pickling(self)
 
     async def __aenter__(self) -> BatchConsumer:
         return self
@@ -160,6 +183,7 @@ class BatchConsumer:
         A broker that does not answer is waited for 5 s at most.
         """
         self._closed = True
+        self._watch.close()
         if self._task is not None:
             self._task.cancel()  # The broker takes back what it claims for a caller that left.
             await asyncio.wait([self._task])
@@ -183,6 +207,9 @@ class BatchConsumer:
         """Claims whenever nothing waits to be taken."""
         try:
             await self._claim_on()
+        except asyncio.CancelledError:
+            if self._error is None:
+                raise
         except SlateMQError as error:
             self._error = error
         except Exception as error:
@@ -191,13 +218,22 @@ class BatchConsumer:
         async with self._changed:
             self._changed.notify_all()
 
+    def _give_up(self, error: Unavailable) -> None:
+        self._error = error
+        if self._task is not None:
+            self._task.cancel()
+
     async def _claim_on(self) -> None:
         while True:
             try:
-                claimed = await claim(self._peers, self._request, float("inf"))
+                claimed = await claim(
+                    self._locations, self._request, float("inf"), self._watch.begin
+                )
+                self._watch.end()
             except FailedPrecondition as error:
                 if error.reason != PAUSED:
                     raise
+                self._watch.end()
                 await asyncio.sleep(PAUSED_S * random.uniform(0.5, 1.0))
                 continue
             if not claimed.payloads:

@@ -17,8 +17,9 @@ from collections.abc import (
     Sequence,
 )
 from functools import wraps
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
+from slatemq.forks import inherited_client, refuse_pickling
 from slatemq.peers import closed
 
 P = ParamSpec("P")
@@ -89,9 +90,7 @@ class Loop:
 
     def _check(self) -> None:
         if self._pid != os.getpid():
-            raise RuntimeError(
-                "this client was made before a fork; make one in each process, after the fork"
-            )
+            raise inherited_client()
         if threading.current_thread() is self._thread:
             raise RuntimeError("a synchronous call on the client's own thread would never end")
         if self._loop.is_closed():
@@ -101,10 +100,10 @@ class Loop:
         """Stop it; again does nothing."""
         if self._loop.is_closed() or self._pid != os.getpid():
             return
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        for last in (_cancel_others(), self._loop.shutdown_asyncgens()):
+            asyncio.run_coroutine_threadsafe(last, self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
 
@@ -122,6 +121,9 @@ class Face(Generic[A_co]):
     def __init__(self, loop: Loop, inner: A_co) -> None:
         self._loop = loop
         self._inner = inner
+
+    def __reduce__(self) -> NoReturn:
+        raise refuse_pickling(self)
 
 
 class StreamFace(Face[A_co], Generic[A_co, T], ABC):

@@ -32,6 +32,10 @@ def message_of(kind: Callable[..., M], **fields: Any) -> M:
             fields[name] = list(value)  # Looked at again when a field is wrong.
         elif isinstance(value, str) and _is_list(kind, name):
             check_field(kind, name, value)
+        elif isinstance(value, bytes) and _is_text(kind, name):
+            raise wrong(name, "text", value)  # protobuf would take it.
+        elif isinstance(value, Mapping) and _is_mapping(kind, name):
+            check_texts(name, value)
     try:
         return kind(**fields)
     except (TypeError, ValueError):
@@ -46,6 +50,10 @@ def check_field(kind: Callable[..., Message], name: str, value: object, field: s
     try:
         if isinstance(value, str) and _is_list(kind, name):
             raise TypeError("a text is no list")
+        if isinstance(value, bytes) and _is_text(kind, name):
+            raise TypeError("bytes are no text")
+        if isinstance(value, Mapping) and _is_mapping(kind, name):
+            check_texts(field or name, value)
         kind(**{name: value})
     except UnicodeEncodeError as error:
         raise InvalidArgument(field or name, f"must be UTF-8 text: {error}") from error
@@ -64,9 +72,13 @@ def check_texts(field: str, headers: Mapping[str, str]) -> None:
 
 
 def check_text(field: str, value: str) -> None:
-    """Raises InvalidArgument for what is no text."""
+    """Raises InvalidArgument for what is no text, or cannot be UTF-8."""
     if not isinstance(value, str):
         raise wrong(field, "text", value)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(field, f"must be UTF-8 text: {error}") from error
 
 
 def check_whole(field: str, value: int, least: int, most: int | None = None) -> None:
@@ -80,7 +92,7 @@ def check_whole(field: str, value: int, least: int, most: int | None = None) -> 
 
 def iterable(field: str, what: str, values: Iterable[T]) -> Iterable[T]:
     """The same; raises InvalidArgument for a text (a list of letters), and for no list at all."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+    if isinstance(values, str | bytes | bytearray | memoryview) or not isinstance(values, Iterable):
         raise wrong(field, f"a list of {what}", values)
     return values
 
@@ -92,6 +104,10 @@ def wrong(field: str, expected: str, value: object) -> InvalidArgument:
 
 def _is_list(kind: Callable[..., Message], name: str) -> bool:
     return bool(_field(kind, name).is_repeated)
+
+
+def _is_text(kind: Callable[..., Message], name: str) -> bool:
+    return _field(kind, name).type == FieldDescriptor.TYPE_STRING
 
 
 def _is_mapping(kind: Callable[..., Message], name: str) -> bool:

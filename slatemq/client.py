@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from slatemq import consumer as consuming
 from slatemq.admin import Admin
@@ -16,14 +16,18 @@ from slatemq.checks import check_text, check_whole, iterable
 from slatemq.command_calls import CommandCalls
 from slatemq.consumer import Consumer, Wish
 from slatemq.delivered import Origin, Received, received
+from slatemq.endpoints import addresses_of
 from slatemq.entries import EntryCalls
-from slatemq.errors import SlateMQError
+from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.finishing import Finisher, nack_of
+from slatemq.forks import refuse_pickling
+from slatemq.instance_status import InstanceStatus
 from slatemq.janitor import JanitorCalls
 from slatemq.keeping import LeaseKeeper
 from slatemq.models import (
     BatchSettings,
     OutgoingMessage,
+    Payload,
     Span,
     Time,
     Topology,
@@ -34,18 +38,21 @@ from slatemq.models import (
 from slatemq.outbox import OutboxCalls
 from slatemq.peers import CALL_S, Peers
 from slatemq.processing import process_all
+from slatemq.publish_wire import moved
 from slatemq.published import Published
 from slatemq.publisher import Publisher
 from slatemq.queue_calls import QueueCalls
+from slatemq.queue_locations import QueueLocations
 from slatemq.redrives import RedriveCalls
 from slatemq.settling import SettlingCalls
+from slatemq.termination import ending_at_sigterm
 
 if TYPE_CHECKING:
     from slatemq.otel import Telemetry
 
 
 def connect(
-    endpoint: str = "127.0.0.1:7420",
+    endpoint: str | Iterable[str] = "127.0.0.1:7420",
     *,
     batches: BatchSettings | None = None,
     call_timeout: Span = CALL_S,
@@ -53,8 +60,10 @@ def connect(
 ) -> Client:
     """A client of the instance that has a process at `endpoint` (`host:port`, any service).
 
-    Use it as a context manager; entering it reaches out, tries for 3 s (or `call_timeout`, if that
-    is shorter) so that a restart is no matter, and raises Unavailable when nobody is there.
+    Several addresses, in a list or with commas between them, do as well: any one that answers will
+    do. Use it as a context manager; entering it reaches out, tries for 3 s (or `call_timeout`, if
+    that is shorter) so that a restart does not matter, and raises Unavailable when no process
+    answers, InvalidArgument (NOT_SLATEMQ) when another server does.
     `call_timeout`: how long a call is repeated while processes are away. `tracing`: record
     OpenTelemetry spans and metrics, and carry the context in the headers; needs the extra `otel`.
     """
@@ -75,21 +84,27 @@ class Client(
 
     def __init__(
         self,
-        endpoint: str,
+        endpoint: str | Iterable[str],
         *,
         batches: BatchSettings | None = None,
         call_timeout: Span = CALL_S,
         tracing: bool = False,
     ) -> None:
         """See `connect`."""
-        check_text("endpoint", endpoint)
-        self._telemetry = _telemetry(endpoint) if tracing else None
-        self._peers = Peers(endpoint, seconds(call_timeout, "call_timeout"))
+        addresses = addresses_of(endpoint)
+        self._telemetry = _telemetry(addresses[0]) if tracing else None
+        carried = None if self._telemetry is None else self._telemetry.carried
+        self._peers = Peers(addresses, seconds(call_timeout, "call_timeout"), carried)
         self._publisher = Publisher(self._peers, batches or BatchSettings(), self._telemetry)
-        self._finisher = Finisher(self._peers)
+        self._locations = QueueLocations(self._peers)
+        self._finisher = Finisher(self._locations)
         self._keeper = LeaseKeeper(self._finisher)
-        self._admin = Admin(self._peers)
+        self._admin = Admin(self._locations)
+        self._status = InstanceStatus(self._peers, self._admin)
         self._consumers: set[Consumer | BatchConsumer] = set()
+
+    def __reduce__(self) -> NoReturn:
+        raise refuse_pickling(self)
 
     async def __aenter__(self) -> Client:
         try:
@@ -126,7 +141,7 @@ class Client(
 
     async def publish(
         self,
-        payload: bytes | str,
+        payload: Payload,
         headers: Mapping[str, str] | None = None,
         *,
         created_at: Time | None = None,
@@ -157,7 +172,7 @@ class Client(
         return await self._publisher.publish(message)
 
     async def publish_many(
-        self, messages: Iterable[OutgoingMessage | bytes | str], *, in_flight: int = 1
+        self, messages: Iterable[OutgoingMessage | Payload], *, in_flight: int = 1
     ) -> list[Published]:
         """Publishes messages in order, in as few requests as possible; returns their IDs.
 
@@ -167,8 +182,7 @@ class Client(
         first messages are durable at least, and InvalidArgument which one is refused.
         """
         given = iterable("messages", "messages", messages)
-        made = (m if isinstance(m, OutgoingMessage) else outgoing(m) for m in given)
-        return await self._publisher.publish_many(made, in_flight)
+        return await self._publisher.publish_many(_outgoing_all(given), in_flight)
 
     async def publish_batch(
         self,
@@ -197,6 +211,7 @@ class Client(
         lease: Span | None = None,
         consumer_id: str = "",
         hold: Span = consuming.HOLD_S,
+        outage_timeout: Span | None = None,
     ) -> Consumer:
         """Messages of a queue as they come.
 
@@ -210,12 +225,14 @@ class Client(
         Leases are kept alive in the background for at most `hold`, so `lease` may be short: it
         says how soon others get the messages of a consumer that crashed. At most `prefetch`
         messages are held beyond those in work; on leaving they go back, uncounted. Broken
-        connections are opened again, and while the queue is paused iterating waits. Raises NotFound
-        when there is no such queue.
+        connections are opened again, and while the queue is paused iterating waits. When the broker
+        has not answered for some seconds, that is logged at WARNING, and its return; after
+        `outage_timeout` (None: never) iterating raises Unavailable (OUTAGE_TIMEOUT). Raises
+        NotFound when there is no such queue.
         """
-        wish = Wish(prefetch, prefetch_bytes, lease, consumer_id, hold)
+        wish = Wish(prefetch, prefetch_bytes, lease, consumer_id, hold, outage_timeout)
         origin = self._origin(queue_id, self._keeper)
-        consumer = Consumer(self._peers, origin, self._keeper, wish, self._consumers.discard)
+        consumer = Consumer(self._locations, origin, self._keeper, wish, self._consumers.discard)
         self._consumers.add(consumer)
         return consumer
 
@@ -228,6 +245,7 @@ class Client(
         lease: Span | None = None,
         consumer_id: str = "",
         hold: Span = consuming.HOLD_S,
+        outage_timeout: Span | None = None,
     ) -> BatchConsumer:
         """Messages of a queue by the batch: what is there, up to `max_messages`, never none.
 
@@ -238,12 +256,14 @@ class Client(
                     async with batch:
                         work([message.payload for message in batch])
 
-        While one batch is worked on, the next is claimed. Leases are kept as in `consume`. What is
-        there is not waited for to become more.
+        While one batch is worked on, the next is claimed. Leases are kept, and outages are logged
+        and bounded, as in `consume`. What is there is not waited for to become more.
         """
-        wish = Wish(max_messages, max_bytes, lease, consumer_id, hold)
+        wish = Wish(max_messages, max_bytes, lease, consumer_id, hold, outage_timeout)
         origin = self._origin(queue_id, self._keeper)
-        consumer = BatchConsumer(self._peers, origin, self._keeper, wish, self._consumers.discard)
+        consumer = BatchConsumer(
+            self._locations, origin, self._keeper, wish, self._consumers.discard
+        )
         self._consumers.add(consumer)
         return consumer
 
@@ -256,16 +276,26 @@ class Client(
         lease: Span | None = None,
         consumer_id: str = "",
         hold: Span = consuming.HOLD_S,
+        outage_timeout: Span | None = None,
     ) -> None:
         """Calls `handler` for every message, `concurrency` at a time, until cancelled.
 
-        A message whose handler returns is acked, one whose handler raises is nacked and logged;
-        when this is cancelled, what is in work is released. Raises NotFound, InvalidArgument.
+        A message whose handler returns is acked; one whose handler raises is nacked, and logged
+        with its traceback. When this is cancelled, what is in work is released. So it is at
+        SIGTERM, where the program has no handler of its own for it and this runs on the main
+        thread; then the program ends (SystemExit, 143). `outage_timeout` as in `consume`: then the
+        handlers that run are waited for. Raises NotFound, InvalidArgument, Unavailable.
         """
         check_whole("concurrency", concurrency, 1, consuming.PREFETCH_MAX // 2)
-        async with self.consume(
-            queue_id, prefetch=2 * concurrency, lease=lease, consumer_id=consumer_id, hold=hold
-        ) as messages:
+        messages = self.consume(
+            queue_id,
+            prefetch=2 * concurrency,
+            lease=lease,
+            consumer_id=consumer_id,
+            hold=hold,
+            outage_timeout=outage_timeout,
+        )
+        async with ending_at_sigterm(), messages:
             await process_all(messages, handler, concurrency)
 
     async def claim(
@@ -293,7 +323,7 @@ class Client(
         )
         origin = self._origin(queue_id)
         began_ns = time.time_ns()
-        messages = received(await claim(self._peers, request, self._peers.call_s), origin)
+        messages = received(await claim(self._locations, request, self._peers.call_s), origin)
         if self._telemetry is not None:
             self._telemetry.received(queue_id, began_ns, messages)
         return messages
@@ -336,6 +366,14 @@ class Client(
     async def topology(self) -> Topology:
         """Where the processes of the instance are."""
         return await self._peers.topology()
+
+
+def _outgoing_all(given: Iterable[OutgoingMessage | Payload]) -> Iterator[OutgoingMessage]:
+    for place, one in enumerate(given):
+        try:
+            yield one if isinstance(one, OutgoingMessage) else outgoing(one)
+        except InvalidArgument as error:
+            raise moved(error, f"messages[{place}].{error.field}") from error
 
 
 def _telemetry(endpoint: str) -> Telemetry:

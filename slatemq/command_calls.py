@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from slatemq import consumer as consuming
 from slatemq.admin import Admin
+from slatemq.checks import check_text
 from slatemq.codecs import Codec
 from slatemq.commands import (
     Command,
@@ -21,11 +22,15 @@ from slatemq.commands import (
 )
 from slatemq.errors import FailedPrecondition
 from slatemq.keeping import LeaseKeeper
+from slatemq.message_refs import MessageRefs, MessageStore, MessageView
 from slatemq.models import Span, seconds
-from slatemq.peers import Peers
-from slatemq.queue_view import QueueCommands, QueueView, RefSet
+from slatemq.queue_commands import QueueCommands
+from slatemq.queue_locations import QueueLocations
 
 T = TypeVar("T")
+
+TRY_S = 2.0
+"""How long a view tries to take an item while the broker does not answer."""
 
 
 @runtime_checkable
@@ -43,7 +48,7 @@ class Settleable(Protocol):
 class CommandCalls:
     """Execute, and the calls that make views; a part of the client."""
 
-    _peers: Peers
+    _locations: QueueLocations
     _admin: Admin
     _keeper: LeaseKeeper
 
@@ -75,7 +80,7 @@ class CommandCalls:
                 raise FailedPrecondition(
                     "MESSAGE_FINISHED", "this message was acked or given back already"
                 )
-        results = await execute(self._peers, told, request_id)
+        results = await execute(self._locations, told, request_id)
         if isinstance(commands, CommandContext):
             commands.executed = True
         self._keeper.drop_all([token_of(lease) for lease in finishing])
@@ -95,14 +100,20 @@ class CommandCalls:
         lease: Span | None = None,
         consumer_id: str = "",
         hold: Span = consuming.HOLD_S,
-    ) -> QueueView[T]:
+        timeout: Span = TRY_S,
+    ) -> MessageView[T]:
         """A queue as items that are taken one by one, without waiting.
 
         `view.try_next()` gives a token or None, `view.refs` turns tokens into leases on items,
-        which are kept alive for at most `hold` while they are open.
+        which are kept alive for at most `hold` while they are open. `timeout` is how long
+        `try_next` tries while the broker does not answer, in place of `call_timeout`.
         """
-        refs = RefSet(codec, self._keeper, seconds(hold, "hold"), self._execute)
-        return QueueView(queue_id, self._peers, self._admin, refs, lease, consumer_id)
+        check_text("queue_id", queue_id)
+        refs = MessageRefs(queue_id, codec, self._keeper, seconds(hold, "hold"), self._execute)
+        store = MessageStore(
+            refs, self._locations, self._admin, timeout, lease=lease, consumer_id=consumer_id
+        )
+        return MessageView(store, refs)
 
     def queue_commands(self, queue_id: str, codec: Codec[T]) -> QueueCommands[T]:
         """Changes of a queue that take effect together, in one `execute`."""

@@ -16,7 +16,7 @@ from slatemq.checks import iterable, message_of, wrong
 from slatemq.errors import FailedPrecondition, InvalidArgument
 from slatemq.handles import shard_of
 from slatemq.models import OutgoingMessage, Span, Time, outgoing, span_ms
-from slatemq.peers import Peers
+from slatemq.queue_locations import QueueLocations
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
 COMMANDS_MAX = 1000
@@ -160,7 +160,7 @@ def token_of(lease: str | Leased) -> str:
 
 
 async def execute(
-    peers: Peers, commands: Sequence[Command], request_id: str = ""
+    locations: QueueLocations, commands: Sequence[Command], request_id: str = ""
 ) -> list[CommandResult]:
     """All of them or none, on the broker of their leases; repeated under one request ID."""
     if not 1 <= len(commands) <= COMMANDS_MAX:
@@ -176,13 +176,13 @@ async def execute(
     async def attempt(timeout: float) -> list[CommandResult]:
         on = shard
         if on is None and isinstance(first, Push):
-            on = await peers.broker_of(first.queue_id)
+            on = await locations.shard_of(first.queue_id)
         assert on is not None, "what has no lease is a push"
-        stub: Any = consumer_pb2_grpc.ConsumerServiceStub(await peers.broker(on))
+        stub: Any = consumer_pb2_grpc.ConsumerServiceStub(await locations.peers.broker(on))
         told = await stub.Execute(request, timeout=timeout)
         return [CommandResult(result.lease_deadline_ms) for result in told.results]
 
-    return await peers.call(attempt)
+    return await locations.peers.call(attempt)
 
 
 def _shard(commands: Sequence[Command]) -> int | None:

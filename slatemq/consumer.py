@@ -8,7 +8,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 import grpc.aio
@@ -26,10 +26,12 @@ from slatemq.errors import (
     Unavailable,
 )
 from slatemq.finishing import Finisher, Nack
+from slatemq.forks import refuse_pickling
 from slatemq.keeping import Lease, LeaseKeeper
 from slatemq.models import Span, milliseconds, seconds
-from slatemq.outages import Outage
-from slatemq.peers import BACKOFF_S, BACKOFF_S_MAX, Peers, closed, translated
+from slatemq.outages import PROVEN_S, Outage, OutageWatch, broker_of, timeout_of
+from slatemq.peers import BACKOFF_S, BACKOFF_S_MAX, closed, translated
+from slatemq.queue_locations import QueueLocations
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
 __all__ = ["Batch", "Consumer", "Received"]
@@ -51,9 +53,6 @@ HOLD_S = 3600.0
 CLOSE_S = 5.0
 """How long closing a consumer waits for a broker that does not answer."""
 
-PROVEN_S = 1.0
-"""A stream that brought nothing and broke sooner does not count as an end of the outage."""
-
 PAUSED = "QUEUE_PAUSED"
 """The server's reason for giving nothing: consumers wait for as long as it takes."""
 
@@ -66,6 +65,7 @@ class Wish(NamedTuple):
     lease: Span | None = None
     consumer_id: str = ""
     hold: Span = HOLD_S
+    outage_timeout: Span | None = None
 
     @property
     def lease_ms(self) -> int:
@@ -81,6 +81,7 @@ class Wish(NamedTuple):
             raise InvalidArgument("lease", "may not be negative")
         if seconds(self.hold, "hold") < 0:
             raise InvalidArgument("hold", "may not be negative")
+        timeout_of(self.outage_timeout)
 
 
 class Consumer:
@@ -91,7 +92,7 @@ class Consumer:
 
     def __init__(
         self,
-        peers: Peers,
+        locations: QueueLocations,
         origin: Origin,
         keeper: LeaseKeeper,
         wish: Wish,
@@ -100,7 +101,8 @@ class Consumer:
         """Made by the client."""
         wish.check()
         self.queue_id = origin.queue_id
-        self._peers = peers
+        self._locations = locations
+        self._peers = locations.peers
         self._origin = origin
         self._finisher: Finisher = origin.finisher
         self._keeper = keeper
@@ -118,12 +120,16 @@ class Consumer:
         self._closed = False
         self._stopping = False
         self._paused = False
+        self._answered_at_s: float | None = None
         self._streaming = False
-        self._down_since_s = 0.0
-        self._up_since_s: float | None = None
-        self._broke_by: SlateMQError | None = None
+        self._watch = OutageWatch(
+            broker_of(self.queue_id), timeout_of(wish.outage_timeout), self._give_up
+        )
         self._task: asyncio.Task[None] | None = None
         self._on_close = on_close
+
+    def __reduce__(self) -> NoReturn:
+        raise refuse_pickling(self)
 
     async def __aenter__(self) -> Consumer:
         return self
@@ -161,19 +167,19 @@ class Consumer:
 
     @property
     def outage(self) -> Outage | None:
-        """Since when the broker cannot be reached; None while it can, or before the first try.
+        """Since when the broker does not answer; None while it does, or before the first try.
 
-        Iterating waits for the broker for as long as it takes: who wants to give up looks here.
+        Iterating waits for the broker for `outage_timeout`.
         """
-        if self._up_since_s is not None or self._broke_by is None:
-            return None
-        return Outage(self._down_since_s, self._broke_by)
+        return self._watch.outage
 
     @property
     def paused(self) -> bool:
         """Whether the queue is paused, as of the last try; iterating waits for its end."""
-        up_since_s = self._up_since_s
-        return self._paused and (up_since_s is None or time.monotonic() - up_since_s < PROVEN_S)
+        answered_at_s = self._answered_at_s
+        return self._paused and (
+            answered_at_s is None or time.monotonic() - answered_at_s < PROVEN_S
+        )
 
     def _take(self) -> Received | None:
         """The first buffered message; None when its lease was lost, so that others may have it."""
@@ -207,6 +213,7 @@ class Consumer:
         """
         self._closed = True
         self._stopping = True
+        self._watch.close()
         self._taken.set()
         self._arrived.set()
         try:
@@ -241,7 +248,7 @@ class Consumer:
     async def _run(self) -> None:
         """Keeps a stream open until the consumer is closed or refused for good."""
         backoff = BACKOFF_S
-        self._down_since_s = time.monotonic()
+        self._watch.begin()
         while not self._closed:
             self._has_received = False
             try:
@@ -251,16 +258,16 @@ class Consumer:
                     self._fail(error)
                     return
                 log.debug("stream of %s broke: %s", self.queue_id, error)
-                self._broke(error)
+                self._watch.begin(error)
                 self._peers.forget()
             except SlateMQError as error:
                 if error.reason != PAUSED:
                     if isinstance(error, NotFound):
-                        self._peers.moved(self.queue_id)
+                        self._locations.forget(self.queue_id)
                     self._fail(error)
                     return
-                self._down_since_s, self._up_since_s = time.monotonic(), None
-                self._broke_by, self._paused = None, True
+                self._watch.end()
+                self._paused = True
             except Exception as error:
                 log.exception("the stream of %s ended by a fault", self.queue_id)
                 self._fail(Internal(f"a fault of the client: {error!r}"))
@@ -271,12 +278,10 @@ class Consumer:
                 await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
             backoff = min(backoff * 2, BACKOFF_S_MAX)
 
-    def _broke(self, error: SlateMQError) -> None:
-        now_s, up_since_s = time.monotonic(), self._up_since_s
-        if up_since_s is not None and (self._has_received or now_s - up_since_s >= PROVEN_S):
-            self._down_since_s = now_s
-        self._up_since_s = None
-        self._broke_by = error
+    def _give_up(self, error: Unavailable) -> None:
+        self._fail(error)
+        if self._task is not None:
+            self._task.cancel()
 
     def _fail(self, error: SlateMQError) -> None:
         self._error = error
@@ -284,7 +289,8 @@ class Consumer:
 
     async def _stream(self) -> None:
         """One stream, to its end. Raises why it ended, unless this consumer stopped it."""
-        channel = await self._peers.broker(await self._peers.broker_of(self.queue_id))
+        self._answered_at_s = None
+        channel = await self._locations.channel_of(self.queue_id)
         stub: Any = consumer_pb2_grpc.ConsumerServiceStub(channel)
         call = stub.Consume()
         writing = asyncio.create_task(self._write_all(call))
@@ -301,6 +307,8 @@ class Consumer:
         try:
             while (answer := await call.read()) is not grpc.aio.EOF:
                 self._consumer_id = answer.consumer_id
+                self._watch.end_soon()
+                self._answered_at_s = self._answered_at_s or time.monotonic()
                 self._receive(claimed_of(answer))
         except grpc.RpcError as error:
             raise translated(error) from error
@@ -332,7 +340,6 @@ class Consumer:
         """Starts the stream, grants what is taken out of the buffer, and stops it at the end."""
         try:
             await call.write(consumer_pb2.ConsumeRequest(start=self._start()))
-            self._up_since_s = time.monotonic()
             while not self._stopping:
                 await self._taken.wait()
                 self._taken.clear()
@@ -357,6 +364,7 @@ class Consumer:
         if claimed.payloads:
             self._has_received = True
             self._paused = False
+            self._watch.end()
             self._arrived.set()
 
 

@@ -7,13 +7,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, overload
 
 from slatemq.bounds import cut_reason
 from slatemq.claimed import Alone, Claimed, Headers, Run
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
 from slatemq.failures import has_failed, reason_of
 from slatemq.finishing import Finisher, Nack, nack_of
+from slatemq.forks import refuse_pickling
 from slatemq.handles import handle_of
 from slatemq.keeping import Lease, LeaseKeeper, seconds_from_claim
 from slatemq.models import Span, milliseconds
@@ -62,6 +63,9 @@ class Received:
     """The bytes as they were published."""
 
     _headers: Mapping[str, str]
+
+    def __reduce__(self) -> NoReturn:
+        raise refuse_pickling(self, "Pass its payload and headers, and finish it here")
 
     def __init__(self, run: Run | Alone, place: int, payload: bytes, origin: Origin) -> None:
         """Made by the client, by the thousand: what can wait until it is asked for does."""

@@ -14,14 +14,17 @@ from slatemq.entry_models import (
     EntryState,
     EntryView,
     SearchProgress,
+    StateName,
+    ViewName,
     entry_of,
     state_wire,
     view_wire,
 )
 from slatemq.errors import NotFound, SlateMQError
 from slatemq.handles import queue_of_handle
-from slatemq.models import Time, time_ms
+from slatemq.models import Payload, Time, payload_bytes, time_ms
 from slatemq.peers import ATTEMPT_S, Peers
+from slatemq.queue_locations import QueueLocations
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
 from slatemq.watching import DelayedWatch
 
@@ -36,14 +39,15 @@ class EntryCalls:
     """Listing, finding, cancelling, rescheduling and editing; a part of the client."""
 
     _peers: Peers
+    _locations: QueueLocations
     _admin: Admin
 
     async def list_entries(
         self,
         queue_id: str,
-        state: EntryState | str,
+        state: EntryState | StateName,
         *,
-        view: EntryView | str = EntryView.BASIC,
+        view: EntryView | ViewName = EntryView.BASIC,
         finished_from: Time | None = None,
         finished_until: Time | None = None,
         newest_first: bool = False,
@@ -74,11 +78,11 @@ class EntryCalls:
     async def entry_page(
         self,
         queue_id: str,
-        state: EntryState | str,
+        state: EntryState | StateName,
         *,
         page_size: int = 100,
         page_token: str = "",
-        view: EntryView | str = EntryView.BASIC,
+        view: EntryView | ViewName = EntryView.BASIC,
         finished_from: Time | None = None,
         finished_until: Time | None = None,
         newest_first: bool = False,
@@ -98,7 +102,7 @@ class EntryCalls:
         told = await self._ask(queue_id, "ListEntries", request)
         return EntryPage([entry_of(each) for each in told.entries], told.next_page_token)
 
-    async def get_entry(self, handle: str, *, view: EntryView | str = EntryView.FULL) -> Entry:
+    async def get_entry(self, handle: str, *, view: EntryView | ViewName = EntryView.FULL) -> Entry:
         """One entry as it is now. By a handle without a place this searches its queue.
 
         Raises NotFound (ENTRY_UNKNOWN, QUEUE_NOT_FOUND), FailedPrecondition (HANDLE_STALE: it
@@ -217,7 +221,7 @@ class EntryCalls:
         self,
         handle: str,
         *,
-        payload: bytes | str | None = None,
+        payload: Payload | None = None,
         headers: Mapping[str, str] | None = None,
         etag: str = "",
     ) -> str:
@@ -230,7 +234,7 @@ class EntryCalls:
         request = message_of(
             entry_pb2.EditMessageRequest,
             handle=handle,
-            payload=payload.encode() if isinstance(payload, str) else payload,
+            payload=None if payload is None else payload_bytes(payload),
             replace_headers=headers is not None,
             headers=headers,
             etag=etag,
@@ -238,7 +242,7 @@ class EntryCalls:
         return str((await self._by_handle(handle, "EditMessage", request)).etag)
 
     def watch_delayed(
-        self, queue_id: str, *, position: str = "", view: EntryView | str = EntryView.FULL
+        self, queue_id: str, *, position: str = "", view: EntryView | ViewName = EntryView.FULL
     ) -> DelayedWatch:
         """The messages that are delayed in a queue, each before it can be claimed, without end.
 
@@ -254,7 +258,7 @@ class EntryCalls:
         """
         check_text("queue_id", queue_id)
         check_text("position", position)
-        return DelayedWatch(self._peers, queue_id, position, view_wire(view))
+        return DelayedWatch(self._locations, queue_id, position, view_wire(view))
 
     async def _by_handle(
         self,
@@ -285,24 +289,20 @@ class EntryCalls:
     ) -> Any:
         """One call to the broker that has the queue; `before` is told of each try."""
 
-        async def attempt(timeout: float) -> Any:
-            channel = await self._peers.broker(await self._peers.broker_of(queue_id))
+        async def attempt(shard: int, timeout: float) -> Any:
+            channel = await self._peers.broker(shard)
             if before is not None:
                 before()
             call = getattr(entry_pb2_grpc.EntryServiceStub(channel), method)
             return await call(request, timeout=timeout)
 
-        try:
-            return await self._peers.call(
-                attempt,
-                attempt_s=ATTEMPT_S + wait_s,
-                wait_s=wait_s,
-                repeat_unknown=repeat_unknown,
-            )
-        except NotFound as error:
-            if error.reason == "QUEUE_NOT_FOUND":
-                self._peers.moved(queue_id)
-            raise
+        return await self._locations.call(
+            queue_id,
+            attempt,
+            attempt_s=ATTEMPT_S + wait_s,
+            wait_s=wait_s,
+            repeat_unknown=repeat_unknown,
+        )
 
 
 def _time_ms(field: str, time: Time | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import entry_pb2, message_pb2, queue_pb2
@@ -20,6 +20,13 @@ class EntryState(StrEnum):
     DONE = "done"
     FAILED = "failed"
     ARCHIVED = "archived"
+
+
+StateName = Literal["available", "delayed", "in_flight", "in-flight", "done", "failed", "archived"]
+"""The states, as text; a hyphen does as well."""
+
+ViewName = Literal["basic", "attempts", "headers", "full"]
+"""The views, as text."""
 
 
 class EntryView(StrEnum):

@@ -11,6 +11,7 @@
     ├── ResourceExhausted    a bound was reached: wait `retry_after_ms`, then retry
     ├── Unavailable          a part is away: wait `retry_after_ms`, then retry
     ├── DeadlineExceeded     no answer in time: the call may or may not have happened
+    ├── Unimplemented        this process does not serve that: call another
     ├── DataLoss             stored bytes are damaged or gone for good
     └── Internal             a fault of ours: report it
 
@@ -37,10 +38,17 @@ __all__ = [
     "ResourceExhausted",
     "SlateMQError",
     "Unavailable",
+    "Unimplemented",
 ]
 
 DEFAULT_RETRY_AFTER_MS = 100
 """How long a caller waits before the first retry when the server has no better guess."""
+
+INCOMPLETE = "INCOMPLETE"
+"""The reason of the error that ends a listing in which brokers are missing."""
+
+SHARDS = "broker_shards"
+"""The fact of such an error that names them, with commas."""
 
 
 class SlateMQError(Exception):
@@ -210,6 +218,17 @@ class DeadlineExceeded(SlateMQError):
     """No answer before the deadline; it may still have happened. Repeat only what is idempotent."""
 
     default_reason = "DEADLINE_EXCEEDED"
+
+
+class Unimplemented(SlateMQError):
+    """The process called does not have the method. Call another one, or a newer version.
+
+    Where another process has it, the reason is WRONG_SERVICE, and the metadata says which: the
+    `service` that was called, `served_by` (such as `broker`), and `addresses`, separated by commas,
+    as far as they are known.
+    """
+
+    default_reason = "UNIMPLEMENTED"
 
 
 class DataLoss(SlateMQError):

@@ -16,7 +16,8 @@ from slatemq.commands import Fail, execute
 from slatemq.errors import NotFound, SlateMQError
 from slatemq.handles import places_by_shard, shard_of
 from slatemq.models import Span
-from slatemq.peers import Peers, closed
+from slatemq.peers import closed
+from slatemq.queue_locations import QueueLocations
 from slatemq.rpc_status import from_status
 from slatemq.token_rows import Rows, rows_among
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
@@ -123,9 +124,10 @@ def _settle(done: asyncio.Future[R], result: R | SlateMQError) -> None:
 class Finisher:
     """Acks, nacks and extends by token, on the right broker shard."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, locations: QueueLocations) -> None:
         """Call through these peers."""
-        self._peers = peers
+        self._locations = locations
+        self._peers = locations.peers
         self._acks: dict[int, Batcher[str, None]] = {}
         self._nacks: dict[int, Batcher[Nack, None]] = {}
         self._unanswered: set[asyncio.Future[None]] = set()
@@ -155,7 +157,7 @@ class Finisher:
     async def fail(self, token: str, reason: str) -> None:
         """Gives one message up, whatever attempts are left; raises why it was refused."""
         self._peers.check_home()
-        await execute(self._peers, [Fail(token, reason)])
+        await execute(self._locations, [Fail(token, reason)])
 
     def release_soon(self, tokens: Iterable[str]) -> None:
         """Gives messages back that nobody has worked on, in the background."""

@@ -196,6 +196,7 @@ class Gatherer:
         def answered(told: list[Published] | SlateMQError) -> None:
             self._streamed -= 1
             if not isinstance(told, SlateMQError):
+                self._requests.answered(shard)
                 self._succeed(batch, told)
                 self._room.give_back(batch.size)
             elif self._given_up:

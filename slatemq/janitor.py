@@ -72,7 +72,6 @@ class JobRun:
     run_id: str
     job: str
     dry_run: bool
-    master: str
     queue_ids: Sequence[str]
     scheduled: bool
     state: JobRunState
@@ -103,7 +102,6 @@ class JanitorCalls:
         *,
         dry_run: bool = False,
         queue_ids: Iterable[str] = (),
-        master: str = "",
         older_than: Span | None = None,
         days: int = 0,
         into: str = "",
@@ -115,8 +113,8 @@ class JanitorCalls:
         """Begins a run of `retention`, `unreferenced`, `done`, `dead-letters`, `report`, `restore`.
 
         It goes on in the janitor whatever becomes of the caller. `dry_run`: count what would go.
-        `master`: a Spark master in place of the janitor's. `older_than`: of `dead-letters`; `days`:
-        of `report`; `into`, `message_ids`, `failed_from`, `failed_until`: of `restore`.
+        `older_than`: of `dead-letters`; `days`: of `report`; `into`, `message_ids`, `failed_from`,
+        `failed_until`: of `restore`.
         Raises InvalidArgument, FailedPrecondition (JOB_RUNNING: its metadata has the `run_id`),
         ResourceExhausted, Unavailable.
         """
@@ -125,7 +123,6 @@ class JanitorCalls:
             job=job,
             dry_run=dry_run,
             queue_ids=iterable("queue_ids", "queue IDs", queue_ids),
-            master=master,
             older_than_s=None if older_than is None else whole_seconds("older_than", older_than),
             days=days,
             target_queue_id=into,
@@ -242,7 +239,6 @@ def _run_of(told: janitor_pb2.Run) -> JobRun:
         run_id=told.run_id,
         job=told.request.job,
         dry_run=told.request.dry_run,
-        master=told.request.master,
         queue_ids=list(told.request.queue_ids),
         scheduled=told.trigger == janitor_pb2.Run.TRIGGER_SCHEDULE,
         state=_STATES[told.state],

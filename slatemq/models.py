@@ -100,11 +100,15 @@ class RouteStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The whole instance, as far as it answered."""
+    """The whole instance, as far as it answered.
+
+    `unlisted_brokers`: the broker shards that did not answer, whose queues are missing.
+    """
 
     services: list[ServiceStatus]
     routes: list[RouteStatus]
     queues: list[Queue]
+    unlisted_brokers: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +162,24 @@ def time_ms(time: Time, field: str = "") -> int:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+Payload = bytes | str | bytearray | memoryview
+"""What a message carries; text is sent as UTF-8."""
+
+
+def payload_bytes(payload: Payload, field: str = "payload") -> bytes:
+    """The bytes to send. Raises InvalidArgument for text that is not UTF-8."""
+    if isinstance(payload, str):
+        try:
+            return payload.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(field, f"must be UTF-8 text: {error}") from error
+    if isinstance(payload, bytearray | memoryview):
+        return bytes(payload)
+    return payload
+
+
 def outgoing(
-    payload: bytes | str,
+    payload: Payload,
     headers: Mapping[str, str] | None = None,
     created_at: Time | None = None,
     retention: Span | None = None,
@@ -170,7 +190,7 @@ def outgoing(
 ) -> OutgoingMessage:
     """A message to publish, from what `Client.publish` takes."""
     return OutgoingMessage(
-        payload.encode() if isinstance(payload, str) else payload,
+        payload if type(payload) is bytes else payload_bytes(payload),
         _headers(headers) if headers else {},
         time_ms(created_at, "created_at") if created_at is not None else None,
         whole_seconds("retention", retention) if retention is not None else None,

@@ -2,8 +2,9 @@
 
 A publish is a PRODUCER span, whose context travels in the headers `traceparent` and `tracestate`;
 taking a message over is a CLIENT span, working on it a CONSUMER span that links to the publish
-(many messages of many producers meet in one consumer), settling it a CLIENT span. Needs the extra
-`otel`; what is recorded goes to the program's own providers.
+(many messages of many producers meet in one consumer), settling it a CLIENT span. The metadata of
+every call carries the context that is current when it begins, for the spans of the services. Needs
+the extra `otel`; what is recorded goes to the program's own providers.
 """
 
 from __future__ import annotations
@@ -54,6 +55,12 @@ class Telemetry:
             unit="s",
             explicit_bucket_boundaries_advisory=DURATION_BUCKETS_S,
         )
+
+    def carried(self) -> list[tuple[str, str]]:
+        """The current context as the metadata of a call; empty where there is none."""
+        context: dict[str, str] = {}
+        self._propagator.inject(context)
+        return list(context.items())
 
     @contextmanager
     def publishing(self, messages: Any, is_batch: bool) -> Iterator[None]:

@@ -1,10 +1,25 @@
-"""What a stream that waits for its broker tells of it."""
+"""Outages of servers that a client waits for: in the log, and bounded where that is wanted."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
-from slatemq.errors import SlateMQError
+from slatemq.errors import InvalidArgument, SlateMQError, Unavailable
+from slatemq.models import Span, seconds
+
+__all__ = ["PROVEN_S", "Outage", "OutageWatch", "broker_of", "timeout_of"]
+
+log = logging.getLogger(__name__)
+
+WARN_S = 5.0
+"""An outage is logged when it has lasted for so long: a restart may take some seconds."""
+
+PROVEN_S = 1.0
+"""A connection that brought nothing and broke sooner does not end an outage."""
 
 
 class Outage(NamedTuple):
@@ -12,3 +27,113 @@ class Outage(NamedTuple):
 
     since_s: float
     error: SlateMQError
+
+
+def broker_of(queue_id: str) -> str:
+    """What the log calls the broker of a queue."""
+    return f"the broker of queue {queue_id!r}"
+
+
+def timeout_of(outage_timeout: Span | None) -> float | None:
+    """The option in seconds; None waits for ever. Raises InvalidArgument for a negative one."""
+    if outage_timeout is None:
+        return None
+    timeout_s = seconds(outage_timeout, "outage_timeout")
+    if not timeout_s >= 0:
+        raise InvalidArgument("outage_timeout", "may not be negative")
+    return timeout_s
+
+
+class OutageWatch:
+    """Times the outage of one server.
+
+    Logs at WARNING when it has lasted for `WARN_S`, and when it is over after that; calls
+    `on_timeout` once when it has lasted for `timeout_s`.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        timeout_s: float | None = None,
+        on_timeout: Callable[[Unavailable], None] = lambda _: None,
+    ) -> None:
+        """No outage yet. `server` is what the log calls it."""
+        self._server = server
+        self._timeout_s = timeout_s
+        self._on_timeout = on_timeout
+        self._since_s: float | None = None
+        self._error: SlateMQError | None = None
+        self._warned = False
+        self._timers: list[asyncio.TimerHandle] = []
+        self._proof: asyncio.TimerHandle | None = None
+
+    @property
+    def outage(self) -> Outage | None:
+        """The outage; None while there is none, or before the first try has failed."""
+        if self._since_s is None or self._error is None:
+            return None
+        return Outage(self._since_s, self._error)
+
+    def begin(self, error: SlateMQError | None = None) -> None:
+        """The broker does not answer; `error` says why, None before the first try."""
+        self._drop_proof()
+        self._error = error or self._error
+        if self._since_s is not None:
+            return
+        self._since_s = time.monotonic()
+        loop = asyncio.get_running_loop()
+        self._timers = [loop.call_later(WARN_S, self._warn)]
+        if self._timeout_s is not None:
+            self._timers.append(loop.call_later(self._timeout_s, self._give_up))
+
+    def end(self) -> None:
+        """The broker has answered."""
+        self._drop_proof()
+        if self._since_s is None:
+            return
+        if self._warned:
+            log.warning(
+                "%s answers again, after %.0f s",
+                self._server,
+                time.monotonic() - self._since_s,
+            )
+        self.close()
+
+    def end_soon(self) -> None:
+        """There is a connection: the outage is over if that lasts for `PROVEN_S`."""
+        if self._error is None:
+            self.end()
+        elif self._since_s is not None and self._proof is None:
+            self._proof = asyncio.get_running_loop().call_later(PROVEN_S, self.end)
+
+    def close(self) -> None:
+        """Forgets the outage, without a word."""
+        self._drop_proof()
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self._since_s, self._error, self._warned = None, None, False
+
+    def _drop_proof(self) -> None:
+        if self._proof is not None:
+            self._proof.cancel()
+            self._proof = None
+
+    def _why(self) -> str:
+        return self._error.message if self._error is not None else "no connection yet"
+
+    def _warn(self) -> None:
+        self._warned = True
+        log.warning("%s has not answered for %.0f s: %s", self._server, WARN_S, self._why())
+
+    def _give_up(self) -> None:
+        if self._proof is not None:  # It may be over.
+            self._timers.append(asyncio.get_running_loop().call_later(PROVEN_S, self._give_up))
+            return
+        problem = Unavailable(
+            f"{self._server} has not answered for outage_timeout, {self._timeout_s:g} s: "
+            f"{self._why()}",
+            reason="OUTAGE_TIMEOUT",
+        )
+        self.close()
+        self._on_timeout(problem)

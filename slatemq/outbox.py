@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from slatemq.checks import check_text, message_of
 from slatemq.errors import NotFound
 from slatemq.peers import Peers
+from slatemq.queue_locations import Answers, QueueLocations
 from slatemq.v1 import outbox_pb2, outbox_pb2_grpc
 
 RESOURCE = "refused push"
@@ -58,29 +59,37 @@ class OutboxCalls:
     """Looking at outboxes, and repairing them; a part of the client."""
 
     _peers: Peers
+    _locations: QueueLocations
 
-    async def outbox_lines(self) -> list[OutboxLine]:
-        """How the outboxes of all brokers stand: a line for each ingest that anything went to."""
-        return [
-            OutboxLine(
-                broker_shard=shard,
-                ingest_shard=line.ingest_shard,
-                waiting_count=line.waiting_count,
-                waiting_bytes=line.waiting_bytes,
-                oldest_pushed_at_ms=line.oldest_pushed_at_ms,
-                halted_reason=line.halted_reason,
-            )
-            for shard, told in await self._outboxes()
-            for line in told.lines
-        ]
+    async def outbox_lines(self) -> AsyncIterator[OutboxLine]:
+        """How the outboxes of all brokers stand: a line for each ingest that anything went to.
 
-    async def refused_pushes(self) -> list[RefusedPush]:
-        """The pushes put aside, at most 1,000 of each broker; their contents are left out."""
-        return [
-            _push_of(push, shard)
-            for shard, told in await self._outboxes()
-            for push in told.refused_pushes
-        ]
+        Raises Unavailable (INCOMPLETE) at the end when brokers did not answer:
+        `metadata["broker_shards"]` names them.
+        """
+        answers = await self._outboxes()
+        for shard, outbox in sorted(answers.by_shard.items()):
+            for line in outbox.lines:
+                yield OutboxLine(
+                    broker_shard=shard,
+                    ingest_shard=line.ingest_shard,
+                    waiting_count=line.waiting_count,
+                    waiting_bytes=line.waiting_bytes,
+                    oldest_pushed_at_ms=line.oldest_pushed_at_ms,
+                    halted_reason=line.halted_reason,
+                )
+        answers.check_complete()
+
+    async def refused_pushes(self) -> AsyncIterator[RefusedPush]:
+        """The pushes set aside, at most 1,000 of each broker; their contents are left out.
+
+        Raises as `outbox_lines`.
+        """
+        answers = await self._outboxes()
+        for shard, outbox in sorted(answers.by_shard.items()):
+            for push in outbox.refused_pushes:
+                yield _push_of(push, shard)
+        answers.check_complete()
 
     async def get_refused_push(self, push: RefusedPush | str) -> RefusedPush:
         """A push that was put aside, with its content. A bare ID is asked for at every broker.
@@ -114,12 +123,11 @@ class OutboxCalls:
             raise NotFound("broker shard", str(broker_shard))
         await self._ask_outbox(broker_shard, "ResumeOutbox", request)
 
-    async def _outboxes(self) -> list[tuple[int, outbox_pb2.GetOutboxResponse]]:
+    async def _outboxes(self) -> Answers[outbox_pb2.GetOutboxResponse]:
         request = outbox_pb2.GetOutboxRequest()
-        return [
-            (shard, await self._ask_outbox(shard, "GetOutbox", request))
-            for shard in await self._peers.broker_shards()
-        ]
+        return await self._locations.ask_all(
+            outbox_pb2_grpc.OutboxServiceStub, "GetOutbox", request
+        )
 
     async def _about_push(
         self, push: RefusedPush | str, method: str, request_type: Any
@@ -129,7 +137,7 @@ class OutboxCalls:
             return await self._ask_outbox(push.broker_shard, method, request), push.broker_shard
         check_text("push_id", push)
         request = request_type(push_id=push)
-        return await self._peers.ask_whoever_has(
+        return await self._locations.ask_owner_of(
             RESOURCE, push, lambda shard: self._ask_outbox(shard, method, request)
         )
 

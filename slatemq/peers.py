@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,14 +16,15 @@ import grpc.aio
 
 from slatemq.errors import (
     DeadlineExceeded,
-    NotFound,
     ResourceExhausted,
     SlateMQError,
     Unavailable,
 )
+from slatemq.forks import check_can_connect, inherited_client, note_channel
 from slatemq.models import Topology
 from slatemq.rpc_status import STATUS_DETAILS_KEY, from_rpc_error
-from slatemq.v1 import queue_pb2, queue_pb2_grpc, topology_pb2, topology_pb2_grpc
+from slatemq.topology_cache import TopologyCache
+from slatemq.traced_channels import Carried, traced_channel
 
 T = TypeVar("T")
 
@@ -35,20 +37,20 @@ ATTEMPT_S = 10.0
 BACKOFF_S = 0.05
 BACKOFF_S_MAX = 1.0
 
-CONNECT_S = 5.0
-"""How long `connect` waits for an address that does not answer."""
-
 REACH_S = 3.0
 """How long `connect` goes on with an address that refuses: its process may be starting again."""
 
 WAITED_S = 1.0
 """A try that is to wait and failed later than this had reached somebody."""
 
-REFRESH_S = 0.25
-"""While somebody is away, the topology is read again this often at most."""
+NOT_CONNECTED = "NOT_CONNECTED"
+"""The reason of a call that failed before any of it was sent."""
 
-LOOK_UP_S = 2.0
-"""How long one process may take to tell the topology, when there are others to ask."""
+WRONG_SERVICE = "WRONG_SERVICE"
+"""The reason of a call that got to a process of another kind."""
+
+NOT_TAKEN = frozenset({NOT_CONNECTED, WRONG_SERVICE})
+"""Reasons of calls that cannot have taken effect."""
 
 HOPELESS = frozenset({"MESSAGE_TOO_LARGE", "SHARD_FULL"})
 """Bounds that the same request will meet again."""
@@ -63,6 +65,7 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # What ends the connection; 60 s unless it is set.
     # A stream may wait for messages for hours: it must find out when the other side is gone.
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),  # Ours know which calls may be repeated.
@@ -73,24 +76,22 @@ _OPTIONS = [
 class Peers:
     """The channels of one client, on one event loop of one process."""
 
-    def __init__(self, endpoint: str, call_s: float = CALL_S) -> None:
-        """Ask `endpoint` first; try each call for at most `call_s` seconds."""
+    def __init__(
+        self, addresses: Sequence[str], call_s: float = CALL_S, carried: Carried | None = None
+    ) -> None:
+        """Ask these addresses first; try each call for at most `call_s` seconds.
+
+        `carried` gives every call a trace context, where there is any. Raises RuntimeError as
+        `check_can_connect`.
+        """
+        check_can_connect()
         self.call_s = call_s
-        self._endpoint = endpoint
+        self._carried = carried
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._topology: Topology | None = None
-        self._stale = True
-        self._asked_at = float("-inf")
-        self._asking = asyncio.Lock()
-        self._broker_of: dict[str, int] = {}
+        self._topology = TopologyCache(addresses, self.at)
         self._closed = False
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def endpoint(self) -> str:
-        """The address that the client was given."""
-        return self._endpoint
 
     def check_home(self) -> None:
         """Raises RuntimeError in a forked process or another loop, Unavailable after `close`.
@@ -100,9 +101,7 @@ class Peers:
         if self._closed:
             raise closed()
         if self._pid != os.getpid():
-            raise RuntimeError(
-                "this client was made before a fork; make one in each process, after the fork"
-            )
+            raise inherited_client()
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._loop is not None:
@@ -118,7 +117,11 @@ class Peers:
             raise closed()
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            note_channel(channel)
+            if self._carried is not None:
+                channel = traced_channel(channel, self._carried)
+            self._channels[address] = channel
         return channel
 
     async def close(self) -> None:
@@ -127,32 +130,22 @@ class Peers:
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             await channel.close()
+        await self._topology.close()
 
     # --- Topology -----------------------------------------------------------
 
     async def topology(self) -> Topology:
-        """Where everybody is; asked once, and again after `forget`.
-
-        Where nobody tells, the addresses known so far are the best guess. Raises Unavailable
-        when there never were any.
-        """
+        """Where the processes are, as far as it is known. Raises as `TopologyCache.get`."""
         self.check_home()
-        if self._topology is not None and not self._must_ask():
-            return self._topology
-        async with self._asking:
-            if self._topology is None or self._must_ask():
-                try:
-                    self._topology = await self._ask_topology()
-                    self._stale = False
-                except (Unavailable, DeadlineExceeded):
-                    if self._topology is None or self._closed:
-                        raise
-                finally:
-                    self._asked_at = time.monotonic()
-            return self._topology
+        return await self._topology.get()
+
+    async def fresh_topology(self) -> Topology:
+        """The same, asked now. Raises as `TopologyCache.fresh`."""
+        self.check_home()
+        return await self._topology.fresh()
 
     async def reach(self) -> None:
-        """Finds out where everybody is. Raises Unavailable when nobody is there for `REACH_S`."""
+        """Finds out where the processes are. Raises Unavailable when none answers for `REACH_S`."""
         until = time.monotonic() + min(REACH_S, self.call_s)
         pause = BACKOFF_S
         while True:
@@ -166,54 +159,9 @@ class Peers:
             else:
                 return
 
-    def _must_ask(self) -> bool:
-        return self._stale and time.monotonic() - self._asked_at >= REFRESH_S
-
     def forget(self) -> None:
-        """Somebody is away or has moved: ask again before the next call."""
-        self._stale = True
-
-    async def fresh_topology(self) -> Topology:
-        """Where everybody is, asked now. Raises Unavailable when nobody tells."""
-        self.check_home()
-        async with self._asking:
-            self._topology = await self._ask_topology()
-            self._stale = False
-            return self._topology
-
-    async def _ask_topology(self) -> Topology:
-        known = [self._endpoint]
-        if self._topology is not None:
-            told = self._topology
-            for addresses in (told.ingests, told.brokers, told.routers, told.janitors):
-                known += addresses.values()
-        problem: SlateMQError | None = None
-        for address in dict.fromkeys(known):
-            try:
-                return await self._ask(address, LOOK_UP_S if len(known) > 1 else CONNECT_S)
-            except SlateMQError as error:
-                if self._closed:
-                    raise
-                problem = problem or error
-        assert problem is not None, "there is at least one address to ask"
-        if isinstance(problem, Unavailable | DeadlineExceeded):
-            raise Unavailable(
-                f"{self._endpoint} is not reachable: {problem.message}", reason="UNREACHABLE"
-            ) from problem
-        raise problem
-
-    async def _ask(self, address: str, timeout: float) -> Topology:
-        stub = topology_pb2_grpc.TopologyServiceStub(self.at(address))
-        with errors_translated():
-            told = await self.unless_closed(
-                stub.GetTopology(topology_pb2.GetTopologyRequest(), timeout=timeout)
-            )
-        return Topology(
-            {peer.shard: peer.address for peer in told.ingests},
-            {peer.shard: peer.address for peer in told.brokers},
-            {peer.shard: peer.address for peer in told.routers},
-            {peer.shard: peer.address for peer in told.janitors},
-        )
+        """A process is down or has moved: ask again before the next call."""
+        self._topology.forget()
 
     async def ingest_shards(self) -> list[int]:
         """The ingest shards, in ascending order."""
@@ -221,13 +169,15 @@ class Peers:
 
     def ingests_at_hand(self) -> Sequence[int]:
         """The ingest shards known last, in ascending order, without asking; empty = none."""
-        return [] if self._topology is None else sorted(self._topology.ingests)
+        known = self._topology.known
+        return [] if known is None else sorted(known.ingests)
 
     def ingest_at_hand(self, shard: int) -> grpc.aio.Channel | None:
         """The channel to an ingest shard; None where it would have to be asked for."""
-        if self._topology is None or self._stale or self._closed:
+        known = self._topology.known
+        if known is None or self._topology.is_stale or self._closed:
             return None
-        address = self._topology.ingests.get(shard)
+        address = known.ingests.get(shard)
         return None if address is None else self.at(address)
 
     async def broker_shards(self) -> list[int]:
@@ -258,62 +208,23 @@ class Peers:
             raise Unavailable(f"no {service} {shard} is known", reason="PEER_UNKNOWN")
         return self.at(addresses[shard])
 
-    # --- Queues -------------------------------------------------------------
-
-    async def broker_of(self, queue_id: str) -> int:
-        """The broker shard of a queue, found by asking; raises NotFound."""
-        shards = await self.broker_shards()
-        if len(shards) == 1:
-            return shards[0]
-        known = self._broker_of.get(queue_id)
-        if known is not None:
-            return known
-        missing: NotFound | None = None
-        for shard in shards:
-            stub = queue_pb2_grpc.QueueServiceStub(await self.broker(shard))
-            try:
-                await stub.GetQueue(queue_pb2.GetQueueRequest(queue_id=queue_id), timeout=ATTEMPT_S)
-            except grpc.RpcError as error:
-                told = from_rpc_error(error)
-                if not isinstance(told, NotFound):
-                    raise told from error
-                missing = told
-            else:
-                self._broker_of[queue_id] = shard
-                return shard
-        raise missing or NotFound("queue", queue_id)
-
-    def moved(self, queue_id: str) -> None:
-        """A queue is not where it was: ask again."""
-        self._broker_of.pop(queue_id, None)
-
     # --- Calls --------------------------------------------------------------
 
     async def ask_broker(
-        self, shard: int, stub_of: Callable[[grpc.aio.Channel], Any], method: str, request: Any
+        self,
+        shard: int,
+        stub_of: Callable[[grpc.aio.Channel], Any],
+        method: str,
+        request: Any,
+        **options: float,
     ) -> Any:
-        """One call to this broker. Raises as `call`."""
+        """One call to this broker; options and errors as in `call`."""
 
         async def attempt(timeout: float) -> Any:
             stub = stub_of(await self.broker(shard))
             return await getattr(stub, method)(request, timeout=timeout)
 
-        return await self.call(attempt)
-
-    async def ask_whoever_has(
-        self, resource: str, name: str, ask: Callable[[int], Awaitable[T]]
-    ) -> tuple[T, int]:
-        """The answer of the one broker that knows what is so named, and its shard.
-
-        Raises as `ask`, and NotFound when none knows it.
-        """
-        for shard in await self.broker_shards():
-            try:
-                return await ask(shard), shard
-            except NotFound as error:
-                if error.resource_type != resource:
-                    raise
-        raise NotFound(resource, name)
+        return await self.call(attempt, **options)  # type: ignore[arg-type]
 
     async def call(
         self,
@@ -323,13 +234,15 @@ class Peers:
         attempt_s: float = ATTEMPT_S,
         wait_s: float = 0.0,
         repeat_unknown: bool = True,
+        on_failure: Callable[[SlateMQError], None] | None = None,
     ) -> T:
         """Tries a call until it answers, is refused, or the time is over.
 
         `attempt` gets its timeout in seconds. Tries again after Unavailable and ResourceExhausted;
         with `repeat_unknown` also where the outcome is unknown, which only a call may want that
         does no harm twice. `wait_s`: how long the server itself may wait before it answers; a
-        failure after some of that is a new outage, and has the whole time again.
+        failure after some of that is a new outage, and has the whole time again. `on_failure` gets
+        why a try failed that is repeated.
         """
         self.check_home()
         call_s = self.call_s if call_s is None else call_s
@@ -346,6 +259,8 @@ class Peers:
                 if self._closed or error.reason in HOPELESS:
                     raise
                 problem = error
+            if on_failure is not None:
+                on_failure(problem)
             if not isinstance(problem, ResourceExhausted):
                 self.forget()
                 if not repeat_unknown:
@@ -389,11 +304,22 @@ def translated(error: grpc.RpcError) -> SlateMQError:
     """The error of a failed call.
 
     Where gRPC itself says INTERNAL, the connection broke under the call (a stream that ends while
-    something is written gets that); a fault of the server comes with details.
+    something is written gets that); a fault of the server comes with details. NOT_CONNECTED: no
+    byte of the call was sent, so that it cannot have taken effect. Where another process of ours
+    answers at a known address, the one that was called has moved, and may be found again.
     """
     problem = from_rpc_error(error)
-    told: Any = error
-    told_by_server = any(key == STATUS_DETAILS_KEY for key, _ in told.trailing_metadata() or ())
-    if told.code() is grpc.StatusCode.INTERNAL and not told_by_server:
+    call: Any = error
+    if problem.reason == WRONG_SERVICE:
+        return Unavailable(problem.message, reason=WRONG_SERVICE, metadata=problem.metadata)
+    if any(key == STATUS_DETAILS_KEY for key, _ in call.trailing_metadata() or ()):
+        return problem
+    if call.code() is grpc.StatusCode.INTERNAL:
         return Unavailable(problem.message, reason="CONNECTION_BROKEN")
+    if call.code() is grpc.StatusCode.UNAVAILABLE and _NEVER_SENT.match(call.details() or ""):
+        return Unavailable(problem.message, reason=NOT_CONNECTED)
     return problem
+
+
+_NEVER_SENT = re.compile("failed to connect to all addresses|DNS resolution failed")
+"""How gRPC begins the details of a call that had no connection to go out on."""

@@ -19,29 +19,35 @@ async def process_all(
 ) -> None:
     """Calls the handler for every message, until cancelled or the consumer ends.
 
-    Raises what the consumer raises.
+    Raises what the consumer raises, once the handlers that run have returned.
     """
+    problems: list[SlateMQError] = []
 
     async def work() -> None:
-        async for message in messages:
-            try:
-                async with message:
-                    await handler(message)
-            except (Exception, asyncio.CancelledError) as error:
-                if not has_failed(error):
-                    raise
-                log.warning("message %d failed: %r", message.message_id, error)
+        try:
+            async for message in messages:
+                await _handle(message, handler)
+        except SlateMQError as error:
+            problems.append(error)  # Every task meets the same end of the consumer.
 
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(concurrency):
+            tasks.create_task(work())
+    if problems:
+        raise problems[0]
+
+
+async def _handle(message: Received, handler: Callable[[Received], Awaitable[object]]) -> None:
     try:
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(concurrency):
-                tasks.create_task(work())
-    except* SlateMQError as group:
-        # Every task met the same end of the consumer.
-        first = group.exceptions[0]
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        problem = first
-    else:
-        return
-    raise problem
+        async with message:
+            await handler(message)
+    except (Exception, asyncio.CancelledError) as error:
+        if not has_failed(error):
+            raise
+        log.warning(
+            "message %d of queue %r failed, attempt %d",
+            message.message_id,
+            message.queue_id,
+            message.attempts_count,
+            exc_info=error,
+        )

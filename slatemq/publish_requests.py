@@ -9,9 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-import grpc
-
-from slatemq.checks import wrong
+from slatemq.checks import check_text
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import (
     DeadlineExceeded,
@@ -20,7 +18,8 @@ from slatemq.errors import (
     SlateMQError,
     Unavailable,
 )
-from slatemq.peers import Peers
+from slatemq.outages import OutageWatch
+from slatemq.peers import NOT_TAKEN, Peers, errors_translated
 from slatemq.publish_wire import Runs
 from slatemq.published import Published, published
 from slatemq.v1 import ingest_pb2
@@ -67,13 +66,13 @@ class PublishRequests:
         self._names = itertools.count()
         self._away: dict[int, float] = {}
         self._no_runs_until = 0.0
+        self._outages: dict[int, OutageWatch] = {}
 
     async def shard_of(self, dedupe_key: str | None) -> int | None:
         """The ingest shard that a message must go to; None without a key: any."""
         if not dedupe_key:
             return None
-        if not isinstance(dedupe_key, str):
-            raise wrong("dedupe_key", "text", dedupe_key)
+        check_text("dedupe_key", dedupe_key)
 
         async def known(_: float) -> list[int]:
             shards = await self._peers.ingest_shards()
@@ -83,10 +82,7 @@ class PublishRequests:
             return shards
 
         shards = await self._peers.call(known)
-        try:
-            return dedupe_shard(dedupe_key, shards)
-        except UnicodeEncodeError as error:
-            raise InvalidArgument("dedupe_key", f"must be UTF-8 text: {error}") from error
+        return dedupe_shard(dedupe_key, shards)
 
     async def places(
         self, messages: Iterable[ingest_pb2.PublishMessage]
@@ -160,25 +156,38 @@ class PublishRequests:
             self.name(request)
         encoded = request if isinstance(request, bytes) else request.SerializeToString()
         chosen = shard if tried is None else tried.shard
+        was_sent = False
         full: set[int] = set()
+
+        def failed(at: int, problem: SlateMQError) -> None:
+            """Decides where the next try goes: elsewhere only if nothing can have been stored."""
+            nonlocal chosen, was_sent
+            if isinstance(problem, Unavailable | DeadlineExceeded):
+                self._away[at] = time.monotonic() + AWAY_S
+                self._outage_of(at).begin(problem)
+                was_sent = was_sent or problem.reason not in NOT_TAKEN
+                if shard is None and not was_sent:
+                    chosen = None
 
         async def attempt(timeout: float) -> list[Published]:
             nonlocal chosen, tried
             if tried is not None:
                 (at, problem), tried = tried, None
-                if isinstance(problem, Unavailable | DeadlineExceeded):
-                    self._away[at] = time.monotonic() + AWAY_S
+                failed(at, problem)
                 raise problem
             if chosen is None:
                 chosen = await self._choose_shard(full)
-            channel = await self._peers.ingest(chosen)
+            at = chosen
+            channel = await self._peers.ingest(at)
             publish: Any = channel.unary_unary(_METHOD, response_deserializer=_DECODE)
             try:
-                answer = await publish(encoded, timeout=timeout)
-            except grpc.RpcError:
-                self._away[chosen] = time.monotonic() + AWAY_S
+                with errors_translated():
+                    answer = await publish(encoded, timeout=timeout)
+            except SlateMQError as error:
+                failed(at, error)
                 raise
-            self._away.pop(chosen, None)
+            self._away.pop(at, None)
+            self.answered(at)
             return published(answer.message_ids, answer.received_at_ms, answer.duplicates)
 
         bound_s = min(self._peers.call_s if call_s is None else call_s, REPEAT_S_MAX)
@@ -192,7 +201,28 @@ class PublishRequests:
                 full.add(chosen)
                 if full.issuperset(await self._peers.ingest_shards()):
                     raise
-                chosen = None
+                chosen, was_sent = None, False
+            except (Unavailable, DeadlineExceeded) as error:
+                if shard is None or error.reason == "CLIENT_CLOSED":
+                    raise
+                raise _waited_for(shard, error) from error
+
+    def answered(self, shard: int) -> None:
+        """An ingest has stored a request: it is up."""
+        if self._outages and (watch := self._outages.pop(shard, None)) is not None:
+            watch.end()
+
+    def _outage_of(self, shard: int) -> OutageWatch:
+        watch = self._outages.get(shard)
+        if watch is None:
+            watch = self._outages[shard] = OutageWatch(f"ingest shard {shard}")
+        return watch
+
+    def close(self) -> None:
+        """Forgets the outages."""
+        for watch in self._outages.values():
+            watch.close()
+        self._outages.clear()
 
     def name(self, request: ingest_pb2.PublishRequest) -> None:
         """Gives a request an ID of its own, unless it has one."""
@@ -226,3 +256,20 @@ class PublishRequests:
     def turn(self) -> None:
         """The next request that may go to any shard is another one's."""
         self._next_shard += 1
+
+
+def _waited_for(shard: int, error: Unavailable | DeadlineExceeded) -> SlateMQError:
+    """The same error about a request that only one shard may store."""
+    message = (
+        f"only ingest shard {shard} may store this, by its dedupe key or since it was named, and "
+        f"it does not answer: {error.message}"
+    )
+    metadata = {**error.metadata, "ingest_shard": str(shard)}
+    if isinstance(error, Unavailable):
+        return Unavailable(
+            message,
+            retry_after_ms=error.retry_after_ms,
+            reason=error.reason,
+            metadata=metadata,
+        )
+    return DeadlineExceeded(message, reason=error.reason, metadata=metadata)

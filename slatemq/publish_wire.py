@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -58,6 +58,8 @@ def add(request: ingest_pb2.PublishRequest, message: OutgoingMessage) -> None:
 def _fill(wire: ingest_pb2.PublishMessage, message: OutgoingMessage) -> None:
     """Sets all but the payload. Raises what `_named` translates."""
     if message.headers:
+        if _has_bytes(message.headers):
+            raise TypeError("bytes are not text")  # protobuf would take them.
         wire.headers.update(message.headers)
     if message[2:] == _NOTHING_ELSE:
         return
@@ -73,6 +75,10 @@ def _fill(wire: ingest_pb2.PublishMessage, message: OutgoingMessage) -> None:
         wire.dedupe_key = message.dedupe_key
         if not message.dedupe_key:
             raise ValueError("an empty key")
+
+
+def _has_bytes(headers: Mapping[Any, Any]) -> bool:
+    return bytes in map(type, headers) or bytes in map(type, headers.values())
 
 
 def _named(error: Exception, message: OutgoingMessage, where: str) -> InvalidArgument:

@@ -161,6 +161,7 @@ class Publisher:
         What has none after `close_s` (None: `call_timeout`) gets Unavailable (CLIENT_CLOSED).
         """
         await self._singles.close(close_s)
+        self._requests.close()
 
 
 def _placed(error: InvalidArgument, runs: Runs, places: Sequence[int]) -> InvalidArgument:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 
 from slatemq.admin import UNCHANGED, Admin, Start, Unchanged
-from slatemq.entry_models import EntryState
+from slatemq.entry_models import EntryState, StateName
+from slatemq.instance_status import InstanceStatus
 from slatemq.models import Explanation, Span, Status, Time
 from slatemq.queue_models import Backoff, DeletedQueue, Queue
 
@@ -14,6 +15,7 @@ class QueueCalls:
     """Creating, reading, changing and repairing queues; a part of the client."""
 
     _admin: Admin
+    _status: InstanceStatus
 
     async def create_queue(
         self,
@@ -64,7 +66,11 @@ class QueueCalls:
         return await self._admin.get_queue(queue_id)
 
     def list_queues(self, prefix: str = "") -> AsyncIterator[Queue]:
-        """All queues whose ID begins with `prefix`, by ID."""
+        """All queues whose ID begins with `prefix`, by ID.
+
+        Raises Unavailable (INCOMPLETE) at the end when brokers did not answer: their queues are
+        missing, `metadata["broker_shards"]` names them.
+        """
         return self._admin.list_queues(prefix)
 
     async def update_queue(
@@ -119,7 +125,16 @@ class QueueCalls:
         """Ends a pause; again is OK. Raises NotFound."""
         return await self._admin.resume_queue(queue_id)
 
-    async def purge_queue(self, queue_id: str, states: Iterable[EntryState | str] = ()) -> int:
+    async def lift_quarantine(self, queue_id: str) -> Queue:
+        """Routes a queue again whose filter took too long; again is OK. Raises NotFound.
+
+        What waited is judged, once. A change of the filter or priority ends a quarantine, too.
+        """
+        return await self._admin.lift_quarantine(queue_id)
+
+    async def purge_queue(
+        self, queue_id: str, states: Iterable[EntryState | StateName] = ()
+    ) -> int:
         """Removes all messages of a queue in these states; returns how many.
 
         No states: available and delayed, which always go together; `in_flight` ends the leases.
@@ -139,10 +154,24 @@ class QueueCalls:
         received_at: Time | None = None,
         payload_bytes: int = 0,
         queue_ids: Iterable[str] = (),
+        delay: Span | None = None,
+        visible_at: Time | None = None,
+        retention: Span = 0,
+        message_id: int = 0,
     ) -> list[Explanation]:
-        """Tells which queues such a message would reach, and why; stores nothing."""
-        return await self._admin.explain(headers, created_at, received_at, payload_bytes, queue_ids)
+        """Finds which queues such a message would reach, and why; stores nothing."""
+        return await self._admin.explain(
+            headers,
+            created_at,
+            received_at,
+            payload_bytes,
+            queue_ids,
+            delay=delay,
+            visible_at=visible_at,
+            retention=retention,
+            message_id=message_id,
+        )
 
     async def status(self) -> Status:
         """Every process, route and queue, as far as they answer."""
-        return await self._admin.status()
+        return await self._status.status()

@@ -19,6 +19,7 @@ class BackoffKind(StrEnum):
     FIXED = "fixed"
     LINEAR = "linear"
     EXPONENTIAL = "exponential"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,11 @@ class Backoff:
     max_ms: int = BACKOFF_MS_MAX
     multiplier: float = 0.0
     jitter: float = 0.0
+
+    @staticmethod
+    def none() -> Backoff:
+        """No wait at all: what a worker needs and is down for a moment makes dead letters."""
+        return Backoff(BackoffKind.NONE, 0, 0)
 
     @staticmethod
     def fixed(initial: Span, *, jitter: float = 0.0) -> Backoff:
@@ -85,6 +91,7 @@ _KINDS = {
     BackoffKind.FIXED: queue_pb2.Backoff.KIND_FIXED,
     BackoffKind.LINEAR: queue_pb2.Backoff.KIND_LINEAR,
     BackoffKind.EXPONENTIAL: queue_pb2.Backoff.KIND_EXPONENTIAL,
+    BackoffKind.NONE: queue_pb2.Backoff.KIND_NONE,
 }
 _KIND_OF = {wire: kind for kind, wire in _KINDS.items()}
 
@@ -117,35 +124,56 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class ReplayRange:
-    """The replay of one log: sequences after the start, up to the end; done up to the cursor."""
+    """The replay of one log: sequences after the start, up to the end; done up to the cursor.
+
+    `waits_for_ingest`: the log's ingest is down, and the start is not known yet. `replayed_count`
+    messages were judged, of `message_count` in all; None: not counted yet.
+    """
 
     ingest_shard: int
     start_sequence: int
     cursor: int
     end_sequence: int
+    waits_for_ingest: bool = False
+    replayed_count: int = 0
+    message_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How far the messages from before a queue's creation are brought in."""
+    """How far the messages from before a queue's creation are brought in.
+
+    `replayed_count` messages were judged, whether or not they matched, of `message_count` in all;
+    None: not counted yet.
+    """
 
     ranges: tuple[ReplayRange, ...] = ()
     done: bool = False
+    replayed_count: int = 0
+    message_count: int | None = None
 
     @property
     def fraction(self) -> float:
-        """About which part is done: 0 to 1. Sequences have gaps, so it may jump."""
-        whole = sum(part.end_sequence - part.start_sequence for part in self.ranges)
-        if self.done or whole <= 0:
+        """Which part of the messages is replayed: 0 to 1; 0 while they are not counted yet."""
+        if self.done:
             return 1.0
-        return sum(part.cursor - part.start_sequence for part in self.ranges) / whole
+        return self.replayed_count / self.message_count if self.message_count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Why routing leaves a queue out, and since when, in ms since 1970."""
+
+    reason: str
+    since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
     """A queue and its settings; see the proto for units and limits.
 
-    `replay` is None when the queue began with its creation, or nothing was there to replay.
+    `replay` is None when the queue began with its creation, or nothing was there to replay;
+    `quarantine` when it is routed as it should.
     """
 
     queue_id: str
@@ -163,12 +191,13 @@ class Queue:
     updated_at_ms: int
     counts: Counts = field(default_factory=Counts)
     default_delay_ms: int = 0
-    backoff: Backoff | None = None
+    backoff: Backoff = field(default_factory=Backoff.none)
     fallback_priority: int = 128
     max_total_lease_ms: int = 0
     failed_retention_s: int = 0
     paused: bool = False
     replay: Replay | None = None
+    quarantine: Quarantine | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,20 +225,23 @@ def queue_of(told: queue_pb2.Queue) -> Queue:
         updated_at_ms=told.updated_at_ms,
         counts=_counts_of(told.counts),
         default_delay_ms=told.default_delay_ms,
-        backoff=backoff_of(told.backoff) if told.HasField("backoff") else None,
+        backoff=backoff_of(told.backoff),
         fallback_priority=told.fallback_priority,
         max_total_lease_ms=told.max_total_lease_ms,
         failed_retention_s=told.failed_retention_s,
         paused=told.paused,
         replay=_replay_of(told.replay) if told.HasField("replay") else None,
+        quarantine=Quarantine(told.quarantine.reason, told.quarantine.since_ms)
+        if told.HasField("quarantine")
+        else None,
     )
 
 
-def backoff_of(told: queue_pb2.Backoff) -> Backoff | None:
-    """A backoff from its wire form, its defaults filled in; None when it is none."""
-    kind = _KIND_OF.get(told.kind)
-    if kind is None:
-        return None
+def backoff_of(told: queue_pb2.Backoff) -> Backoff:
+    """A backoff from its wire form, its defaults filled in."""
+    kind = _KIND_OF.get(told.kind, BackoffKind.NONE)
+    if kind is BackoffKind.NONE:
+        return Backoff.none()
     is_exponential = kind is BackoffKind.EXPONENTIAL
     multiplier = (told.multiplier or 2.0) if is_exponential else 0.0
     return Backoff(kind, told.initial_ms, told.max_ms or BACKOFF_MS_MAX, multiplier, told.jitter)
@@ -234,7 +266,16 @@ def _counts_of(told: queue_pb2.QueueCounts) -> Counts:
 
 def _replay_of(told: queue_pb2.Replay) -> Replay:
     ranges = (
-        ReplayRange(part.ingest_shard, part.start_sequence, part.cursor, part.end_sequence)
+        ReplayRange(
+            part.ingest_shard,
+            part.start_sequence,
+            part.cursor,
+            part.end_sequence,
+            part.waits_for_ingest,
+            part.replayed_count,
+            part.message_count if part.HasField("message_count") else None,
+        )
         for part in told.ranges
     )
-    return Replay(tuple(ranges), told.done)
+    message_count = told.message_count if told.HasField("message_count") else None
+    return Replay(tuple(ranges), told.done, told.replayed_count, message_count)

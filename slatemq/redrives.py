@@ -12,6 +12,7 @@ from uuid import uuid4
 from slatemq.checks import check_text, message_of
 from slatemq.models import Span, seconds
 from slatemq.peers import Peers
+from slatemq.queue_locations import Answers, QueueLocations
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
 
 
@@ -55,6 +56,7 @@ class RedriveCalls:
     """Starting, watching and steering redrives; a part of the client."""
 
     _peers: Peers
+    _locations: QueueLocations
 
     async def start_redrive(
         self,
@@ -82,12 +84,11 @@ class RedriveCalls:
             request_id=request_id or str(uuid4()),
         )
 
-        async def attempt(timeout: float) -> Redrive:
-            shard = await self._peers.broker_of(queue_id)
+        async def attempt(shard: int, timeout: float) -> Redrive:
             stub: Any = entry_pb2_grpc.EntryServiceStub(await self._peers.broker(shard))
             return _redrive_of((await stub.StartRedrive(request, timeout=timeout)).redrive, shard)
 
-        return await self._peers.call(attempt)
+        return await self._locations.call(queue_id, attempt)
 
     async def get_redrive(self, redrive: Redrive | str) -> Redrive:
         """How far a redrive is. A bare ID is asked for at every broker. Raises NotFound."""
@@ -105,25 +106,28 @@ class RedriveCalls:
         return await self._about(redrive, "ResumeRedrive", entry_pb2.ResumeRedriveRequest)
 
     async def list_redrives(self, queue_id: str = "") -> AsyncIterator[Redrive]:
-        """The redrives of a queue, or of all; of each broker the newest first."""
-        shards = await self._peers.broker_shards()
-        if queue_id and len(shards) > 1:
-            shards = [await self._peers.broker_of(queue_id)]
-        for shard in shards:
-            token = ""
+        """The redrives of a queue, or of all; of each broker the newest first.
+
+        Without a queue, raises Unavailable (INCOMPLETE) at the end when brokers did not answer:
+        `metadata["broker_shards"]` names them.
+        """
+        request = message_of(entry_pb2.ListRedrivesRequest, queue_id=queue_id, page_size=1000)
+        stub_of = entry_pb2_grpc.EntryServiceStub
+        if queue_id:
+            shard = await self._locations.shard_of(queue_id)
+            answers = Answers({shard: await self._ask_redrives(shard, "ListRedrives", request)}, {})
+        else:
+            answers = await self._locations.ask_all(stub_of, "ListRedrives", request)
+        for shard, first in sorted(answers.by_shard.items()):
+            page = first
             while True:
-                request = message_of(
-                    entry_pb2.ListRedrivesRequest,
-                    queue_id=queue_id,
-                    page_size=1000,
-                    page_token=token,
-                )
-                page = await self._ask_redrives(shard, "ListRedrives", request)
-                for told in page.redrives:
-                    yield _redrive_of(told, shard)
-                token = page.next_page_token
-                if not token:
+                for wire in page.redrives:
+                    yield _redrive_of(wire, shard)
+                if not page.next_page_token:
                     break
+                request.page_token = page.next_page_token
+                page = await self._ask_redrives(shard, "ListRedrives", request)
+        answers.check_complete()
 
     async def wait_redrive(
         self,
@@ -154,7 +158,7 @@ class RedriveCalls:
             return _redrive_of(told.redrive, redrive.broker_shard)
         check_text("redrive_id", redrive)
         request = request_type(redrive_id=redrive)
-        told, shard = await self._peers.ask_whoever_has(
+        told, shard = await self._locations.ask_owner_of(
             "redrive", redrive, lambda shard: self._ask_redrives(shard, method, request)
         )
         return _redrive_of(told.redrive, shard)

@@ -11,6 +11,7 @@ Aborted              ABORTED             ErrorInfo.metadata["etag"]
 ResourceExhausted    RESOURCE_EXHAUSTED  QuotaFailure: subject = reason; RetryInfo
 Unavailable          UNAVAILABLE         RetryInfo
 DeadlineExceeded     DEADLINE_EXCEEDED
+Unimplemented        UNIMPLEMENTED       ErrorInfo.metadata["service", "served_by", "addresses"]
 DataLoss             DATA_LOSS
 Internal             INTERNAL
 ==================== =================== =============================================
@@ -52,6 +53,7 @@ _CODES: dict[type[errors.SlateMQError], code_pb2.Code] = {
     errors.ResourceExhausted: code_pb2.RESOURCE_EXHAUSTED,
     errors.Unavailable: code_pb2.UNAVAILABLE,
     errors.DeadlineExceeded: code_pb2.DEADLINE_EXCEEDED,
+    errors.Unimplemented: code_pb2.UNIMPLEMENTED,
     errors.DataLoss: code_pb2.DATA_LOSS,
     errors.Internal: code_pb2.INTERNAL,
 }
@@ -217,6 +219,8 @@ class _Reader:
                 )
             case code_pb2.DEADLINE_EXCEEDED:
                 return errors.DeadlineExceeded(message, reason=reason, metadata=metadata)
+            case code_pb2.UNIMPLEMENTED:
+                return errors.Unimplemented(message, reason=reason, metadata=metadata)
             case code_pb2.DATA_LOSS:
                 return errors.DataLoss(message, reason=reason, metadata=metadata)
             case _:

@@ -13,6 +13,7 @@ from slatemq.errors import InvalidArgument
 from slatemq.handles import queue_of_handle
 from slatemq.models import outgoing
 from slatemq.peers import Peers
+from slatemq.queue_locations import QueueLocations
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
 
 SETTLEMENTS_MAX = 1000
@@ -62,6 +63,7 @@ class SettlingCalls:
     """Settling dead letters; a part of the client."""
 
     _peers: Peers
+    _locations: QueueLocations
 
     async def settle_dead_letters(
         self, settlements: Iterable[Settlement], *, request_id: str = "", consumer_id: str = ""
@@ -88,12 +90,11 @@ class SettlingCalls:
         )
         queue_id = queue_of_handle(each[0].handle)
 
-        async def attempt(timeout: float) -> None:
-            shard = await self._peers.broker_of(queue_id)
+        async def attempt(shard: int, timeout: float) -> None:
             stub: Any = entry_pb2_grpc.EntryServiceStub(await self._peers.broker(shard))
             await stub.SettleDeadLetters(request, timeout=timeout)
 
-        await self._peers.call(attempt)
+        await self._locations.call(queue_id, attempt)
 
 
 def _wire(place: int, one: Settlement) -> entry_pb2.DeadLetterSettlement:

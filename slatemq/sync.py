@@ -12,10 +12,10 @@ As in::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import overload
+from typing import NoReturn, overload
 
 from slatemq import batches as batching
 from slatemq import client as asynchronous
@@ -23,6 +23,7 @@ from slatemq import consumer as consuming
 from slatemq import delivered
 from slatemq.blocking import Face, Loop, StreamFace, iterator_of, maker_of, method_of
 from slatemq.errors import Unavailable
+from slatemq.forks import check_can_connect
 from slatemq.models import BatchSettings, Span
 from slatemq.peers import CALL_S
 from slatemq.sync_views import (
@@ -53,6 +54,9 @@ __all__ = [
 
 class Received(Face[delivered.Received]):
     """A claimed message; see slatemq.Received."""
+
+    def __reduce__(self) -> NoReturn:
+        self._inner.__reduce__()
 
     ack = method_of(delivered.Received.ack)
     nack = method_of(delivered.Received.nack)
@@ -226,6 +230,7 @@ class SyncClient(ViewCalls):
     status = method_of(asynchronous.Client.status)
     pause_queue = method_of(asynchronous.Client.pause_queue)
     resume_queue = method_of(asynchronous.Client.resume_queue)
+    lift_quarantine = method_of(asynchronous.Client.lift_quarantine)
     purge_queue = method_of(asynchronous.Client.purge_queue)
     entry_page = method_of(asynchronous.Client.entry_page)
     get_entry = method_of(asynchronous.Client.get_entry)
@@ -241,8 +246,8 @@ class SyncClient(ViewCalls):
     redrive_archived = method_of(asynchronous.Client.redrive_archived)
     drop_archived = method_of(asynchronous.Client.drop_archived)
     execute = method_of(asynchronous.Client.execute)
-    outbox_lines = method_of(asynchronous.Client.outbox_lines)
-    refused_pushes = method_of(asynchronous.Client.refused_pushes)
+    outbox_lines = iterator_of(asynchronous.Client.outbox_lines)
+    refused_pushes = iterator_of(asynchronous.Client.refused_pushes)
     get_refused_push = method_of(asynchronous.Client.get_refused_push)
     retry_refused_push = method_of(asynchronous.Client.retry_refused_push)
     discard_refused_push = method_of(asynchronous.Client.discard_refused_push)
@@ -316,13 +321,14 @@ def suppress_closed() -> Iterator[None]:
 
 
 def connect(
-    endpoint: str = "127.0.0.1:7420",
+    endpoint: str | Iterable[str] = "127.0.0.1:7420",
     *,
     batches: BatchSettings | None = None,
     call_timeout: Span = CALL_S,
     tracing: bool = False,
 ) -> SyncClient:
     """A synchronous client; see slatemq.connect. Use it as a context manager."""
+    check_can_connect()
     loop = Loop()
 
     async def make() -> asynchronous.Client:

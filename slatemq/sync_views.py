@@ -7,19 +7,21 @@ from typing import Any, Generic, TypeVar
 
 from slatemq import client as asynchronous
 from slatemq import consumer as consuming
-from slatemq import queue_view, watching
+from slatemq import message_refs, queue_commands, watching
 from slatemq.blocking import Face, Loop, StreamFace, maker_of, method_of
 from slatemq.codecs import Codec
+from slatemq.command_calls import TRY_S
 from slatemq.commands import Command
 from slatemq.entry_models import Entry
+from slatemq.message_refs import MessageToken
 from slatemq.models import Span, Time
-from slatemq.queue_view import QueueCommand, RefToken
+from slatemq.queue_commands import QueueCommand
 
 T = TypeVar("T")
 
 
-class ItemLease(Face[queue_view.ItemLease[T]], Generic[T]):
-    """A lease on an item, as a context manager; see slatemq.ItemLease."""
+class ItemLease(Face[message_refs.MessageLease[T]], Generic[T]):
+    """A lease on an item, as a context manager; see slatemq.MessageLease."""
 
     @property
     def item(self) -> T:
@@ -47,22 +49,22 @@ class ItemLease(Face[queue_view.ItemLease[T]], Generic[T]):
         self._loop.run(end)
 
 
-class RefSet(Face[queue_view.RefSet[T]], Generic[T]):
-    """Turns tokens into leases on items; see slatemq.RefSet."""
+class RefSet(Face[message_refs.MessageRefs[T]], Generic[T]):
+    """Turns tokens into leases on items; see slatemq.MessageRefs."""
 
-    def lease(self, token: RefToken[T]) -> ItemLease[T]:
-        """A lease on the token's item; see slatemq.RefSet.lease."""
+    def lease(self, token: MessageToken[T]) -> ItemLease[T]:
+        """A lease on the token's item; see slatemq.MessageRefs.lease."""
         return ItemLease(self._loop, self._inner.lease(token))
 
-    def extend(self, token: RefToken[T], length: Span | None = None) -> int:
-        """Sets the end of a token's lease; see slatemq.RefSet.extend."""
+    def extend(self, token: MessageToken[T], length: Span | None = None) -> int:
+        """Sets the end of a token's lease; see slatemq.MessageRefs.extend."""
         return self._loop.run(lambda: self._inner.extend(token, length))
 
 
-class QueueView(Face[queue_view.QueueView[T]], Generic[T]):
-    """The items of a queue, one by one, without waiting; see slatemq.QueueView."""
+class QueueView(Face[message_refs.MessageView[T]], Generic[T]):
+    """The items of a queue, one by one, without waiting; see slatemq.MessageView."""
 
-    def __init__(self, loop: Loop, inner: queue_view.QueueView[T]) -> None:
+    def __init__(self, loop: Loop, inner: message_refs.MessageView[T]) -> None:
         super().__init__(loop, inner)
         self.refs = RefSet(loop, inner.refs)
 
@@ -78,12 +80,12 @@ class QueueView(Face[queue_view.QueueView[T]], Generic[T]):
     def __bool__(self) -> bool:
         return True  # A view of an empty queue is still a view, and asking costs a call.
 
-    def try_next(self) -> RefToken[T] | None:
-        """The token of the next item, or None; see slatemq.QueueView.try_next."""
+    def try_next(self) -> MessageToken[T] | None:
+        """The token of the next item, or None; see slatemq.MessageView.try_next."""
         return self._loop.run(self._inner.try_next)
 
 
-class TransferToken(Face[queue_view.TransferToken[T]], Generic[T]):
+class TransferToken(Face[queue_commands.TransferToken[T]], Generic[T]):
     """Items that are complete, released to go elsewhere; see slatemq.TransferToken."""
 
     @property
@@ -103,10 +105,10 @@ class TransferToken(Face[queue_view.TransferToken[T]], Generic[T]):
         self._loop.run(self._inner.commit)
 
 
-class QueueCommands(Face[queue_view.QueueCommands[T]], Generic[T]):
+class QueueCommands(Face[queue_commands.QueueCommands[T]], Generic[T]):
     """Changes of a queue that wait to be executed together; see slatemq.QueueCommands."""
 
-    def complete(self, tokens: Sequence[RefToken[T]]) -> TransferToken[T]:
+    def complete(self, tokens: Sequence[MessageToken[T]]) -> TransferToken[T]:
         """One released token for these items; see slatemq.QueueCommands.complete."""
         return TransferToken(self._loop, self._inner.complete(tokens))
 
@@ -160,10 +162,11 @@ class ViewCalls(Face[asynchronous.Client]):
         lease: Span | None = None,
         consumer_id: str = "",
         hold: Span = consuming.HOLD_S,
+        timeout: Span = TRY_S,
     ) -> QueueView[T]:
         """See slatemq.Client.queue_view."""
         inner = self._inner.queue_view(
-            queue_id, codec, lease=lease, consumer_id=consumer_id, hold=hold
+            queue_id, codec, lease=lease, consumer_id=consumer_id, hold=hold, timeout=timeout
         )
         return QueueView(self._loop, inner)
 

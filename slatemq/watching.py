@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections import deque
 from typing import Any
 
@@ -14,8 +13,9 @@ import grpc.aio
 
 from slatemq.entry_models import Entry, entry_of
 from slatemq.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
-from slatemq.outages import Outage
-from slatemq.peers import BACKOFF_S, BACKOFF_S_MAX, Peers, errors_translated
+from slatemq.outages import Outage, OutageWatch, broker_of
+from slatemq.peers import BACKOFF_S, BACKOFF_S_MAX, errors_translated
+from slatemq.queue_locations import QueueLocations
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -28,18 +28,23 @@ class DelayedWatch:
     """Delayed messages as an asynchronous iterator, for one task; see Client.watch_delayed."""
 
     def __init__(
-        self, peers: Peers, queue_id: str, position: str, view: entry_pb2.EntryView.ValueType
+        self,
+        locations: QueueLocations,
+        queue_id: str,
+        position: str,
+        view: entry_pb2.EntryView.ValueType,
     ) -> None:
         """Made by the client."""
         self.queue_id = queue_id
-        self._peers = peers
+        self._locations = locations
+        self._peers = locations.peers
         self._view = view
         self._ready: deque[Entry] = deque()
         self._position = position
         self._position_after = position
         self._call: Any = None
         self._closed = False
-        self._outage: Outage | None = None
+        self._watch = OutageWatch(broker_of(queue_id))
 
     @property
     def outage(self) -> Outage | None:
@@ -47,7 +52,7 @@ class DelayedWatch:
 
         Iterating waits for the broker for as long as it takes: who wants to give up looks here.
         """
-        return self._outage
+        return self._watch.outage
 
     @property
     def position(self) -> str:
@@ -63,6 +68,7 @@ class DelayedWatch:
     async def close(self) -> None:
         """Ends it; iterating ends, too."""
         self._closed = True
+        self._watch.close()
         self._drop()
 
     def __aiter__(self) -> DelayedWatch:
@@ -81,13 +87,12 @@ class DelayedWatch:
                 if error.reason == "CLIENT_CLOSED":
                     raise
                 log.debug("the watch of %s broke: %s", self.queue_id, error)
-                since_s = self._outage.since_s if self._outage else time.monotonic()
-                self._outage = Outage(since_s, error)
+                self._watch.begin(error)
                 self._peers.forget()
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, BACKOFF_S_MAX)
             except NotFound:
-                self._peers.moved(self.queue_id)
+                self._locations.forget(self.queue_id)
                 raise
         entry = self._ready.popleft()
         if not self._ready:
@@ -121,14 +126,14 @@ class DelayedWatch:
         if answer is grpc.aio.EOF:
             self._drop()
             raise Unavailable("the stream ended", reason="STREAM_ENDED")
-        self._outage = None
+        self._watch.end()
         self._ready.extend(map(entry_of, answer.entries))
         self._position_after = answer.position
         if not self._ready:
             self._position = answer.position
 
     async def _open(self) -> Any:
-        channel = await self._peers.broker(await self._peers.broker_of(self.queue_id))
+        channel = await self._locations.channel_of(self.queue_id)
         stub: Any = entry_pb2_grpc.EntryServiceStub(channel)
         return stub.WatchDelayed(
             entry_pb2.WatchDelayedRequest(

@@ -12,6 +12,11 @@ from examples.demo.judge import Verdict
 
 FAULTS_SHOWN = 10
 
+CAPTION = """\
+failed       dead letters: the consumers refused them at every attempt, on purpose
+redelivered  came again: a consumer failed, let its lease end, or was cut off
+lost         neither acked nor failed: anything but 0 would be a fault"""
+
 
 def as_json(verdict: Verdict, seconds: float) -> str:
     """One JSON object, on one line."""
@@ -50,6 +55,7 @@ def show(console: Console, verdict: Verdict, seconds: float) -> None:
     totals = [sum(column) for column in zip(*(row[1:] for row in rows), strict=True)]
     table.add_row("all", *map(str, totals), style="bold")
     console.print(table)
+    console.print(CAPTION, style="dim", highlight=False)
     for fault in verdict.faults[:FAULTS_SHOWN]:
         console.print(f"[red]wrong:[/red] {fault}", highlight=False)
     if len(verdict.faults) > FAULTS_SHOWN:

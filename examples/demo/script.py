@@ -12,7 +12,7 @@ from examples.demo.consumers import Books, consume_all
 from examples.demo.judge import Delivery
 from examples.demo.queues import LEASE_MS, MAX_ATTEMPTS, QUEUES, headers_of
 from examples.demo.stack import DemoStack
-from slatemq import Client, OutgoingMessage, connect
+from slatemq import Backoff, Client, OutgoingMessage, connect
 from slatemq.errors import SlateMQError
 
 PUBLISH_BATCH = 50
@@ -34,6 +34,10 @@ class Played:
     dead_letters: dict[str, int]
 
 
+BACKOFF = Backoff.exponential(0.05, jitter=0.5)
+"""Shorter than a queue has by default, since nobody wants to watch a demonstration wait."""
+
+
 async def play(stack: DemoStack, lines: Sequence[bytes], tell: Tell) -> Played:
     """Publish the lines, consume, kill the broker half-way."""
     books = Books()
@@ -45,6 +49,7 @@ async def play(stack: DemoStack, lines: Sequence[bytes], tell: Tell) -> Played:
                 priority=queue.priority,
                 max_attempts=MAX_ATTEMPTS,
                 lease=LEASE_MS / 1000,
+                backoff=BACKOFF,
             )
         tell(f"created {', '.join(queue.queue_id for queue in QUEUES)}")
         consuming = asyncio.create_task(consume_all(client, QUEUES, books))

@@ -2,12 +2,12 @@
 
 ::
 
-    app ──► queues, publishing, claiming, consuming, inspecting    one module per group of commands
-              │           │
+    app ┄┄► queues, publishing, claiming, consuming, inspecting    a module per group of commands,
+              │           │                                        loaded when one is wanted
               │           ▼
-              │         bulk ──► lines ──► pointers                a file of lines, in batches
-              ▼                   │
-            session ──► failures  ├──► threads                     one client, one event loop
+              │    publish_lines ──► bulk ──► lines ──► pointers   a file of lines, in batches
+              ▼                        │
+            session ──► failures       └──► threads                one client, one event loop
               │
               ▼
             output, parameters ──► durations                       what comes out, what goes in
@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 
 from slatemq.cli import interrupts
 
@@ -32,13 +33,11 @@ NEEDED = ("click", "rich")
 
 def main() -> NoReturn:
     """The entry point: runs the command line of this process, and ends it."""
-    # Loading all of it takes some tenths of a second, in which people think better of it.
     interrupts.end_with(interrupts.EXIT_INTERRUPTED)
-    try:
-        app = import_module("slatemq.cli.app")
-    except ModuleNotFoundError as error:
-        if error.name not in NEEDED:
-            raise
-        told = "slatemq: the command needs more packages: pip install 'slatemq[cli]'"
-        raise SystemExit(told) from None
-    raise SystemExit(app.main())
+    # rich is loaded late, by what shows a table: what lacks it is to fail before it does anything.
+    if any(find_spec(name) is None for name in NEEDED):
+        raise SystemExit(
+            "slatemq: the command needs click and rich: install slatemq with its extra `cli`, in a "
+            "checkout by pip install '.[cli]'"
+        )
+    raise SystemExit(import_module("slatemq.cli.app").main())

@@ -13,21 +13,7 @@ from contextlib import suppress
 import click
 
 from slatemq import __version__
-from slatemq.cli import (
-    claiming,
-    consuming,
-    dead_letters,
-    exporting,
-    importing,
-    inspecting,
-    interrupts,
-    janitor,
-    messages,
-    outbox,
-    publishing,
-    queues,
-    textqueue,
-)
+from slatemq.cli import interrupts
 from slatemq.cli.failures import (
     EXIT_DONE,
     EXIT_REFUSED,
@@ -40,10 +26,11 @@ from slatemq.cli.failures import (
     exit_code,
     sentence,
 )
-from slatemq.cli.groups import Group
+from slatemq.cli.groups import Group, Place
 from slatemq.cli.output import note
-from slatemq.cli.session import Session, session_options
+from slatemq.cli.session import ENDPOINT_VARIABLE, Session, session_options
 from slatemq.errors import SlateMQError
+from slatemq.variables import misspelt
 
 EPILOG = """\
 \b
@@ -73,7 +60,8 @@ object per line, with IDs as text. `slatemq COMMAND --help` has examples.
 
 \b
 Exit codes: 0 done, 1 refused by the server, 2 wrong usage or input,
-3 unreachable, 130 after Ctrl-C.
+3 unreachable, 130 after Ctrl-C, 143 after SIGTERM, 141 when whatever read the
+output ended first.
 """
 
 
@@ -86,8 +74,88 @@ class _Root(Group):
             raise ReaderGone from None
 
 
+COMMANDS = {
+    "queue": Place(
+        "slatemq.cli.queues", "queue", "Create, list, change, pause, purge and delete queues."
+    ),
+    "publish": Place(
+        "slatemq.cli.publishing",
+        "publish",
+        "Publish a message: TEXT, a file, or stdin (-); or each line of a file with --jsonl.",
+    ),
+    "claim": Place(
+        "slatemq.cli.claiming",
+        "claim",
+        "Claim messages of QUEUE, the most urgent first, and print them with their leases.",
+    ),
+    "ack": Place(
+        "slatemq.cli.claiming",
+        "ack",
+        "Say that claimed messages are processed: they are done, for good.",
+    ),
+    "nack": Place(
+        "slatemq.cli.claiming",
+        "nack",
+        "Give claimed messages back: they come again, or fail when no attempts are left.",
+    ),
+    "extend": Place(
+        "slatemq.cli.claiming",
+        "extend",
+        "Keep claimed messages longer: their leases end so much after now.",
+    ),
+    "consume": Place(
+        "slatemq.cli.consuming",
+        "consume",
+        "Take messages of QUEUE as they come, and ack them when they are worked on.",
+    ),
+    "message": Place(
+        "slatemq.cli.messages",
+        "message",
+        "Look at messages in their queues without consuming them, and repair.",
+    ),
+    "done": Place("slatemq.cli.messages", "done", "Look at the messages that are done."),
+    "failed": Place(
+        "slatemq.cli.dead_letters",
+        "failed",
+        "Look at dead letters, mend them, move them back, or throw them away.",
+    ),
+    "export": Place(
+        "slatemq.cli.exporting",
+        "export",
+        "Write the messages of QUEUE that are in one state into a queue file.",
+    ),
+    "import": Place(
+        "slatemq.cli.importing",
+        "import_",
+        "Import the queued messages of FILE (- reads stdin) into a queue, or publish them.",
+    ),
+    "outbox": Place(
+        "slatemq.cli.outbox",
+        "outbox",
+        "See which pushes have not arrived, and retry or discard those refused.",
+    ),
+    "janitor": Place(
+        "slatemq.cli.janitor", "janitor", "Run the jobs that clean up, archive and report."
+    ),
+    "explain": Place(
+        "slatemq.cli.inspecting",
+        "explain",
+        "Tell which queues a message with these headers would reach, and why.",
+    ),
+    "status": Place(
+        "slatemq.cli.inspecting",
+        "status",
+        "Show every service and shard, how far routing lags, and how deep the queues are.",
+    ),
+    "tq": Place(
+        "slatemq.cli.textqueue", "tq", "Work with queue files (TextQueue), without a server."
+    ),
+}
+
+
 @click.group(
     cls=_Root,
+    places=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=EPILOG,
     no_args_is_help=True,
@@ -96,28 +164,6 @@ class _Root(Group):
 @session_options
 def slatemq() -> None:
     """Work with SlateMQ: durable queues on an object store."""
-
-
-for command in (
-    queues.queue,
-    publishing.publish,
-    claiming.claim,
-    claiming.ack,
-    claiming.nack,
-    claiming.extend,
-    consuming.consume,
-    messages.message,
-    messages.done,
-    dead_letters.failed,
-    exporting.export,
-    importing.import_,
-    outbox.outbox,
-    janitor.janitor,
-    inspecting.explain,
-    inspecting.status,
-    textqueue.tq,
-):
-    slatemq.add_command(command)
 
 
 def main() -> int:
@@ -149,6 +195,8 @@ def _open_closed_streams() -> None:
 def invoke(arguments: Sequence[str]) -> int:
     """Runs one command line; gives the exit code. What went wrong is on stderr."""
     session = Session()
+    for name, meant in misspelt(os.environ, [ENDPOINT_VARIABLE]):
+        note(f"the variable {name} is ignored; did you mean {meant}?")
     try:
         code = _run(arguments, session)
     finally:

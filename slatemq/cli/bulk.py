@@ -6,14 +6,16 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from slatemq.cli.lines import Batch, LineReader
 from slatemq.cli.runs import Run
 from slatemq.cli.threads import in_thread
-from slatemq.client import Client
 from slatemq.errors import InvalidArgument
 from slatemq.published import Published
+
+if TYPE_CHECKING:
+    from slatemq.client import Client
 
 REQUESTS_MAX = 4
 """Batches under way: ingest stores one while it takes in the next."""

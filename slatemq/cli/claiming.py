@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,13 +14,17 @@ from slatemq.cli.durations import format_duration
 from slatemq.cli.entry_output import one_line, shown
 from slatemq.cli.failures import EXIT_REFUSED, error_fields, exit_code, sentence
 from slatemq.cli.output import note, payload_fields, say, write_json
-from slatemq.cli.parameters import DURATION, WORDS
+from slatemq.cli.parameters import DURATION, QUEUE, WORDS
 from slatemq.cli.queue_options import format_time
 from slatemq.cli.session import Session, pass_session, run, session_options
-from slatemq.client import Client
-from slatemq.consumer import Received
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.handles import shard_of
+
+if TYPE_CHECKING:
+    from slatemq.client import Client
+    from slatemq.consumer import Received
+
+    Work = Callable[[Client, Sequence[str]], Awaitable[Sequence[int | SlateMQError | None]]]
 
 CLAIM_MAX = 10_000
 """Messages in one call, as the server takes it."""
@@ -44,7 +48,7 @@ error: nothing is printed, and the exit code is 0.
 
 
 @click.command("claim", epilog=CLAIM_EPILOG)
-@click.argument("queue", type=WORDS)
+@click.argument("queue", type=QUEUE)
 @click.option(
     "--max",
     "most",
@@ -198,9 +202,6 @@ def extend(session: Session, leases: tuple[str, ...], lease: timedelta | None) -
         return await client.extend(tokens, lease)
 
     _finish(session, leases, work, "extended")
-
-
-Work = Callable[[Client, Sequence[str]], Awaitable[Sequence[int | SlateMQError | None]]]
 
 
 def _finish(session: Session, leases: Sequence[str], work: Work, done: str) -> None:

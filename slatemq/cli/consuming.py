@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
+import sys
 import time
-from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import click
 
 from slatemq.cli.claiming import message_fields
+from slatemq.cli.failures import EXIT_REFUSED, BadInput
 from slatemq.cli.output import json_line, note, write_bytes
-from slatemq.cli.parameters import DURATION, WORDS
+from slatemq.cli.parameters import DURATION, QUEUE, WORDS
+from slatemq.cli.programs import NOT_RUN, check_syntax, run_program
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.threads import in_thread
-from slatemq.consumer import Consumer, Received
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError, Unavailable
-from slatemq.outages import Outage
 
-HEADERS_BYTES_MAX = 100_000
-"""Of SLATEMQ_HEADERS: systems refuse a program whose environment has longer values (Linux: 128
-KiB)."""
-
-KILL_SECONDS = 5.0
-"""How long a program may take to end when it is told to."""
+if TYPE_CHECKING:
+    from slatemq.consumer import Consumer, Received
+    from slatemq.outages import Outage
 
 LOOK_S = 0.25
 """How often a consumer without messages looks whether the broker is there."""
@@ -46,7 +41,9 @@ Examples:
 
 \b
 --exec runs CMD by the shell for each message, with the payload on stdin:
-exit status 0 acks it, any other gives it back for another attempt. Its
+exit status 0 acks it, any other gives it back for another attempt, with the
+end of what CMD wrote to stderr as the reason. With 126 or 127 the shell says
+that it cannot run CMD: the command ends, and no attempt is counted. The
 environment has SLATEMQ_MESSAGE_ID, SLATEMQ_QUEUE, SLATEMQ_ATTEMPTS (1 the
 first time) and SLATEMQ_HEADERS (a JSON object; left out when it has more
 than 100,000 bytes).
@@ -58,7 +55,8 @@ does; with --exec, it writes what became of each message.
 
 \b
 Leases are kept alive while a message is in work. Ctrl-C ends it: messages in
-work go back, and no attempt is counted. When the broker is away for longer
+work go back, and no attempt is counted. The exit code is 1 when there were
+messages and all of them failed. When the broker is away for longer
 than --timeout, and nothing is in work, the command ends with exit code 3.
 """
 
@@ -71,7 +69,7 @@ class _Tally:
 
 
 @click.command("consume", epilog=EPILOG)
-@click.argument("queue", type=WORDS)
+@click.argument("queue", type=QUEUE)
 @click.option(
     "--exec", "program", metavar="CMD", help="Run this for each message, payload on stdin."
 )
@@ -120,6 +118,11 @@ def consume(
     tally = _Tally()
 
     async def work() -> None:
+        if program is not None:
+            try:
+                await check_syntax(program)
+            except ValueError as error:
+                raise BadInput(f"--exec: the shell cannot read the command: {error}") from None
         prefetch = PRINTED_MAX if program is None else concurrency
         async with (
             session.connect() as client,
@@ -142,6 +145,8 @@ def consume(
     is_told = program is not None
     try:
         run(work())
+        if tally.nacked and not tally.acked:
+            sys.exit(EXIT_REFUSED)
     except SlateMQError:
         # Who could not even begin has nothing to sum up.
         is_told = is_told and tally.acked + tally.nacked > 0
@@ -197,7 +202,10 @@ class _Executor(_Worker):
         self._queue = queue
 
     async def finish(self, message: Received) -> None:
-        status, why = await self._execute(message)
+        status, why = await run_program(self._program, message, self._queue)
+        if status in NOT_RUN:
+            # No fault of the message's: all that are in work go back, and no attempt is counted.
+            raise BadInput(f"--exec: {why}; exit status {status} says that it cannot be run")
         if status == 0:
             result = "acked" if await self.ack(message) else "lost"
         else:
@@ -220,47 +228,6 @@ class _Executor(_Worker):
             return False
         self.tally.nacked += 1
         return True
-
-    async def _execute(self, message: Received) -> tuple[int, str]:
-        """The exit status, as shells tell it, and what to say of it."""
-        try:
-            process = await asyncio.create_subprocess_shell(
-                self._program, stdin=PIPE, env=self._environment(message), process_group=0
-            )
-        except OSError as error:
-            return 126, f"the command cannot be run: {error.strerror}"
-        try:
-            await process.communicate(message.payload)
-        except BaseException:
-            await asyncio.shield(_end(process))
-            raise
-        status = process.returncode or 0
-        if status < 0:
-            return 128 - status, f"the command was ended by signal {-status}"
-        return status, f"the command ended with exit status {status}"
-
-    def _environment(self, message: Received) -> dict[str, str]:
-        environment = {
-            **os.environ,
-            "SLATEMQ_MESSAGE_ID": str(message.message_id),
-            "SLATEMQ_QUEUE": self._queue,
-            "SLATEMQ_ATTEMPTS": str(message.attempts_count),
-            "SLATEMQ_HEADERS": json.dumps(dict(message.headers)),
-        }
-        if len(environment["SLATEMQ_HEADERS"]) > HEADERS_BYTES_MAX:
-            del environment["SLATEMQ_HEADERS"]
-        return environment
-
-
-async def _end(process: Process) -> None:
-    """Ends a program with all that it started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(KILL_SECONDS):
-                await process.wait()
-                return
 
 
 class _Pump:
@@ -285,6 +252,7 @@ class _Pump:
         self._unfinished: dict[str, Received] = {}
         self._over = asyncio.Event()
         self._problem: BaseException | None = None
+        self._is_paused = False
 
     async def run(self) -> None:
         """Until enough has come, or nothing for long enough; raises what a worker raised."""
@@ -335,6 +303,7 @@ class _Pump:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(LOOK_S, left_s)):
                     return await anext(self._messages)
+            self._note_pause()
             now_s, outage = time.monotonic(), self._messages.outage
             if outage is None and not self._running:
                 waited_s += now_s - looked_at_s
@@ -343,6 +312,12 @@ class _Pump:
             if self._wait_s is not None and waited_s >= self._wait_s:
                 return None
             looked_at_s = now_s
+
+    def _note_pause(self) -> None:
+        queue_id = self._messages.queue_id
+        if self._messages.paused and not self._is_paused:
+            note(f"{queue_id} is paused: waiting until `slatemq queue resume {queue_id}`")
+        self._is_paused = self._messages.paused
 
     def _check(self, outage: Outage, now_s: float) -> None:
         away_s = now_s - outage.since_s

@@ -6,23 +6,25 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
-from slatemq.cli.failed_edit import edit
 from slatemq.cli.failures import EXIT_REFUSED, error_fields
-from slatemq.cli.groups import Group
+from slatemq.cli.groups import Group, Place
+from slatemq.cli.listings import Listing, listing_of
 from slatemq.cli.messages import finished_listing, show_message
 from slatemq.cli.output import note, say, write_json, write_table
-from slatemq.cli.parameters import MESSAGE_ID, WHICH, WORDS
+from slatemq.cli.parameters import MESSAGE_ID, QUEUE, WHICH, WORDS
 from slatemq.cli.progress import progress
-from slatemq.cli.queue_options import format_time
 from slatemq.cli.queues import purge_states
 from slatemq.cli.session import Session, pass_session, run, session_options
-from slatemq.client import Client
 from slatemq.entry_models import EntryState
 from slatemq.errors import NotFound, SlateMQError
-from slatemq.redrives import Redrive, RedriveState
+
+if TYPE_CHECKING:
+    from slatemq.client import Client
+    from slatemq.redrives import Redrive
 
 LOOKED_UP_MAX = 100
 """Messages named by ID that are looked for before a redrive: each look reads lists of the queue."""
@@ -39,9 +41,9 @@ Examples:
 
 \b
 It runs in the broker, each message exactly once, also when this command ends:
-Ctrl-C stops the looking, `failed cancel` the redrive. Filters see what a
-queue's filter sees (headers, created_at, received_at, size), and `reason`,
-`attempts` and `failed_at`. Letters that fail after it began are not taken. What
+Ctrl-C stops the looking, `failed cancel` the redrive. Filters see, as a
+queue's filter does, headers, created_at, received_at, size and message_id, and
+`reason`, `attempts` and `failed_at`. Letters that fail after it began are not taken. What
 is named by --id (up to 100) and is no dead letter of the queue is told: exit
 code 1; the others are moved.
 """
@@ -59,7 +61,17 @@ whatever state it is, as by `message show`.
 """
 
 
-@click.group("failed", cls=Group)
+@click.group(
+    "failed",
+    cls=Group,
+    places={
+        "edit": Place(
+            "slatemq.cli.failed_edit",
+            "edit",
+            "Edit the dead letters of QUEUE: send them again, mended or as they are, or drop them.",
+        )
+    },
+)
 def failed() -> None:
     """Look at dead letters, mend them, move them back, or throw them away."""
 
@@ -76,12 +88,9 @@ failed.add_command(
 )
 
 
-failed.add_command(edit)
-
-
 @failed.command("show", epilog=SHOW_EPILOG)
 @click.argument("which", type=WHICH, metavar="HANDLE|ID")
-@click.option("--in", "queues", type=WORDS, multiple=True, metavar="QUEUE", help="Search only it.")
+@click.option("--in", "queues", type=QUEUE, multiple=True, metavar="QUEUE", help="Search only it.")
 @session_options
 @pass_session
 def show(session: Session, which: str, queues: tuple[str, ...]) -> None:
@@ -90,7 +99,7 @@ def show(session: Session, which: str, queues: tuple[str, ...]) -> None:
 
 
 @failed.command("purge", epilog="\b\nExample:\n  slatemq failed purge orders --yes")
-@click.argument("queue", type=WORDS)
+@click.argument("queue", type=QUEUE)
 @click.option("--yes", is_flag=True, help="Do not ask. Nobody is asked where stdin is no terminal.")
 @session_options
 @pass_session
@@ -100,8 +109,8 @@ def purge(session: Session, queue: str, yes: bool) -> None:
 
 
 @failed.command("redrive", epilog=REDRIVE_EPILOG)
-@click.argument("queue", type=WORDS)
-@click.option("--into", type=WORDS, default="", metavar="QUEUE", help="Another queue.")
+@click.argument("queue", type=QUEUE)
+@click.option("--into", type=QUEUE, default="", metavar="QUEUE", help="Another queue.")
 @click.option("--filter", "expression", type=WORDS, default="", metavar="CEL", help="Only these.")
 @click.option(
     "--id",
@@ -205,32 +214,35 @@ def _tell_unknown(session: Session, queue: str, ids: Sequence[int]) -> None:
 def redrives(session: Session, queue: str) -> None:
     """List the redrives of QUEUE, or of all queues, the newest first."""
 
-    async def work() -> list[Redrive]:
+    async def work() -> Listing[Redrive]:
         async with session.connect() as client:
-            return [one async for one in client.list_redrives(queue)]
+            return await listing_of(client.list_redrives(queue))
 
     found = run(work())
     if session.json:
-        for one in found:
+        for one in found.items:
             write_json(asdict(one))
+        found.check_complete()
         return
     write_table(
-        ("redrive", "queue", "into", "state", "moved", "looked at", "of", "begun", "error"),
+        ("redrive", "state", "moved", "looked at", "queue"),
         (
             (
                 one.redrive_id,
-                one.queue_id,
-                one.target_queue_id,
                 one.state.value,
                 one.redriven_count,
-                one.examined_count,
-                one.total_count,
-                format_time(one.created_at_ms),
-                one.error,
+                f"{one.examined_count} of {one.total_count}",
+                one.queue_id
+                if one.target_queue_id == one.queue_id
+                else f"{one.queue_id} into {one.target_queue_id}",
             )
-            for one in found
+            for one in found.items
         ),
     )
+    for one in found.items:
+        if one.error:
+            note(f"redrive {one.redrive_id}: {one.error}")
+    found.check_complete()
 
 
 @failed.command("cancel", epilog="\b\nExample:\n  slatemq failed cancel REDRIVE")
@@ -267,6 +279,6 @@ def _tell(session: Session, one: Redrive) -> None:
             f"redrive {one.redrive_id} is {one.state.value}: {one.redriven_count} moved into "
             f"{one.target_queue_id}, {one.examined_count} of {one.total_count} looked at"
         )
-    if one.state is RedriveState.FAILED:
+    if one.state == "failed":
         note(f"{one.error}; `slatemq failed resume {one.redrive_id}` tries again")
         sys.exit(EXIT_REFUSED)

@@ -114,12 +114,12 @@ async def write_entries(
         else:
             held.append(entry)
         if len(held) >= TABLE_ROWS:
-            _write_rows(columns, held)
+            _write_rows(columns, held, headed=count == TABLE_ROWS)
             held = []
         if count == limit:
             break
     if held:
-        _write_rows(columns, held)
+        _write_rows(columns, held, headed=count == len(held))
     return count
 
 
@@ -130,9 +130,9 @@ def listing_view(session: Session, with_headers: bool) -> EntryView:
     return EntryView.ATTEMPTS if session.json else EntryView.BASIC
 
 
-def _write_rows(columns: Sequence[Column], entries: Sequence[Entry]) -> None:
+def _write_rows(columns: Sequence[Column], entries: Sequence[Entry], *, headed: bool) -> None:
     names = [name for name, _ in columns]
-    write_table(names, ([cell(entry) for _, cell in columns] for entry in entries))
+    write_table(names, ([cell(entry) for _, cell in columns] for entry in entries), headed=headed)
 
 
 def entry_fields(entry: Entry, *, with_payload: bool = False) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import uuid4
 
 import click
@@ -16,12 +16,14 @@ import click
 from slatemq.cli.entry_output import listing_options
 from slatemq.cli.failures import BadInput
 from slatemq.cli.output import say, write_json
-from slatemq.cli.parameters import WORDS
+from slatemq.cli.parameters import QUEUE
 from slatemq.cli.progress import progress
 from slatemq.cli.queue_files import exported, head
 from slatemq.cli.session import Session, pass_session, run, session_options
-from slatemq.client import Client
 from slatemq.entry_models import Entry, EntryState, EntryView
+
+if TYPE_CHECKING:
+    from slatemq.client import Client
 
 STDOUT = "-"
 
@@ -64,7 +66,7 @@ TOLD = """ Messages of a queue of SlateMQ, as `slatemq export` found them.
 
 
 @click.command("export", epilog=EPILOG)
-@click.argument("queue", type=WORDS)
+@click.argument("queue", type=QUEUE)
 @click.option(
     "--state",
     required=True,

@@ -23,7 +23,7 @@ from slatemq.cli.failures import EXIT_REFUSED, BadInput
 from slatemq.cli.letter_plans import session_of, steps
 from slatemq.cli.letter_settling import LetterDesk, review
 from slatemq.cli.output import note, say
-from slatemq.cli.parameters import WORDS
+from slatemq.cli.parameters import QUEUE
 from slatemq.cli.runs import STATE_VARIABLE
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.textqueue_output import told
@@ -103,7 +103,7 @@ class NoEditor(BadInput):
 
 
 @click.command("edit", epilog=EPILOG)
-@click.argument("queue", type=WORDS)
+@click.argument("queue", type=QUEUE)
 @click.option(
     "--file",
     "file",

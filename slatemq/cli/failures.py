@@ -17,6 +17,7 @@ from slatemq.errors import (
     ResourceExhausted,
     SlateMQError,
     Unavailable,
+    Unimplemented,
 )
 
 EXIT_DONE = 0
@@ -60,6 +61,8 @@ def advice(error: SlateMQError) -> str:
             "is SlateMQ running there? Name any of its services with --endpoint host:port or "
             "SLATEMQ_ENDPOINT; `make up` starts a local stack on port 7420"
         )
+    if error.reason == "NOT_SLATEMQ":
+        return "name any service of SlateMQ with --endpoint host:port or SLATEMQ_ENDPOINT"
     if error.reason == "MESSAGE_TOO_LARGE":
         return "send it in smaller parts"
     match error:
@@ -92,6 +95,8 @@ def advice(error: SlateMQError) -> str:
             return "try again; `slatemq status` tells which service is away"
         case DeadlineExceeded():
             return "it may have happened all the same: look before you repeat it"
+        case Unimplemented():
+            return "the process there is of another version, or not one of SlateMQ's"
         case DataLoss():
             return "stored bytes are damaged: look into the log of the service"
         case Internal():

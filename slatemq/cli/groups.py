@@ -1,16 +1,61 @@
-"""Groups of commands."""
+"""Groups of commands, whose modules are loaded when one of their commands is wanted."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
 import click
+
+from slatemq.cli import interrupts
+
+
+class Place(NamedTuple):
+    """Where a command is defined, and its line in the list of commands.
+
+    The line is written here as well as in the command's own help, because the list is shown
+    without loading the command.
+    """
+
+    module: str
+    name: str
+    summary: str
 
 
 class Group(click.Group):
-    """Lists its commands with the first sentence of each, whole."""
+    """Lists its commands with the first sentence of each, whole.
+
+    Commands in `places` are loaded when they run: loading all of them takes longer than most of
+    them run.
+    """
+
+    def __init__(self, *args: Any, places: Mapping[str, Place] | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.places = dict(places or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands, loaded or not."""
+        return sorted({*super().list_commands(ctx), *self.places})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, loaded if need be; None when there is none."""
+        place = self.places.get(cmd_name)
+        if place is None or cmd_name in self.commands:
+            return super().get_command(ctx, cmd_name)
+        with interrupts.ending():
+            command: click.Command = getattr(import_module(place.module), place.name)
+        self.add_command(command, cmd_name)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the list for the help."""
-        found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
-        rows = [(name, one.get_short_help_str(limit=500)) for name, one in found if one is not None]
+        rows = [(name, self._summary(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+    def _summary(self, ctx: click.Context, name: str) -> str:
+        if name in self.places:
+            return self.places[name].summary
+        command = self.get_command(ctx, name)
+        return command.get_short_help_str(limit=500) if command is not None else ""

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,7 +18,7 @@ from slatemq.cli.failures import BadInput
 from slatemq.cli.import_items import Item, outgoing_of, push_of, request_id
 from slatemq.cli.import_journal import REPEATABLE_MS, Journal, Sending
 from slatemq.cli.output import note, say, write_json
-from slatemq.cli.parameters import WORDS
+from slatemq.cli.parameters import QUEUE
 from slatemq.cli.progress import progress
 from slatemq.cli.queue_files import content_of
 from slatemq.cli.runs import Run
@@ -25,7 +26,6 @@ from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.textqueue_input import STDIN, marked, name_of
 from slatemq.cli.textqueue_output import told
 from slatemq.cli.threads import in_thread
-from slatemq.client import Client
 from slatemq.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -36,6 +36,9 @@ from slatemq.errors import (
 from slatemq.textqueue import AlreadyMarked, Rewritten, State, TextQueue, scan
 from slatemq.textqueue.claiming import taken_by_hand
 from slatemq.textqueue.controls import BYTE_ORDER_MARK
+
+if TYPE_CHECKING:
+    from slatemq.client import Client
 
 _PLACE = re.compile(r"(?:messages|commands)\[(\d+)\]\.?(?:push\.)?")
 """In whose place the line of the file is told."""
@@ -74,7 +77,7 @@ the file meanwhile (it is locked); editors that do not ask are noticed.
 
 @click.command("import", epilog=EPILOG)
 @click.argument("file", type=click.Path())
-@click.option("--to", type=WORDS, metavar="QUEUE", help="Into this queue alone, by no filter.")
+@click.option("--to", type=QUEUE, metavar="QUEUE", help="Into this queue alone, by no filter.")
 @click.option("--publish", is_flag=True, help="As publishes: filters say which queues take them.")
 @click.option(
     "--state",
@@ -107,6 +110,8 @@ def import_(
 
     async def work() -> Importer:
         async with session.connect() as client:
+            if to is not None:
+                await client.get_queue(to)  # Refused here, whatever the file holds.
             importer = Importer(session, client, file, to, wanted, not no_mark, unsure)
             try:
                 with told():
@@ -118,6 +123,11 @@ def import_(
             return importer
 
     done = run(work())
+    if not done.counts["entries"]:
+        raise BadInput(
+            f"{name_of(file)} holds no entries: nothing was imported; a file with a message on "
+            "each line, such as JSON lines, is for `slatemq publish --jsonl`"
+        )
     if session.json:
         write_json(
             {
@@ -248,6 +258,7 @@ class Importer:
                 self._tell_of_unknown(entry)
             if entry.offset < start or entry.state in (State.COMMENT, State.UNKNOWN):
                 continue
+            self.counts["entries"] += 1
             item = self._item(entry)
             if item is None:
                 self.counts["skipped"] += 1

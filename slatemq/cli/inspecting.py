@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 import click
 
 from slatemq.cli.failures import EXIT_UNREACHABLE
+from slatemq.cli.listings import silent_brokers
+from slatemq.cli.moments import WHEN
 from slatemq.cli.output import note, write_json, write_table
-from slatemq.cli.parameters import TIME, header_option, headers_of, queues_option
+from slatemq.cli.parameters import (
+    DURATION,
+    MESSAGE_ID,
+    SECONDS,
+    TIME,
+    header_option,
+    headers_of,
+    queues_option,
+)
 from slatemq.cli.queue_options import COUNTS, count_cells, queue_fields, state_of
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.models import Explanation, RouteStatus, Status
@@ -42,6 +54,10 @@ queues. Depth is what waits in each queue.
     "--size", type=click.IntRange(min=0), default=0, metavar="BYTES", help="Of its payload."
 )
 @click.option("--created-at", type=TIME, help="When it was made.  [default: now]")
+@click.option("--delay", type=DURATION, help="Its own delay.")
+@click.option("--visible-at", type=WHEN, help="From when on it may be claimed.")
+@click.option("--retention", type=SECONDS, help="How long it may live.  [default: 0, for ever]")
+@click.option("--id", "message_id", type=MESSAGE_ID, help="Its ID.")
 @queues_option
 @session_options
 @pass_session
@@ -51,6 +67,10 @@ def explain(
     pairs: tuple[tuple[str, str], ...],
     size: int,
     created_at: int | None,
+    delay: timedelta | None,
+    visible_at: int | None,
+    retention: timedelta | None,
+    message_id: int | None,
     queues: tuple[str, ...],
 ) -> None:
     """Tell which queues a message with these headers would reach, and why.
@@ -62,7 +82,14 @@ def explain(
     async def work() -> list[Explanation]:
         async with session.connect() as client:
             return await client.explain(
-                headers, created_at=created_at, payload_bytes=size, queue_ids=queues
+                headers,
+                created_at=created_at,
+                payload_bytes=size,
+                queue_ids=queues,
+                delay=delay,
+                visible_at=visible_at,
+                retention=retention or 0,
+                message_id=message_id or 0,
             )
 
     found = run(work())
@@ -81,6 +108,14 @@ def explain(
                 for one in found
             ),
         )
+        matched = sum(one.matched for one in found)
+        note(f"{matched} of {len(found)} queues take it" if matched else _none_takes(to, found))
+
+
+def _none_takes(to: str | None, found: Sequence[Explanation]) -> str:
+    if to is not None and to not in {one.queue_id for one in found}:
+        return f"no queue takes it, and there is no queue {to}"
+    return "no queue takes it"
 
 
 @click.command("status", epilog=STATUS_EPILOG)
@@ -108,6 +143,7 @@ def _fields(found: Status) -> dict[str, Any]:
         "services": [asdict(one) for one in found.services],
         "routes": [_route_fields(one) for one in found.routes],
         "queues": [queue_fields(one) for one in found.queues],
+        "unlisted_brokers": found.unlisted_brokers,
     }
 
 
@@ -140,3 +176,5 @@ def _show(found: Status) -> None:
         print()
         rows = ((one.queue_id, state_of(one), *count_cells(one)) for one in found.queues)
         write_table(("queue", "state", *COUNTS), rows)
+    if found.unlisted_brokers:
+        note(silent_brokers(found.unlisted_brokers))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -26,3 +28,17 @@ def raised() -> None:
     """From now on Ctrl-C raises KeyboardInterrupt, unless it is ignored."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Ctrl-C ends the process meanwhile: modules that are half loaded cannot raise in order."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        yield
+        return
+    end_with(EXIT_INTERRUPTED)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

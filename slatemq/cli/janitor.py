@@ -7,22 +7,25 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
 from slatemq.cli.durations import format_duration
 from slatemq.cli.failures import EXIT_REFUSED, Interrupted
 from slatemq.cli.groups import Group
 from slatemq.cli.output import note, say, write_json, write_table
-from slatemq.cli.parameters import MESSAGE_ID, SECONDS, TIME, WORDS, queues_option
+from slatemq.cli.parameters import MESSAGE_ID, QUEUE, SECONDS, TIME, WORDS, queues_option
 from slatemq.cli.progress import progress
 from slatemq.cli.queue_options import format_time
 from slatemq.cli.session import Session, pass_session, run, session_options
-from slatemq.client import Client
 from slatemq.errors import SlateMQError
-from slatemq.janitor import JobRun, JobRunState
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
+    from slatemq.client import Client
+    from slatemq.janitor import JobRun
 
 JOBS = ("retention", "unreferenced", "done", "dead-letters", "report", "restore")
 
@@ -31,7 +34,7 @@ RUN_EPILOG = """\
 Examples:
   slatemq janitor run retention --dry-run
   slatemq janitor run dead-letters --older-than 30d --queue orders
-  slatemq janitor run unreferenced --master spark://spark:7077 --no-wait
+  slatemq janitor run unreferenced --no-wait
   slatemq janitor run restore --queue orders --into orders-mended
 
 \b
@@ -58,13 +61,12 @@ def janitor() -> None:
 @janitor.command("run", epilog=RUN_EPILOG)
 @click.argument("job", type=click.Choice(JOBS))
 @click.option("--dry-run", is_flag=True, help="Count what would go; remove nothing.")
-@click.option("--master", type=WORDS, default="", metavar="URL", help="Spark master.")
 @queues_option
 @click.option("--older-than", type=SECONDS, help="Of dead-letters: how long ago they failed.")
 @click.option(
     "--days", type=click.IntRange(1, 3_660), metavar="N", help="Of report: how many days back."
 )
-@click.option("--into", type=WORDS, default="", metavar="QUEUE", help="Of restore: another queue.")
+@click.option("--into", type=QUEUE, default="", metavar="QUEUE", help="Of restore: another queue.")
 @click.option(
     "--id",
     "ids",
@@ -82,7 +84,6 @@ def run_job(
     session: Session,
     job: str,
     dry_run: bool,
-    master: str,
     queues: tuple[str, ...],
     older_than: timedelta | None,
     days: int | None,
@@ -98,7 +99,6 @@ def run_job(
     """
     options: dict[str, Any] = {
         "dry_run": dry_run,
-        "master": master,
         "queue_ids": queues,
         "older_than": older_than,
         "days": days or 0,
@@ -121,7 +121,9 @@ def run_job(
 
 @janitor.command("runs", epilog="\b\nExample:\n  slatemq janitor runs retention --limit 5")
 @click.argument("job", type=click.Choice(JOBS), required=False)
-@click.option("--limit", type=click.IntRange(1), default=20, metavar="N", show_default=True)
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, metavar="N", help="Runs at most.  [default: 20]"
+)
 @session_options
 @pass_session
 def runs(session: Session, job: str | None, limit: int) -> None:
@@ -170,7 +172,7 @@ def show(session: Session, run_id: str, follow: bool) -> None:
         return
     _tell(session, one)
     # Whoever follows is told the same, also where the run was quicker.
-    if follow and one.state is not JobRunState.DONE:
+    if follow and one.state != "done":
         sys.exit(EXIT_REFUSED)
 
 
@@ -221,7 +223,7 @@ def _follow(session: Session, begun: JobRun) -> None:
             raise
         ended = _cancelled(session, begun.run_id)
     _tell(session, ended)
-    if ended.state is not JobRunState.DONE:
+    if ended.state != "done":
         sys.exit(EXIT_REFUSED)
 
 
@@ -295,18 +297,12 @@ def _took(one: JobRun) -> str:
 @contextmanager
 def _progress(session: Session) -> Iterator[Callable[[JobRun], None]]:
     """A bar on stderr, where that is a terminal; gives what to tell how far it is."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[tasks]}"),
-        TimeElapsedColumn(),
-    )
-    with progress(not session.json, "waiting", None, columns, tasks="") as update:
+    with progress(not session.json, "waiting", None, _columns, tasks="") as update:
 
         def tell(one: JobRun) -> None:
             told = one.progress
-            if told is None or one.state is not JobRunState.RUNNING:
-                what = "starting Spark" if one.state is JobRunState.RUNNING else one.state.value
+            if told is None or one.state != "running":
+                what = "starting Spark" if one.state == "running" else one.state.value
                 update(description=what, total=None, tasks="")
                 return
             update(
@@ -317,3 +313,14 @@ def _progress(session: Session) -> Iterator[Callable[[JobRun], None]]:
             )
 
         yield tell
+
+
+def _columns() -> tuple[ProgressColumn, ...]:
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+
+    return (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[tasks]}"),
+        TimeElapsedColumn(),
+    )

@@ -8,13 +8,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from slatemq.cli.entry_output import one_line
 from slatemq.cli.letter_plans import Step, with_note
 from slatemq.cli.output import note, say, write_json
 from slatemq.cli.queue_files import notes_of
 from slatemq.cli.queue_options import format_time
-from slatemq.client import Client
 from slatemq.entry_models import Entry, EntryState, EntryView
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
 from slatemq.settling import (
@@ -24,6 +24,9 @@ from slatemq.settling import (
     ReplaceLetter,
     Settlement,
 )
+
+if TYPE_CHECKING:
+    from slatemq.client import Client
 
 SHOWN_MAX = 200
 """Letters shown one by one before somebody says yes; all others are counted."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator, Container
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Container, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.status import Status
 
 from slatemq.cli.entry_output import (
     entry_fields,
@@ -18,17 +17,18 @@ from slatemq.cli.entry_output import (
     show_entry,
     write_entries,
 )
-from slatemq.cli.groups import Group
+from slatemq.cli.groups import Group, Place
 from slatemq.cli.moments import WHEN
 from slatemq.cli.output import note, say, write_json
-from slatemq.cli.parameters import HEADER, WHICH, WORDS
+from slatemq.cli.parameters import HEADER, QUEUE, WHICH, WORDS
 from slatemq.cli.publishing import STDIN, read_all
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.threads import in_thread
-from slatemq.cli.watching import watch
-from slatemq.client import Client
 from slatemq.entry_models import Entry, EntryState, EntryView, SearchProgress
 from slatemq.errors import FailedPrecondition, NotFound
+
+if TYPE_CHECKING:
+    from slatemq.client import Client
 
 LS_EPILOG = """\
 \b
@@ -71,17 +71,27 @@ has not handed it out, and is not routed anew. --header replaces all headers.
 
 _WHICH = click.argument("which", type=WHICH, nargs=-1, required=True, metavar="HANDLE|ID...")
 _QUEUES = click.option(
-    "--in", "queues", type=WORDS, multiple=True, metavar="QUEUE", help="Search only it; repeatable."
+    "--in", "queues", type=QUEUE, multiple=True, metavar="QUEUE", help="Search only it; repeatable."
 )
 
 
-@click.group("message", cls=Group)
+@click.group(
+    "message",
+    cls=Group,
+    places={
+        "watch": Place(
+            "slatemq.cli.watching",
+            "watch",
+            "Print the delayed messages of QUEUE, each before it can be claimed, until Ctrl-C.",
+        )
+    },
+)
 def message() -> None:
     """Look at messages in their queues without consuming them, and repair."""
 
 
 @message.command("ls", epilog=LS_EPILOG)
-@click.argument("queue", type=WORDS)
+@click.argument("queue", type=QUEUE)
 @click.option(
     "--state",
     type=click.Choice(["available", "delayed", "in-flight", "done", "failed", "archived"]),
@@ -157,10 +167,10 @@ async def _search(
     session: Session, client: Client, which: str, queues: tuple[str, ...]
 ) -> AsyncIterator[Entry]:
     """The entries of a message by its ID, as they are found."""
-    with _searching(session) as status:
+    with _searching(session) as update:
 
         def told(progress: SearchProgress) -> None:
-            status.update(
+            update(
                 f"searched {progress.queues_searched_count} of {progress.queues_count} "
                 f"queues, {progress.rows_read_count} rows"
             )
@@ -169,10 +179,16 @@ async def _search(
             yield found
 
 
-def _searching(session: Session) -> Status:
-    """A line on stderr, where that is a terminal."""
-    quiet = session.json or not sys.stderr.isatty()
-    return Console(stderr=True, quiet=quiet).status("searching")
+@contextmanager
+def _searching(session: Session) -> Iterator[Callable[[str], None]]:
+    """A line on stderr, where that is a terminal; gives the function that changes its text."""
+    if session.json or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("searching") as status:
+        yield status.update
 
 
 def _nowhere(which: str, queues: tuple[str, ...], what: str) -> NotFound:
@@ -299,9 +315,6 @@ def edit(
         say(f"edited {handle}, etag {changed}")
 
 
-message.add_command(watch)
-
-
 @click.group("done", cls=Group)
 def done() -> None:
     """Look at the messages that are done."""
@@ -311,7 +324,7 @@ def finished_listing(state: EntryState, word: str, told: str, examples: str) -> 
     """`ls` of a list that goes by time; `word` says what happened to its messages."""
 
     @click.command("ls", help=told, epilog=examples)
-    @click.argument("queue", type=WORDS)
+    @click.argument("queue", type=QUEUE)
     @listing_options(word)
     @session_options
     @pass_session

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+import slatemq
 from slatemq.cli.durations import format_duration, parse_duration
 from slatemq.cli.parameters import TIME
-from slatemq.queue_models import BACKOFF_MS_MAX, Backoff, BackoffKind
+
+if TYPE_CHECKING:
+    from slatemq.queue_models import Backoff, BackoffKind
 
 NO_BACKOFF = "none"
 
@@ -21,9 +24,9 @@ _BACKOFF = re.compile(
 )
 
 _PARAMETERS = {
-    BackoffKind.FIXED: ("jitter",),
-    BackoffKind.LINEAR: ("jitter",),
-    BackoffKind.EXPONENTIAL: ("multiplier", "jitter"),
+    "fixed": ("jitter",),
+    "linear": ("jitter",),
+    "exponential": ("multiplier", "jitter"),
 }
 
 
@@ -66,13 +69,15 @@ def _time(value: Any, param: Any, ctx: Any, also: str) -> Any:
 
 
 class _Backoff(click.ParamType[Any]):
-    """How a message waits after a failed attempt; `none` gives that word."""
+    """How a message waits after a failed attempt."""
 
     name = "backoff"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if isinstance(value, Backoff) or value == NO_BACKOFF:
+        if not isinstance(value, str):
             return value
+        if value == NO_BACKOFF:
+            return slatemq.Backoff.none()
         waits, *parameters = value.split(",")
         found = _BACKOFF.fullmatch(waits)
         if found is None:
@@ -83,15 +88,18 @@ class _Backoff(click.ParamType[Any]):
                 param,
                 ctx,
             )
-        kind = BackoffKind(found["kind"])
+        # Loads protobuf now, and not before: the help of a command can do without.
+        kind = slatemq.BackoffKind(found["kind"])
         initial_ms = _duration_ms(found["initial"], value, self.fail)
         longest = found["max"]
-        if longest and kind is BackoffKind.FIXED:
+        if longest and kind == "fixed":
             self.fail(f"{value!r}: fixed is always the same wait, and has no longest", param, ctx)
-        max_ms = _duration_ms(longest, value, self.fail) if longest else BACKOFF_MS_MAX
-        given = {"multiplier": 2.0 if kind is BackoffKind.EXPONENTIAL else 0.0, "jitter": 0.0}
-        given |= _numbers(kind, parameters, value, self.fail)
-        return Backoff(kind, initial_ms, max_ms, given["multiplier"], given["jitter"])
+        given = _numbers(kind, parameters, value, self.fail)
+        if longest:
+            given["max_ms"] = _duration_ms(longest, value, self.fail)
+        if kind == "exponential":
+            given.setdefault("multiplier", 2.0)
+        return slatemq.Backoff(kind, initial_ms, **given)
 
 
 WHEN = _When()
@@ -99,14 +107,14 @@ START = _Start()
 BACKOFF = _Backoff()
 
 
-def format_backoff(backoff: Backoff | None) -> str:
+def format_backoff(backoff: Backoff) -> str:
     """A backoff as it is written on the command line."""
-    if backoff is None:
+    if backoff.kind == NO_BACKOFF:
         return NO_BACKOFF
     text = f"{backoff.kind.value}:{format_duration(backoff.initial_ms)}"
-    if backoff.kind is not BackoffKind.FIXED:
+    if backoff.kind != "fixed":
         text += f"..{format_duration(backoff.max_ms)}"
-    if backoff.kind is BackoffKind.EXPONENTIAL and backoff.multiplier != 2:
+    if backoff.kind == "exponential" and backoff.multiplier != 2:
         text += f",multiplier={backoff.multiplier:g}"
     if backoff.jitter:
         text += f",jitter={backoff.jitter:g}"
@@ -115,9 +123,9 @@ def format_backoff(backoff: Backoff | None) -> str:
 
 def _numbers(
     kind: BackoffKind, parameters: Iterable[str], whole: str, fail: Callable[[str], NoReturn]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """The parameters behind a backoff's waits; one that its kind does not have is named."""
-    given: dict[str, float] = {}
+    given: dict[str, Any] = {}
     for parameter in parameters:
         name, _, number = parameter.partition("=")
         if name not in _PARAMETERS[kind]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from slatemq.cli.entry_output import shown
 from slatemq.cli.groups import Group
+from slatemq.cli.listings import Listing, listing_of
 from slatemq.cli.output import payload_fields, say, write_json, write_table
 from slatemq.cli.parameters import WORDS
 from slatemq.cli.queue_options import format_time
 from slatemq.cli.session import Session, pass_session, run, session_options
-from slatemq.client import Client
-from slatemq.outbox import OutboxLine, RefusedPush
+
+if TYPE_CHECKING:
+    from slatemq.client import Client
+    from slatemq.outbox import OutboxLine, RefusedPush
 
 LS_EPILOG = """\
 \b
@@ -63,14 +66,15 @@ def outbox() -> None:
 def ls(session: Session) -> None:
     """List what waits, for each broker and ingest shard."""
 
-    async def work() -> list[OutboxLine]:
+    async def work() -> Listing[OutboxLine]:
         async with session.connect() as client:
-            return await client.outbox_lines()
+            return await listing_of(client.outbox_lines())
 
     found = run(work())
     if session.json:
-        for line in found:
+        for line in found.items:
             write_json(asdict(line))
+        found.check_complete()
         return
     write_table(
         ("broker", "ingest", "waiting", "bytes", "oldest", "halted"),
@@ -83,9 +87,10 @@ def ls(session: Session) -> None:
                 format_time(line.oldest_pushed_at_ms) if line.oldest_pushed_at_ms else "",
                 line.halted_reason,
             )
-            for line in found
+            for line in found.items
         ),
     )
+    found.check_complete()
 
 
 @outbox.command("refused", epilog="\b\nExample:\n  slatemq outbox refused")
@@ -94,14 +99,15 @@ def ls(session: Session) -> None:
 def refused(session: Session) -> None:
     """List the pushes that an ingest refused for good, with its reasons."""
 
-    async def work() -> list[RefusedPush]:
+    async def work() -> Listing[RefusedPush]:
         async with session.connect() as client:
-            return await client.refused_pushes()
+            return await listing_of(client.refused_pushes())
 
     found = run(work())
     if session.json:
-        for push in found:
+        for push in found.items:
             write_json(_fields(push))
+        found.check_complete()
         return
     write_table(
         ("push", "queue", "bytes", "pushed", "refused", "reason"),
@@ -114,9 +120,10 @@ def refused(session: Session) -> None:
                 format_time(push.refused_at_ms),
                 push.reason,
             )
-            for push in found
+            for push in found.items
         ),
     )
+    found.check_complete()
 
 
 @outbox.command("show", epilog="\b\nExample:\n  slatemq outbox show 0-0-1f")

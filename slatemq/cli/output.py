@@ -8,11 +8,10 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-from rich.cells import cell_len
 
 
 def write_bytes(content: bytes) -> None:
@@ -43,12 +42,17 @@ def note(text: str) -> None:
     print(f"slatemq: {printable(text)}", file=sys.stderr, flush=True)
 
 
-def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table for people; cells that are numbers stand on the right.
+def write_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, headed: bool = True
+) -> None:
+    """A table for people; cells that are numbers stand on the right. Without a head: more rows.
 
     Nothing is left out or folded: a terminal that is too narrow wraps the lines, and what is copied
     from it is whole.
     """
+    # Imported here: only tables need it.
+    from rich.cells import cell_len
+
     cells = [list(row) for row in rows]
     shown = [[printable(str(cell)).replace("\n", "\\n") for cell in row] for row in cells]
     widths = [max(map(cell_len, column)) for column in zip(columns, *shown, strict=True)]
@@ -72,7 +76,8 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     head = line(columns)
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         head = f"\x1b[1m{head}\x1b[0m"
-    write_bytes("".join(f"{each}\n" for each in (head, *map(line, shown))).encode())
+    lines = [head] if headed else []
+    write_bytes("".join(f"{each}\n" for each in (*lines, *map(line, shown))).encode())
 
 
 def payload_fields(payload: bytes) -> dict[str, str]:
@@ -91,3 +96,15 @@ def printable(text: str) -> str:
         else letter.encode("unicode_escape", "surrogatepass").decode()
         for letter in text
     )
+
+
+def line_width() -> int:
+    """Columns of a line: the terminal's; without bounds where stdout is not one."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+
+
+def cut(text: str, width: int) -> str:
+    """Text of at most so many columns, with … at its end where some of it is left out."""
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= width else f"{set_cell_size(text, max(width - 1, 0))}…"

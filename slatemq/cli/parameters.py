@@ -8,12 +8,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
+from slatemq.cli.completion import queue_names
 from slatemq.cli.durations import parse_duration
+from slatemq.endpoints import addresses_of
+from slatemq.errors import InvalidArgument
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_ENDPOINT = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})", re.ASCII)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -30,6 +32,15 @@ class _Words(click.ParamType[str]):
             except UnicodeEncodeError:
                 self.fail("must be UTF-8", param, ctx)
         return value
+
+
+class _QueueName(_Words):
+    """The name of a queue, which shells complete."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return queue_names(ctx, incomplete)
 
 
 class _Duration(click.ParamType[timedelta]):
@@ -94,15 +105,15 @@ class _Header(click.ParamType[tuple[str, str]]):
 
 
 class _Endpoint(click.ParamType[str]):
-    """`host:port`."""
+    """`host:port`, several with commas."""
 
     name = "host:port"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        found = _ENDPOINT.fullmatch(value)
-        if found is None or not 1 <= int(found["port"]) <= 65_535:
-            self.fail(f"{value!r} is no address: write host:port, e.g. 127.0.0.1:7420", param, ctx)
-        return value
+        try:
+            return ",".join(addresses_of(value))
+        except InvalidArgument as error:
+            self.fail(error.description, param, ctx)
 
 
 class _MessageID(click.ParamType[int]):
@@ -141,6 +152,7 @@ class _Which(click.ParamType[str]):
 
 
 WORDS = _Words()
+QUEUE = _QueueName()
 DURATION = _Duration()
 SECONDS = _Duration(whole_seconds=True)
 TIME = _Time()
@@ -158,7 +170,7 @@ def header_option(what: str) -> Callable[[F], F]:
             "--header", "pairs", type=HEADER, multiple=True, help=f"A header of {what}; repeatable."
         )(function)
         return click.option(
-            "--to", type=WORDS, metavar="QUEUE", help="The same as --header queue=QUEUE."
+            "--to", type=QUEUE, metavar="QUEUE", help="The same as --header queue=QUEUE."
         )(function)
 
     return add
@@ -169,7 +181,7 @@ def queues_option(function: F) -> F:
     return click.option(
         "--queue",
         "queues",
-        type=WORDS,
+        type=QUEUE,
         multiple=True,
         metavar="QUEUE",
         help="Only this one; repeatable.",

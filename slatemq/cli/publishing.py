@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, BinaryIO
 
 import click
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
-from slatemq.cli.bulk import LinePublisher
 from slatemq.cli.failures import BadInput
-from slatemq.cli.lines import LineError, LineReader, TooFewLines
+from slatemq.cli.lines import LineReader
 from slatemq.cli.moments import WHEN, FromNow
 from slatemq.cli.output import note, say, write_json
 from slatemq.cli.parameters import DURATION, SECONDS, TIME, WORDS, header_option, headers_of
 from slatemq.cli.pointers import Pointer, parse_pointers
-from slatemq.cli.progress import progress
-from slatemq.cli.runs import Run
+from slatemq.cli.publish_lines import publish_lines
+from slatemq.cli.reach import (
+    check_queue,
+    check_taken,
+    note_reach,
+    note_unheeded_delay,
+    queues_reached,
+)
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.threads import in_thread
-from slatemq.errors import InvalidArgument, Unavailable
 
 PAYLOAD_BYTES_MAX = 1 << 30
 """No instance takes more, whatever its settings."""
@@ -96,6 +93,11 @@ until it is complete). A number that you make up loses or doubles lines.
     metavar="KEY",
     help="A later publish with the same key stores nothing and prints the first one's ID.",
 )
+@click.option(
+    "--allow-unrouted",
+    is_flag=True,
+    help="With --to: also where no queue of that name exists.",
+)
 @header_option("the message, or of each line")
 @session_options
 @pass_session
@@ -111,13 +113,15 @@ def publish(
     delay: timedelta | None,
     visible_at: int | None,
     dedupe_key: str | None,
+    allow_unrouted: bool,
     to: str | None,
     pairs: tuple[tuple[str, str], ...],
 ) -> None:
     """Publish a message: TEXT, a file, or stdin (-); or each line of a file with --jsonl.
 
-    It is stored for good when this prints its ID, also when no queue takes it:
-    `slatemq explain` tells which queues would.
+    It is durable when this prints its ID, also when no queue takes it: a note
+    says how many do, and `slatemq explain` which. --to a queue that does not
+    exist is refused.
     """
     headers = headers_of(to, pairs)
     if dedupe_key == "":
@@ -134,6 +138,7 @@ def publish(
             text,
             file,
             headers,
+            None if allow_unrouted else to,
             created_at=created_at,
             retention=retention,
             delay=delay,
@@ -160,23 +165,50 @@ def publish(
             visible_at,
         )
         source = STDIN if jsonl == STDIN else os.path.realpath(jsonl)
-        run(_publish_lines(session, reader, source, skip or 0))
+        run(publish_lines(session, reader, source, skip or 0, None if allow_unrouted else to))
 
 
 async def _publish_one(
-    session: Session, text: str | None, file: str | None, headers: dict[str, str], **options: Any
+    session: Session,
+    text: str | None,
+    file: str | None,
+    headers: dict[str, str],
+    checked: str | None,
+    *,
+    dedupe_key: str | None,
+    **options: Any,
 ) -> None:
     # The shell's bytes, whatever the encoding they are in.
     payload = os.fsencode(text) if text is not None and text != STDIN else b""
     if text == STDIN or file is not None:
         payload = await in_thread(lambda: read_all(file or STDIN))
     async with session.connect() as client:
-        published = await client.publish(payload, headers, **options)
-    if session.json:
-        told = {"message_id": str(published), "received_at_ms": published.received_at_ms}
-        write_json({**told, "duplicate": published.duplicate})
-    else:
-        say(str(published))
+        if checked is not None:
+            await check_queue(client, checked)
+            await check_taken(client, checked, headers, len(payload), **options)
+        published = await client.publish(payload, headers, dedupe_key=dedupe_key, **options)
+        if not session.json:
+            say(str(published))
+        reached = None
+        if not published.duplicate:
+            reached = await queues_reached(client, headers, len(payload), **options)
+            if reached is not None and checked is not None and checked not in reached:
+                reached = sorted([*reached, checked])  # too new for the router that was asked
+        if session.json:
+            write_json(
+                {
+                    "message_id": str(published),
+                    "received_at_ms": published.received_at_ms,
+                    "duplicate": published.duplicate,
+                    "queues_count": None if reached is None else len(reached),
+                }
+            )
+        elif published.duplicate:
+            note("nothing was stored: the dedupe key was used before, for the message of this ID")
+        else:
+            note_reach(reached)
+        if options["delay"] is not None and reached:
+            await note_unheeded_delay(client, reached)
 
 
 def _pointers(texts: tuple[str, ...], headers: dict[str, str]) -> list[Pointer]:
@@ -216,86 +248,3 @@ def _opened(name: str) -> Iterator[BinaryIO]:
         return
     with stream:
         yield stream
-
-
-async def _publish_lines(session: Session, reader: LineReader, source: str, skip: int) -> None:
-    options = [
-        sorted(reader.headers.items()),
-        [pointer.text for pointer in reader.pointers],
-        reader.created_at_ms,
-        reader.retention_s,
-        reader.delay_ms,
-        reader.visible_at_ms,
-    ]
-    durable = skip
-    this_run: Run | None = None
-    try:
-        async with session.connect() as client:
-            shards = sorted((await client.topology()).ingests)
-            if not shards:
-                raise Unavailable("no ingest is known yet", reason="PEER_UNKNOWN")
-            this_run = Run(source, options, shards)
-            with _progress(reader.stream) as advance:
-                advance(await in_thread(lambda: reader.skip(skip)))
-                publisher = LinePublisher(client, reader, this_run, advance)
-                try:
-                    await publisher.run()
-                finally:
-                    durable = publisher.durable_count
-    except TooFewLines:
-        # Wrong usage: nobody knows what an earlier run has stored, so no count is told.
-        if this_run is not None:
-            this_run.close()
-        raise
-    except BaseException as error:
-        to_mend = _to_mend(error)
-        session.at_end.append(lambda: _tell_durable(session, durable, skip))
-        if this_run is not None:
-            kept = this_run.kept
-            this_run.close()
-            session.at_end.insert(0, lambda: _say_how_to_go_on(durable, kept, to_mend))
-        raise
-    if this_run is not None:
-        this_run.finish()
-    _tell_durable(session, durable, skip)
-
-
-def _to_mend(error: BaseException) -> str:
-    """Where the input is at fault; empty when it is not."""
-    if isinstance(error, LineError):
-        return f"line {error.number}"
-    if isinstance(error, InvalidArgument):
-        return error.field.partition(",")[0] or "the input"
-    return ""
-
-
-def _tell_durable(session: Session, durable: int, skipped: int) -> None:
-    if session.json:
-        write_json(
-            {
-                "durable_count": durable,
-                "skipped_count": skipped,
-                "published_count": durable - skipped,
-            }
-        )
-    else:
-        say(f"durable: {durable}")
-
-
-def _say_how_to_go_on(durable: int, kept: bool, to_mend: str) -> None:
-    first = f"mend {to_mend} first, then " if to_mend else ""
-    note(
-        f"not complete: {first}go on with the same options and --skip {durable}, within 10 minutes"
-    )
-    if not kept:
-        note("this run could not be remembered: up to 4,000 lines after those may be stored twice")
-
-
-@contextmanager
-def _progress(stream: BinaryIO) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, where that is a terminal; gives what to call with bytes made durable."""
-    told = os.fstat(stream.fileno())
-    total = told.st_size if stat.S_ISREG(told.st_mode) else None
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with progress(True, "publish", total, columns) as update:
-        yield lambda count: update(advance=count)

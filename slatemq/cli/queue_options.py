@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from slatemq.cli.durations import format_duration
 from slatemq.cli.moments import BACKOFF, format_backoff
 from slatemq.cli.parameters import DURATION, SECONDS, WORDS
-from slatemq.queue_models import Queue
+
+if TYPE_CHECKING:
+    from slatemq.queue_models import Queue
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,6 +36,8 @@ RESETTABLE = {
     )
 }
 
+DEFAULT_BACKOFF = "exponential:1s..10m,multiplier=5,jitter=0.5"
+
 _PRIORITY, _IN_FLIGHT = click.IntRange(0, 255), click.IntRange(1, 1_000_000)
 _ATTEMPTS = click.IntRange(1, 65_535)
 
@@ -41,7 +45,7 @@ _SETTINGS: tuple[tuple[str, click.ParamType[Any], str | None, str, str], ...] = 
     ("--max-in-flight", _IN_FLIGHT, "N", "Messages claimed at once at most.", "100000"),
     ("--failed-retention", SECONDS, None, "How long dead letters stay listed.", "for ever: 0"),
     ("--done-retention", SECONDS, None, "How long done messages stay listed.", "1d"),
-    ("--backoff", BACKOFF, None, "How messages wait after failed attempts.", "none"),
+    ("--backoff", BACKOFF, None, "How messages wait after failed attempts.", DEFAULT_BACKOFF),
     ("--default-delay", DURATION, None, "Makes it a delayed queue.", "0"),
     ("--max-total-lease", DURATION, None, "The longest that one claim may hold.", "12h"),
     ("--max-lease", DURATION, None, "The longest lease that may be asked for.", "12h"),
@@ -87,9 +91,15 @@ def count_cells(one: Queue) -> list[int]:
     ]
 
 
+OPEN = "open"
+"""The state of a queue that works as it should, which a list need not show."""
+
+
 def state_of(one: Queue) -> str:
-    """Whether it hands out messages."""
-    return "paused" if one.paused else "open"
+    """Whether it hands out messages, and gets any."""
+    if one.paused:
+        return "paused"
+    return "quarantine" if one.quarantine else OPEN
 
 
 def settings_rows(one: Queue) -> list[tuple[str, str]]:
@@ -113,6 +123,7 @@ def settings_rows(one: Queue) -> list[tuple[str, str]]:
         ("max in flight", str(one.max_in_flight)),
         *((name, str(count)) for name, count in counts),
         ("oldest claimable", "-" if age_ms is None else format_duration(age_ms)),
+        *_quarantine_rows(one),
         *_replay_rows(one),
         ("broker shard", str(one.broker_shard)),
         ("created", format_time(one.created_at_ms)),
@@ -139,13 +150,32 @@ def _retention(length_s: int) -> str:
     return format_duration(length_s * 1000) if length_s else "for ever"
 
 
+def _quarantine_rows(one: Queue) -> Iterator[tuple[str, str]]:
+    if one.quarantine is not None:
+        yield "in quarantine since", format_time(one.quarantine.since_ms)
+        yield "in quarantine for", one.quarantine.reason
+
+
 def _replay_rows(one: Queue) -> Iterator[tuple[str, str]]:
     if one.replay is None:
         return
     if one.replay.done:
-        yield "replay", "done"
+        yield "replay", f"done, {_messages(one.replay.replayed_count)}"
         return
     for part in one.replay.ranges:
-        whole = part.end_sequence - part.start_sequence
-        share = (part.cursor - part.start_sequence) / whole if whole else 1.0
-        yield f"replay of log {part.ingest_shard}", f"{share:.0%}"
+        if part.waits_for_ingest:
+            yield f"replay of log {part.ingest_shard}", f"waits for ingest {part.ingest_shard}"
+            continue
+        yield f"replay of log {part.ingest_shard}", _share(part.replayed_count, part.message_count)
+
+
+def _share(replayed_count: int, message_count: int | None) -> str:
+    if message_count is None:
+        return f"{_messages(replayed_count)} so far"
+    # Rounded down: 100 % says that nothing is left.
+    percent = 100 * replayed_count // message_count if message_count else 100
+    return f"{replayed_count} of {_messages(message_count)} ({percent}%)"
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count} messages"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from slatemq.cli.groups import Group
-from slatemq.cli.moments import NO_BACKOFF, START
-from slatemq.cli.output import say, write_json, write_table
-from slatemq.cli.parameters import WORDS
+from slatemq.cli.listings import Listing, listing_of
+from slatemq.cli.moments import START
+from slatemq.cli.output import cut, line_width, printable, say, write_json, write_table
+from slatemq.cli.parameters import QUEUE, WORDS
 from slatemq.cli.queue_options import (
     COUNTS,
+    OPEN,
     RESETTABLE,
     count_cells,
     priority_rows,
@@ -23,8 +25,14 @@ from slatemq.cli.queue_options import (
     state_of,
 )
 from slatemq.cli.session import Session, pass_session, run, session_options
-from slatemq.client import Client
-from slatemq.queue_models import Queue
+
+if TYPE_CHECKING:
+    from slatemq.client import Client
+    from slatemq.entry_models import StateName
+    from slatemq.queue_models import Queue
+
+FILTER_WIDTH = 8
+"""Columns in which a filter is worth its place in a list."""
 
 CREATE_EPILOG = """\
 \b
@@ -41,17 +49,19 @@ Examples:
 
 \b
 Filters and priorities are CEL. They see `headers` (text by text),
-`created_at`, `received_at` (times) and `size` (bytes of payload). A filter
-that fails, over a header that is not there, say, lets nothing in. Priorities
-are 0 to 255, 0 the most urgent; without one every message has 128, and one
-that fails or gives no integer gives the fallback priority.
+`created_at`, `received_at`, `visible_at` (times), `retention` (a duration),
+`size` (bytes of payload) and `message_id`. A filter that fails, over a header
+that is not there, say, lets nothing in. Priorities are 0 to 255, 0 the most
+urgent; without one every message has 128, and one that fails or gives no
+integer gives the fallback priority.
 
 \b
 A backoff says how long a message waits after its n-th failed attempt:
 fixed:10s, linear:5s..1m (n times 5s, at most 1m), exponential:1s..10m
 (doubling; or ,multiplier=3); ,jitter=0.5 takes a random part of up to half
-away. A queue with a default delay is a delayed queue: its messages can be
-claimed so long after they were received, unless they have a delay of their own.
+away; none: it comes again at once. A queue with a default delay is a delayed
+queue: its messages can be claimed so long after they were received, unless
+they have a delay of their own.
 """
 
 UPDATE_EPILOG = """\
@@ -93,7 +103,7 @@ def queue() -> None:
 @click.option(
     "--with",
     "with_queue",
-    type=WORDS,
+    type=QUEUE,
     default="",
     metavar="QUEUE",
     help="A queue whose shard it must share, for commands on both that are executed together.",
@@ -109,8 +119,6 @@ def create(
     ones with --start-from, back to the beginning of the instance's replay window (7 days, unless
     set otherwise): `queue show` tells how far these are brought in.
     """
-    if settings["backoff"] == NO_BACKOFF:
-        settings["backoff"] = None
 
     async def work() -> Queue:
         async with session.connect() as client:
@@ -128,23 +136,21 @@ def create(
 def ls(session: Session, prefix: str) -> None:
     """List the queues with the counts of their messages."""
 
-    async def work() -> list[Queue]:
-        found = []
+    async def work() -> Listing[Queue]:
         async with session.connect() as client:
-            async for one in client.list_queues(prefix):
-                if session.json:
-                    write_json(queue_fields(one))
-                else:
-                    found.append(one)
-        return found
+            return await listing_of(client.list_queues(prefix))
 
-    queues = run(work())
-    if not session.json:
-        write_table(("queue", "state", *COUNTS, "filter"), (_row(one) for one in queues))
+    found = run(work())
+    if session.json:
+        for one in found.items:
+            write_json(queue_fields(one))
+    else:
+        _show_queues(found.items)
+    found.check_complete()
 
 
 @queue.command("show", epilog="\b\nExample:\n  slatemq queue show orders --json")
-@click.argument("name", type=WORDS)
+@click.argument("name", type=QUEUE)
 @session_options
 @pass_session
 def show(session: Session, name: str) -> None:
@@ -165,7 +171,7 @@ def show(session: Session, name: str) -> None:
 
 
 @queue.command("update", epilog=UPDATE_EPILOG)
-@click.argument("name", type=WORDS)
+@click.argument("name", type=QUEUE)
 @settings_options(lambda default: "")
 @click.option(
     "--reset",
@@ -182,8 +188,6 @@ def update(
 ) -> None:
     """Change settings of a queue; those not given stay as they are."""
     changes = {key: value for key, value in settings.items() if value is not None}
-    if changes.get("backoff") == NO_BACKOFF:
-        changes["backoff"] = None
     for word in reset:
         if RESETTABLE[word] in changes:
             raise click.UsageError(f"--{word} and --reset {word} are opposites: leave one out")
@@ -199,7 +203,7 @@ def update(
 
 
 @queue.command("delete", epilog="\b\nExample:\n  slatemq queue delete orders --yes")
-@click.argument("name", type=WORDS)
+@click.argument("name", type=QUEUE)
 @click.option("--yes", is_flag=True, help="Do not ask. Nobody is asked where stdin is no terminal.")
 @click.option("--etag", type=WORDS, default="", help="Only if nobody changed it since this etag.")
 @session_options
@@ -220,8 +224,26 @@ def delete(session: Session, name: str, yes: bool, etag: str) -> None:
         say(f"deleted queue {name}")
 
 
-def _row(one: Queue) -> list[object]:
-    return [one.queue_id, state_of(one), *count_cells(one), one.filter]
+def _show_queues(queues: Sequence[Queue]) -> None:
+    """A table as wide as a terminal; what of a filter does not fit is left to `queue show`."""
+    archived = any(one.counts.archived_count for one in queues)
+    counts = COUNTS if archived else COUNTS[:-1]
+    rows: list[list[object]] = []
+    for one in queues:
+        state = state_of(one)
+        name = one.queue_id if state == OPEN else f"{one.queue_id} ({state})"
+        rows.append([name, *count_cells(one)[: len(counts)]])
+    heads = ("queue", *counts)
+    taken = sum(
+        max(len(head), *(len(str(row[place])) for row in rows), 0) + 2
+        for place, head in enumerate(heads)
+    )
+    left = line_width() - taken
+    if left >= FILTER_WIDTH:
+        heads = (*heads, "filter")
+        for one, row in zip(queues, rows, strict=True):
+            row.append(cut(printable(one.filter).replace("\n", "\\n"), left))
+    write_table(heads, rows)
 
 
 def _tell(session: Session, one: Queue, text: str) -> None:
@@ -237,7 +259,7 @@ def _steering(
     """A command that sets whether a queue hands out messages."""
 
     @click.command(word, help=told, epilog=f"\b\nExample:\n  slatemq queue {word} orders")
-    @click.argument("name", type=WORDS)
+    @click.argument("name", type=QUEUE)
     @session_options
     @pass_session
     def command(session: Session, name: str) -> None:
@@ -255,18 +277,30 @@ queue.add_command(
         "pause",
         "paused",
         "Stop handing out messages of a queue. It still takes them in; leases can be finished.",
-        Client.pause_queue,
+        lambda client, name: client.pause_queue(name),
     )
 )
 queue.add_command(
     _steering(
-        "resume", "resumed", "Hand out messages of a paused queue again.", Client.resume_queue
+        "resume",
+        "resumed",
+        "Hand out messages of a paused queue again.",
+        lambda client, name: client.resume_queue(name),
+    )
+)
+queue.add_command(
+    _steering(
+        "lift-quarantine",
+        "lifted the quarantine of",
+        "Route a queue again whose filter or priority took too long. What waited is judged now. A "
+        "change of the filter or priority does so, too.",
+        lambda client, name: client.lift_quarantine(name),
     )
 )
 
 
 @queue.command("purge", epilog=PURGE_EPILOG)
-@click.argument("name", type=WORDS)
+@click.argument("name", type=QUEUE)
 @click.option(
     "--state",
     "states",
@@ -277,12 +311,12 @@ queue.add_command(
 @click.option("--yes", is_flag=True, help="Do not ask. Nobody is asked where stdin is no terminal.")
 @session_options
 @pass_session
-def purge(session: Session, name: str, states: tuple[str, ...], yes: bool) -> None:
+def purge(session: Session, name: str, states: tuple[StateName, ...], yes: bool) -> None:
     """Remove all messages of a queue that are in certain states, however many, at once."""
     purge_states(session, name, states, yes)
 
 
-def purge_states(session: Session, name: str, states: tuple[str, ...], yes: bool) -> None:
+def purge_states(session: Session, name: str, states: tuple[StateName, ...], yes: bool) -> None:
     """Asks, purges, and tells how many."""
     what = " and ".join(states) or "available and delayed"
     if not yes and sys.stdin.isatty():

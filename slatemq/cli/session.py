@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+import slatemq
 from slatemq.cli.failures import Interrupted
 from slatemq.cli.parameters import DURATION, ENDPOINT
-from slatemq.client import Client, connect
+
+if TYPE_CHECKING:
+    from slatemq.client import Client
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,7 +44,9 @@ class Session:
 
     def connect(self) -> Client:
         """A client of the server; entering it raises Unavailable when nobody is there."""
-        return connect(self._address(), call_timeout=self.timeout)
+        address = self._address()
+        # Loads gRPC, now and not before: that takes longer than a command that needs no server.
+        return slatemq.connect(address, call_timeout=self.timeout)
 
     def _address(self) -> str:
         if self.endpoint is not None:
@@ -76,11 +80,11 @@ def session_options(function: F) -> F:
         click.option(
             "--endpoint",
             type=ENDPOINT,
-            metavar="HOST:PORT",
+            metavar="HOST:PORT[,…]",
             expose_value=False,
             callback=_keep,
-            help=f"Any service of SlateMQ.  [env var: {ENDPOINT_VARIABLE}; "
-            f"default: {DEFAULT_ENDPOINT}]",
+            help="Any service of SlateMQ, or several: any one that answers will do.  "
+            f"[env var: {ENDPOINT_VARIABLE}; default: {DEFAULT_ENDPOINT}]",
         ),
     ):
         function = decorate(function)
@@ -101,10 +105,14 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
     A command that is cancelled may still tell how far it came; a second signal cuts that short.
     """
+    import asyncio
+
     return asyncio.run(_interruptible(work))
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
+    import asyncio
+
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     received: list[int] = []

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import TYPE_CHECKING
 
 import click
 
 from slatemq.cli.entry_output import show_entry
 from slatemq.cli.output import note
-from slatemq.cli.parameters import WORDS
+from slatemq.cli.parameters import QUEUE, WORDS
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.errors import Unavailable
-from slatemq.watching import DelayedWatch
+
+if TYPE_CHECKING:
+    from slatemq.watching import DelayedWatch
 
 LOOK_S = 0.5
 """How often it is looked whether the broker is away."""
@@ -33,7 +36,7 @@ come again. A broker that restarts is waited for, for as long as --timeout.
 
 
 @click.command("watch", epilog=WATCH_EPILOG)
-@click.argument("queue", type=WORDS)
+@click.argument("queue", type=QUEUE)
 @click.option("--position", type=WORDS, default="", help="Go on where a watch before had come to.")
 @session_options
 @pass_session

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.stack
 def queue(cli: Cli) -> str:
     """A queue that takes what is published --to it."""
     name = f"q-{uuid4().hex[:8]}"
-    cli.ok("queue", "create", name)
+    cli.ok("queue", "create", name, "--backoff", "none")
     return name
 
 
@@ -273,7 +273,7 @@ def test_a_program_that_reads_nothing_or_is_killed_does_no_harm(cli: Cli, queue:
     assert "1 acked" in cli.ok("consume", queue, "--exec", "true", "--max", "1").err
 
     cli.ok("publish", "--to", queue, "x")
-    assert "signal 9" in cli.ok("consume", queue, "--exec", "kill -9 $$", "--max", "1").err
+    assert "signal 9" in cli.run("consume", queue, "--exec", "kill -9 $$", "--max", "1").err
 
 
 def test_programs_run_side_by_side(cli: Cli, queue: str, tmp_path: Path) -> None:
@@ -348,3 +348,14 @@ def test_messages_come_for_programs_as_claim_tells_them(cli: Cli, queue: str) ->
 
 def test_the_command_is_the_one_of_the_package() -> None:
     assert COMMAND[1:] == ("-m", "slatemq.cli")
+
+
+def test_consume_says_that_its_queue_is_paused(cli: Cli) -> None:
+    cli.ok("queue", "create", "at-rest")
+    cli.ok("queue", "pause", "at-rest")
+    result = cli.ok("consume", "at-rest", "--wait", "2s")
+    assert result.out == b""
+    assert result.err.count("at-rest is paused: waiting until `slatemq queue resume at-rest`") == 1
+    # And nothing where it is not
+    cli.ok("queue", "resume", "at-rest")
+    assert cli.ok("consume", "at-rest", "--wait", "1s").err == ""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.acceptance.local_stack import LocalStack
@@ -85,3 +87,27 @@ def test_a_watch_ends_with_3_when_everything_stays_away(cli: Cli) -> None:
     assert watch.returncode == 3, err
     assert b"away for" in err
     assert b"--position" in err
+
+
+def test_any_one_of_several_addresses_will_do(cli: Cli) -> None:
+    several = f"127.0.0.1:1, {cli.stack.endpoint}"
+    cli.ok("queue", "create", "q", "--endpoint", several)
+    listed = cli.run("queue", "ls", "--json", environ={"SLATEMQ_ENDPOINT": several})
+    assert [queue["queue_id"] for queue in listed.objects] == ["q"]
+
+    wrong = cli.run("status", "--endpoint", f"{cli.stack.endpoint},http://127.0.0.1:1")
+    assert (wrong.code, "'http://127.0.0.1:1' is not an address" in wrong.err) == (2, True)
+
+
+def test_another_server_behind_the_address_is_not_called_a_fault_of_ours(cli: Cli) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    other = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        result = cli.run("status", "--endpoint", other)
+    finally:
+        server.stop(None).wait()
+    assert result.code == 1
+    assert f"{other} is not SlateMQ: a gRPC server answers there" in result.err
+    assert "--endpoint" in result.err
+    assert "report" not in result.err

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+import rich
 
 from tests.integration.cli_stack import COMMAND
 
@@ -14,9 +16,17 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SECONDS = 60
 
 
-@pytest.mark.parametrize("module", ["click", "grpc", "slatemq.client", "slatemq.cli.textqueue"])
 @pytest.mark.parametrize(
-    "words", [("tq", "append", "jobs.tq", "--lines"), ("consume", "jobs"), ("import", "-")]
+    ("words", "module"),
+    [
+        (("tq", "append", "jobs.tq", "--lines"), "click"),
+        (("tq", "append", "jobs.tq", "--lines"), "slatemq.cli.textqueue_marking"),
+        (("consume", "jobs"), "slatemq.cli.claiming"),
+        (("consume", "jobs"), "grpc"),
+        (("consume", "jobs"), "slatemq.peers"),
+        (("import", "-"), "grpc"),
+        (("import", "-"), "slatemq.textqueue"),
+    ],
 )
 def test_ctrl_c_while_modules_are_loaded_ends_a_command_with_130(
     words: tuple[str, ...], module: str, tmp_path: Path
@@ -45,18 +55,21 @@ def test_ctrl_c_while_modules_are_loaded_ends_a_command_with_130(
     assert b"Exception ignored" not in told
 
 
-def test_a_command_without_its_packages_says_what_to_install(tmp_path: Path) -> None:
-    # Given a place in which one of them is not to be had
-    (tmp_path / "rich.py").write_text("raise ModuleNotFoundError('no rich', name='rich')")
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_a_command_without_its_packages_says_what_to_install(missing: str, tmp_path: Path) -> None:
+    # Given a Python without site-packages, but for one of the two
+    for package in {click, rich} - {sys.modules[missing]}:
+        folder = Path(package.__file__ or "").parent
+        (tmp_path / folder.name).symlink_to(folder, target_is_directory=True)
 
     done = subprocess.run(
-        [*COMMAND, "--help"],
+        [sys.executable, "-S", *COMMAND[1:], "--help"],
         capture_output=True,
-        cwd=tmp_path,
         env={"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"},
         timeout=SECONDS,
         check=False,
     )
 
     assert done.returncode == 1
-    assert done.stderr == b"slatemq: the command needs more packages: pip install 'slatemq[cli]'\n"
+    assert b"pip install '.[cli]'" in done.stderr
+    assert done.stderr.count(b"\n") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from typing import Any
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.stack
 
 def new_queue(cli: Cli, *options: str) -> str:
     name = f"q-{uuid4().hex[:8]}"
-    cli.ok("queue", "create", name, *options)
+    cli.ok("queue", "create", name, "--backoff", "none", *options)
     return name
 
 
@@ -268,7 +269,7 @@ def test_a_paused_queue_hands_nothing_out_until_it_is_resumed(cli: Cli) -> None:
     queue = new_queue(cli)
     cli.ok("queue", "pause", queue)
     (row,) = cli.ok("queue", "ls", "--prefix", queue).out.decode().splitlines()[1:]
-    assert row.split()[:2] == [queue, "paused"]
+    assert row.split()[:2] == [queue, "(paused)"]
     cli.ok("publish", "--to", queue, "waits")
     refused = cli.run("claim", queue)
     assert refused.code == 1
@@ -342,10 +343,13 @@ def test_a_queue_may_start_in_the_past_beside_another_with_its_settings(cli: Cli
     assert told["fallback_priority"] == 7
     shown = cli.ok("queue", "show", late).out.decode()
     assert "linear:5s..1m" in shown
+    assert re.search(r"replay +done, \d+ messages", shown)
 
     # And its settings go back
     (changed,) = objects(cli, "queue", "update", late, "--reset", "backoff")
-    assert changed["backoff"] is None
+    assert changed["backoff"]["multiplier"] == 5
+    (changed,) = objects(cli, "queue", "update", late, "--backoff", "none")
+    assert changed["backoff"]["kind"] == "none"
 
 
 def test_delayed_messages_are_watched_before_they_can_be_claimed(cli: Cli) -> None:

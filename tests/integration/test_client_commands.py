@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,13 +14,14 @@ from slatemq import (
     Complete,
     Extend,
     Fail,
+    MessageView,
     Push,
-    QueueView,
     Release,
     Transfer,
     codecs,
 )
-from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
+from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError, Unavailable
+from slatemq.textqueue import TextQueue
 from tests.integration.client_peers import Instance
 
 
@@ -37,7 +39,7 @@ async def client(instance: Instance) -> AsyncIterator[slatemq.Client]:
 
 
 @pytest.fixture
-def view(client: slatemq.Client) -> QueueView[Any]:
+def view(client: slatemq.Client) -> MessageView[Any]:
     return client.queue_view("q", codecs.JSON)
 
 
@@ -138,11 +140,11 @@ async def test_failing_a_message_makes_it_a_dead_letter(
 
 
 async def test_tokens_go_into_another_queue_together_with_others_commands(
-    instance: Instance, client: slatemq.Client, view: QueueView[Any]
+    instance: Instance, client: slatemq.Client, view: MessageView[Any]
 ) -> None:
     # Given tokens of all items
     assert await view.len() == 5
-    tokens: list[slatemq.RefToken[Any]] = []
+    tokens: list[slatemq.MessageToken[Any]] = []
     while (token := await view.try_next()) is not None:
         async with view.refs.lease(token) as lease:
             assert lease.item == {"n": len(tokens)}
@@ -174,7 +176,7 @@ async def test_tokens_go_into_another_queue_together_with_others_commands(
 
 
 async def test_a_token_that_commits_alone_completes(
-    instance: Instance, client: slatemq.Client, view: QueueView[Any]
+    instance: Instance, client: slatemq.Client, view: MessageView[Any]
 ) -> None:
     token = await view.try_next()
     assert token is not None
@@ -185,7 +187,7 @@ async def test_a_token_that_commits_alone_completes(
 
 
 async def test_every_second_use_is_a_typed_error(
-    client: slatemq.Client, view: QueueView[Any]
+    client: slatemq.Client, view: MessageView[Any]
 ) -> None:
     commands = client.queue_commands("q", codecs.JSON)
     token, other = await view.try_next(), await view.try_next()
@@ -218,7 +220,7 @@ async def test_every_second_use_is_a_typed_error(
     assert not other.finished
 
 
-async def test_a_token_is_of_its_own_queue(client: slatemq.Client, view: QueueView[Any]) -> None:
+async def test_a_token_is_of_its_own_queue(client: slatemq.Client, view: MessageView[Any]) -> None:
     token = await view.try_next()
     assert token is not None
     with pytest.raises(InvalidArgument) as refused:
@@ -227,7 +229,7 @@ async def test_a_token_is_of_its_own_queue(client: slatemq.Client, view: QueueVi
 
 
 async def test_a_token_whose_lease_ended_is_refused(
-    instance: Instance, client: slatemq.Client, view: QueueView[Any]
+    instance: Instance, client: slatemq.Client, view: MessageView[Any]
 ) -> None:
     # Given a lease that ends at once, and one that its open lease on the item keeps
     instance.broker.lease_ms = 60
@@ -252,8 +254,61 @@ async def test_a_token_whose_lease_ended_is_refused(
         assert reason(told) == "LEASE_ENDED"
 
 
+async def first_item(view: slatemq.QueueView[Any]) -> Any:
+    """A program that takes a view of any queue."""
+    token = await view.try_next()
+    assert token is not None
+    async with view.refs.lease(token) as lease:
+        return lease.item
+
+
+async def test_a_program_that_takes_a_view_needs_no_server(
+    view: MessageView[Any], tmp_path: Path
+) -> None:
+    in_memory = slatemq.RefSet[Any]()
+    in_memory.add("a", {"n": 0})
+    file = TextQueue(tmp_path / "items.tq")
+    file.append('{"n": 0}')
+    in_file = slatemq.RefSet[Any]()
+    views = [
+        view,
+        slatemq.QueueView(slatemq.MemoryQueue(["a"]), in_memory),
+        slatemq.QueueView(slatemq.TextQueueStore(file, in_file, codecs.JSON), in_file),
+    ]
+    for one in views:
+        assert await first_item(one) == {"n": 0}
+
+
+async def test_tokens_of_a_message_are_references_to_one_claim(
+    client: slatemq.Client, view: MessageView[Any]
+) -> None:
+    token = await view.try_next()
+    assert token is not None
+    other = view.refs.upgrade(token.message_id)
+    assert other is not None
+    assert view.refs.references(token.message_id) == 2
+    assert other.lease_token == token.lease_token
+    client.queue_commands("q", codecs.JSON).complete([token])
+    with pytest.raises(FailedPrecondition) as refused:
+        view.refs.lease(other)
+    assert reason(refused) == "TOKEN_USED"
+    other.release()
+    assert other.message_id not in view.refs
+
+
+async def test_try_next_waits_for_a_dead_broker_no_longer_than_its_timeout(
+    instance: Instance,
+) -> None:
+    await instance.servers[-1].stop(None)
+    async with slatemq.connect(instance.endpoint, call_timeout=600) as client:
+        view = client.queue_view("q", codecs.JSON, timeout=0.3)
+        async with asyncio.timeout(60):
+            with pytest.raises(Unavailable):
+                await view.try_next()
+
+
 async def test_nothing_comes_from_a_paused_queue(
-    instance: Instance, client: slatemq.Client, view: QueueView[Any]
+    instance: Instance, client: slatemq.Client, view: MessageView[Any]
 ) -> None:
     instance.broker.paused = True
     assert await view.try_next() is None

@@ -186,12 +186,15 @@ async def test_leaving_acks_failing_nacks_cancelling_releases(
             async with await anext(messages):
                 raise ValueError("no good")
 
+        begun = asyncio.Event()
+
         async def cancelled() -> None:
             async with await anext(messages):
+                begun.set()
                 await asyncio.Event().wait()
 
         task = asyncio.create_task(cancelled())
-        await asyncio.sleep(0.05)
+        await begun.wait()
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
@@ -297,7 +300,7 @@ async def test_a_fault_of_the_client_itself_reaches_the_caller(
     def fault(queue_id: str) -> int:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(client._peers, "broker_of", fault)
+    monkeypatch.setattr(client._locations, "shard_of", fault)
     for consumer in (client.consume("q"), client.consume_batches("q")):
         with pytest.raises(SlateMQError, match="ZeroDivisionError"):
             async with asyncio.timeout(5):

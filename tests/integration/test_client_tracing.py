@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import grpc.aio
 import pytest
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -118,6 +119,46 @@ async def test_failures_are_marked_and_batches_counted(spans: InMemorySpanExport
     assert len(contexts) == 1
     process = named(spans, "process q")
     assert process.status.status_code is trace.StatusCode.ERROR
+
+
+class Metadata(grpc.aio.ServerInterceptor):
+    """Keeps the trace context of each call that servers get, by method."""
+
+    def __init__(self) -> None:
+        self.contexts: dict[str, list[str | None]] = {}
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        method = handler_call_details.method.rpartition("/")[2]
+        carried = dict(handler_call_details.invocation_metadata or ())
+        self.contexts.setdefault(method, []).append(carried.get("traceparent"))
+        return await continuation(handler_call_details)
+
+
+@pytest.mark.parametrize("tracing", [True, False])
+async def test_every_call_carries_the_trace_context_in_its_metadata(
+    spans: InMemorySpanExporter, measures: InMemoryMetricReader, tracing: bool
+) -> None:
+    seen = Metadata()
+    async with Instance(interceptors=[seen]) as instance:
+        tracer = trace.get_tracer("a program")
+        with tracer.start_as_current_span("work") as span:
+            context = span.get_span_context()
+            async with slatemq.connect(instance.endpoint, tracing=tracing) as client:
+                await client.publish_many([b"a", b"b"])
+                await client.publish(b"c")
+                await client.get_queue("q")
+                instance.broker.available.append((b"x", 0))
+                async with client.consume("q") as messages:
+                    message = await anext(messages)
+                    await message.ack()
+    methods = {"GetTopology", "Publish", "PublishStream", "GetQueue", "Consume", "Ack"}
+    assert seen.contexts.keys() >= methods
+    carried = [parent for method in seen.contexts.values() for parent in method]
+    if tracing:
+        trace_id = f"-{context.trace_id:032x}-"
+        assert all(parent is not None and trace_id in parent for parent in carried)
+    else:
+        assert set(carried) == {None}
 
 
 def test_without_the_switch_opentelemetry_is_not_even_loaded() -> None:

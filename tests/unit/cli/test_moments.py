@@ -27,8 +27,8 @@ def test_a_backoff_is_read_and_written_alike(text: str, backoff: Backoff) -> Non
 
 
 def test_no_backoff_has_a_word() -> None:
-    assert BACKOFF.convert("none", None, None) == "none"
-    assert format_backoff(None) == "none"
+    assert BACKOFF.convert("none", None, None) == Backoff.none()
+    assert format_backoff(Backoff.none()) == "none"
 
 
 @pytest.mark.parametrize(

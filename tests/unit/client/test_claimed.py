@@ -12,6 +12,7 @@ from slatemq.errors import Internal
 from slatemq.finishing import Finisher
 from slatemq.keeping import LeaseKeeper
 from slatemq.peers import Peers
+from slatemq.queue_locations import QueueLocations
 from slatemq.v1 import consumer_pb2, message_pb2
 from tests.claimed_runs import each_of
 
@@ -47,7 +48,7 @@ def told(message: Received) -> dict[str, object]:
 
 
 def origin() -> Origin:
-    return Origin("q", Finisher(Peers("127.0.0.1:1")))
+    return Origin("q", Finisher(QueueLocations(Peers(["127.0.0.1:1"]))))
 
 
 @given(st.lists(RUNS, max_size=4))
@@ -112,8 +113,8 @@ def test_a_run_that_would_mix_messages_up_is_refused(token: str, ids: int, paylo
 
 
 async def test_what_is_no_token_is_refused_by_name_while_leases_are_kept() -> None:
-    peers = Peers("127.0.0.1:1")
-    keeper = LeaseKeeper(Finisher(peers))
+    locations = QueueLocations(Peers(["127.0.0.1:1"]))
+    keeper = LeaseKeeper(Finisher(locations))
     keeper.hold("0-00", 60_000, 60.0)
     keeper.drop_all([["0-00"], {}, None, "0-01"])
     keeper.drop_all(["0-00"])

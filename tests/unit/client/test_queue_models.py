@@ -26,7 +26,7 @@ def test_backoffs_come_back_from_the_wire(backoff: Backoff) -> None:
 def test_defaults_of_a_backoff_are_filled_in() -> None:
     told = queue_pb2.Backoff(kind=queue_pb2.Backoff.KIND_EXPONENTIAL, initial_ms=5)
     assert backoff_of(told) == Backoff.exponential(0.005)
-    assert backoff_of(queue_pb2.Backoff()) is None
+    assert backoff_of(queue_pb2.Backoff(kind=queue_pb2.Backoff.KIND_NONE)) == Backoff.none()
 
 
 def test_the_kind_of_a_backoff_may_be_its_name() -> None:
@@ -42,8 +42,12 @@ def test_a_queue_tells_its_counts_and_its_replay() -> None:
 
     told.counts.oldest_claimable_age_ms = 0
     told.counts.by_priority.add(priority=3, available_count=1, delayed_count=2)
-    told.replay.ranges.add(ingest_shard=0, start_sequence=100, cursor=150, end_sequence=200)
-    told.replay.ranges.add(ingest_shard=1, start_sequence=0, cursor=0, end_sequence=100)
+    told.replay.ranges.add(ingest_shard=0, start_sequence=100, cursor=150, end_sequence=1_000_200)
+    queue = queue_of(told)
+    assert queue.replay is not None
+    assert queue.replay.fraction == 0.0, "the messages are not counted yet"
+
+    told.replay.replayed_count, told.replay.message_count = 50, 200
     queue = queue_of(told)
     assert queue.counts.oldest_claimable_age_ms == 0
     assert queue.counts.by_priority[3].delayed_count == 2

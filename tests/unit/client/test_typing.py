@@ -84,7 +84,7 @@ EXPECTED = [
     "slatemq.delivered.Received",
     "list[slatemq.errors.SlateMQError | None]",
     "list[slatemq.queue_models.Queue]",
-    "slatemq.queue_view.QueueView[str]",
+    "slatemq.message_refs.MessageView[str]",
     "str",
     "int",
     "slatemq.entry_models.EntryState",

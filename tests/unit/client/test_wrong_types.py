@@ -47,10 +47,10 @@ CALLS: list[tuple[str, str, Call]] = [
     ("commands[0].target_queue_id", "text", lambda c: c.execute([Transfer(LEASE, 5)])),  # type: ignore[arg-type]
     ("commands[0].payload", "bytes or text", lambda c: c.execute([Push("q", {"a": 1})])),  # type: ignore[arg-type]
     ("request_id", "text", lambda c: c.execute([Push("q", b"")], request_id=5)),
-    ("tokens[0]", "a RefToken, not str", lambda c: made(commands(c).complete(["x"]))),
-    ("tokens", "a list of RefTokens", lambda c: made(commands(c).complete("x"))),
+    ("tokens[0]", "a MessageToken, not str", lambda c: made(commands(c).complete(["x"]))),
+    ("tokens", "a list of MessageTokens", lambda c: made(commands(c).complete("x"))),
     ("token", "a TransferToken, not str", lambda c: made(commands(c).push("x"))),
-    ("token", "a RefToken", lambda c: made(c.queue_view("q", codecs.JSON).refs.lease("x"))),
+    ("token", "a MessageToken", lambda c: made(c.queue_view("q", codecs.JSON).refs.lease("x"))),
     ("lease", "seconds or", lambda c: made(c.queue_view("q", codecs.JSON, lease="5s"))),
     ("payload", "bytes or text, not int", lambda c: c.publish(5)),
     ("messages[0].payload", "be bytes, not str", lambda c: c.publish_many([OutgoingMessage("x")])),  # type: ignore[arg-type]
@@ -94,6 +94,24 @@ CALLS: list[tuple[str, str, Call]] = [
     ("rate", "a whole number, not float", lambda c: c.start_redrive("q", rate=0.5)),
     ("redrive_id", "text", lambda c: c.get_redrive(5)),
     ("headers['a']", "text, not int", lambda c: c.explain({"a": 1})),
+    ("payload", "UTF-8 text", lambda c: c.publish("\ud800")),
+    ("messages[1].payload", "UTF-8 text", lambda c: c.publish_many(["a", "\ud800"])),
+    ("headers", "UTF-8 text", lambda c: c.publish(b"", {"a": "\ud800"})),
+    ("headers[b'a']", "text, not bytes", lambda c: c.publish(b"", {b"a": "b"})),
+    ("headers['a']", "text, not bytes", lambda c: c.publish(b"", {"a": b"b"})),
+    (
+        "messages[0].headers[b'a']",
+        "text, not bytes",
+        lambda c: c.publish_many([OutgoingMessage(b"", {b"a": "b"})]),  # type: ignore[dict-item]
+    ),
+    ("messages", "a list of messages, not bytearray", lambda c: c.publish_many(bytearray(b"x"))),
+    ("messages[0].payload", "bytes", lambda c: c.publish_many([OutgoingMessage(bytearray(b"x"))])),  # type: ignore[arg-type]
+    ("payload", "UTF-8 text", lambda c: c.edit_message("q/1/a", payload="\ud800")),
+    ("queue_id", "UTF-8 text", lambda c: first(c.consume("\ud800"))),
+    ("queue_id", "UTF-8 text", lambda c: c.get_queue("\ud800")),
+    ("queue_id", "text, not bytes", lambda c: c.get_queue(b"q")),
+    ("consumer_id", "UTF-8 text", lambda c: first(c.consume("q", consumer_id="\ud800"))),
+    ("dedupe_key", "UTF-8 text", lambda c: c.publish(b"", dedupe_key="\ud800")),
     ("call_timeout", "seconds or", lambda c: made(slatemq.connect("h:1", call_timeout="5"))),  # type: ignore[arg-type]
     (
         "messages_max",

@@ -16,6 +16,7 @@ ONE_OF_EACH: list[errors.SlateMQError] = [
     errors.ResourceExhausted("too many claims wait", retry_after_ms=1_500, reason="CLAIMS"),
     errors.Unavailable("ingest 3 is away", retry_after_ms=250),
     errors.DeadlineExceeded("no answer"),
+    errors.Unimplemented("call a broker", reason="WRONG_SERVICE", metadata={"served_by": "broker"}),
     errors.DataLoss("payload 42 is gone"),
     errors.Internal("a fault"),
 ]
@@ -67,7 +68,7 @@ def test_a_subclass_of_a_kind_travels_as_that_kind() -> None:
     ("code", "kind", "reason"),
     [
         (code_pb2.UNKNOWN, errors.Internal, "UNKNOWN"),
-        (code_pb2.UNIMPLEMENTED, errors.Internal, "UNIMPLEMENTED"),
+        (code_pb2.UNIMPLEMENTED, errors.Unimplemented, "UNIMPLEMENTED"),
         (code_pb2.CANCELLED, errors.Unavailable, "CANCELLED"),
         (code_pb2.UNAVAILABLE, errors.Unavailable, "UNAVAILABLE"),
         (code_pb2.NOT_FOUND, errors.NotFound, "RESOURCE_NOT_FOUND"),

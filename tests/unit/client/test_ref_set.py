@@ -1,0 +1,126 @@
+"""Items that are referred to, and queues that need no server."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from slatemq import MemoryQueue, QueueView, RefSet, RefToken, TextQueueStore, codecs
+from slatemq.errors import AlreadyExists, FailedPrecondition, InvalidArgument
+from slatemq.textqueue import ClaimLost, State, TextQueue
+
+
+def test_an_item_goes_with_its_last_reference() -> None:
+    refs = RefSet[str]()
+    refs.add(1, "one")
+    # Before the first reference it stays
+    assert (len(refs), refs.references(1), 1 in refs) == (1, 0, True)
+    first, second = refs.upgrade(1), refs.upgrade(1)
+    assert first is not None
+    assert second is not None
+    assert refs.references(1) == 2
+    first.release()
+    first.release()
+    assert refs.references(1) == 1
+    with refs.lease(second) as lease:
+        assert lease.item == "one"
+    # A token that is not held any more is released
+    del second, lease
+    assert (len(refs), refs.upgrade(1)) == (0, None)
+    # And the ID is free again
+    refs.add(1, "another")
+    assert refs.references(1) == 0
+
+
+def test_an_id_has_one_item() -> None:
+    refs = RefSet[str]()
+    refs.add("a", "one")
+    with pytest.raises(AlreadyExists):
+        refs.add("a", "two")
+
+
+def test_a_token_is_good_for_one_use() -> None:
+    refs = RefSet[str]()
+    refs.add("a", "one")
+    token = refs.upgrade("a")
+    assert token is not None
+    token.settled()
+    assert token.finished
+    with pytest.raises(FailedPrecondition) as raised:
+        refs.lease(token)
+    assert raised.value.reason == "TOKEN_USED"
+    with pytest.raises(InvalidArgument, match="a RefToken, not str"):
+        refs.lease("a")  # type: ignore[arg-type]
+
+
+async def test_a_view_takes_the_items_of_a_queue_in_memory_in_order() -> None:
+    refs, queue = RefSet[str](), MemoryQueue()
+    for number, item in enumerate("abc"):
+        refs.add(number, item)
+        queue.push(number)
+    view = QueueView(queue, refs)
+    # One that is gone before its turn is passed over
+    gone = refs.upgrade(1)
+    assert gone is not None
+    gone.release()
+
+    taken = []
+    assert await view.len() == 3
+    while (token := await view.try_next()) is not None:
+        with view.refs.lease(token) as lease:
+            taken.append(lease.item)
+    assert taken == ["a", "c"]
+    assert await view.len() == 0
+
+
+async def test_a_view_takes_the_texts_of_a_queue_file(tmp_path: Path) -> None:
+    file = TextQueue(tmp_path / "jobs.tq")
+    file.append_all(['{"n": 0}', '{"n": 1}', '{"n": 2}'])
+    refs = RefSet[dict[str, int]]()
+    store = TextQueueStore(file, refs, codecs.JSON, lease=timedelta(minutes=5))
+    view = QueueView(store, refs)
+
+    tokens: list[RefToken[dict[str, int]]] = []
+    while (token := await view.try_next()) is not None:
+        async with view.refs.lease(token) as lease:
+            assert lease.item == {"n": len(tokens)}
+        tokens.append(token)
+    assert (len(tokens), await view.len()) == (3, 0)
+
+    # Completed ones are marked, released ones come again, none twice
+    store.complete(tokens[:1])
+    store.release(tokens[1:2])
+    assert await view.len() == 1
+    assert [entry.text for entry in file.entries(State.PROCESSED)] == ['{"n": 0}']
+    again = await view.try_next()
+    assert again is not None
+    assert refs.lease(again).item == {"n": 1}
+    with pytest.raises(FailedPrecondition, match="used already"):
+        store.complete(tokens[:1])
+
+
+async def test_an_item_that_cannot_be_decoded_goes_back_into_its_file(tmp_path: Path) -> None:
+    file = TextQueue(tmp_path / "jobs.tq")
+    file.append("not JSON")
+    refs = RefSet[object]()
+    view = QueueView(TextQueueStore(file, refs, codecs.JSON), refs)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Expecting value"):
+            await view.try_next()
+    assert (len(refs), await view.len()) == (0, 1)
+
+
+async def test_a_claim_that_ended_is_refused_when_it_is_completed(tmp_path: Path) -> None:
+    file = TextQueue(tmp_path / "jobs.tq")
+    file.append("x")
+    refs = RefSet[str]()
+    store = TextQueueStore(file, refs, codecs.TEXT)
+    token = await QueueView(store, refs).try_next()
+    assert token is not None
+    file.claimed(str(token.item_id)).release()
+    with pytest.raises(ClaimLost):
+        store.complete([token])
+    with pytest.raises(InvalidArgument, match="a RefToken"):
+        store.complete(["x"])  # type: ignore[list-item]
