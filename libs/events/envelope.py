@@ -1,0 +1,137 @@
+"""The event envelope: what every backend carries, and its two encodings' common form.
+
+::
+
+    {"id": "evt_01KJ2G5Q00...", "type": "object.created", "timestamp": "2026-02-22T12:00:00.000Z",
+     "source": "ingest-0", "request_id": "4442587FB7D0A2F9", "data": {...}}
+
+`id` is `evt_` and a ULID. Consumers use it as their idempotency key: an event may be delivered more
+than once, always with the same ID.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+from ulid import ULID
+
+from slatemq.errors import InvalidArgument
+
+T = TypeVar("T")
+
+EVENT_PREFIX = "evt_"
+TASK_PREFIX = "task_"
+
+ULID_CHARACTERS = 26
+_RANDOM_BYTES = 10
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One change, as it travels.
+
+    Attributes:
+        id: `evt_` and a ULID.
+        type: Dot-separated, such as `object.created`; `libs.events.catalogue` has the known ones.
+        timestamp: When it happened: ISO 8601, UTC, with milliseconds.
+        source: The node that it happened at, such as `ingest-0`.
+        request_id: The request that caused it.
+        data: What happened, as JSON values; the catalogue has a class for each known type.
+    """
+
+    id: str
+    type: str
+    timestamp: str
+    source: str
+    request_id: str
+    data: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        """Raise InvalidArgument for an ID or a timestamp of another form."""
+        check_id("id", self.id, EVENT_PREFIX)
+        if not self.type or not all(self.type.split(".")):
+            raise InvalidArgument(
+                "type", f"must be words with dots between, like object.created, not {self.type!r}"
+            )
+        parse_timestamp("timestamp", self.timestamp)
+
+
+def encode_event(event: Event) -> bytes:
+    """The envelope as JSON, keys in the order of the class."""
+    return msgspec.json.encode(event)
+
+
+def decode_event(encoded: bytes | str) -> Event:
+    """The event in an envelope. Raises InvalidArgument, which names the field."""
+    return decode_struct(encoded, Event, "event")
+
+
+def decode_struct(encoded: bytes | str, kind: type[T], name: str) -> T:
+    """A struct from its JSON. Raises InvalidArgument that names the field below `name`."""
+    try:
+        return msgspec.json.decode(encoded, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(*_field_of(name, str(error))) from error
+
+
+def convert_struct(value: Mapping[str, Any], kind: type[T], name: str) -> T:
+    """A struct from JSON values. Raises InvalidArgument that names the field below `name`."""
+    try:
+        return msgspec.convert(value, type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(*_field_of(name, str(error))) from error
+
+
+def _field_of(name: str, error: str) -> tuple[str, str]:
+    """Field and description from msgspec's "Expected `int`, got `str` - at `$.size`"."""
+    description, _, place = error.partition(" - at `$")
+    return name + place.rstrip("`"), description
+
+
+def make_event_id(at_ms: int) -> str:
+    """A new ID of an event that happened at `at_ms` (ms since the Unix epoch)."""
+    return EVENT_PREFIX + str(ULID.from_timestamp(at_ms))
+
+
+def make_task_id(at_ms: int) -> str:
+    """A new ID of a task made at `at_ms` (ms since the Unix epoch)."""
+    return TASK_PREFIX + str(ULID.from_timestamp(at_ms))
+
+
+def derive_event_id(at_ms: int, *parts: object) -> str:
+    """The ID of the event that `parts` name: the same each time that it is derived."""
+    named = "\0".join(map(str, parts)).encode()
+    digest = hashlib.blake2b(named, digest_size=_RANDOM_BYTES).digest()
+    return EVENT_PREFIX + str(ULID.from_bytes(at_ms.to_bytes(6, "big") + digest))
+
+
+def check_id(field: str, value: str, prefix: str) -> None:
+    """Raise InvalidArgument unless `value` is `prefix` and a ULID."""
+    try:
+        if not value.startswith(prefix) or len(value) != len(prefix) + ULID_CHARACTERS:
+            raise ValueError(value)
+        ULID.from_str(value.removeprefix(prefix))
+    except ValueError as error:
+        raise InvalidArgument(field, f"must be {prefix} and a ULID, not {value!r}") from error
+
+
+def format_timestamp(at_ms: int) -> str:
+    """ISO 8601 in UTC with milliseconds, as in 2026-02-22T12:00:00.000Z."""
+    at = datetime.fromtimestamp(at_ms // 1000, UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03d}Z"
+
+
+def parse_timestamp(field: str, text: str) -> int:
+    """Milliseconds since the Unix epoch. Raises InvalidArgument."""
+    try:
+        at = datetime.fromisoformat(text)
+        if at.tzinfo is None:
+            raise ValueError(text)
+    except ValueError as error:
+        raise InvalidArgument(
+            field, f"must be ISO 8601 with a time zone, like 2026-02-22T12:00:00.000Z, not {text!r}"
+        ) from error
+    return round(at.timestamp() * 1000)

@@ -1,0 +1,162 @@
+"""The producer and the topics, and what Kafka's errors mean."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, errors
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from libs.events.settings import KafkaSettings
+from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+
+OPERATION_S = 15.0
+"""How long one call may take, connecting included."""
+
+REQUEST_MS = 5_000
+JOIN_S = 60.0
+"""How long joining a group may take: the others are waited for."""
+
+JOIN_REQUEST_MS = 45_000
+
+SESSION_MS = 10_000
+"""How long after a consumer's last sign of life others take its partitions, in ms."""
+
+_DOWN = (
+    errors.KafkaConnectionError,
+    errors.KafkaTimeoutError,
+    errors.NoBrokersAvailable,
+    errors.NodeNotReadyError,
+    errors.StaleMetadata,
+    errors.GroupCoordinatorNotAvailableError,
+    errors.UnknownTopicOrPartitionError,
+    OSError,
+    asyncio.TimeoutError,
+)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raises Unavailable for brokers that are down, FailedPrecondition for what they refuse."""
+    try:
+        yield
+    except errors.KafkaError as error:
+        what = str(error) or type(error).__name__
+        if error.retriable or isinstance(error, _DOWN):
+            raise Unavailable(f"Kafka cannot be reached: {what}", reason="BACKEND_DOWN") from error
+        raise FailedPrecondition("REFUSED", f"Kafka refuses it: {what}") from error
+    except (OSError, TimeoutError) as error:
+        what = str(error) or type(error).__name__
+        raise Unavailable(f"Kafka cannot be reached: {what}", reason="BACKEND_DOWN") from error
+
+
+class Connection:
+    """The producer, and the topics that are known to exist."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        """Nothing is opened yet."""
+        self.settings = settings
+        self._producer: Any = None
+        self._topics: set[str] = set()
+        self._changing = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Start the producer."""
+        producer = AIOKafkaProducer(
+            bootstrap_servers=list(self.settings.brokers),
+            acks=self.settings.acks,
+            request_timeout_ms=REQUEST_MS,
+        )
+        try:
+            async with asyncio.timeout(OPERATION_S):
+                await producer.start()
+        except BaseException:
+            await producer.stop()
+            raise
+        self._producer = producer
+
+    async def close(self) -> None:
+        """Stop the producer; what was sent is waited for."""
+        if self._producer is not None:
+            async with asyncio.timeout(OPERATION_S):
+                await self._producer.stop()
+
+    async def is_up(self) -> bool:
+        """Whether some broker answers."""
+        return self._producer is not None and bool(
+            await self._producer.client.force_metadata_update()
+        )
+
+    async def send(self, records: Iterable[dict[str, Any]]) -> None:
+        """Send records in order, each as the arguments of the producer; waits for all."""
+        async with asyncio.timeout(OPERATION_S):
+            sent = [await self._producer.send(**record) for record in records]
+            await asyncio.gather(*sent)
+
+    async def partitions(self, topic: str) -> list[int]:
+        """The numbers of a topic's partitions."""
+        return sorted(await self._producer.partitions_for(topic))
+
+    def consumer(self, group: str, **options: Any) -> Any:
+        """A consumer that commits by hand and begins at the beginning; not started."""
+        return AIOKafkaConsumer(
+            bootstrap_servers=list(self.settings.brokers),
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=SESSION_MS // 4,
+            request_timeout_ms=JOIN_REQUEST_MS,
+            metadata_max_age_ms=REQUEST_MS,
+            **options,
+        )
+
+    async def ensure_topics(self, names: Iterable[str], compacted: bool = False) -> None:
+        """Create the topics that are missing. Raises InvalidArgument for refused settings."""
+        async with self._changing:
+            missing = [name for name in names if name not in self._topics]
+            if not missing:
+                return
+            admin = AIOKafkaAdminClient(
+                bootstrap_servers=list(self.settings.brokers), request_timeout_ms=REQUEST_MS
+            )
+            try:
+                async with asyncio.timeout(OPERATION_S):
+                    await admin.start()
+                    await self._create(admin, missing, compacted)
+            finally:
+                await admin.close()
+            self._topics.update(missing)
+
+    async def _create(self, admin: Any, names: list[str], compacted: bool) -> None:
+        existing = set(await admin.list_topics())
+        wanted = [
+            NewTopic(
+                name=name,
+                num_partitions=self.settings.partitions,
+                replication_factor=self.settings.replication_factor,
+                topic_configs={"cleanup.policy": "compact"} if compacted else {},
+            )
+            for name in names
+            if name not in existing
+        ]
+        if not wanted:
+            return
+        answer = await admin.create_topics(wanted)
+        for topic, code, *_ in answer.topic_errors:
+            kind = errors.for_code(code)
+            if kind is errors.InvalidReplicationFactorError:
+                raise InvalidArgument(
+                    "queue.kafka.replication_factor",
+                    f"the brokers refuse {self.settings.replication_factor} for {topic}",
+                )
+            if kind is errors.InvalidPartitionsError:
+                raise InvalidArgument(
+                    "queue.kafka.partitions",
+                    f"the brokers refuse {self.settings.partitions} for {topic}",
+                )
+            if kind not in (errors.NoError, errors.TopicAlreadyExistsError):
+                raise kind(topic)

@@ -1,0 +1,86 @@
+"""Which records of each partition are finished, and so how far it may be committed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from typing import Any
+
+from aiokafka import TopicPartition, errors
+from aiokafka.abc import ConsumerRebalanceListener
+
+log = logging.getLogger(__name__)
+
+
+class _Partition:
+    """A partition: `next` is the offset behind the newest record that was delivered."""
+
+    __slots__ = ("next", "open")
+
+    def __init__(self) -> None:
+        self.open: set[int] = set()
+        self.next = 0
+
+    @property
+    def position(self) -> int:
+        return min(self.open, default=self.next)
+
+
+class Offsets(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Commits each partition up to its first record that is not finished."""
+
+    def __init__(self, consumer: Any) -> None:
+        """Nothing is delivered yet. Give this to the consumer as its listener."""
+        self._consumer = consumer
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._committing = asyncio.Lock()
+
+    def begin(self, partition: TopicPartition, offset: int) -> None:
+        """A record was delivered."""
+        known = self._partitions.setdefault(partition, _Partition())
+        known.open.add(offset)
+        known.next = max(known.next, offset + 1)
+
+    def is_open(self, partition: TopicPartition, offset: int) -> bool:
+        """Whether a record was delivered here and is not finished."""
+        known = self._partitions.get(partition)
+        return known is not None and offset in known.open
+
+    def finish(self, partition: TopicPartition, offset: int) -> None:
+        """A record is finished; one of a partition that went to another consumer is passed over."""
+        known = self._partitions.get(partition)
+        if known is not None:
+            known.open.discard(offset)
+
+    async def commit(self) -> None:
+        """Commit what can be. Those that wait for a commit under way share the next one."""
+        async with self._committing:
+            wanted = {
+                partition: known.position
+                for partition, known in self._partitions.items()
+                if known.position != self._committed.get(partition)
+                and partition in self._consumer.assignment()
+            }
+            if not wanted:
+                return
+            try:
+                await self._consumer.commit(wanted)
+            except (errors.CommitFailedError, errors.IllegalStateError) as error:
+                log.info("partitions went to other consumers, which get these again: %s", error)
+                return
+            self._committed.update(wanted)
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        """Commit while they are still this consumer's, then forget them."""
+        try:
+            await self.commit()
+        except errors.KafkaError as error:
+            log.info("not committed before the partitions went: %s", error)
+        for partition in revoked:
+            self._partitions.pop(partition, None)
+            self._committed.pop(partition, None)
+
+    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        """Nothing is delivered of them yet."""

@@ -1,0 +1,18 @@
+"""RabbitMQ as the backend, by AMQP 0-9-1.
+
+==========================  ===================================================================
+name                        what
+==========================  ===================================================================
+`EXCHANGE`                  exchange of events; the routing key is the event type
+`PREFIX.events`             queue of a consumer group, bound to the types that it subscribes to
+`PREFIX.tasks`              queue of tasks
+`PREFIX.tasks.retry`        failed tasks; each goes back to `PREFIX.tasks` after its delay
+`EXCHANGE.dead-letter`      exchange of dead letters
+`PREFIX.dead-letter`        queue of dead letters: tasks and events, with their error as a header
+==========================  ===================================================================
+
+The queue prefix is the consumer group: consumers with the same prefix share. With `durable` queues
+are quorum queues and messages are persistent; publishes are confirmed either way.
+
+In reading order: `connection` (errors, channels, what is declared), `events`, `tasks`, `backend`.
+"""

@@ -1,0 +1,54 @@
+"""The backend of RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+
+from libs.events.composed import ComposedBackend
+from libs.events.rabbitmq.connection import Connection, declare_all, translated
+from libs.events.rabbitmq.events import Events
+from libs.events.rabbitmq.tasks import Tasks
+from libs.events.settings import RabbitmqSettings
+from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
+
+HEALTH_S = 3.0
+
+
+class RabbitmqBackend(ComposedBackend):
+    """Events and tasks in RabbitMQ."""
+
+    def __init__(self) -> None:
+        """Not connected yet."""
+        super().__init__(translated)
+        self._connection: Connection
+
+    async def connect(self, config: RabbitmqSettings) -> None:
+        """See QueueBackend. Raises InvalidArgument, Unavailable."""
+        if not config.url.startswith(("amqp://", "amqps://")):
+            raise InvalidArgument("queue.rabbitmq.url", "must begin with amqp:// or amqps://")
+        self._connection = Connection(config)
+        self._compose(Events(self._connection), Tasks(self._connection))
+        try:
+            with translated():
+                channel = await self._connection.open_channel()
+                await declare_all(channel, config)
+                await channel.close()
+        except FailedPrecondition as error:
+            raise InvalidArgument("queue.rabbitmq.url", error.message) from error
+        except ValueError as error:
+            raise InvalidArgument("queue.rabbitmq.url", str(error)) from error
+
+    async def disconnect(self) -> None:
+        """See ComposedBackend."""
+        await self._connection.close()
+
+    async def health_check(self) -> bool:
+        """See QueueBackend."""
+        try:
+            async with asyncio.timeout(HEALTH_S):
+                with translated():
+                    channel = await self._connection.open_channel()
+                    await channel.close()
+        except (SlateMQError, TimeoutError):
+            return False
+        return True

@@ -1,0 +1,175 @@
+"""The connection to RabbitMQ: opened when it is used, and what its errors mean."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import aio_pika
+from aio_pika import exceptions
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractQueue
+
+from libs.events.settings import RabbitmqSettings
+from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+
+OPERATION_S = 10.0
+"""How long one call may take, connecting included."""
+
+HEARTBEAT_S = 10
+"""After some two of these without a sign of life a connection counts as lost."""
+
+REFUSALS = (
+    exceptions.ChannelPreconditionFailed,
+    exceptions.ChannelNotFoundEntity,
+    exceptions.ProbableAuthenticationError,
+    exceptions.AuthenticationError,
+)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raises Unavailable for a server that is down, FailedPrecondition for what it refuses."""
+    try:
+        yield
+    except REFUSALS as error:
+        login = isinstance(
+            error, exceptions.ProbableAuthenticationError | exceptions.AuthenticationError
+        )
+        raise FailedPrecondition(
+            "LOGIN" if login else "REFUSED", f"RabbitMQ refuses it: {error}"
+        ) from error
+    except (exceptions.AMQPError, *exceptions.CONNECTION_EXCEPTIONS, TimeoutError) as error:
+        what = str(error) or type(error).__name__
+        raise Unavailable(f"RabbitMQ cannot be reached: {what}", reason="BACKEND_DOWN") from error
+
+
+class Connection:
+    """One connection, opened again when it was lost."""
+
+    def __init__(self, settings: RabbitmqSettings) -> None:
+        """Nothing is opened yet."""
+        self.settings = settings
+        self._connection: AbstractConnection | None = None
+        self._publishing: AbstractChannel | None = None
+        self._opening = asyncio.Lock()
+
+    async def open_channel(self, prefetch_count: int = 0) -> AbstractChannel:
+        """A channel with publisher confirms. Raises aio-pika's errors."""
+        async with self._opening, asyncio.timeout(OPERATION_S):
+            # `is_closed` stays False when the server ended the connection.
+            if not self._is_connected:
+                self._publishing = None
+                self._connection = await aio_pika.connect(
+                    self.settings.url, heartbeat=HEARTBEAT_S, timeout=OPERATION_S
+                )
+            assert self._connection is not None
+            channel = await self._connection.channel(publisher_confirms=True)
+            if prefetch_count:
+                await channel.set_qos(prefetch_count=prefetch_count)
+            return channel
+
+    async def publishing(self) -> AbstractChannel:
+        """The channel for publishing."""
+        channel = self._publishing
+        if channel is None or channel.is_closed or not self._is_connected:
+            channel = await self.open_channel()
+            self._publishing = channel
+        return channel
+
+    @property
+    def _is_connected(self) -> bool:
+        return self._connection is not None and self._connection.connected.is_set()
+
+    async def publish(self, exchange: str, routing_key: str, message: aio_pika.Message) -> None:
+        """Publish, and wait for the confirm."""
+        channel = await self.publishing()
+        async with asyncio.timeout(OPERATION_S):
+            target: AbstractExchange = (
+                await channel.get_exchange(exchange, ensure=False)
+                if exchange
+                else channel.default_exchange
+            )
+            await target.publish(message, routing_key, mandatory=not exchange)
+
+    async def close(self) -> None:
+        """Close it; what was not acknowledged goes back to its queues."""
+        if self._connection is not None and not self._connection.is_closed:
+            await self._connection.close()
+
+
+def message_of(body: bytes, settings: RabbitmqSettings, **properties: Any) -> aio_pika.Message:
+    """A message that is as durable as the settings say."""
+    mode = (
+        aio_pika.DeliveryMode.PERSISTENT
+        if settings.durable
+        else (aio_pika.DeliveryMode.NOT_PERSISTENT)
+    )
+    return aio_pika.Message(body, content_type="application/json", delivery_mode=mode, **properties)
+
+
+class Names:
+    """What the exchanges and queues are called."""
+
+    def __init__(self, settings: RabbitmqSettings) -> None:
+        """Names of these settings."""
+        self.exchange = settings.exchange
+        self.events = f"{settings.queue_prefix}.events"
+        self.tasks = f"{settings.queue_prefix}.tasks"
+        self.retry = f"{self.tasks}.retry"
+        self.dead_exchange = f"{settings.exchange}.dead-letter"
+        self.dead = f"{settings.queue_prefix}.dead-letter"
+
+
+async def declare_all(channel: AbstractChannel, settings: RabbitmqSettings) -> None:
+    """Create the exchanges and queues that are missing.
+
+    Raises InvalidArgument that names the key where the server has one with other properties.
+    """
+    names = Names(settings)
+    await _declare("exchange_type", _declare_exchange(channel, names.exchange, settings))
+    dead = await _declare(
+        "durable",
+        channel.declare_exchange(names.dead_exchange, "fanout", durable=settings.durable),
+    )
+    await _declare("durable", declare_queue(channel, names.tasks, settings))
+    back = {
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": names.tasks,
+    }
+    if settings.durable:
+        # Only with both of these a quorum queue keeps a message until its target has it.
+        back |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+    await _declare("durable", declare_queue(channel, names.retry, settings, back))
+    queue = await _declare("durable", declare_queue(channel, names.dead, settings))
+    await queue.bind(dead, names.dead)
+
+
+def _declare_exchange(channel: AbstractChannel, name: str, settings: RabbitmqSettings) -> Any:
+    return channel.declare_exchange(
+        name, aio_pika.ExchangeType(settings.exchange_type), durable=settings.durable
+    )
+
+
+async def declare_queue(
+    channel: AbstractChannel,
+    name: str,
+    settings: RabbitmqSettings,
+    arguments: dict[str, Any] | None = None,
+) -> AbstractQueue:
+    """Create a queue where it is missing."""
+    kind = {"x-queue-type": "quorum"} if settings.durable else {}
+    return await channel.declare_queue(
+        name, durable=settings.durable, arguments={**kind, **(arguments or {})}
+    )
+
+
+async def _declare(key: str, declaring: Any) -> Any:
+    try:
+        async with asyncio.timeout(OPERATION_S):
+            return await declaring
+    except exceptions.ChannelPreconditionFailed as error:
+        raise InvalidArgument(
+            f"queue.rabbitmq.{key}", f"the server has it with other properties: {error}"
+        ) from error

@@ -1,0 +1,134 @@
+"""Events in RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from aio_pika.abc import AbstractIncomingMessage
+
+from libs.events.backend import Handler
+from libs.events.catalogue import CATALOGUE
+from libs.events.deliveries import Redeliveries
+from libs.events.envelope import Event, decode_event, encode_event
+from libs.events.rabbitmq.connection import (
+    OPERATION_S,
+    Connection,
+    Names,
+    declare_all,
+    declare_queue,
+    message_of,
+    translated,
+)
+from libs.events.rabbitmq.consuming import Deliveries
+from libs.events.retrying import Outage
+from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+
+log = logging.getLogger(__name__)
+
+
+class Events:
+    """Publishes to the exchange, and delivers from the queue of the group."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Nothing is opened yet."""
+        self._connection = connection
+        self._settings = connection.settings
+        self._names = Names(connection.settings)
+        self._held: dict[str, list[AbstractIncomingMessage]] = {}
+        self._deliveries: Deliveries | None = None
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        """Publish in order; returns once all are confirmed."""
+        await self._connection.publishing()  # one opens it, not all at once
+        sent = [
+            self._connection.publish(
+                self._names.exchange,
+                event.type,
+                message_of(
+                    encode_event(event), self._settings, message_id=event.id, type=event.type
+                ),
+            )
+            for event in events
+        ]
+        await asyncio.gather(*sent)
+
+    async def start(self, types: frozenset[str]) -> None:
+        """Bind the queue of the group to the types, and consume it."""
+        channel = await self._connection.open_channel(self._settings.prefetch_count)
+        # A server that is still starting may never answer.
+        async with asyncio.timeout(OPERATION_S):
+            await declare_all(channel, self._settings)
+            queue = await declare_queue(channel, self._names.events, self._settings)
+            for key in self._binding_keys(types):
+                await queue.bind(self._names.exchange, key)
+            deliveries = Deliveries(channel)
+            await deliveries.start(queue)
+        self._deliveries = deliveries
+
+    async def deliver(self, types: frozenset[str], handler: Handler) -> None:
+        """Deliver until cancelled, through outages."""
+        outage = Outage(log, "RabbitMQ")
+        while True:
+            redeliveries = Redeliveries(
+                handler, self._settings.max_retries, self._settings.retry_delay_ms
+            )
+            try:
+                with translated():
+                    if self._deliveries is None or self._deliveries.is_lost:
+                        await self.start(types)
+                    outage.end()
+                    while self._deliveries is not None:
+                        message = await self._deliveries.next()
+                        assert message is not None
+                        await self._deliver(message, types, redeliveries)
+            except (Unavailable, FailedPrecondition, InvalidArgument) as error:
+                await outage.wait(error)
+            finally:
+                await redeliveries.stop()
+                self._held.clear()
+
+    async def acknowledge(self, event_id: str) -> None:
+        """Finish a delivered event."""
+        for message in self._held.pop(event_id, ()):
+            await message.ack()
+
+    async def stop(self) -> None:
+        """Nothing to do: what was not acknowledged goes back with the connection."""
+
+    async def _deliver(
+        self, message: AbstractIncomingMessage, types: frozenset[str], redeliveries: Redeliveries
+    ) -> None:
+        try:
+            event = decode_event(message.body)
+        except InvalidArgument as error:
+            log.error("a message of %s is not an event: %s", self._names.events, error)
+            await self._bury(message, str(error))
+            return
+        if types and event.type not in types:
+            await message.ack()
+            return
+        self._held.setdefault(event.id, []).append(message)
+
+        async def bury() -> None:
+            with translated():
+                await self._bury(message, "no subscriber acknowledged it")
+            self._held.pop(event.id, None)
+
+        await redeliveries.deliver(event, lambda: event.id not in self._held, bury)
+
+    async def _bury(self, message: AbstractIncomingMessage, error: str) -> None:
+        dead = message_of(
+            message.body,
+            self._settings,
+            message_id=message.message_id,
+            headers={"kind": "event", "error": error},
+        )
+        await self._connection.publish(self._names.dead_exchange, self._names.dead, dead)
+        await message.ack()
+
+    def _binding_keys(self, types: frozenset[str]) -> list[str]:
+        if types:
+            return sorted(types)
+        return ["#"] if self._settings.exchange_type == "topic" else sorted(CATALOGUE)

@@ -1,0 +1,63 @@
+"""The backend of Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from libs.events.composed import ComposedBackend
+from libs.events.redis.connection import (
+    OPERATION_S,
+    make_consumer_name,
+    open_client,
+    translated,
+)
+from libs.events.redis.dead_letters import DeadLetters
+from libs.events.redis.event_stream import EventStream
+from libs.events.redis.list_tasks import ListTasks
+from libs.events.redis.stream_tasks import StreamTasks
+from libs.events.settings import RedisSettings
+from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
+
+HEALTH_S = 3.0
+
+
+class RedisBackend(ComposedBackend):
+    """Events and tasks in Redis."""
+
+    def __init__(self) -> None:
+        """Not connected yet."""
+        super().__init__(translated)
+        self._client: Any = None
+
+    async def connect(self, config: RedisSettings) -> None:
+        """See QueueBackend. Raises InvalidArgument, Unavailable."""
+        client: Any = open_client(config)
+        consumer = make_consumer_name()
+        dead = DeadLetters(client, config.stream_prefix)
+        kind = ListTasks if config.task_structure == "lists" else StreamTasks
+        tasks = kind(client, config, consumer, dead)
+        self._client = client
+        self._compose(EventStream(client, config, consumer, dead), tasks)
+        try:
+            with translated():
+                await client.ping()
+                await tasks.connect()
+        except FailedPrecondition as error:
+            key = "url" if error.reason == "LOGIN" else "stream_prefix"
+            raise InvalidArgument(f"queue.redis.{key}", error.message) from error
+
+    async def disconnect(self) -> None:
+        """See ComposedBackend."""
+        async with asyncio.timeout(OPERATION_S):
+            await self._client.aclose()
+
+    async def health_check(self) -> bool:
+        """See QueueBackend."""
+        try:
+            async with asyncio.timeout(HEALTH_S):
+                with translated():
+                    await self._client.ping()
+        except (SlateMQError, TimeoutError):
+            return False
+        return True

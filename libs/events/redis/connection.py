@@ -1,0 +1,77 @@
+"""The connection to Redis, and what its errors mean."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from redis import asyncio as aioredis
+from redis import exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from libs.events.settings import RedisSettings
+from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+
+OPERATION_S = 10.0
+"""How long one command may take, connecting included."""
+
+BLOCK_MS = 1_000
+"""How long a read waits for something to come; far below `OPERATION_S`."""
+
+HOLD_MS = 30_000
+"""How long after a consumer's last sign of life others take what it has."""
+
+RECLAIM_S = 5.0
+"""How often a consumer looks for what dead ones had."""
+
+READ_COUNT = 10
+"""How many entries one read takes."""
+
+_DOWN = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ReadOnlyError,
+    exceptions.ClusterDownError,
+    OSError,
+    asyncio.TimeoutError,
+)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raises Unavailable for a server that is down, FailedPrecondition for what it refuses."""
+    try:
+        yield
+    except (exceptions.AuthenticationError, exceptions.NoPermissionError) as error:
+        raise FailedPrecondition("LOGIN", f"Redis refuses the login: {error}") from error
+    except _DOWN as error:
+        raise Unavailable(f"Redis cannot be reached: {error}", reason="BACKEND_DOWN") from error
+    except exceptions.ResponseError as error:
+        if "OOM" in str(error) or "MISCONF" in str(error):
+            raise Unavailable(f"Redis takes no writes: {error}", reason="BACKEND_DOWN") from error
+        raise FailedPrecondition("REFUSED", f"Redis refuses a command: {error}") from error
+
+
+def open_client(settings: RedisSettings) -> aioredis.Redis:
+    """A client that connects when it is used. Raises InvalidArgument for a URL of another form."""
+    try:
+        return aioredis.Redis.from_url(
+            settings.url,
+            socket_timeout=OPERATION_S,
+            socket_connect_timeout=OPERATION_S,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),  # callers retry, and say so
+            decode_responses=False,
+        )
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument("queue.redis.url", str(error)) from error
+
+
+def make_consumer_name() -> str:
+    """A name that no other consumer has, and that says where it runs."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

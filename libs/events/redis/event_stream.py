@@ -1,0 +1,139 @@
+"""Events in a Redis stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from redis import asyncio as aioredis
+
+from libs.events.backend import Handler
+from libs.events.deliveries import run_handler
+from libs.events.envelope import Event, decode_event, encode_event
+from libs.events.redis.connection import BLOCK_MS, translated
+from libs.events.redis.dead_letters import DeadLetters
+from libs.events.redis.held import Delivery, Group
+from libs.events.retrying import Outage
+from libs.events.settings import RedisSettings
+from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+
+log = logging.getLogger(__name__)
+
+TRIM_AFTER = 1_000
+"""After how many acknowledged events a consumer removes what every group has finished."""
+
+
+class EventStream:
+    """Publishes to the stream, and delivers from it as one consumer of a group."""
+
+    def __init__(
+        self, client: aioredis.Redis, settings: RedisSettings, consumer: str, dead: DeadLetters
+    ) -> None:
+        """Nothing is read or written yet."""
+        self._client: Any = client
+        self._settings = settings
+        self._key = f"{settings.stream_prefix}:events"
+        self._group = Group(client, self._key, settings.consumer_group, consumer)
+        self._dead = dead
+        self._held: dict[str, bytes] = {}
+        self._finished_count = 0
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        """Append events, in order, in one round trip."""
+        pipeline = self._client.pipeline(transaction=False)
+        for event in events:
+            pipeline.xadd(self._key, {"type": event.type, "data": encode_event(event)})
+        await pipeline.execute()
+
+    async def start(self, types: frozenset[str]) -> None:
+        """Create the group: it gets what is published from now on, of all types."""
+        await self._group.create("$")
+
+    async def deliver(self, types: frozenset[str], handler: Handler) -> None:
+        """Deliver until cancelled, through outages."""
+        outage = Outage(log, "Redis")
+        while True:
+            try:
+                with translated():
+                    await self._deliver_some(types, handler)
+            except (Unavailable, FailedPrecondition) as error:
+                await outage.wait(error)
+            else:
+                outage.end()
+
+    async def _deliver_some(self, types: frozenset[str], handler: Handler) -> None:
+        delay_ms = self._settings.retry_delay_ms
+        deliveries = await self._group.reclaim(max(1, delay_ms))
+        if not deliveries:
+            block_ms = min(BLOCK_MS, delay_ms) if self._held else BLOCK_MS
+            deliveries = await self._group.read(block_ms)
+        waiting = {delivery.entry_id for delivery in deliveries}
+        for delivery in deliveries:
+            await self._group.keep(waiting)
+            waiting.discard(delivery.entry_id)
+            await self._deliver(delivery, types, handler, waiting)
+
+    async def _deliver(
+        self, delivery: Delivery, types: frozenset[str], handler: Handler, waiting: set[bytes]
+    ) -> None:
+        if types and delivery.fields.get(b"type", b"").decode() not in types:
+            await self._finish(delivery.entry_id)
+            return
+        encoded = delivery.fields.get(b"data", b"")
+        try:
+            event = decode_event(encoded)
+        except InvalidArgument as error:
+            log.error("an entry of %s is not an event: %s", self._key, error)
+            await self._bury(delivery, encoded)
+            return
+        if delivery.deliveries > self._settings.max_retries + 1:
+            await self._bury(delivery, encoded)
+            return
+        self._held[event.id] = delivery.entry_id
+
+        async def keep() -> None:
+            with translated():
+                await self._group.keep({delivery.entry_id, *waiting})
+
+        await run_handler(handler, event, keep)
+
+    async def acknowledge(self, event_id: str) -> None:
+        """Finish a delivered event."""
+        entry_id = self._held.pop(event_id, None)
+        if entry_id is not None:
+            await self._finish(entry_id)
+
+    async def stop(self) -> None:
+        """Give what is not acknowledged to other consumers of the group."""
+        await self._group.leave()
+
+    async def _finish(self, entry_id: bytes) -> None:
+        await self._client.xack(self._key, self._settings.consumer_group, entry_id)
+        self._finished_count += 1
+        if self._finished_count % TRIM_AFTER == 0:
+            await self._trim()
+
+    async def _bury(self, delivery: Delivery, encoded: bytes) -> None:
+        async with self._client.pipeline(transaction=True) as pipeline:
+            self._dead.add_event(pipeline, encoded, delivery.deliveries - 1)
+            self._group.finish(pipeline, delivery.entry_id, remove=False)
+            await pipeline.execute()
+        self._held = {key: held for key, held in self._held.items() if held != delivery.entry_id}
+
+    async def _trim(self) -> None:
+        """Remove what every group has finished; groups that come later begin at the end anyway."""
+        firsts = []
+        for group in await self._client.xinfo_groups(self._key):
+            first = group["last-delivered-id"]
+            if group["pending"]:
+                summary = await self._client.xpending(self._key, group["name"])
+                first = summary["min"]
+            firsts.append(first)
+        if firsts:
+            await self._client.xtrim(self._key, minid=min(firsts, key=_order), approximate=False)
+
+
+def _order(entry_id: bytes) -> tuple[int, int]:
+    milliseconds, _, sequence = entry_id.decode().partition("-")
+    return int(milliseconds), int(sequence or 0)

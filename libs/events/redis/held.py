@@ -1,0 +1,130 @@
+"""Stream entries that a consumer group has given out: reading, keeping, and taking over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from redis import asyncio as aioredis
+from redis import exceptions
+
+from libs.events.redis.connection import BLOCK_MS, HOLD_MS, READ_COUNT, RECLAIM_S
+
+KEEP_S = HOLD_MS / 1000 / 3
+FORGET_CONSUMER_MS = 3_600_000
+"""How long a consumer that has nothing must be silent to be removed from the group, in ms."""
+
+
+class Delivery(NamedTuple):
+    """One entry, as given to this consumer; `deliveries` so far, this one included."""
+
+    entry_id: bytes
+    fields: Mapping[bytes, bytes]
+    deliveries: int
+
+
+class Group:
+    """One consumer of a consumer group of a stream."""
+
+    def __init__(self, client: aioredis.Redis, key: str, group: str, consumer: str) -> None:
+        """Nothing is read yet."""
+        self._client: Any = client
+        self._key = key
+        self._group = group
+        self._consumer = consumer
+        self._reclaimed_at = 0.0
+        self._kept_at = 0.0
+
+    async def create(self, start: str) -> None:
+        """Create the group where it is missing; it gets what comes after the entry `start`."""
+        try:
+            await self._client.xgroup_create(self._key, self._group, id=start, mkstream=True)
+        except exceptions.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    async def read(self, block_ms: int = BLOCK_MS) -> list[Delivery]:
+        """New entries; waits up to `block_ms` for the first."""
+        streams = {self._key: ">"}
+        try:
+            answer = await self._client.xreadgroup(
+                self._group, self._consumer, streams, count=READ_COUNT, block=max(1, block_ms)
+            )
+        except exceptions.ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            # The server came back without its data: the group begins at what it has.
+            await self.create("0")
+            return []
+        entries = answer[0][1] if isinstance(answer, list) and answer else _entries(answer)
+        return [Delivery(entry_id, fields, 1) for entry_id, fields in entries]
+
+    async def reclaim(self, own_idle_ms: int | None = None) -> list[Delivery]:
+        """What dead consumers had, every few seconds; with `own_idle_ms` also what this one left.
+
+        `own_idle_ms`: how long an entry of this consumer must have been idle to come again.
+        """
+        found: list[Delivery] = []
+        if own_idle_ms is not None:
+            found += await self._claim(own_idle_ms, self._consumer)
+        if time.monotonic() - self._reclaimed_at >= RECLAIM_S:
+            self._reclaimed_at = time.monotonic()
+            found += await self._claim(HOLD_MS, None)
+            await self._forget_consumers()
+        return found
+
+    async def keep(self, entry_ids: Collection[bytes]) -> None:
+        """Show that this consumer still has these entries; cheap when called often."""
+        if entry_ids and time.monotonic() - self._kept_at >= KEEP_S:
+            self._kept_at = time.monotonic()
+            await self._client.xclaim(
+                self._key, self._group, self._consumer, 0, list(entry_ids), justid=True
+            )
+
+    def finish(self, pipeline: Any, entry_id: bytes, *, remove: bool) -> None:
+        """Acknowledge an entry, and remove it from the stream, as a part of a transaction."""
+        pipeline.xack(self._key, self._group, entry_id)
+        if remove:
+            pipeline.xdel(self._key, entry_id)
+
+    async def leave(self) -> None:
+        """Give what this consumer has to others at once, and remove it when it has nothing."""
+        rows = await self._pending(0, self._consumer, READ_COUNT * 100)
+        if rows:
+            ids = [row["message_id"] for row in rows]
+            # An idle time beyond the hold: the next consumer that looks takes them.
+            await self._client.xclaim(
+                self._key, self._group, self._consumer, 0, ids, idle=HOLD_MS, justid=True
+            )
+        else:
+            await self._client.xgroup_delconsumer(self._key, self._group, self._consumer)
+
+    async def _claim(self, idle_ms: int, consumer: str | None) -> list[Delivery]:
+        rows = await self._pending(idle_ms, consumer, READ_COUNT)
+        if not rows:
+            return []
+        counts = {row["message_id"]: int(row["times_delivered"]) for row in rows}
+        claimed = await self._client.xclaim(
+            self._key, self._group, self._consumer, idle_ms, list(counts)
+        )
+        return [Delivery(i, fields, counts[i] + 1) for i, fields in claimed if fields]
+
+    async def _pending(self, idle_ms: int, consumer: str | None, count: int) -> list[Any]:
+        return list(
+            await self._client.xpending_range(
+                self._key, self._group, "-", "+", count, consumername=consumer, idle=idle_ms or None
+            )
+        )
+
+    async def _forget_consumers(self) -> None:
+        for row in await self._client.xinfo_consumers(self._key, self._group):
+            if row["pending"] == 0 and row["idle"] > FORGET_CONSUMER_MS:
+                await self._client.xgroup_delconsumer(self._key, self._group, row["name"])
+
+
+def _entries(answer: Any) -> list[Any]:
+    """The entries of an answer in RESP3, which is a mapping of lists of lists."""
+    if not answer:
+        return []
+    return [entry for batch in next(iter(answer.values())) for entry in batch]

@@ -1,0 +1,218 @@
+"""Notifications of S3 stores as events.
+
+Taken are the JSON documents that AWS S3, MinIO and Ceph send (`Records`), those of AWS behind SNS
+(`Message`), and those of EventBridge (`detail`).
+
+==========================================  =======================
+notification                                event
+==========================================  =======================
+`ObjectCreated:*`                           `object.created`
+`ObjectRemoved:*`, `LifecycleExpiration:*`  `object.deleted`
+`ObjectAcl:Put`                             `object.acl.updated`
+`BucketCreated:*` (MinIO)                   `bucket.created`
+`BucketRemoved:*` (MinIO)                   `bucket.deleted`
+==========================================  =======================
+
+Of other notifications (restored, replicated, tagged, read) nothing is made; they are counted. The
+ID of an event is derived from its notification: one that a store sends twice has the same ID.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import unquote_plus
+
+import msgspec
+
+from libs.events.catalogue import (
+    BucketCreated,
+    BucketDeleted,
+    EventData,
+    ObjectAclUpdated,
+    ObjectCreated,
+    ObjectDeleted,
+    make_event,
+)
+from libs.events.envelope import Event, convert_struct, derive_event_id, parse_timestamp
+from slatemq.errors import InvalidArgument
+
+RECORDS_MAX = 10_000
+"""Of one document; stores send one to a few."""
+
+
+class Notifications(NamedTuple):
+    """The events of a document, and how many of its records no event is made of."""
+
+    events: list[Event]
+    skipped_count: int
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    principal: str = msgspec.field(default="", name="principalId")
+
+
+class _Bucket(msgspec.Struct, frozen=True):
+    name: str
+    owner: _Identity = msgspec.field(default=_Identity(), name="ownerIdentity")
+
+
+class _Object(msgspec.Struct, frozen=True):
+    key: str = ""
+    size: int = 0
+    etag: str = msgspec.field(default="", name="eTag")
+    content_type: str = msgspec.field(default="", name="contentType")
+    sequencer: str = ""
+    version_id: str | None = msgspec.field(default="", name="versionId")
+
+
+class _S3(msgspec.Struct, frozen=True):
+    bucket: _Bucket
+    object: _Object = _Object()
+
+
+class _Record(msgspec.Struct, frozen=True):
+    name: str = msgspec.field(name="eventName")
+    time: str = msgspec.field(name="eventTime")
+    s3: _S3
+    source: str = msgspec.field(default="", name="eventSource")
+    region: str = msgspec.field(default="", name="awsRegion")
+    response: dict[str, Any] = msgspec.field(default_factory=dict, name="responseElements")
+
+
+class _DetailObject(msgspec.Struct, frozen=True):
+    key: str = ""
+    size: int = 0
+    etag: str = ""
+    sequencer: str = ""
+
+
+class _Detail(msgspec.Struct, frozen=True):
+    bucket: _Bucket
+    object: _DetailObject = _DetailObject()
+    request_id: str = msgspec.field(default="", name="request-id")
+
+
+_BRIDGE_NAMES = {
+    "Object Created": "ObjectCreated",
+    "Object Deleted": "ObjectRemoved",
+    "Object ACL Updated": "ObjectAcl:Put",
+}
+
+
+def read_notifications(document: bytes | str) -> Notifications:
+    """The events of a document, in its order.
+
+    Raises InvalidArgument that names the field; then no event is made of any of its records.
+    """
+    try:
+        value = msgspec.json.decode(document)
+        if isinstance(value, dict) and isinstance(value.get("Message"), str):
+            value = msgspec.json.decode(value["Message"])  # SNS
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument("notification", f"is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidArgument("notification", "must be a JSON object")
+    if value.get("Event") == "s3:TestEvent":
+        return Notifications([], 1)
+    made = list(_events_of(value))
+    return Notifications([event for event in made if event], made.count(None))
+
+
+def headers_of(event: Event) -> dict[str, str]:
+    """What queues filter events on: the type, and the bucket and the key where it has them."""
+    names = ("bucket", "key")
+    return {"type": event.type} | {
+        name: event.data[name] for name in names if isinstance(event.data.get(name), str)
+    }
+
+
+def _events_of(value: Mapping[str, Any]) -> Iterator[Event | None]:
+    if "detail" in value:
+        yield _bridged(value)
+        return
+    records = value.get("Records")
+    if not isinstance(records, list):
+        raise InvalidArgument("Records", "must be a list: this is no notification of an S3 store")
+    if len(records) > RECORDS_MAX:
+        raise InvalidArgument(
+            "Records", f"has {len(records)} items, at most {RECORDS_MAX} are taken"
+        )
+    for place, record in enumerate(records):
+        if not isinstance(record, dict):
+            raise InvalidArgument(f"Records[{place}]", "must be a JSON object")
+        field = f"Records[{place}]"
+        yield _event_of(field, convert_struct(record, _Record, field))
+
+
+def _event_of(field: str, record: _Record) -> Event | None:
+    # MinIO's names begin with `s3:`; keys are encoded as in a form.
+    key = unquote_plus(record.s3.object.key)
+    data = _data_of(record.name.removeprefix("s3:"), record, key)
+    if data is None:
+        return None
+    at_ms = parse_timestamp(f"{field}.eventTime", record.time)
+    request_id = str(record.response.get("x-amz-request-id", ""))
+    parts = (
+        *(record.name, record.s3.bucket.name, key, record.time, request_id),
+        *(record.s3.object.sequencer, record.s3.object.version_id or ""),
+    )
+    return make_event(
+        data,
+        source=record.source or "s3",
+        request_id=request_id,
+        at_ms=at_ms,
+        event_id=derive_event_id(at_ms, *parts),
+    )
+
+
+def _bridged(value: Mapping[str, Any]) -> Event | None:
+    """The event of a document of EventBridge, whose keys are not encoded."""
+    name = _BRIDGE_NAMES.get(str(value.get("detail-type")))
+    if name is None:
+        return None
+    detail = convert_struct(value["detail"], _Detail, "detail")
+    found = detail.object
+    record = _Record(
+        name=name,
+        time=str(value.get("time", "")),
+        s3=_S3(
+            bucket=detail.bucket,
+            object=_Object(key=found.key, size=found.size, etag=found.etag),
+        ),
+        region=str(value.get("region", "")),
+    )
+    data = _data_of(name, record, found.key)
+    assert data is not None, name
+    at_ms = parse_timestamp("time", record.time)
+    return make_event(
+        data,
+        source=str(value.get("source", "aws.s3")),
+        request_id=detail.request_id,
+        at_ms=at_ms,
+        event_id=derive_event_id(at_ms, value.get("id", ""), found.key, found.sequencer),
+    )
+
+
+def _data_of(name: str, record: _Record, key: str) -> EventData | None:
+    bucket = record.s3.bucket.name
+    kind = name.partition(":")[0]
+    if kind == "ObjectCreated":
+        etag = record.s3.object.etag.strip('"')
+        return ObjectCreated(
+            bucket=bucket,
+            key=key,
+            size=record.s3.object.size,
+            etag=f'"{etag}"' if etag else "",
+            content_type=record.s3.object.content_type,
+        )
+    if kind in ("ObjectRemoved", "LifecycleExpiration"):
+        return ObjectDeleted(bucket=bucket, key=key)
+    if kind == "ObjectAcl":
+        return ObjectAclUpdated(bucket=bucket, key=key, acl="")
+    if kind == "BucketCreated":
+        owner = record.s3.bucket.owner.principal
+        return BucketCreated(bucket=bucket, region=record.region, owner=owner)
+    if kind == "BucketRemoved":
+        return BucketDeleted(bucket=bucket)
+    return None

@@ -1,0 +1,296 @@
+"""The settings of event queues: the `queue` section of a YAML file, and its overrides.
+
+The keys are those of the BleepStore design, with `slatemq` for the name of the product; `slatemq`
+and `activemq` are backends of ours beside its three. Each key can be overridden by the environment:
+`queue.redis.url` by `SLATEMQ_QUEUE_REDIS_URL`. A list there is separated by commas.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+import yaml
+
+from libs.events.envelope import convert_struct
+from slatemq.errors import InvalidArgument
+
+Backend = Literal["slatemq", "redis", "rabbitmq", "activemq", "kafka"]
+Consistency = Literal["write-through", "sync", "async", "fire-and-forget"]
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Retries = Annotated[int, msgspec.Meta(ge=0, le=1_000)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=86_400_000)]
+Url = Annotated[str, msgspec.Meta(min_length=1)]
+
+ENVIRONMENT_PREFIX = "SLATEMQ_"
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of the file; a key that it does not have is an error."""
+
+
+class SlatemqSettings(_Section, frozen=True, kw_only=True):
+    """SlateMQ itself as the backend.
+
+    Attributes:
+        endpoint: Address of any of its processes, `host:port`; commas between several.
+        queue_prefix: What the names of its queues begin with.
+        consumer_group: Consumers of one group share events and tasks.
+        max_retries: How many failed attempts are tried again.
+        retry_delay_ms: How long a failed attempt waits, in ms.
+    """
+
+    endpoint: Url = "127.0.0.1:7420"
+    queue_prefix: Name = "slatemq"
+    consumer_group: Name = "slatemq-workers"
+    max_retries: Retries = 3
+    retry_delay_ms: Milliseconds = 1000
+
+
+class RedisSettings(_Section, frozen=True, kw_only=True):
+    """Redis.
+
+    Attributes:
+        url: As redis-py takes it: `redis://[[user]:password@]host:port/database`.
+        stream_prefix: What the names of its keys begin with.
+        consumer_group: Consumers of one group share events and tasks.
+        max_retries: How many failed attempts are tried again.
+        retry_delay_ms: How long a failed attempt waits, in ms.
+        task_structure: What holds tasks: `streams`, or `lists`.
+    """
+
+    url: Url = "redis://localhost:6379"
+    stream_prefix: Name = "slatemq"
+    consumer_group: Name = "slatemq-workers"
+    max_retries: Retries = 3
+    retry_delay_ms: Milliseconds = 1000
+    task_structure: Literal["streams", "lists"] = "streams"
+
+
+class RabbitmqSettings(_Section, frozen=True, kw_only=True):
+    """RabbitMQ.
+
+    Attributes:
+        url: As aio-pika takes it: `amqp://user:password@host:port/vhost`.
+        exchange: Where events are published; dead letters go to `EXCHANGE.dead-letter`.
+        exchange_type: How it routes: by patterns of types, by types, or everything to every queue.
+        queue_prefix: What the names of its queues begin with.
+        durable: Whether exchanges and queues survive a restart of the server (quorum queues).
+        prefetch_count: How many deliveries a consumer holds unacknowledged.
+        max_retries: How many failed attempts are tried again.
+        retry_delay_ms: How long a failed attempt waits, in ms.
+    """
+
+    url: Url = "amqp://guest:guest@localhost:5672/"
+    exchange: Name = "slatemq"
+    exchange_type: Literal["topic", "direct", "fanout"] = "topic"
+    queue_prefix: Name = "slatemq"
+    durable: bool = True
+    prefetch_count: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 10
+    max_retries: Retries = 3
+    retry_delay_ms: Milliseconds = 1000
+
+
+class ActivemqSettings(_Section, frozen=True, kw_only=True):
+    """ActiveMQ, by AMQP 1.0.
+
+    Attributes:
+        url: `amqp://user:password@host:port`.
+        queue_prefix: What the names of its queues and topics begin with.
+        consumer_group: Consumers of one group share events and tasks.
+        prefetch_count: How many deliveries a consumer holds unacknowledged.
+        max_retries: How many failed attempts are tried again.
+        retry_delay_ms: How long a failed attempt waits, in ms.
+    """
+
+    url: Url = "amqp://admin:admin@localhost:5672"
+    queue_prefix: Name = "slatemq"
+    consumer_group: Name = "slatemq-workers"
+    prefetch_count: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 10
+    max_retries: Retries = 3
+    retry_delay_ms: Milliseconds = 1000
+
+
+class KafkaSettings(_Section, frozen=True, kw_only=True):
+    """Kafka.
+
+    Attributes:
+        brokers: Addresses to begin with, `host:port`.
+        topic_prefix: What the names of its topics begin with.
+        consumer_group: Consumers of one group share events and tasks.
+        acks: How many replicas have an event before it counts as published.
+        max_retries: How many failed attempts are tried again.
+        retry_delay_ms: How long a failed attempt waits, in ms.
+        partitions: Of each topic that is created.
+        replication_factor: Of each topic that is created.
+        compacted: Event types whose topics keep the newest event of each key only.
+    """
+
+    brokers: Annotated[tuple[Url, ...], msgspec.Meta(min_length=1)] = ("localhost:9092",)
+    topic_prefix: Name = "slatemq"
+    consumer_group: Name = "slatemq-workers"
+    acks: Literal["all", 1, 0] = "all"
+    max_retries: Retries = 3
+    retry_delay_ms: Milliseconds = 1000
+    partitions: Count = 6
+    replication_factor: Count = 1
+    compacted: tuple[Name, ...] = ()
+
+
+class QueueSettings(_Section, frozen=True, kw_only=True):
+    """Event queues.
+
+    Attributes:
+        enabled: Off, writes go straight to the store, and nothing of this is loaded.
+        backend: The system that holds events and tasks.
+        consistency: What an answered write means; see docs/how-to/event-queues.md.
+    """
+
+    enabled: bool = False
+    backend: Backend = "slatemq"
+    consistency: Consistency = "write-through"
+    slatemq: SlatemqSettings = SlatemqSettings()
+    redis: RedisSettings = RedisSettings()
+    rabbitmq: RabbitmqSettings = RabbitmqSettings()
+    activemq: ActivemqSettings = ActivemqSettings()
+    kafka: KafkaSettings = KafkaSettings()
+
+
+class _File(_Section, frozen=True, kw_only=True):
+    queue: QueueSettings = QueueSettings()
+
+
+def read_settings(file: Path | None, environment: Mapping[str, str]) -> QueueSettings:
+    """The settings of a file, overridden by the environment.
+
+    Raises InvalidArgument that names the key, and in a file the line; nothing is passed over.
+    """
+    values, lines = _read_file(file) if file is not None else ({}, {})
+    overridden = dict(_overrides(environment))
+    for path, value in overridden.items():
+        _put(values, path.split("."), value)
+    try:
+        return convert_struct(values, _File, "").queue
+    except InvalidArgument as error:
+        path = error.field.lstrip(".")
+        raise InvalidArgument(
+            *_explained(path, error.description, file, lines, overridden)
+        ) from error
+
+
+def keys() -> Iterator[str]:
+    """Every key of the file, as in `queue.redis.url`."""
+    for name, kind in get_type_hints(QueueSettings).items():
+        if isinstance(kind, type) and issubclass(kind, _Section):
+            yield from (f"queue.{name}.{field}" for field in kind.__struct_fields__)
+        else:
+            yield f"queue.{name}"
+
+
+def variable_of(key: str) -> str:
+    """The environment variable that overrides a key."""
+    return ENVIRONMENT_PREFIX + key.replace(".", "_").upper()
+
+
+def _overrides(environment: Mapping[str, str]) -> Iterator[tuple[str, object]]:
+    for key in keys():
+        text = environment.get(variable_of(key))
+        if text is not None:
+            yield key, _value_of(key, text)
+
+
+_LISTS = frozenset({"queue.kafka.brokers", "queue.kafka.compacted"})
+_TEXTS = frozenset(
+    key for key in keys() if key.rpartition(".")[2] in ("url", "endpoint") or key in _LISTS
+)
+
+
+def _value_of(key: str, text: str) -> object:
+    """What a variable says, typed as YAML would; URLs and lists stay text."""
+    if key in _LISTS:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if key in _TEXTS:
+        return text
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    return value if isinstance(value, bool | int) else text
+
+
+def _read_file(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """The values of a YAML file, and the line of each key."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except OSError as error:
+        raise InvalidArgument("config", f"cannot read {file}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidArgument("config", f"{file} is not YAML: {error}") from error
+    if values is None:
+        return {}, {}
+    if not isinstance(values, dict):
+        raise InvalidArgument("config", f"{file} must hold a mapping with the key `queue`")
+    lines: dict[str, int] = {}
+    _collect_lines(node, "", lines, file)
+    return values, lines
+
+
+def _collect_lines(node: yaml.Node | None, path: str, lines: dict[str, int], file: Path) -> None:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        name = f"{path}.{key.value}".lstrip(".")
+        line = key.start_mark.line + 1
+        if name in lines:
+            raise InvalidArgument(
+                name, f"stands twice in {file}, in lines {lines[name]} and {line}"
+            )
+        lines[name] = line
+        _collect_lines(value, name, lines, file)
+
+
+def _put(values: dict[str, Any], path: list[str], value: object) -> None:
+    for name in path[:-1]:
+        below = values.setdefault(name, {})
+        if not isinstance(below, dict):
+            return  # the file has something else there, which is reported as that
+        values = below
+    values[path[-1]] = value
+
+
+def _choices(path: str) -> list[str]:
+    """What a key with a fixed set of values may be."""
+    kind: Any = QueueSettings
+    for name in path.split(".")[1:]:
+        kind = get_type_hints(kind)[name]
+    return [str(choice) for choice in get_args(kind)]
+
+
+def _explained(
+    path: str,
+    description: str,
+    file: Path | None,
+    lines: Mapping[str, int],
+    overridden: Mapping[str, object],
+) -> tuple[str, str]:
+    """The key and what is wrong with it: where it was set, and what it may be."""
+    unknown = description.partition("unknown field `")[2].rstrip("`")
+    if unknown:
+        path = f"{path}.{unknown}".lstrip(".")
+        close = difflib.get_close_matches(path, keys(), n=1)
+        description = "is not a setting" + (f"; did you mean {close[0]}?" if close else "")
+    if description.startswith("Invalid enum value"):
+        description = f"must be one of {', '.join(_choices(path))}"
+    place = path.partition("[")[0]
+    if place in overridden:
+        return path, f"{description} (set by {variable_of(place)})"
+    if place in lines:
+        return path, f"{description} (line {lines[place]} of {file})"
+    return path, description

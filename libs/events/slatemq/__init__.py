@@ -1,0 +1,12 @@
+"""SlateMQ itself as the backend, through its public client.
+
+======================  =======================================================================
+queue                   what
+======================  =======================================================================
+`PREFIX.tasks`          tasks; its dead letters are the tasks that failed too often
+`PREFIX.events.GROUP`   events for one consumer group; its dead letters are those that none took
+======================  =======================================================================
+
+Events and tasks are messages whose headers name the prefix (`slatemq-events`, `slatemq-tasks`) and,
+for events, the type: any other queue of the instance may filter on them, too.
+"""

@@ -1,0 +1,89 @@
+"""docs/reference/events.md, made from the catalogue itself.
+
+`python -m tests.event_catalogue` writes the page; tests/unit/events holds it to the code.
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from pathlib import Path
+
+import msgspec
+
+from libs.events.catalogue import CATALOGUE, EventData, ObjectCreated, make_event
+from libs.events.cloud_events import encode_cloud_event
+from libs.events.envelope import encode_event
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/reference/events.md"
+
+HEAD = """\
+# Events
+
+An event is one JSON object. Consumers use its `id` as their idempotency key: an event may be
+delivered more than once, always with the same ID.
+
+```json
+{envelope}
+```
+
+| member | |
+|---|---|
+| `id` | `evt_` and a ULID |
+| `type` | one of the types below |
+| `timestamp` | when it happened: ISO 8601, UTC, milliseconds |
+| `source` | the node that it happened at |
+| `request_id` | the request that caused it |
+| `data` | what happened, by type; readers pass over members that they do not know |
+
+The same event as a [CloudEvent](https://cloudevents.io) 1.0 in structured JSON:
+
+```json
+{cloud_event}
+```
+
+This page is written by `python -m tests.event_catalogue`; a test compares it with the code.
+
+## Types
+
+"""
+
+EXAMPLE = make_event(
+    ObjectCreated(
+        bucket="my-bucket",
+        key="photos/cat.jpg",
+        size=1_048_576,
+        etag='"d41d8cd98f00b204e9800998ecf8427e"',
+        content_type="image/jpeg",
+    ),
+    source="ingest-0",
+    request_id="4442587FB7D0A2F9",
+    at_ms=1_771_761_600_000,
+    event_id="evt_01KJ2KH1G0J9FEYRWH6ATYF8WE",
+)
+
+_NAMES = {str: "string", int: "integer", bool: "true or false", list[str]: "list of strings"}
+
+
+def render() -> str:
+    """The whole page."""
+    head = HEAD.format(
+        envelope=msgspec.json.format(encode_event(EXAMPLE).decode(), indent=2),
+        cloud_event=msgspec.json.format(encode_cloud_event(EXAMPLE).decode(), indent=2),
+    )
+    rows = "".join(_row(name, kind) for name, kind in CATALOGUE.items())
+    return f"{head}| type | when | caused by | data |\n|---|---|---|---|\n{rows}"
+
+
+def _row(name: str, kind: type[EventData]) -> str:
+    hints = typing.get_type_hints(kind)
+    fields = ", ".join(
+        f"`{field}` ({_NAMES.get(hints[field], 'object of strings')})"
+        for field in kind.__struct_fields__
+    )
+    summary = re.sub(r"\s+", " ", kind.__doc__ or "").strip()
+    return f"| `{name}` | {summary} | {kind.cause} | {fields} |\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render())

@@ -1,0 +1,90 @@
+"""Backends on real servers: one server of a kind for the whole file."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+import pytest
+
+from libs.events.backend import QueueBackend
+from libs.events.backends import open_backend
+from libs.events.settings import RabbitmqSettings
+from tests.integration.events.kafka_server import KafkaServer
+from tests.integration.events.rabbitmq_server import RabbitmqServer
+from tests.integration.events.redis_server import RedisServer
+from tests.integration.events.servers import Server, running
+from tests.integration.events.slatemq_server import SlatemqServer
+
+SERVERS: dict[str, tuple[str, Callable[[Any], Server]]] = {
+    "redis": ("redis", lambda folder: RedisServer(folder, "streams")),
+    "kafka": ("kafka", KafkaServer),
+    "slatemq": ("slatemq", SlatemqServer),
+    "rabbitmq": ("rabbitmq", RabbitmqServer),
+    "redis-lists": ("redis", lambda folder: RedisServer(folder, "lists")),
+}
+"""Name of the backend, and its server, by the name of the test's variant."""
+
+EVENTUALLY_S = 60.0
+
+
+class Rig:
+    """Makes backends whose names nothing else uses."""
+
+    def __init__(self, backend: str, server: Server, closing: AsyncExitStack) -> None:
+        self.server = server
+        self._backend = backend
+        self._prefix = f"t{uuid.uuid4().hex[:8]}"
+        self._closing = closing
+
+    async def backend(self, group: str = "workers") -> QueueBackend[Any]:
+        """A connected backend in a consumer group."""
+        settings = self.server.settings(self._prefix)
+        if group != "workers":
+            settings = in_group(settings, f"{self._prefix}-{group}")
+        backend = open_backend(self._backend)
+        await backend.connect(settings)
+        self._closing.push_async_callback(backend.close)
+        return backend
+
+
+def in_group(settings: Any, group: str) -> Any:
+    """The settings of another consumer group on the same events."""
+    key = "queue_prefix" if isinstance(settings, RabbitmqSettings) else "consumer_group"
+    return msgspec.structs.replace(settings, **{key: group})
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Server]]:
+    backend, make = SERVERS[request.param]
+    with running(make(tmp_path_factory.mktemp(request.param))) as started:
+        yield backend, started
+
+
+@pytest.fixture
+async def rig(server: tuple[str, Server]) -> AsyncIterator[Rig]:
+    async with AsyncExitStack() as closing:
+        yield Rig(*server, closing)
+
+
+async def eventually(come_about: Callable[[], object], seconds: float = EVENTUALLY_S) -> None:
+    """Wait until something has come about."""
+    async with asyncio.timeout(seconds):
+        while not come_about():
+            await asyncio.sleep(0.02)
+
+
+SHORT_FORM = "test_a_killed_server_keeps_what_was_answered_and_comes_back_by_itself"
+"""What `make test` tries on Kafka, where each group takes seconds to form."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.name.endswith("[kafka]") and not item.name.startswith(SHORT_FORM):
+            item.add_marker(pytest.mark.proof)

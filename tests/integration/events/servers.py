@@ -1,0 +1,140 @@
+"""The real servers of backends, each on ports and a folder of its own, killed and restarted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+START_S = 90.0
+RABBITMQ_HOME = Path("/usr/lib/rabbitmq/bin")
+
+
+class Server(Protocol):
+    """A server that can be killed and started again on what it had.
+
+    Attributes:
+        settle_s: How long after its creation a queue is lost when the server is killed.
+    """
+
+    settle_s: float
+
+    def settings(self, prefix: str) -> Any:
+        """Settings of a backend on it, whose names begin with `prefix`."""
+
+    def start(self) -> None:
+        """Start, and wait until it answers."""
+
+    def kill(self) -> None:
+        """SIGKILL it."""
+
+    def close(self) -> None:
+        """End it with all that it needs."""
+
+
+def free_port() -> int:
+    """A port of loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` free ports in a row, below those that systems give out by themselves."""
+    for first in random.sample(range(20_000, 30_000, count), 200):
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                probe = held.enter_context(socket.socket())
+                probe.bind(("127.0.0.1", port))
+            return first
+    raise RuntimeError(f"no {count} ports in a row are free")
+
+
+def missing(what: str) -> None:
+    """Skip a test whose server is not installed; in CI fail it."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{what} is not installed")
+    pytest.skip(f"{what} is not installed")
+
+
+def program(name: str, *folders: Path) -> str:
+    """Path of an installed program, or skips."""
+    found = shutil.which(name, path=os.pathsep.join([*map(str, folders), os.environ["PATH"]]))
+    if found is None:
+        missing(name)
+    assert found is not None
+    return found
+
+
+class Process:
+    """One server process, and its log."""
+
+    def __init__(
+        self,
+        command: list[str],
+        folder: Path,
+        environment: dict[str, str],
+        log: Path | None = None,
+    ) -> None:
+        """Nothing runs yet."""
+        self._log = log or folder / "server.log"
+        self._command = command
+        self._folder = folder
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, answers: Callable[[], bool]) -> None:
+        """Start it, and wait until `answers`."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self._folder,
+                env={**os.environ, **self._environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        end = time.monotonic() + START_S
+        while not answers():
+            said = self._log.read_text(errors="replace")[-2_000:]
+            assert self._process.poll() is None, f"{self._command[0]} ended:\n{said}"
+            assert time.monotonic() < end, f"{self._command[0]} does not answer:\n{said}"
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """SIGKILL it and all that it started."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+def listens(port: int) -> bool:
+    """Whether something accepts connections at a port of loopback."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def running(server: Any) -> Iterator[Any]:
+    """The server, started; killed at the end."""
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()

@@ -1,0 +1,338 @@
+"""What every backend must do, tried against its real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from libs.events.backend import BackendStats, QueueBackend
+from libs.events.catalogue import ObjectCreated, ObjectDeleted, QueueCreated, make_event
+from libs.events.envelope import Event, format_timestamp, make_task_id
+from libs.events.tasks import WriteTask
+from slatemq.errors import Unavailable
+from tests.integration.events.conftest import Rig, eventually
+
+pytestmark = pytest.mark.slow  # Real servers, whose redeliveries take their delays.
+
+
+def created(key: str, bucket: str = "photos") -> Event:
+    data = ObjectCreated(bucket=bucket, key=key, size=1, etag='"e"', content_type="text/plain")
+    return make_event(data, source="ingest-0", request_id="R1", at_ms=1_771_761_600_000)
+
+
+def deleted(key: str) -> Event:
+    data = ObjectDeleted(bucket="photos", key=key)
+    return make_event(data, source="ingest-0", request_id="R2", at_ms=1_771_761_600_001)
+
+
+def a_task(**changes: Any) -> WriteTask:
+    task = WriteTask(
+        task_id=make_task_id(1_771_761_600_000),
+        operation="Publish",
+        created_at=format_timestamp(1_771_761_600_000),
+        max_retries=2,
+        payload={"n": 1, "text": "ü😀"},
+    )
+    return msgspec.structs.replace(task, **changes)
+
+
+class Subscriber:
+    """Writes down what it gets; acknowledges unless it is to refuse."""
+
+    def __init__(self, backend: QueueBackend[Any], refuse: int = 0) -> None:
+        self.backend = backend
+        self.got: list[Event] = []
+        self.refused: Counter[str] = Counter()
+        self._refuse = refuse
+
+    async def __call__(self, event: Event) -> None:
+        if self.refused[event.id] < self._refuse:
+            self.refused[event.id] += 1
+            raise RuntimeError(f"refused {event.id}")
+        self.got.append(event)
+        await self.backend.acknowledge(event.id)
+
+
+# --- Events -------------------------------------------------------------------------------------
+
+
+async def test_events_come_whole_and_in_order(rig: Rig) -> None:
+    # Given a subscriber of everything
+    publisher, consumer = await rig.backend(), await rig.backend()
+    subscriber = Subscriber(consumer)
+    await consumer.subscribe([], subscriber)
+
+    # When events of one bucket are published singly and in batches
+    events = [created(f"größe {n} 😀") for n in range(25)]
+    await publisher.publish(events[0])
+    await publisher.publish_batch(events[1:])
+    await publisher.publish_batch([])
+
+    # Then they come as they were, in order
+    await eventually(lambda: len(subscriber.got) >= len(events))
+    assert subscriber.got == events
+
+
+async def test_a_subscriber_gets_the_types_that_it_asked_for(rig: Rig) -> None:
+    publisher, consumer = await rig.backend(), await rig.backend()
+    subscriber = Subscriber(consumer)
+    await consumer.subscribe(["object.deleted", "queue.created"], subscriber)
+    queue = make_event(
+        QueueCreated(queue="orders", filter="true", priority="", max_attempts=5, revision=1),
+        source="broker-0",
+        request_id="",
+        at_ms=1_771_761_600_002,
+    )
+    await publisher.publish_batch([created("a"), deleted("b"), queue, created("c"), deleted("d")])
+    await eventually(lambda: len(subscriber.got) >= 3)
+    assert {event.type for event in subscriber.got} == {"object.deleted", "queue.created"}
+    assert sorted(event.id for event in subscriber.got if event.type == "object.deleted")
+    assert len(subscriber.got) == 3
+
+
+async def test_an_event_that_its_handler_refuses_comes_again_with_the_same_id(rig: Rig) -> None:
+    publisher, consumer = await rig.backend(), await rig.backend()
+    subscriber = Subscriber(consumer, refuse=2)
+    await consumer.subscribe([], subscriber)
+    event = created("once more")
+    await publisher.publish(event)
+    await eventually(lambda: subscriber.got)
+    assert subscriber.got == [event]
+    assert subscriber.refused[event.id] == 2
+
+
+async def test_an_event_that_is_always_refused_becomes_a_dead_letter(rig: Rig) -> None:
+    # Given a subscriber that refuses one event for ever
+    publisher, consumer = await rig.backend(), await rig.backend()
+    poison, good = created("poison"), created("good")
+    got: list[str] = []
+
+    async def handler(event: Event) -> None:
+        if event.id == poison.id:
+            raise RuntimeError("poison")
+        got.append(event.id)
+        await consumer.acknowledge(event.id)
+
+    await consumer.subscribe([], handler)
+    await publisher.publish_batch([poison, good])
+
+    # Then it ends among the dead letters, and what is behind it is delivered
+    await eventually(lambda: got)
+    await eventually_stats(publisher, lambda stats: stats.dead_letter_count == 1)
+    assert got == [good.id]
+
+
+async def test_an_unacknowledged_event_comes_to_another_consumer_of_the_group(rig: Rig) -> None:
+    # Given a consumer that gets an event and leaves without acknowledging it
+    publisher, first = await rig.backend(), await rig.backend()
+    seen: list[str] = []
+
+    async def handler(event: Event) -> None:
+        seen.append(event.id)
+        await asyncio.Event().wait()
+
+    await first.subscribe([], handler)
+    event = created("left behind")
+    await publisher.publish(event)
+    await eventually(lambda: seen)
+    await first.close()
+
+    # When another consumer of the group comes, then it gets the event
+    second = await rig.backend()
+    subscriber = Subscriber(second)
+    await second.subscribe([], subscriber)
+    await eventually(lambda: subscriber.got)
+    assert subscriber.got == [event]
+
+
+async def test_an_acknowledged_event_does_not_come_again(rig: Rig) -> None:
+    publisher, first = await rig.backend(), await rig.backend()
+    subscriber = Subscriber(first)
+    await first.subscribe([], subscriber)
+    done, fresh = created("done"), created("fresh")
+    await publisher.publish(done)
+    await eventually(lambda: subscriber.got)
+    await first.acknowledge(done.id)  # again: does nothing
+    await first.close()
+
+    second = await rig.backend()
+    later = Subscriber(second)
+    await second.subscribe([], later)
+    await publisher.publish(fresh)
+    await eventually(lambda: fresh in later.got)
+    assert later.got == [fresh]
+
+
+async def test_consumers_of_one_group_share_and_another_group_gets_all(rig: Rig) -> None:
+    # Given two consumers in one group, and one in another
+    publisher = await rig.backend()
+    sharing = [Subscriber(await rig.backend()) for _ in range(2)]
+    alone = Subscriber(await rig.backend(group="audit"))
+    for subscriber in (*sharing, alone):
+        await subscriber.backend.subscribe([], subscriber)
+
+    # When events of several buckets are published
+    events = [created(f"{n}", bucket=f"bucket-{n % 7}") for n in range(60)]
+    for event in events:
+        await publisher.publish(event)
+
+    # Then the group gets each of them, and so does the other
+    wanted = {event.id for event in events}
+    await eventually(lambda: {e.id for s in sharing for e in s.got} == wanted)
+    await eventually(lambda: {event.id for event in alone.got} == wanted)
+    assert len(alone.got) == len(events)
+
+
+# --- Tasks --------------------------------------------------------------------------------------
+
+
+async def next_task(backend: QueueBackend[Any]) -> WriteTask:
+    async with asyncio.timeout(60):
+        while (task := await backend.dequeue_task()) is None:
+            pass
+    return task
+
+
+async def test_a_task_is_dequeued_as_it_was_and_gone_once_complete(rig: Rig) -> None:
+    # Given a task
+    producer, consumer = await rig.backend(), await rig.backend()
+    task = a_task()
+    assert await producer.enqueue_task(task) == task.task_id
+    await eventually_stats(producer, lambda stats: stats == BackendStats(1, 0))
+
+    # When it is dequeued and completed
+    assert await next_task(consumer) == task
+    await consumer.complete_task(task.task_id)
+    await consumer.complete_task(task.task_id)  # again: does nothing
+
+    # Then nothing is left
+    await eventually_stats(producer, lambda stats: stats == BackendStats(0, 0))
+    assert await consumer.dequeue_task() is None
+
+
+async def test_tasks_are_shared_by_consumers_and_none_gets_one_that_another_has(rig: Rig) -> None:
+    producer = await rig.backend()
+    tasks = [a_task(task_id=make_task_id(n)) for n in range(40)]
+    for task in tasks:
+        await producer.enqueue_task(task)
+    taken: list[str] = []
+
+    async def consume(backend: QueueBackend[Any]) -> None:
+        while len(set(taken)) < len(tasks):
+            task = await backend.dequeue_task()
+            if task is not None:
+                taken.append(task.task_id)
+                await backend.complete_task(task.task_id)
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*[consume(await rig.backend()) for _ in range(2)])
+    assert sorted(taken) == sorted(task.task_id for task in tasks)
+
+
+async def test_a_task_of_a_consumer_that_left_comes_to_another(rig: Rig) -> None:
+    producer, first, second = [await rig.backend() for _ in range(3)]
+    task = a_task()
+    await producer.enqueue_task(task)
+    assert await next_task(first) == task
+    await first.close()
+    assert await next_task(second) == task
+
+
+async def test_a_failed_task_comes_again_with_its_attempts_counted(rig: Rig) -> None:
+    producer, consumer = await rig.backend(), await rig.backend()
+    await producer.enqueue_task(a_task())
+    for attempts in range(3):
+        task = await next_task(consumer)
+        assert task.attempts == attempts
+        if attempts < 2:
+            await consumer.fail_task(task.task_id, "no room")
+    await consumer.complete_task(task.task_id)
+    await eventually_stats(producer, lambda stats: stats == BackendStats(0, 0))
+
+
+async def test_a_task_without_retries_left_is_a_dead_letter_until_it_is_retried(rig: Rig) -> None:
+    # Given a task that fails more often than it is retried, and one that waits
+    producer, consumer = await rig.backend(), await rig.backend()
+    poison = a_task(max_retries=1)
+    await producer.enqueue_task(poison)
+    for _ in range(2):
+        task = await next_task(consumer)
+        await consumer.fail_task(task.task_id, f"attempt {task.attempts}: bad filter")
+
+    # Then it is a dead letter with its last error
+    await eventually_stats(producer, lambda stats: stats == BackendStats(0, 1))
+    failed = await producer.failed_tasks(10)
+    assert [(f.task.task_id, f.error) for f in failed] == [
+        (poison.task_id, "attempt 1: bad filter")
+    ]
+    assert failed[0].task.attempts == 2
+
+    # When failed tasks are retried, then it comes as if new, once
+    assert await producer.retry_failed_tasks() == 1
+    assert await producer.retry_failed_tasks() == 0
+    assert await next_task(consumer) == poison
+    await consumer.complete_task(poison.task_id)
+    await eventually_stats(producer, lambda stats: stats == BackendStats(0, 0))
+    assert await producer.failed_tasks(10) == []
+
+
+async def test_no_task_comes_from_an_empty_queue_within_seconds(rig: Rig) -> None:
+    consumer = await rig.backend()
+    assert await asyncio.wait_for(consumer.dequeue_task(), 20) is None
+
+
+# --- Outages ------------------------------------------------------------------------------------
+
+
+async def test_a_killed_server_keeps_what_was_answered_and_comes_back_by_itself(rig: Rig) -> None:
+    # Given a subscriber, an answered event and an answered task
+    producer, consumer = await rig.backend(), await rig.backend()
+    subscriber = Subscriber(consumer)
+    await consumer.subscribe([], subscriber)
+    before, after = created("before"), created("after")
+    task = a_task()
+    await producer.publish(before)
+    await producer.enqueue_task(task)
+    await eventually(lambda: subscriber.got)
+    assert await producer.health_check()
+
+    # When the server is killed
+    await asyncio.sleep(rig.server.settle_s)
+    await asyncio.to_thread(rig.server.kill)
+
+    # Then calls raise Unavailable in bounded time, and health says so
+    assert not await asyncio.wait_for(producer.health_check(), 30)
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(producer.publish(after), 60)
+
+    # And once it is back, the same backends go on, with all that was answered
+    await asyncio.to_thread(rig.server.start)
+    await persist(lambda: producer.publish(after))
+    await eventually(lambda: after in subscriber.got, 120)
+    assert before in subscriber.got
+    assert await persist(lambda: next_task(consumer)) == task
+    assert await producer.health_check()
+
+
+async def persist(call: Callable[[], Any]) -> Any:
+    """Repeat a call while the backend is down."""
+    async with asyncio.timeout(120):
+        while True:
+            try:
+                return await call()
+            except Unavailable:
+                await asyncio.sleep(0.2)
+
+
+async def eventually_stats(
+    backend: QueueBackend[Any], wanted: Callable[[BackendStats], bool]
+) -> None:
+    """Wait until the stats are as wanted."""
+    async with asyncio.timeout(60):
+        while not wanted(await backend.stats()):
+            await asyncio.sleep(0.05)

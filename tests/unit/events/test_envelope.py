@@ -1,0 +1,147 @@
+"""The envelope and its encodings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.events.catalogue import CATALOGUE, data_of, make_event
+from libs.events.cloud_events import decode_cloud_event, encode_cloud_event
+from libs.events.envelope import (
+    Event,
+    decode_event,
+    derive_event_id,
+    encode_event,
+    format_timestamp,
+    make_event_id,
+    parse_timestamp,
+)
+from slatemq.errors import InvalidArgument, NotFound
+from tests.event_catalogue import EXAMPLE, PAGE, render
+
+GOLDEN = (
+    b'{"id":"evt_01KJ2KH1G0J9FEYRWH6ATYF8WE","type":"object.created",'
+    b'"timestamp":"2026-02-22T12:00:00.000Z","source":"ingest-0",'
+    b'"request_id":"4442587FB7D0A2F9","data":{"bucket":"my-bucket","key":"photos/cat.jpg",'
+    b'"size":1048576,"etag":"\\"d41d8cd98f00b204e9800998ecf8427e\\"",'
+    b'"content_type":"image/jpeg"}}'
+)
+
+MILLISECONDS = st.integers(0, 253_402_300_799_999)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+def changed(**changes: Any) -> bytes:
+    return json.dumps({**json.loads(GOLDEN), **changes}).encode()
+
+
+def test_the_example_has_these_bytes() -> None:
+    assert encode_event(EXAMPLE) == GOLDEN
+    assert decode_event(GOLDEN) == EXAMPLE
+
+
+def test_the_page_shows_the_catalogue_as_it_is() -> None:
+    assert PAGE.read_text() == render(), "run: python -m tests.event_catalogue"
+
+
+@pytest.mark.parametrize(
+    ("encoded", "field"),
+    [
+        (b"{}", "event"),
+        (b"[1]", "event"),
+        (b"\xff", "event"),
+        (GOLDEN[:-1], "event"),
+        (changed(id="evt_1"), "id"),
+        (changed(id="task_01KJ2KH1G0J9FEYRWH6ATYF8WE"), "id"),
+        (changed(id="evt_01KJ2KH1G0J9FEYRWH6ATYF8WU"), "id"),
+        (changed(type="object..created"), "type"),
+        (changed(type=""), "type"),
+        (changed(timestamp="2026-02-22T12:00:00.000"), "timestamp"),
+        (changed(timestamp="yesterday"), "timestamp"),
+        (changed(source=5), "event.source"),
+        (changed(data=[]), "event.data"),
+        (changed(more=1), "event"),
+    ],
+)
+def test_what_is_not_an_event_is_refused_by_field(encoded: bytes, field: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        decode_event(encoded)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("kind", CATALOGUE.values(), ids=CATALOGUE)
+def test_each_type_comes_back_from_both_encodings(kind: Any) -> None:
+    values: dict[str, Any] = {"int": 7, "bool": True, "list[str]": ["a", "ü"]}
+    fields = {
+        name: values.get(str(hint), {"h": "v"} if "dict" in str(hint) else "text")
+        for name, hint in kind.__annotations__.items()
+        if "ClassVar" not in str(hint)
+    }
+    event = make_event(kind(**fields), source="node-1", request_id="R", at_ms=1_771_761_600_123)
+    assert data_of(decode_event(encode_event(event))) == kind(**fields)
+    assert decode_cloud_event(encode_cloud_event(event)) == event
+
+
+def test_data_of_another_type_is_refused_by_field() -> None:
+    event = decode_event(changed(data={"bucket": "b", "key": "k", "size": "big", "etag": "e"}))
+    with pytest.raises(InvalidArgument) as refused:
+        data_of(event)
+    assert refused.value.field == "event.data.size"
+    with pytest.raises(NotFound):
+        data_of(decode_event(changed(type="object.polished")))
+
+
+def test_members_that_a_later_version_adds_are_passed_over() -> None:
+    data = {**json.loads(GOLDEN)["data"], "version_id": "v7"}
+    assert data_of(decode_event(changed(data=data))) == data_of(EXAMPLE)
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        b"",
+        b"null",
+        b"{}",
+        b'{"specversion":"1.0","id":"1","source":"/x","type":"other"}',
+        encode_cloud_event(EXAMPLE).replace(b"io.slatemq.", b"com.example."),
+    ],
+)
+def test_a_foreign_cloud_event_is_refused(encoded: bytes) -> None:
+    with pytest.raises(InvalidArgument):
+        decode_cloud_event(encoded)
+
+
+@given(MILLISECONDS)
+def test_a_timestamp_has_milliseconds_and_comes_back(at_ms: int) -> None:
+    text = format_timestamp(at_ms)
+    assert len(text) == len("2026-02-22T12:00:00.000Z")
+    assert parse_timestamp("timestamp", text) == at_ms
+
+
+@given(MILLISECONDS, st.integers(0), st.integers(0))
+def test_the_same_change_has_the_same_id_each_time(at_ms: int, log: int, sequence: int) -> None:
+    derived = derive_event_id(at_ms, log, sequence)
+    assert derived == derive_event_id(at_ms, log, sequence)
+    assert derived != derive_event_id(at_ms, log, sequence + 1)
+    assert decode_event(changed(id=derived)).id == derived
+
+
+def test_ids_made_later_sort_later() -> None:
+    assert make_event_id(1_000) < make_event_id(2_000) < derive_event_id(3_000, "x")
+
+
+@given(TEXT, st.dictionaries(TEXT, TEXT))
+def test_any_text_comes_back(source: str, data: dict[str, str]) -> None:
+    event = Event(
+        id=EXAMPLE.id,
+        type="x.y",
+        timestamp=EXAMPLE.timestamp,
+        source=source,
+        request_id=source,
+        data=data,
+    )
+    assert decode_event(encode_event(event)) == event

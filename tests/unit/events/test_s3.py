@@ -1,0 +1,162 @@
+"""Notifications of S3 stores."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from libs.events.catalogue import data_of
+from libs.events.s3 import RECORDS_MAX, headers_of, read_notifications
+from slatemq.errors import InvalidArgument
+
+
+def record(name: str = "ObjectCreated:Put", **changes: Any) -> dict[str, Any]:
+    """A record as AWS sends it."""
+    return {
+        "eventVersion": "2.1",
+        "eventSource": "aws:s3",
+        "awsRegion": "eu-central-1",
+        "eventTime": "2026-02-22T12:00:00.123Z",
+        "eventName": name,
+        "userIdentity": {"principalId": "AWS:AIDA"},
+        "requestParameters": {"sourceIPAddress": "127.0.0.1"},
+        "responseElements": {"x-amz-request-id": "4442587FB7D0A2F9", "x-amz-id-2": "x"},
+        "s3": {
+            "s3SchemaVersion": "1.0",
+            "configurationId": "all",
+            "bucket": {
+                "name": "my-bucket",
+                "ownerIdentity": {"principalId": "A3NL"},
+                "arn": "arn:aws:s3:::my-bucket",
+            },
+            "object": {
+                "key": "photos/a+cat%C3%BC.jpg",
+                "size": 1024,
+                "eTag": "d41d8cd98f00b204e9800998ecf8427e",
+                "sequencer": "0A1B2C3D4E5F678901",
+            },
+        },
+        **changes,
+    }
+
+
+def document(*records: Any) -> bytes:
+    return json.dumps({"Records": list(records)}).encode()
+
+
+def test_an_upload_becomes_object_created_with_its_key_decoded() -> None:
+    (event,), skipped = read_notifications(document(record()))
+    assert skipped == 0
+    assert event.type == "object.created"
+    assert event.timestamp == "2026-02-22T12:00:00.123Z"
+    assert (event.source, event.request_id) == ("aws:s3", "4442587FB7D0A2F9")
+    assert event.data == {
+        "bucket": "my-bucket",
+        "key": "photos/a catü.jpg",
+        "size": 1024,
+        "etag": '"d41d8cd98f00b204e9800998ecf8427e"',
+        "content_type": "",
+    }
+    assert headers_of(event) == {
+        "type": "object.created",
+        "bucket": "my-bucket",
+        "key": "photos/a catü.jpg",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ObjectCreated:Copy", "object.created"),
+        ("ObjectCreated:CompleteMultipartUpload", "object.created"),
+        ("s3:ObjectCreated:Put", "object.created"),
+        ("ObjectRemoved:Delete", "object.deleted"),
+        ("ObjectRemoved:DeleteMarkerCreated", "object.deleted"),
+        ("LifecycleExpiration:Delete", "object.deleted"),
+        ("ObjectAcl:Put", "object.acl.updated"),
+        ("s3:BucketCreated:*", "bucket.created"),
+        ("s3:BucketRemoved:*", "bucket.deleted"),
+    ],
+)
+def test_each_notification_has_its_type_and_typed_data(name: str, kind: str) -> None:
+    (event,), _ = read_notifications(document(record(name)))
+    assert event.type == kind
+    assert data_of(event).event_type == kind
+
+
+def test_a_notification_that_is_sent_twice_has_the_same_id_and_others_have_others() -> None:
+    first, again = read_notifications(document(record(), record())).events
+    assert first.id == again.id
+    object_ = {**record()["s3"]["object"], "sequencer": "0A1B2C3D4E5F678902"}
+    later = record(s3={**record()["s3"], "object": object_})
+    (other,), _ = read_notifications(document(later))
+    assert other.id != first.id
+
+
+def test_what_is_no_change_is_counted_and_makes_no_event() -> None:
+    read = read_notifications(document(record("ObjectTagging:Put"), record(), record("x")))
+    assert (len(read.events), read.skipped_count) == (1, 2)
+    test_event = {"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "my-bucket"}
+    assert read_notifications(json.dumps(test_event)) == ([], 1)
+
+
+def test_minio_s_envelope_and_its_content_type_are_taken() -> None:
+    sent = record("s3:ObjectCreated:Put", eventSource="minio:s3")
+    sent["s3"]["object"] |= {"contentType": "image/jpeg", "userMetadata": {"a": "b"}}
+    whole = {"EventName": "s3:ObjectCreated:Put", "Key": "my-bucket/x", "Records": [sent]}
+    (event,), _ = read_notifications(json.dumps(whole))
+    assert (event.source, event.data["content_type"]) == ("minio:s3", "image/jpeg")
+
+
+def test_notifications_behind_sns_and_eventbridge_are_taken() -> None:
+    behind_sns = {"Type": "Notification", "Message": document(record()).decode()}
+    (event,), _ = read_notifications(json.dumps(behind_sns))
+    assert event.type == "object.created"
+    bridged = {
+        "id": "17793124-05d4-b198-2fde-7ededc63b103",
+        "detail-type": "Object Created",
+        "source": "aws.s3",
+        "time": "2026-02-22T12:00:00Z",
+        "region": "eu-central-1",
+        "detail": {
+            "bucket": {"name": "my-bucket"},
+            "object": {"key": "a+b%20c", "size": 5, "etag": "abc", "sequencer": "1"},
+            "request-id": "R1",
+            "reason": "PutObject",
+        },
+    }
+    (event,), _ = read_notifications(json.dumps(bridged))
+    assert (event.data["key"], event.data["etag"], event.request_id) == ("a+b%20c", '"abc"', "R1")
+    assert read_notifications(json.dumps({**bridged, "detail-type": "Object Tags Added"})) == (
+        [],
+        1,
+    )
+
+
+def without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in record().items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("sent", "field"),
+    [
+        (b"", "notification"),
+        (b"[]", "notification"),
+        (b"\xff{}", "notification"),
+        (b"{}", "Records"),
+        (b'{"Records": {}}', "Records"),
+        (document(1), "Records[0]"),
+        (document(record(), without("s3")), "Records[1]"),
+        (document(record(eventTime="soon")), "Records[0].eventTime"),
+        (document(record(eventName=5)), "Records[0].eventName"),
+        (document(record(s3={"bucket": {}})), "Records[0].s3.bucket"),
+        (document(*[{}] * (RECORDS_MAX + 1)), "Records"),
+        (b'{"detail-type": "Object Created", "detail": []}', "detail"),
+    ],
+)
+def test_what_is_not_a_notification_is_refused_by_field(sent: bytes, field: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        read_notifications(sent)
+    assert refused.value.field == field

@@ -1,0 +1,136 @@
+"""The `queue` section, key for key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from libs.events.settings import QueueSettings, keys, read_settings, variable_of
+from slatemq.errors import InvalidArgument
+
+WHOLE = """\
+queue:
+  enabled: true
+  backend: rabbitmq
+  consistency: sync
+
+  redis:
+    url: redis://cache:6379
+    stream_prefix: shop
+    consumer_group: shop-workers
+    max_retries: 5
+    retry_delay_ms: 250
+
+  rabbitmq:
+    url: amqp://guest:guest@mq:5672/
+    exchange: shop
+    exchange_type: direct
+    queue_prefix: shop
+    durable: false
+    prefetch_count: 20
+    max_retries: 4
+    retry_delay_ms: 500
+
+  kafka:
+    brokers:
+      - one:9092
+      - two:9092
+    topic_prefix: shop
+    consumer_group: shop-workers
+    acks: 1
+    max_retries: 2
+    retry_delay_ms: 100
+    partitions: 12
+    replication_factor: 3
+"""
+
+
+def settings_of(folder: Path, text: str, **environment: str) -> QueueSettings:
+    file = folder / "slatemq.yaml"
+    file.write_text(text)
+    return read_settings(file, environment)
+
+
+def test_without_a_file_the_defaults_hold() -> None:
+    queue = read_settings(None, {})
+    assert not queue.enabled
+    assert (queue.backend, queue.consistency) == ("slatemq", "write-through")
+    assert (queue.redis.max_retries, queue.redis.retry_delay_ms) == (3, 1000)
+    assert (queue.rabbitmq.exchange_type, queue.rabbitmq.prefetch_count) == ("topic", 10)
+    assert queue.rabbitmq.durable
+    assert (queue.kafka.acks, queue.kafka.partitions) == ("all", 6)
+    assert queue.kafka.replication_factor == 1
+
+
+def test_each_key_of_a_file_is_read(tmp_path: Path) -> None:
+    queue = settings_of(tmp_path, WHOLE)
+    assert (queue.enabled, queue.backend, queue.consistency) == (True, "rabbitmq", "sync")
+    assert (queue.redis.url, queue.redis.stream_prefix) == ("redis://cache:6379", "shop")
+    assert (queue.redis.max_retries, queue.redis.retry_delay_ms) == (5, 250)
+    assert (queue.rabbitmq.exchange_type, queue.rabbitmq.durable) == ("direct", False)
+    assert (queue.rabbitmq.prefetch_count, queue.rabbitmq.max_retries) == (20, 4)
+    assert queue.kafka.brokers == ("one:9092", "two:9092")
+    assert (queue.kafka.acks, queue.kafka.partitions) == (1, 12)
+    assert queue.kafka.replication_factor == 3
+
+
+def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
+    queue = settings_of(
+        tmp_path,
+        WHOLE,
+        SLATEMQ_QUEUE_BACKEND="kafka",
+        SLATEMQ_QUEUE_KAFKA_BROKERS="a:1, b:2",
+        SLATEMQ_QUEUE_KAFKA_ACKS="all",
+        SLATEMQ_QUEUE_RABBITMQ_DURABLE="true",
+        SLATEMQ_QUEUE_REDIS_URL="redis://127.0.0.1:1",
+    )
+    assert queue.backend == "kafka"
+    assert queue.kafka.brokers == ("a:1", "b:2")
+    assert queue.kafka.acks == "all"
+    assert queue.rabbitmq.durable
+    assert queue.redis.url == "redis://127.0.0.1:1"
+
+
+def test_each_key_has_a_variable_of_its_own() -> None:
+    variables = [variable_of(key) for key in keys()]
+    assert len(set(variables)) == len(variables)
+    assert "SLATEMQ_QUEUE_RABBITMQ_PREFETCH_COUNT" in variables
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "says"),
+    [
+        ("queue:\n  redis:\n    strem_prefix: x\n", "queue.redis.strem_prefix", "line 3"),
+        ("queue:\n  redis:\n    strem_prefix: x\n", "queue.redis.strem_prefix", "stream_prefix?"),
+        ("queue:\n  enabled: maybe\n", "queue.enabled", "line 2"),
+        ("queue:\n  backend: mongo\n", "queue.backend", "redis, rabbitmq"),
+        ("queue:\n  consistency: eventual\n", "queue.consistency", "write-through, sync, async"),
+        ("queue:\n  redis:\n    max_retries: -1\n", "queue.redis.max_retries", "line 3"),
+        ("queue:\n  redis:\n    max_retries: 1.5\n", "queue.redis.max_retries", "line 3"),
+        ("queue:\n  kafka:\n    brokers: []\n", "queue.kafka.brokers", "line 3"),
+        ("queue:\n  kafka:\n    acks: 2\n", "queue.kafka.acks", "all, 1, 0"),
+        ("queue: on\n", "queue", "line 1"),
+        ("qeue: {}\n", "qeue", "line 1"),
+        ("queue: {}\nqueue: {}\n", "queue", "lines 1 and 2"),
+        ("- queue\n", "config", "mapping"),
+        ("queue: [\n", "config", "not YAML"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_key_and_place(
+    tmp_path: Path, text: str, field: str, says: str
+) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        settings_of(tmp_path, text)
+    assert refused.value.field == field
+    assert says in refused.value.description
+
+
+def test_a_wrong_variable_is_named() -> None:
+    with pytest.raises(InvalidArgument, match="set by SLATEMQ_QUEUE_REDIS_MAX_RETRIES"):
+        read_settings(None, {"SLATEMQ_QUEUE_REDIS_MAX_RETRIES": "many"})
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"missing\.yaml"):
+        read_settings(tmp_path / "missing.yaml", {})
