@@ -58,11 +58,12 @@ async def fill(port: int, pid: int, messages: int) -> None:
                 visible_at_ms=[begin_ms + random.randrange(10 * HOUR_MS) for _ in ids],
             )
             piece = assignment_pb2.LogRange(
-                previous_sequence=first - 1, last_sequence=ids[-1], assignments=[assignment]
+                previous_sequence=first - 1,
+                last_sequence=ids[-1],
+                assignments=[assignment],
+                config_revision=state.config_revision,
             )
-            await stub.Assign(
-                assignment_pb2.AssignRequest(config_revision=state.config_revision, ranges=[piece])
-            )
+            await stub.Assign(assignment_pb2.AssignRequest(ranges=[piece]))
             if not ids[-1] % TELL_EVERY:
                 rate = ids[-1] / (time.perf_counter() - began)
                 print(f"{ids[-1]:9} delayed, {rate:6.0f} msg/s, {resident_mb(pid)} MB", flush=True)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from libs.storage.ids import message_id
+from services.ingest.batches import ENTRY_MESSAGES_MAX
 
 DAY_MS = 24 * 3_600_000
 HOUR_MS = 3_600_000
@@ -92,8 +93,8 @@ class Volume:
         """Raises ValueError for what cannot be made."""
         if min(self.counts().values()) < 0 or self.stored < 1:
             raise ValueError("at least one message must be there")
-        if self.queues < 1 or not 1 <= self.entry <= 65_535:
-            raise ValueError("queues must be at least 1, and entry within 1..65,535")
+        if self.queues < 1 or not 1 <= self.entry <= ENTRY_MESSAGES_MAX:
+            raise ValueError("queues must be at least 1, and entry within 1..1,024")
         if not 1 <= self.days <= LONGEST_DAYS or self.delayed_hours <= 0:
             raise ValueError(f"days must be within 1..{LONGEST_DAYS}, delayed_hours above 0")
 
@@ -121,9 +122,9 @@ class Layout:
         return -(-self.volume.stored // self.volume.entry)
 
     @property
-    def last_entry(self) -> int:
-        """The sequence of the newest log entry."""
-        return self.id_of((self.commits - 1) * self.volume.entry)
+    def last_message(self) -> int:
+        """The ID of the newest message: a cursor that has routed all of the log."""
+        return self.id_of(self.volume.stored - 1)
 
     def id_of(self, place: int) -> int:
         """The ID of a stored message, the first of which has the place 0."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.volume.packs import Packs
 from benchmarks.volume.plan import HOUR_MS, Layout, State, retention_s
-from libs.storage.buckets import BucketKind, bucket_number, order_of, split_order
+from libs.storage.buckets import BucketKind, bucket_number, lane_order, order_of, split_order
 from libs.storage.delayed_records import encode_delayed
 from libs.storage.keys import (
     active_key,
@@ -19,6 +19,7 @@ from libs.storage.keys import (
     done_key,
     failed_key,
     queue_state_key,
+    waiting_key,
 )
 from libs.storage.own_keys import (
     CLOCK_KEY,
@@ -42,12 +43,13 @@ from libs.storage.states import (
     encode_routing_cursor,
 )
 from services.broker.finished_lists import LIST_ROW_MAX
-from services.broker.lanes import READY_BUCKET_MAX, TIMED_BUCKET_MAX
+from services.broker.lanes import READY_BUCKET_MAX
 from services.broker.leases import IN_FLIGHT_BUCKET_MAX
 from services.broker.orders import Orders
 from services.broker.queue_lifecycle import creation_rows, new_state
 from services.broker.queue_machine import Notes, Queue
 from services.broker.queue_settings import DEFAULT_PRIORITY, QueueSettings
+from services.broker.timed_buckets import TIMED_BUCKET_MAX
 
 LEASE_MS = 30_000
 CONSUMER = "worker"
@@ -163,22 +165,23 @@ class QueueWriter:
         within = np.arange(len(places)) - np.repeat(
             starts, np.diff(np.concatenate((starts, [len(places)])))
         )
-        sorted_orders = (sorted_ms << 6) + within // TIMED_BUCKET_MAX
-        yield from self._timed_buckets(queue_id, places[by_time], sorted_ms, sorted_orders)
-        lane_orders = np.empty_like(sorted_orders)
-        lane_orders[by_time] = sorted_orders
-        first_order, last_order = int(sorted_orders[0]), int(sorted_orders[-1])
+        sorted_numbers = within // TIMED_BUCKET_MAX + 1
+        yield from self._timed_buckets(queue_id, places[by_time], sorted_ms, sorted_numbers)
+        numbers = np.empty_like(sorted_numbers)
+        numbers[by_time] = sorted_numbers
+        first_order, last_order = int(sorted_ms[0]) << 6, int(sorted_ms[-1]) << 6
         assert split_order(last_order).epoch == 0
         orders = Orders(0, 0)
-        yield from self._journal(queue_id, places, due_ms, lane_orders, orders)
+        yield from self._journal(queue_id, places, due_ms, numbers, orders)
         written = self.written[number]
         written.note(State.DELAYED, len(places), orders, first_order)
         written.lanes.append(
             LaneRecord(DEFAULT_PRIORITY, BucketKind.TIMED, first_order, 0, last_order, len(places))
         )
 
-    def _timed_buckets(self, queue_id: str, places: Any, ms: Any, orders: Any) -> Iterator[Row]:
-        cuts = np.flatnonzero(np.concatenate(([True], np.diff(orders) != 0, [True])))
+    def _timed_buckets(self, queue_id: str, places: Any, ms: Any, numbers: Any) -> Iterator[Row]:
+        changes = (np.diff(ms) != 0) | (np.diff(numbers) != 0)
+        cuts = np.flatnonzero(np.concatenate(([True], changes, [True])))
         entry = self._layout.volume.entry
         long_ms = 1000 * retention_s(State.DELAYED)
         for chunk in range(0, len(cuts) - 1, 10_000):
@@ -200,11 +203,12 @@ class QueueWriter:
                         strict=True,
                     )
                 ]
-                bucket = bucket_number(DEFAULT_PRIORITY, BucketKind.TIMED, int(orders[start]))
-                yield active_key(queue_id, bucket), encode_active(items, ())
+                order = lane_order(BucketKind.TIMED, int(ms[start]) << 6, int(numbers[start]))
+                key = waiting_key(queue_id, DEFAULT_PRIORITY, BucketKind.TIMED, order)
+                yield key, encode_active(items, ())
 
     def _journal(
-        self, queue_id: str, places: Any, due_ms: Any, lane_orders: Any, orders: Orders
+        self, queue_id: str, places: Any, due_ms: Any, numbers: Any, orders: Orders
     ) -> Iterator[Row]:
         at = 0
         for received_ms, part in self._by_commit(places, LIST_ROW_MAX):
@@ -215,7 +219,8 @@ class QueueWriter:
                 repeat(DEFAULT_PRIORITY),
                 due_ms[at:end].tolist(),
                 repeat(deadline_ms),
-                lane_orders[at:end].tolist(),
+                (due_ms[at:end] << 6).tolist(),
+                numbers[at:end].tolist(),
             )
             yield (
                 delayed_key(queue_id, orders.next(received_ms)),
@@ -316,7 +321,7 @@ def state_rows(layout: Layout, written: Sequence[Written]) -> Iterator[Row]:
         yield from ((key, value) for key, value in creation_rows(queue) if value is not None)
         yield queue_state_key(queue_id), encode_queue_state(_state(revision, at))
     yield CONFIG_REVISION_KEY, encode_config_revision(volume.queues)
-    yield routing_cursor_key(0), encode_routing_cursor(layout.last_entry)
+    yield routing_cursor_key(0), encode_routing_cursor(layout.last_message)
     yield CLOCK_KEY, encode_clock(layout.now_ms)
 
 
