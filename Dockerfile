@@ -27,14 +27,14 @@ ENV SERVICE=${SERVICE} \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     SLATEMQ_ROOT=file:///data \
-    SLATEMQ_HOST=0.0.0.0 \
-    SLATEMQ_PORT=7420
+    SLATEMQ_HOST=0.0.0.0
 RUN python -m compileall -q /app
 USER 1000
 EXPOSE 7420
 # What a new volume mounted here is made from: it takes over the owner.
 VOLUME /data
-HEALTHCHECK --interval=3s --timeout=5s --start-period=30s --retries=3 \
-  CMD ["python", "-m", "libs.serving.healthprobe"]
-# exec: the service itself gets SIGTERM, and drains.
-CMD ["sh", "-c", "exec python -m services.$SERVICE"]
+HEALTHCHECK --interval=5s --timeout=5s --start-period=30s --retries=3 \
+  CMD ["python", "-S", "-E", "libs/serving/healthprobe.py", "127.0.0.1:7420"]
+# exec: the service itself gets SIGTERM, and drains. The port is no variable, since Kubernetes sets
+# SLATEMQ_PORT to tcp://… where a Service is called slatemq.
+CMD ["sh", "-c", "exec python -m services.$SERVICE --port 7420"]

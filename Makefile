@@ -8,31 +8,45 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
 UV ?= $(BIN)/uv
+STACK := $(VENV)/.stack
+SPARK := $(VENV)/.spark
 STAMP := $(VENV)/.complete
 SERVICES := ingest router broker janitor
 SOURCES := $(wildcard slatemq libs services tests examples benchmarks)
 
-.PHONY: help setup demo up test proofs lint types protos lock faults bench bench-page compose-test clean
+.PHONY: help setup spark demo up test proofs lint types protos lock faults bench bench-page compose-test clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Create .venv with every pinned dependency (quick when it is there already)
 
-# The stamp comes last, so that an interrupted set-up starts over. No build isolation: the build
-# backend is pinned and hash-checked like everything else.
-$(STAMP): requirements/dev.txt pyproject.toml
+# The stamps come last, so that an interrupted set-up starts over. No build isolation: the build
+# backend is pinned and hash-checked like everything else. What users run needs $(STACK) alone.
+$(STACK): requirements/stack.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"SlateMQ needs Python 3.11 to 3.13, not {v.major}.{v.minor}: make PYTHON=…" if not (3, 11) <= v < (3, 14) else 0)'
-	@echo 'Setting up $(VENV): about a minute, once'
+	@echo 'Setting up $(VENV), once: the services and the command, 200 MB'
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP_INSTALL) --require-hashes -r requirements/dev.txt
+	@requirements/install $(BIN)/python requirements/stack.txt
 	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: setup ## Show it all in a minute: publish, route, consume, kill a broker, lose nothing
+$(STAMP): requirements/dev.txt pyproject.toml | $(STACK)
+	@echo 'Adding to $(VENV), once: Spark, and all that builds and tests, 1.4 GB'
+	@requirements/install $(BIN)/python requirements/dev.txt
+	@touch $@
+
+spark: $(SPARK) ## Add what the janitor's jobs need to .venv: Spark, and a Java
+
+$(SPARK): requirements/janitor.txt | $(STACK)
+	@echo 'Adding to $(VENV), once: Spark, Java and Arrow, 800 MB'
+	@requirements/install $(BIN)/python requirements/janitor.txt
+	@touch $@
+
+demo: $(STACK) ## Show it all: publish, route, consume, kill a broker, lose nothing
 	$(BIN)/python -m examples.demo $(ARGS)
 
-up: setup ## Run the whole stack on this machine, data in ./data
+up: $(STACK) ## Run the whole stack on this machine, data in ./data
 	$(BIN)/python -m services --data data --ports 7420 $(ARGS)
 
 # Two files at a time: many tests wait for processes and disks. In the order of their folders, since
@@ -68,6 +82,8 @@ protos: setup ## Generate the Python stubs from protos/
 # what images run. What is already pinned stays: `make lock ARGS=--upgrade` moves on.
 lock: ## Pin all dependencies with hashes into requirements/
 	$(UV) pip compile pyproject.toml --all-extras --group dev -o requirements/dev.txt $(LOCK_FLAGS) $(ARGS)
+	$(UV) pip compile pyproject.toml --extra cli --group stack -o requirements/stack.txt \
+	  --constraints requirements/dev.txt $(LOCK_FLAGS) $(ARGS)
 	for service in $(SERVICES) bench; do \
 	  $(UV) pip compile pyproject.toml --group $$service -o requirements/$$service.txt \
 	    --constraints requirements/dev.txt $(LOCK_FLAGS) $(ARGS); \
@@ -76,12 +92,14 @@ lock: ## Pin all dependencies with hashes into requirements/
 LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
   --no-emit-index-url --no-emit-find-links --quiet
 
-faults: setup ## Long runs under faults: kills, an ingest away, chains of pushes, a random history, killed jobs
+faults: setup ## Long runs under faults: kills, an ingest away, chains of pushes, a random history, killed jobs, zombies
 	$(BIN)/python -m tests.faults kills --command $(ARGS)
 	$(BIN)/python -m tests.faults ingest-away $(ARGS)
 	$(BIN)/python -m tests.faults chains $(ARGS)
 	$(BIN)/python -m tests.faults histories $(ARGS)
 	$(BIN)/python -m tests.faults janitor $(ARGS)
+	$(BIN)/python -m tests.faults zombies --changes 10000 $(ARGS)
+	$(BIN)/python -m tests.faults store --messages 20000 $(ARGS)
 
 bench: setup ## Compare with Redis, PostgreSQL, NATS and RabbitMQ, as far as they are installed
 	@$(PIP_INSTALL) --require-hashes -r requirements/bench.txt

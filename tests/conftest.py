@@ -4,9 +4,12 @@ Hypothesis: `make test` tries few examples, `make proofs` and HYPOTHESIS_PROFILE
 `--hypothesis-profile=thorough` runs state machines for hours, over millions of steps.
 """
 
+from typing import Any
+
 from hypothesis import HealthCheck, settings
 
 from tests.forms import examples
+from tests.slow_steps import BOUND_MS, summary
 
 settings.register_profile(
     "thorough",
@@ -17,3 +20,16 @@ settings.register_profile(
 )
 settings.register_profile("here", max_examples=examples(100))
 settings.load_profile("here")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    ended = [
+        report
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", "") == "teardown"
+    ]
+    if lines := summary(ended):
+        terminalreporter.section(f"steps of event loops over {BOUND_MS} ms of processor time")
+        for line in lines:
+            terminalreporter.line(line)

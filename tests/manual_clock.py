@@ -9,9 +9,16 @@ class ManualClock:
     def __init__(self, now_ms: int = 1_767_225_600_000) -> None:
         self._now_ms = now_ms
 
+        self.stepped_ms = 0
+
     def now_ms(self) -> int:
         return self._now_ms
 
     def advance(self, by_ms: int) -> None:
         assert by_ms >= 0, "this clock never goes back, as the real one"
         self._now_ms += by_ms
+
+    def step(self, by_ms: int) -> None:
+        """Follows a step of the wall clock."""
+        self.advance(by_ms)
+        self.stepped_ms += by_ms

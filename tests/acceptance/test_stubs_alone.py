@@ -40,6 +40,7 @@ async def test_a_message_is_published_explained_claimed_nacked_extended_and_acke
 ) -> None:
     # Given a queue without a filter of its own
     queue = queue_pb2.Queue(queue_id="letters", max_attempts=2)
+    queue.backoff.kind = queue_pb2.Backoff.KIND_NONE
     await stubs.queues.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue))
     headers = {"queue": "letters", "lang": "fi"}
 

@@ -118,6 +118,7 @@ class Run:
         """Create the ten queues."""
         for queue_id, (text, _) in FILTERS.items():
             queue = queue_pb2.Queue(queue_id=queue_id, filter=text, max_attempts=max_attempts)
+            queue.backoff.kind = queue_pb2.Backoff.KIND_NONE  # what fails comes again at once
             await stubs.queues.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue), timeout=10)
 
     async def publish(self, stubs: Stubs, publishers: int = 2) -> None:
@@ -199,7 +200,9 @@ class Run:
         for (queue, payload), notes in self.notes.items():
             if payload not in self.expected[queue]:
                 found.append(f"{queue} got what its filter refuses: {payload[:60]!r}")
-            found += [f"{queue}: {fault}: {payload[:60]!r}" for fault in _faults(notes)]
+            found += [
+                f"{queue}: {fault}: {payload[:60]!r}" for fault in find_faults(notes, LEASE_MS)
+            ]
         return found
 
     @property
@@ -208,7 +211,8 @@ class Run:
         return sum(len(notes) - 1 for notes in self.notes.values())
 
 
-def _faults(notes: Sequence[Note]) -> list[str]:
+def find_faults(notes: Sequence[Note], lease_ms: float) -> list[str]:
+    """What is wrong with the deliveries of one entry, each claimed with a lease of `lease_ms`."""
     found = []
     if len({note.message_id for note in notes}) > 1:
         found.append("stored twice")
@@ -219,6 +223,6 @@ def _faults(notes: Sequence[Note]) -> list[str]:
         if earlier.acked:
             found.append("delivered again after an answered ack")
         # Both by the broker's clock: when the later claim began, the earlier lease had ended.
-        if later.deadline_ms - LEASE_MS < earlier.deadline_ms:
+        if later.deadline_ms - lease_ms < earlier.deadline_ms:
             found.append("delivered again before its lease ended")
     return found

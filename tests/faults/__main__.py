@@ -5,6 +5,8 @@ python -m tests.faults ingest-away --seconds 60
 python -m tests.faults histories --commands 100000 --restarts 200
 python -m tests.faults chains --messages 20000 --kills 30
 python -m tests.faults janitor --stages 1 2
+python -m tests.faults zombies --seconds 600 --changes 10000
+python -m tests.faults store --seconds 60 --messages 20000
 
 Ends with 0 if nothing was lost, routed twice, or redelivered before its lease ended.
 """
@@ -30,6 +32,8 @@ from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.mishaps import SERVICES, ingest_away_under_claims, kill_along
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
+from tests.faults.store_troubles import run_store
+from tests.faults.zombies import run_zombies
 from tests.integration.broker.histories_run import run_history
 from tests.integration.janitor.conftest import READY, SMALL
 from tests.integration.janitor.instances import instance
@@ -89,6 +93,8 @@ FORMS = {"kills": kills, "ingest-away": ingest_away, "chains": chains}
 
 HISTORIES = "histories"
 JANITOR = "janitor"
+ZOMBIES = "zombies"
+STORE = "store"
 
 STAGES_COUNT = len(STAGES["retention"])
 """Each job has as many."""
@@ -100,13 +106,18 @@ def _parse() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("form", choices=[*FORMS, HISTORIES, JANITOR])
+    parser.add_argument("form", choices=[*FORMS, HISTORIES, JANITOR, ZOMBIES, STORE])
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument(
         "--command", action="store_true", help="publish with `slatemq publish --jsonl`"
     )
-    parser.add_argument("--seconds", type=float, default=60, help="how long ingest is away")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60,
+        help="how long ingest is away, zombies run, or each trouble of the store lasts",
+    )
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the victims")
     parser.add_argument("--commands", type=int, default=100_000, help="of a random history")
     parser.add_argument(
@@ -117,6 +128,7 @@ def _parse() -> argparse.Namespace:
         default=range(1, STAGES_COUNT + 1),
         help="of the janitor's jobs, at which to kill; minutes each",
     )
+    parser.add_argument("--changes", type=int, default=0, help="of queues, beside the zombies")
     parser.add_argument("--restarts", type=int, default=200, help="of the broker in a history")
     return parser.parse_args()
 
@@ -161,6 +173,19 @@ def _janitor(wanted: list[int]) -> int:
     return 0
 
 
+def _zombies(given: argparse.Namespace) -> int:
+    """Kill, freeze, replace and thaw every member for a while; every message is accounted for."""
+    with tempfile.TemporaryDirectory(prefix="slatemq-zombies-") as folder:
+        history = asyncio.run(run_zombies(Path(folder), given.seconds, given.seed, given.changes))
+    faults = history.faults()
+    print(
+        f"{len(history.answered)} publishes answered, "
+        f"{len(history.unanswered)} of unknown outcome, "
+        f"{sum(map(len, history.notes.values()))} deliveries, {len(faults)} faults"
+    )
+    return _show(faults)
+
+
 async def _run(stack: LocalStack, given: argparse.Namespace) -> Run | Chains:
     form: Any = FORMS[given.form]
     async with Stubs() as stubs:
@@ -177,6 +202,10 @@ def main() -> int:
         return _history(given)
     if given.form == JANITOR:
         return _janitor(given.stages)
+    if given.form == ZOMBIES:
+        return _zombies(given)
+    if given.form == STORE:
+        return _store(given)
     with (
         tempfile.TemporaryDirectory(prefix="slatemq-faults-") as folder,
         LocalStack(Path(folder)) as stack,
@@ -185,11 +214,29 @@ def main() -> int:
         run = asyncio.run(_run(stack, given))
         took = time.monotonic() - began
         print(stack.said)
+    return _judge(run, took)
+
+
+def _store(given: argparse.Namespace) -> int:
+    """A stack on S3 through every trouble that a store can make."""
+    with tempfile.TemporaryDirectory(prefix="slatemq-store-") as folder:
+        began = time.monotonic()
+        run = run_store(Path(folder), given.messages, given.seconds, given.seed)
+        return _judge(run, time.monotonic() - began)
+
+
+def _judge(run: Run | Chains, took: float) -> int:
+    """Say what came of a run; returns the exit code."""
     faults = run.faults()
     print(
         f"{run.published_count} published, {run.acked_count} acked, "
         f"{run.redelivered_count} redelivered, {len(faults)} faults, {took:.1f} s"
     )
+    return _show(faults)
+
+
+def _show(faults: list[str]) -> int:
+    """Print the first faults; returns the exit code."""
     for fault in faults[:FAULTS_SHOWN]:
         print(f"  {fault}")
     return 1 if faults else 0

@@ -64,6 +64,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         lose: So many answers to acks and nacks get lost after they were carried out.
         runs: Whether it knows of these; brokers of earlier versions pass over them.
         acks: The requests to ack.
+        answers_acks: Answers to acks wait for it.
     """
 
     lease_ms: int = 30_000
@@ -87,7 +88,11 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     silent: bool = False
     runs: bool = True
     acks: list[consumer_pb2.AckRequest] = field(default_factory=list)
+    answers_acks: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def __post_init__(self) -> None:
+        self.answers_acks.set()
 
     async def until(self, come_about: Callable[[], object]) -> None:
         async with self.changed, asyncio.timeout(20):
@@ -200,6 +205,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
             if isinstance(done, tuple):
                 self.acked.append(done[0])
             answer.results.append(to_status(done) if isinstance(done, SlateMQError) else _OK)
+        await self.answers_acks.wait()
         await self._answer(context)
         return answer
 
@@ -295,6 +301,7 @@ class Instance:
     broker: Broker = field(default_factory=Broker)
     endpoint: str = ""
     servers: list[grpc.aio.Server] = field(default_factory=list)
+    interceptors: list[grpc.aio.ServerInterceptor] = field(default_factory=list)
 
     async def __aenter__(self) -> Instance:
         self.endpoint, _ = await self.serve()  # Somebody who only knows where the others are.
@@ -311,7 +318,7 @@ class Instance:
         broker_shard: int = 0,
     ) -> tuple[str, grpc.aio.Server]:
         """Starts a server, and tells everybody where it is."""
-        server = grpc.aio.server(options=options or [])
+        server = grpc.aio.server(options=options or [], interceptors=self.interceptors)
         port = server.add_insecure_port("127.0.0.1:0")
         address = f"127.0.0.1:{port}"
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(self.directory, server)

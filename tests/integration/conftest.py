@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.acceptance.local_stack import LocalStack
 from tests.integration.cli_stack import Cli
+from tests.slow_steps import PROPERTY, WatchedLoops
 
 
 @pytest.fixture(scope="module")
@@ -15,3 +17,17 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     folder = tmp_path_factory.mktemp("cli")
     with LocalStack(folder / "stack") as stack:
         yield Cli(stack, folder / "state")
+
+
+LOOPS = WatchedLoops()
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"watched": LOOPS.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def _slow_steps(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    for found in LOOPS.take():
+        request.node.user_properties.append((PROPERTY, found))

@@ -15,7 +15,9 @@ import grpc.aio
 
 from libs.serving import limits
 from libs.serving.channels import open_channel
-from libs.serving.guard import CallGuard, Gate
+from libs.serving.elsewhere import Elsewhere
+from libs.serving.gate import Gate
+from libs.serving.guard import CallGuard
 from libs.serving.telemetry import Telemetry
 from services.ingest.config import IngestConfig
 from services.ingest.service import IngestProcess
@@ -108,7 +110,13 @@ class Server:
         self.service = IngestProcess(config, telemetry)
         self.address = ""
         self._server = grpc.aio.server(
-            interceptors=[CallGuard(self.gate, telemetry)],
+            interceptors=[
+                CallGuard(
+                    self.gate,
+                    telemetry,
+                    elsewhere=Elsewhere(self.service.directory, self.service.grpc_services),
+                )
+            ],
             options=limits.server_options(config.payload_bytes_max),
         )
         self.service.add_to(self._server)

@@ -60,6 +60,11 @@ class Service:
             self._command += ["--port", self.address.rpartition(":")[2]]
             self.channel = open_channel(self.address)
 
+    @property
+    def process(self) -> asyncio.subprocess.Process:
+        assert self._process is not None, "never started"
+        return self._process
+
     async def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGKILL)
@@ -89,6 +94,7 @@ class Stack:
         """Creates a queue; `start` is where its replay begins, if it is to have one."""
         stub = queue_pb2_grpc.QueueServiceStub(self.broker.there)
         queue = queue_pb2.Queue(queue_id=queue_id, filter=source)
+        queue.backoff.kind = queue_pb2.Backoff.KIND_NONE  # what fails comes again at once
         request = queue_pb2.CreateQueueRequest(queue=queue, **start)  # type: ignore[arg-type]
         try:
             await patiently(lambda: stub.CreateQueue(request))
@@ -96,14 +102,19 @@ class Stack:
             if error.code() is not grpc.StatusCode.ALREADY_EXISTS:  # The first try made it.
                 raise
 
+    async def replay(self, queue_id: str) -> queue_pb2.Replay:
+        """How far a queue's replay is."""
+        stub = queue_pb2_grpc.QueueServiceStub(self.broker.there)
+        request = queue_pb2.GetQueueRequest(queue_id=queue_id)
+        return (await patiently(lambda: stub.GetQueue(request))).queue.replay
+
     async def replayed(self, queue_id: str) -> queue_pb2.Replay:
         """Waits until a queue's replay is done."""
-        stub = queue_pb2_grpc.QueueServiceStub(self.broker.there)
         async with asyncio.timeout(WAIT_SECONDS):
             while True:
-                answer = await stub.GetQueue(queue_pb2.GetQueueRequest(queue_id=queue_id))
-                if answer.queue.replay.done or not answer.queue.HasField("replay"):
-                    return answer.queue.replay
+                replay = await self.replay(queue_id)
+                if replay.done or not replay.ranges:
+                    return replay
                 await asyncio.sleep(0.02)
 
     async def publish(self, *kinds: str) -> list[int]:

@@ -13,7 +13,7 @@ from tests.integration.cli_stack import Cli, Result
 
 def new_queue(cli: Cli, *options: str) -> str:
     name = f"q-{uuid4().hex[:8]}"
-    cli.ok("queue", "create", name, "--done-retention", "1h", *options)
+    cli.ok("queue", "create", name, "--done-retention", "1h", "--backoff", "none", *options)
     return name
 
 

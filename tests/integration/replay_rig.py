@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from libs.serving.topology import TopologyDirectory
-from services.router.route import PieceLimits
+from services.router.pieces import PieceLimits
 from services.router.router import Router
 from slatemq.v1 import queue_pb2
 from tests.integration.broker import rig as broker_rig

@@ -37,6 +37,8 @@ class LogMemory:
     grown: asyncio.Condition = field(default_factory=asyncio.Condition)
     headers: dict[int, Headers] = field(default_factory=dict)
     removed: int = 0
+    gaps: list[ingest_pb2.LogGap] = field(default_factory=list)
+    """As restarts leave them; see `skip`."""
     asked: list[str] = field(default_factory=list)
     """What was asked for the start of replays, in order."""
 
@@ -48,6 +50,8 @@ class LogMemory:
         base = self.shard << 48 | self.removed
         if self.entries:
             base = self.entries[-1].messages[-1].message_id
+        if self.gaps:
+            base = max(base, self.gaps[-1].next_sequence - 1)
         entry = ingest_pb2.LogEntry(sequence=base + 1)
         for message_id, headers in enumerate(batch, base + 1):
             entry.messages.add(
@@ -64,11 +68,22 @@ class LogMemory:
 
     @property
     def end(self) -> int:
-        return max(self.removed, self.entries[-1].sequence if self.entries else 0)
+        last = self.entries[-1].messages[-1].message_id if self.entries else 0
+        return max(self.removed, last)
+
+    def after(self, position: int) -> list[ingest_pb2.LogEntry]:
+        """The entries that have messages behind this one."""
+        return [one for one in self.entries if one.messages[-1].message_id > position]
+
+    def skip(self, count: int) -> None:
+        """Passes over so many IDs, as a restart does."""
+        after = self.end or self.shard << 48
+        gap = ingest_pb2.LogGap(after_sequence=after, next_sequence=after + count + 1)
+        self.gaps.append(gap)
 
     def remove(self, last: int) -> None:
         """Removes the entries up to this sequence, as the janitor would."""
-        self.entries = [entry for entry in self.entries if entry.sequence > last]
+        self.entries = self.after(last)
         self.removed = last
 
 
@@ -87,6 +102,7 @@ class _RoutersPart:
     Publish = BatchGetPayloads = Push = ReplaceMessage = _unserved
     CreateQueue = GetQueue = ListQueues = UpdateQueue = DeleteQueue = _unserved
     PauseQueue = ResumeQueue = PurgeQueue = Backfill = _unserved
+    QuarantineQueue = LiftQuarantine = _unserved
 
 
 class MemoryIngest(_RoutersPart, ingest_pb2_grpc.IngestServiceServicer):
@@ -104,7 +120,12 @@ class MemoryIngest(_RoutersPart, ingest_pb2_grpc.IngestServiceServicer):
         self, request: ingest_pb2.GetLogStatusRequest, context: Any
     ) -> ingest_pb2.GetLogStatusResponse:
         memory = self.memory
-        return ingest_pb2.GetLogStatusResponse(shard=memory.shard, durable_sequence=memory.end)
+        return ingest_pb2.GetLogStatusResponse(
+            shard=memory.shard,
+            durable_sequence=memory.end,
+            first_sequence=max(memory.shard << 48, memory.removed) + 1,
+            gaps=memory.gaps,
+        )
 
     async def TailLog(  # noqa: N802
         self, request: ingest_pb2.TailLogRequest, context: Any
@@ -116,13 +137,13 @@ class MemoryIngest(_RoutersPart, ingest_pb2_grpc.IngestServiceServicer):
         try:
             if sent < self.held_before:
                 await self.free.wait()
-            if not [entry for entry in memory.entries if entry.sequence > sent]:
+            if not memory.after(sent):
                 sent = memory.end
                 yield ingest_pb2.TailLogResponse(durable_sequence=memory.end)
             while True:
-                entries = [entry for entry in memory.entries if entry.sequence > sent][:50]
+                entries = memory.after(sent)[:50]
                 if entries:
-                    sent = entries[-1].sequence
+                    sent = entries[-1].messages[-1].message_id
                     yield ingest_pb2.TailLogResponse(entries=entries, durable_sequence=memory.end)
                     continue
                 async with memory.grown:
@@ -142,7 +163,7 @@ class MemoryIngest(_RoutersPart, ingest_pb2_grpc.IngestServiceServicer):
     ) -> ingest_pb2.FindLogPositionResponse:
         self.memory.asked.append("find")
         before = [
-            entry.sequence
+            entry.messages[-1].message_id
             for entry in self.memory.entries
             if entry.messages[0].received_at_ms < request.received_at_ms
         ]
@@ -162,7 +183,10 @@ class ShardMemory:
     revisions: dict[int, int] = field(default_factory=dict)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     refused_count: int = 0
+    outdated_count: int = 0
     calls_count: int = 0
+    incarnation: int = 7
+    unknown_logs: set[int] = field(default_factory=set)
 
     async def set_queue(self, queue_id: str, filter_source: str = "", priority: str = "") -> None:
         queue = queue_pb2.Queue(queue_id=queue_id, filter=filter_source, priority=priority)
@@ -183,9 +207,21 @@ class ShardMemory:
         )
         return [change for _, _, change in later]
 
-    def apply(self, piece: assignment_pb2.LogRange, revision: int) -> bool:
-        cursor = self.cursors.get(piece.ingest_shard, 0)
-        if piece.previous_sequence != cursor or revision != self.revision:
+    def is_outdated(self, piece: assignment_pb2.LogRange) -> bool:
+        """Whether queues must judge the range by what they became after its revision."""
+        if piece.previous_sequence != self.cursors.get(piece.ingest_shard, 0):
+            return False
+        if piece.seen_by == self.incarnation and piece.seen_revision:
+            assert piece.seen_revision <= piece.config_revision
+            return False
+        return piece.config_revision > self.revision or any(
+            at > piece.config_revision and change.HasField("queue")
+            for at, change in self.changes.values()
+        )
+
+    def apply(self, piece: assignment_pb2.LogRange) -> bool:
+        cursor, revision = self.cursors.get(piece.ingest_shard, 0), piece.config_revision
+        if piece.previous_sequence != cursor:
             self.refused_count += 1
             return False
         for assignment in piece.assignments:
@@ -234,13 +270,21 @@ class MemoryBroker(
     ) -> assignment_pb2.AssignResponse:
         memory = self.memory
         memory.calls_count += 1
-        answer = assignment_pb2.AssignResponse()
+        answer = assignment_pb2.AssignResponse(
+            config_revision=memory.revision, broker_incarnation=memory.incarnation
+        )
         for piece in request.ranges:
-            applied = memory.apply(piece, request.config_revision)
-            cursor = memory.cursors.get(piece.ingest_shard, 0)
-            answer.results.add(ingest_shard=piece.ingest_shard, applied=applied, cursor=cursor)
-        answer.config_revision = memory.revision
-        answer.changes.extend(memory.changes_after(request.config_revision))
+            is_old = memory.is_outdated(piece)
+            memory.outdated_count += is_old
+            retry_later = not is_old and piece.ingest_shard in memory.unknown_logs
+            applied = not is_old and not retry_later and memory.apply(piece)
+            answer.results.add(
+                ingest_shard=piece.ingest_shard,
+                applied=applied,
+                cursor=memory.cursors.get(piece.ingest_shard, 0),
+                outdated=is_old,
+                retry_later=retry_later,
+            )
         await self.answering.wait()
         return answer
 
@@ -261,13 +305,19 @@ class MemoryBroker(
 class Running:
     """One of them on a server, announced in the topology."""
 
-    def __init__(self, directory: TopologyDirectory, service: MemoryIngest | MemoryBroker) -> None:
+    def __init__(
+        self,
+        directory: TopologyDirectory,
+        service: MemoryIngest | MemoryBroker,
+        options: Sequence[tuple[str, int]] = (),
+    ) -> None:
         self._directory = directory
+        self._options = options or server_options()
         self._service = service
         self._server: grpc.aio.Server | None = None
 
     async def start(self, port: int = 0) -> int:
-        self._server = grpc.aio.server(options=server_options())
+        self._server = grpc.aio.server(options=self._options)
         if isinstance(self._service, MemoryIngest):
             kind = "ingest"
             ingest_pb2_grpc.add_IngestServiceServicer_to_server(self._service, self._server)

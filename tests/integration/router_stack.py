@@ -11,7 +11,7 @@ from libs.serving.channels import Channels
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
 from libs.storage.roots import Root, open_root
-from services.router.route import PieceLimits
+from services.router.pieces import PieceLimits
 from services.router.router import Router
 from services.router.tails import Buffer
 from tests.integration.router_peers import (

@@ -11,7 +11,7 @@ from libs.storage.payloads import encode_uri
 from libs.storage.roots import open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch
-from services.broker.payloads import DAMAGED, GONE, IngestClient
+from services.broker.payloads import DAMAGED, FETCH_BYTES, GONE, IngestClient
 from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2
 from tests.integration.broker.entry_calls import FAILED, listed
@@ -49,9 +49,11 @@ async def test_ingest_names_the_damaged_ones_and_gives_the_others(
             log_key(second[0]): b"\x02\x00damaged",
         },
     )
-    bad, never = [first[1], first[2], first[7], *second], 1 << 40
+    bad, never = [first[1], first[2], first[7], *second], third[-1] + 1
     ids = [*first, *second, *third, never]
     async with serving(root) as ingest:
+        # IDs go on in a new block, so that this one was passed over
+        assert min(await ingest.send(b"e")) > never
         request = ingest_pb2.BatchGetPayloadsRequest(message_ids=ids, with_etags=with_etags)
         with raising_slatemq_errors():
             told = await ingest.stub.BatchGetPayloads(request, timeout=30)
@@ -62,7 +64,7 @@ async def test_ingest_names_the_damaged_ones_and_gives_the_others(
         # And what brokers use tells the one from the other
         directory = TopologyDirectory(open_root(root).objects)
         channels = Channels(directory)
-        held, _, gone = await IngestClient(channels).fetch(0, ids)
+        held, _, gone, _ = await IngestClient(channels).fetch(0, ids, FETCH_BYTES)
         assert sorted(held) == good
         assert gone == {**dict.fromkeys(bad, DAMAGED), never: GONE}
         await channels.close()

@@ -51,7 +51,7 @@ async def test_what_is_published_can_be_read_and_stands_in_the_log() -> None:
         assert [m.payload_bytes for m in entry.messages] == [3, 0]
         assert [m.visible_at_ms for m in entry.messages] == [0, 0]
         status = await ingest.status()
-        assert (status.shard, status.durable_sequence, status.last_message_id) == (3, first, second)
+        assert (status.shard, status.durable_sequence) == (3, second)
 
 
 async def test_a_restart_keeps_everything_and_never_gives_an_id_twice(root: str) -> None:
@@ -187,7 +187,7 @@ async def test_a_bad_publish_names_its_field_and_changes_nothing(field: str, req
             await ingest.stub.Publish(bad_publish(field, request_))
 
         assert refused.value.field == field
-        assert (await ingest.status()).last_message_id == 0
+        assert (await ingest.status()).durable_sequence == 0
         assert len(await ingest.send(b"fine")) == 1
 
 
@@ -222,12 +222,35 @@ async def test_payloads_around_the_limit_of_a_record_come_back_whole(cache: int,
 
 
 @pytest.mark.parametrize("cache", [0, MIB], ids=["stored", "fresh"])
-async def test_ids_that_were_never_given_out_are_missing(cache: int) -> None:
+async def test_ids_that_were_never_given_out_are_missing(tmp_path: Path, cache: int) -> None:
+    root = (tmp_path / "data").as_uri()
+    settings: dict[str, Any] = {"payload_cache_bytes": cache, "log_cache_bytes": cache}
+    async with serving(root, **settings) as ingest:
+        (first, second) = await ingest.send(b"x", b"y")
+    async with serving(root, **settings) as ingest:
+        # IDs go on in a new block
+        (third,) = await ingest.send(b"z")
+        answer = await ingest.read(second + 1, second, first, third - 1, third)
+        assert [m.message_id for m in answer.messages] == [second, first, third]
+        assert list(answer.missing_ids) == [second + 1, third - 1]
+
+
+@pytest.mark.parametrize("cache", [0, MIB], ids=["stored", "fresh"])
+async def test_an_id_behind_the_end_of_the_log_is_not_here_yet_and_never_missing(
+    cache: int,
+) -> None:
     async with serving(payload_cache_bytes=cache, log_cache_bytes=cache) as ingest:
         (first, second) = await ingest.send(b"x", b"y")
-        answer = await ingest.read(second + 1, second, first, second + 5000)
-        assert [m.message_id for m in answer.messages] == [second, first]
-        assert list(answer.missing_ids) == [second + 1, second + 5000]
+        for runs in (False, True):
+            for beyond in (second + 1, second + 5000):
+                request = ingest_pb2.BatchGetPayloadsRequest(message_ids=[first, beyond], runs=runs)
+                with pytest.raises(Unavailable) as refused, raising_slatemq_errors():
+                    await ingest.stub.BatchGetPayloads(request, timeout=30)
+                assert refused.value.reason == "NOT_YET_STORED"
+        with pytest.raises(Unavailable), raising_slatemq_errors():
+            await ingest.stub.ReplaceMessage(
+                ingest_pb2.ReplaceMessageRequest(message_id=second + 1, keep_headers=True)
+            )
 
 
 async def test_reading_stops_at_max_bytes_but_gives_one_message_at_least() -> None:

@@ -203,7 +203,7 @@ async def test_a_key_of_another_shard_is_refused_with_its_shard(root: str) -> No
             assert refused.value.reason == "WRONG_SHARD"
             assert refused.value.field == f"messages[{len(mine)}].dedupe_key"
             assert refused.value.metadata["shard"] == str(dedupe_shard(key, shards))
-        assert (await ingest.status()).last_message_id == 0
+        assert (await ingest.status()).durable_sequence == 0
         assert len(await ingest.publish(*map(keyed, mine))) == len(mine)
 
         # Also when there are so many that they are hashed elsewhere

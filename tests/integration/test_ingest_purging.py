@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from libs.serving.channels import open_channel
-from libs.storage.settings import Kind, Tuning, tuning_of
+from libs.storage.settings import Kind, ReplayBound, Tuning, tuning_of
 from slatemq.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -131,7 +131,7 @@ async def test_what_is_over_goes_and_what_is_not_is_refused(root: str) -> None:
             assert await missing(ingest, *ids, *others) == [ids[0], ids[2]]
             assert await ingest.payloads(ids[1], *others) == [b"two", bytes(70_000)]
             assert [one.message_id for one in await ingest.log()] == [ids[1], *others]
-            assert (await ingest.status()).last_message_id == others[-1]
+            assert (await ingest.status()).durable_sequence == others[-1]
 
         await looks(ingest)
     async with at_once(root) as ingest:
@@ -282,7 +282,9 @@ SHORT: dict[str, str] = {
 
 def _impatient(kind: Kind, scheme: str) -> Tuning:
     tuning = tuning_of(kind, scheme)
-    return dataclasses.replace(tuning, replay_commits=2, settings={**tuning.settings, **SHORT})
+    return dataclasses.replace(
+        tuning, replay=ReplayBound(2, 60), settings={**tuning.settings, **SHORT}
+    )
 
 
 async def test_a_purged_payload_is_gone_from_the_bytes_of_the_store(

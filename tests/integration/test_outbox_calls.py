@@ -53,7 +53,7 @@ async def slate(rig: Rig, *arguments: str) -> CompletedProcess[str]:
 async def test_refused_pushes_are_listed_shown_retried_and_discarded(
     rig: Rig, client: slatemq.Client, tmp_path: Path
 ) -> None:
-    first, second = await client.refused_pushes()
+    first, second = [push async for push in client.refused_pushes()]
     assert (first.queue_id, first.payload_bytes, first.payload) == ("q", len(LARGE), b"")
     assert first.reason
 
@@ -69,7 +69,7 @@ async def test_refused_pushes_are_listed_shown_retried_and_discarded(
             await client.retry_refused_push(second)
         await eventually(lambda: waiting(rig) == 0)
         assert await stored(ingest) == [b"1", LARGE + b"!"]
-    assert await client.refused_pushes() == []
+    assert [push async for push in client.refused_pushes()] == []
 
 
 async def test_the_lines_tell_what_waits_and_none_that_is_not_halted_is_resumed(
@@ -77,7 +77,7 @@ async def test_the_lines_tell_what_waits_and_none_that_is_not_halted_is_resumed(
 ) -> None:
     await execute(rig, push(payload=b"2"))
 
-    (line,) = await client.outbox_lines()
+    (line,) = [line async for line in client.outbox_lines()]
 
     assert (line.broker_shard, line.ingest_shard, line.waiting_count) == (0, 0, 1)
     assert line.halted_reason == ""

@@ -12,6 +12,7 @@ from tests.integration.broker.rig import Rig, running
 from tests.integration.ingest_server import message, serving
 from tests.integration.router_stack import running_router
 from tests.integration.test_ingest_purging import purged, short
+from tests.integration.test_purge_epochs import epoch
 
 WAIT_SECONDS = 30
 
@@ -57,7 +58,7 @@ async def test_what_is_purged_before_it_is_routed_or_replayed_is_passed_over(
             published = await ingest.publish(*batch)
             staying += published[1:2]
             going += [published[0], *published[2:]]
-        assert await purged(ingest, going, epoch=1) == len(going)
+        assert await purged(ingest, going, epoch=await epoch(ingest)) == len(going)
         # When a router comes, and a queue that starts in the past
         async with running_router(open_root(url)):
             await has(rig, "all", staying)
@@ -77,14 +78,14 @@ async def test_a_log_of_which_nothing_is_left_holds_up_no_replay(tmp_path: Path)
         published = [one for _ in range(5) for one in await ingest.publish(short(b"s"))]
         async with running_router(open_root(url)):
             await has(rig, "all", published)
-            assert await purged(ingest, published, epoch=1) == 5
+            assert await purged(ingest, published, epoch=await epoch(ingest)) == 5
             await create(rig, "late", from_beginning=True)
             await replayed(rig, "late")
             assert await ids(rig, AVAILABLE, queue_id="late") == []
             more = await ingest.send(b"more")
             await has(rig, "late", more)
     async with serving(url, purge_grace_s=0) as ingest, running(tmp_path) as rig:
-        assert await purged(ingest, published, epoch=2) == 0
+        assert await purged(ingest, published, epoch=await epoch(ingest)) == 0
         async with running_router(open_root(url)):
             more += await ingest.send(b"and more")
             await has(rig, "late", more)

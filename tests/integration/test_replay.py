@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-import grpc
 import pytest
 
 from services.router import backfill
-from services.router.route import PieceLimits
+from services.router.pieces import PieceLimits
 from slatemq.v1 import assignment_pb2, queue_pb2
 from tests.integration.broker.queue_calls import delete, get, update
-from tests.integration.broker.rig import refusal
 from tests.integration.replay_rig import (
     SMALL,
     World,
@@ -23,9 +21,6 @@ from tests.integration.replay_rig import (
     world,
 )
 from tests.integration.waiting import eventually
-
-AWAY = grpc.StatusCode.UNAVAILABLE
-GONE = grpc.StatusCode.NOT_FOUND
 
 
 async def publish(there: World, count: int, log: int = 0, **fields: int) -> list[int]:
@@ -65,7 +60,7 @@ async def test_from_a_time_a_queue_gets_what_was_received_at_it_and_later() -> N
         made = await create(rig, "late", since_ms=2_000)
         await replayed(rig, "late")
 
-        assert made.replay.ranges[0].start_sequence == old[-2]
+        assert made.replay.ranges[0].start_sequence == old[-1]
         assert await drained(rig, "late") == new
 
 
@@ -83,7 +78,7 @@ async def test_from_now_on_there_is_no_replay(start: dict[str, int]) -> None:
 
         assert not made.HasField("replay")
         assert await drained(rig, "q") == ids
-        # The first queue of a shard raises the epoch in any case.
+        # The first message of a log raises the epoch in any case.
         assert bool(set(there.log.asked) - {"raise"}) == ("start_from_ms" in start)
 
 
@@ -99,24 +94,42 @@ async def test_what_is_not_routed_yet_is_left_to_live_routing() -> None:
         assert await drained(rig, "q") == ids
 
 
-async def test_every_epoch_is_raised_before_any_log_is_searched() -> None:
+async def test_the_epoch_of_each_log_is_raised_before_it_is_searched() -> None:
     async with world(3) as there, there.broker() as rig:
-        shared: list[str] = []
-        for log in there.logs:
-            log.asked = shared
         await create(rig, "q")
-        assert shared == ["raise"] * 3 + ["find"] * 3
+        assert [log.asked for log in there.logs] == [["raise", "find"]] * 3
 
 
-async def test_with_an_ingest_away_nothing_is_created() -> None:
+async def test_an_ingest_that_is_down_holds_up_the_replay_of_its_own_log_alone() -> None:
     async with world(2) as there, there.broker() as rig:
-        await there.servers[1].stop()
-        assert (await refusal(create(rig, "q")))[:2] == (AWAY, "INGEST_AWAY")
-        assert (await refusal(get(rig)))[0] is GONE
-        await there.servers[1].start()
+        await rig.create("always", filter="true")
+        async with there.router():
+            for log in (0, 1):
+                await publish(there, 3, log)
+            wanted = [await publish(there, 3, log, received_at_ms=3_000) for log in (0, 1)]
+            await there.routed(rig)
+            # Given an ingest that is down
+            await there.servers[1].stop()
 
-        await patiently(lambda: create(rig, "q"))
-        assert (await get(rig)).queue_id == "q"
+            # When a queue is created that starts in the past
+            made = await create(rig, "q", since_ms=3_000)
+
+            # Then it is, and says what it waits for; the other log is replayed
+            waits = {one.ingest_shard: one.waits_for_ingest for one in made.replay.ranges}
+            assert waits == {0: False, 1: True}
+            async with asyncio.timeout(60):
+                got: list[int] = []
+                while len(got) < len(wanted[0]):
+                    got += await drained(rig, "q")
+            assert got == wanted[0]
+            assert not (await get(rig)).replay.done
+
+            # And when it is back, its log is, too, from the time that was asked for
+            await there.servers[1].start()
+            replay = await replayed(rig, "q")
+            assert not any(one.waits_for_ingest for one in replay.ranges)
+            assert await drained(rig, "q") == wanted[1]
+            assert there.logs[1].asked[-2:] == ["raise", "find"]
 
 
 async def test_a_replay_goes_on_after_routers_and_brokers_have_died() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.router.route import PieceLimits
+from services.router.pieces import PieceLimits
 from slatemq.v1 import queue_pb2
 from tests.forms import seeds
 from tests.integration.broker.rig import Rig

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import pytest
 
+from slatemq.v1 import queue_pb2
 from tests.forms import proof
-from tests.integration.process_stack import Service, Stack, running
+from tests.integration.process_stack import WAIT_SECONDS, Service, Stack, running
 
 pytestmark = pytest.mark.slow  # Four processes start, and each of them again.
 
@@ -104,3 +105,37 @@ async def test_a_queue_from_a_time_begins_exactly_there(tmp_path: Path) -> None:
         for since_ms, got in zip(times, await asyncio.gather(*map(got_since, times)), strict=True):
             later = [answer for answer in answers if answer.received_at_ms >= since_ms]
             assert got == Counter(i for answer in later for i in answer.message_ids)
+
+
+async def test_progress_counts_messages_over_restarts_of_ingest_and_broker(tmp_path: Path) -> None:
+    async with running(tmp_path) as stack:
+        # Given messages from three lives of an ingest, whose IDs jump at each restart
+        ids: list[int] = []
+        for life in range(3):
+            if life:
+                await stack.ingest.kill()
+                await stack.ingest.start()
+            for _ in range(4):
+                ids += await stack.publish(*["a"] * 300)
+        assert ids[-1] - ids[0] > 10 * len(ids), "the IDs jump"
+        await stack.create_queue("any", "true")
+        await stack.routed()
+
+        # When a queue gets them all, and the broker dies in the middle
+        await stack.create_queue("late", "true", start_from_beginning=1)
+        told: list[queue_pb2.Replay] = []
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not told or not told[-1].replayed_count:
+                told.append(await stack.replay("late"))
+        await stack.broker.kill()
+        await stack.broker.start()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not told[-1].done:
+                told.append(await stack.replay("late"))
+
+        # Then its progress never goes back, and is out of all messages from its first piece on
+        done_counts = [one.replayed_count for one in told]
+        assert done_counts == sorted(done_counts)
+        assert {one.message_count for one in told if one.replayed_count} == {len(ids)}
+        assert done_counts[-1] == len(ids)
+        assert await stack.drained("late") == Counter(ids)

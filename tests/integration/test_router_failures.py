@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import grpc
 import pytest
 
+from libs.serving.channels import Channels
+from libs.serving.telemetry import Telemetry
+from services.router import brokers
+from services.router.router import Router
 from services.router.tails import Buffer
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc
 from tests.integration.router_peers import (
+    LogMemory,
     MemoryBroker,
+    MemoryIngest,
     Running,
     ShardMemory,
 )
-from tests.integration.router_stack import Stack, peers
+from tests.integration.router_stack import WAIT_SECONDS, Stack, peers
 from tests.integration.waiting import eventually
 
 
@@ -228,9 +236,13 @@ async def test_an_assign_with_a_hole_is_refused_and_costs_nothing(stack: Stack) 
         )
         answer = await assignment_pb2_grpc.AssignmentServiceStub(channel).Assign(
             assignment_pb2.AssignRequest(
-                config_revision=stack.shard.revision,
                 ranges=[
-                    assignment_pb2.LogRange(ingest_shard=0, previous_sequence=5, last_sequence=9)
+                    assignment_pb2.LogRange(
+                        ingest_shard=0,
+                        previous_sequence=5,
+                        last_sequence=9,
+                        config_revision=stack.shard.revision,
+                    )
                 ],
             )
         )
@@ -238,3 +250,87 @@ async def test_an_assign_with_a_hole_is_refused_and_costs_nothing(stack: Stack) 
         ids = await stack.log.publish([{}])
         await eventually(lambda: stack.got("all")[-1:] == ids)
         assert router.is_routing
+
+
+async def test_a_queue_that_changes_all_the_time_does_not_stop_the_routing_of_others(
+    stack: Stack,
+) -> None:
+    """Each call meets a change that the router could not know of."""
+
+    class Restless(MemoryBroker):
+        async def Assign(  # noqa: N802
+            self, request: assignment_pb2.AssignRequest, context: object
+        ) -> assignment_pb2.AssignResponse:
+            number = self.memory.calls_count
+            await self.memory.set_queue(f"new-{number}", "true")
+            await self.memory.set_queue("restless", f'headers["n"] == "{number}"')
+            return await super().Assign(request, context)
+
+    def all_came(count: int) -> bool:
+        return len(stack.got("all")) == count
+
+    await stack.broker_server.stop()
+    server = Running(stack.directory, Restless(stack.shard))
+    await server.start()
+    await stack.shard.set_queue("all", "true")
+
+    async with stack.router():
+        for count in range(1, 21):
+            await stack.log.publish([{}])
+            await eventually(partial(all_came, count))
+    await server.stop()
+
+    assert stack.shard.calls_count <= 2 * 20
+    assert stack.got("new-0") == stack.got("all")
+
+
+async def test_a_failure_of_ours_ends_the_router_instead_of_leaving_its_log_behind(
+    stack: Stack,
+) -> None:
+    await stack.shard.set_queue("all", "true")
+    # No ingest stores this: the end of its retention fits into no field of a call.
+    await stack.log.publish([{}], retention_s=10, received_at_ms=(1 << 63) - 1)
+
+    router = Router(stack.directory, Channels(stack.directory), Telemetry())
+    with pytest.raises(ValueError, match="range"):
+        await asyncio.wait_for(router.run(), WAIT_SECONDS)
+
+
+async def test_a_range_that_a_broker_cannot_take_yet_goes_again_and_holds_up_no_other_log(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brokers, "RETRY_S", 0.01)
+    # Given two logs, of which the broker cannot take one yet
+    second = LogMemory(shard=1)
+    other = Running(stack.directory, MemoryIngest(second))
+    await other.start()
+    await stack.shard.set_queue("all", "true")
+    stack.shard.unknown_logs.add(0)
+
+    async with stack.router():
+        held_up = await stack.log.publish([{}, {}])
+        await eventually(lambda: stack.shard.calls_count > 3)
+
+        # Then the other one's messages come
+        passed = await second.publish([{}, {}])
+        await eventually(lambda: stack.got("all") == passed)
+
+        # And these do when it can
+        stack.shard.unknown_logs.clear()
+        await eventually(lambda: stack.got("all") == [*passed, *held_up])
+    await other.stop()
+
+
+async def test_a_piece_that_is_too_large_for_a_call_is_split(stack: Stack) -> None:
+    await stack.broker_server.stop()
+    small = Running(stack.directory, stack.broker, (("grpc.max_receive_message_length", 4_000),))
+    await small.start()
+    for n in range(20):
+        await stack.shard.set_queue(f"all-{n}", "true")
+
+    async with stack.router():
+        published = await stack.log.publish([{}] * 2_000)
+        await eventually(lambda: stack.shard.cursors.get(0) == published[-1])
+    await small.stop()
+
+    assert all(stack.got(f"all-{n}") == published for n in range(20))

@@ -85,9 +85,9 @@ async def test_a_forged_assign_with_a_hole_is_refused(stack: Stack) -> None:
 
     answer = await shard.Assign(
         assignment_pb2.AssignRequest(
-            config_revision=state.config_revision,
             ranges=[
                 assignment_pb2.LogRange(
+                    config_revision=state.config_revision,
                     previous_sequence=first[0] + 5,
                     last_sequence=first[0] + 9,
                     assignments=[

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import shlex
 import subprocess
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -93,6 +96,19 @@ def test_every_python_block_compiles(page: Path) -> None:
     for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
         if language == "python":
             compile(block, str(page), "exec", flags=0x2000)  # top-level await is fine on a page
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_name_that_a_python_block_imports_from_slatemq_is_there(page: Path) -> None:
+    for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
+        if language != "python":
+            continue
+        for node in ast.walk(compile(block, str(page), "exec", flags=0x2000 | ast.PyCF_ONLY_AST)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("slatemq"):
+                module = importlib.import_module(node.module or "")
+                for alias in node.names:
+                    submodule = f"{node.module}.{alias.name}"
+                    assert hasattr(module, alias.name) or find_spec(submodule), submodule
 
 
 def test_every_command_that_starts_services_is_understood() -> None:

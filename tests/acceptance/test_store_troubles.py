@@ -1,0 +1,28 @@
+"""A whole stack on S3 while its store is in trouble."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.store_troubles import TROUBLES, Trouble, run_store
+from tests.forms import proof
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.s3]
+
+LOST_AT_START = TROUBLES[1]
+
+
+@pytest.mark.parametrize(
+    ("troubles", "seconds", "messages"),
+    [((LOST_AT_START,), 1.0, 600), proof(TROUBLES, 20.0, 6_000)],
+)
+def test_after_every_trouble_of_the_store_all_shards_are_back_and_nothing_is_lost(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    troubles: tuple[Trouble, ...],
+    seconds: float,
+    messages: int,
+) -> None:
+    run = run_store(tmp_path, messages, seconds, seed=1, troubles=troubles)
+
+    assert run.faults() == []

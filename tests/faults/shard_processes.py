@@ -1,0 +1,128 @@
+"""Service processes that are killed, frozen, replaced and thawed, each supervised as in production.
+
+A member is one shard of one service. Its owner may be killed (and is started again), frozen for a
+while, or frozen and replaced by a successor at another port: when the frozen one thaws it is a
+zombie, an owner that does not know yet that it was replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+from libs.serving.exits import EXIT_FENCED
+from tests.acceptance.local_stack import REPOSITORY
+
+START_SECONDS = 180.0
+"""A start on a machine that runs a whole stack and its load beside."""
+
+ZOMBIE_SECONDS = 90.0
+"""How long a thawed, replaced owner may take to notice and end."""
+
+
+class Member:
+    """One shard of a service: its current process, and frozen ones that it replaced."""
+
+    def __init__(self, folder: Path, service: str, shard: int) -> None:
+        """Nothing runs before `start`. `folder` holds the data of all members."""
+        self.service = service
+        self.shard = shard
+        self.address = ""
+        self.exits: Counter[int] = Counter()
+        self._folder = folder
+        self._starts = 0
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def name(self) -> str:
+        """As in `ingest-0`."""
+        return f"{self.service}-{self.shard}"
+
+    @property
+    def log(self) -> Path:
+        """The standard error of all its processes."""
+        return self._folder / f"{self.name}.log"
+
+    @property
+    def pid(self) -> int:
+        """Process ID of the current owner."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self, port: int = 0) -> None:
+        """Start an owner, and wait until it serves."""
+        self._starts += 1
+        ready = self._folder / f"{self.name}.{self._starts}.ready"
+        with self.log.open("a") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", f"services.{self.service}", "--shard", str(self.shard)),
+                *("--root", (self._folder / "data").as_uri(), "--port", str(port)),
+                *("--ready-file", str(ready), "--parent-pid", str(os.getpid())),
+                cwd=REPOSITORY,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        async with asyncio.timeout(START_SECONDS):
+            while not ready.exists():
+                if self._process.returncode is not None:
+                    raise RuntimeError(f"{self.name} ended while starting: {self.last_words()}")
+                await asyncio.sleep(0.05)
+        self.address = str(json.loads(ready.read_text())["address"])
+
+    async def kill(self) -> None:
+        """SIGKILL the owner, and start another at the same address."""
+        process = self._send(signal.SIGKILL)
+        await process.wait()
+        await self.start(int(self.address.rpartition(":")[2]))
+
+    async def freeze(self, seconds: float) -> None:
+        """Stop the owner for a while; no other takes its shard."""
+        process = self._send(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+    async def replace(self, frozen_seconds: float) -> None:
+        """Freeze the owner, start a successor elsewhere, thaw it, and wait until it has ended.
+
+        Raises RuntimeError when the zombie goes on, or ends as anything but fenced.
+        """
+        zombie = self._send(signal.SIGSTOP)
+        try:
+            await self.start()
+            await asyncio.sleep(frozen_seconds)
+        finally:
+            zombie.send_signal(signal.SIGCONT)
+        try:
+            async with asyncio.timeout(ZOMBIE_SECONDS):
+                code = await zombie.wait()
+        except TimeoutError:
+            raise RuntimeError(f"{self.name}: a replaced owner goes on serving") from None
+        self.exits[code] += 1
+        if code != EXIT_FENCED:
+            raise RuntimeError(f"{self.name}: a replaced owner ended with {code}, not as fenced")
+
+    async def close(self) -> None:
+        """End the owner, whatever state it is in."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            await self._process.wait()
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-2_000:]
+
+    def _send(self, number: signal.Signals) -> asyncio.subprocess.Process:
+        process = self._process
+        assert process is not None, "never started"
+        assert process.returncode is None, f"{self.name} ended by itself: {self.last_words()}"
+        process.send_signal(number)
+        return process

@@ -1,0 +1,131 @@
+"""A stack on S3 whose store loses answers, refuses, resets, swallows, and slows requests down.
+
+Each trouble lasts for a while, in the middle of a workload. Then every shard must open again by
+itself, and everything must have come once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.stack.process import until_serving
+from tests.acceptance.local_stack import LocalStack
+from tests.acceptance.stubs import Stubs
+from tests.acceptance.workload import Run, make_lines
+from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
+from tests.integration.s3_servers import CREDENTIALS, moto, root_url
+
+OWNERS = ("ingest", "broker")
+BACK_SECONDS = 180.0
+"""How long the owners may take to serve once the store is well again."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something that goes wrong for a while.
+
+    Attributes:
+        name: For people.
+        faults: What happens to requests.
+        kills: Whether the owners are killed in it, and so open their shards in it.
+    """
+
+    name: str
+    faults: Callable[[], tuple[Fault, ...]]
+    kills: bool = False
+
+
+TROUBLES = (
+    Trouble(
+        "a fifth of the answers to writes lost", lambda: (Fault(Outcome.LOSE, "PUT", "", 0, 0.2),)
+    ),
+    Trouble(
+        "owners killed, a fifth of the answers lost at their start",
+        lambda: (Fault(Outcome.LOSE, "", "", 0, 0.2),),
+        kills=True,
+    ),
+    Trouble("a storm of 503", lambda: (Fault(Outcome.REFUSE, "", "", 0, 0.7),)),
+    Trouble("every connection reset", lambda: (Fault(Outcome.RESET),)),
+    Trouble("every request swallowed", lambda: (Fault(Outcome.HANG),)),
+    Trouble("owners killed, 100 ms for each request", lambda: (Fault(delay_s=0.1),), kills=True),
+)
+
+
+async def _undergo(stack: LocalStack, store: FaultyStore, trouble: Trouble, seconds: float) -> None:
+    faults = trouble.faults()
+    store.set(*faults)
+    killed = {}
+    if trouble.kills:
+        killed = {owner: stack.signal(owner, signal.SIGKILL) for owner in OWNERS}
+    await asyncio.sleep(seconds)
+    for owner, pid in killed.items():
+        await asyncio.to_thread(stack.wait_restarted, owner, pid)
+    store.set()
+    happened = sum(fault.happened for fault in faults)
+    assert happened, f"{trouble.name}: no request was made"
+    ended = time.monotonic()
+    async with asyncio.timeout(BACK_SECONDS):
+        for owner in OWNERS:
+            await until_serving(stack.endpoints[owner])
+    back = time.monotonic() - ended
+    print(f"{trouble.name}: {happened} requests, all serve {back:.1f} s later", flush=True)
+
+
+async def _trouble_along(
+    stack: LocalStack, store: FaultyStore, run: Run, troubles: tuple[Trouble, ...], seconds: float
+) -> None:
+    """One trouble after another, spread evenly over the work of the run."""
+    for number, trouble in enumerate(troubles, 1):
+        acked_before = run.acked_count
+        while run.progress < number / (len(troubles) + 1) or run.acked_count == acked_before:
+            await asyncio.sleep(0.01)
+            if run.done:
+                break
+        await _undergo(stack, store, trouble, seconds)
+
+
+async def _work(
+    stack: LocalStack,
+    store: FaultyStore,
+    messages: int,
+    troubles: tuple[Trouble, ...],
+    seconds: float,
+) -> Run:
+    run = Run(make_lines(messages))
+    async with Stubs() as stubs:
+        await stubs.connect(stack.endpoint)
+        await run.create_queues(stubs)
+        await asyncio.gather(
+            run.publish(stubs),
+            run.consume(stubs),
+            _trouble_along(stack, store, run, troubles, seconds),
+        )
+        await run.find_nothing_more(stubs)
+    return run
+
+
+def run_store(
+    folder: Path,
+    messages: int,
+    seconds: float,
+    seed: int,
+    troubles: tuple[Trouble, ...] = TROUBLES,
+) -> Run:
+    """A workload on a fresh stack, with each of the troubles for so many seconds."""
+    os.environ.update(CREDENTIALS)
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    with moto() as port, faulty_store(port, seed) as store:
+        url = root_url(store.port, "faults")
+        with LocalStack(folder, "--store", url) as stack:
+            try:
+                return asyncio.run(_work(stack, store, messages, troubles, seconds))
+            finally:
+                store.set()
+                print(stack.said)
