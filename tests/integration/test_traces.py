@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -36,6 +36,19 @@ from slatemq.v1 import (
 TRACE = "5" * 32
 OTHER = "6" * 32
 WAIT_S = 60
+ASSIGN = "slatemq.v1.AssignmentService/Assign"
+FETCH = "slatemq.v1.IngestService/BatchGetPayloads"
+QUEUE = queue_pb2.GetQueueRequest(queue_id="q")
+
+
+class Stubs(NamedTuple):
+    """What the three services are called by."""
+
+    queues: Any
+    ingest: Any
+    consumers: Any
+    broker: Any
+
 
 SERVICES: dict[str, tuple[Any, Any]] = {
     "ingest": (IngestConfig, IngestProcess),
@@ -51,10 +64,11 @@ def spans() -> InMemorySpanExporter:
 
 @asynccontextmanager
 async def running(kind: str, root: Path, telemetry: Telemetry) -> AsyncIterator[Any]:
-    """A service in this process; a channel to it."""
+    """A service in this process, and a channel to it."""
     config_type, build = SERVICES[kind]
     config: Any = load(config_type, kind, ["--root", (root / "data").as_uri()], {})
-    service = RunningService(build(config, telemetry), config, telemetry)
+    built = build(config, telemetry)
+    service = RunningService(built, config, telemetry)
     signals = _Signals()
     run = asyncio.create_task(service.run(signals))
     try:
@@ -63,7 +77,7 @@ async def running(kind: str, root: Path, telemetry: Telemetry) -> AsyncIterator[
                 assert not run.done(), run.result()
                 await asyncio.sleep(0.01)
         async with open_channel(service.address) as channel:
-            yield channel
+            yield built, channel
     finally:
         signals.first.set()
         await run
@@ -84,59 +98,97 @@ def named(spans: InMemorySpanExporter, name: str, trace: str) -> list[ReadableSp
     ]
 
 
+@asynccontextmanager
+async def all_running(root: Path, spans: InMemorySpanExporter) -> AsyncIterator[Stubs]:
+    """Ingest, broker and router, each with telemetry of its own, and a queue `q`."""
+    async with AsyncExitStack() as there:
+        built, channels = {}, {}
+        for kind in SERVICES:
+            processor, reader = SimpleSpanProcessor(spans), InMemoryMetricReader()
+            telemetry = recording(kind, f"{kind}-0", processor, reader)
+            built[kind], channels[kind] = await there.enter_async_context(
+                running(kind, root, telemetry)
+            )
+        stubs = Stubs(
+            queue_pb2_grpc.QueueServiceStub(channels["broker"]),
+            ingest_pb2_grpc.IngestServiceStub(channels["ingest"]),
+            consumer_pb2_grpc.ConsumerServiceStub(channels["broker"]),
+            built["broker"],
+        )
+        created = queue_pb2.CreateQueueRequest(queue=queue_pb2.Queue(queue_id="q"))
+        await stubs.queues.CreateQueue(created, timeout=30)
+        yield stubs
+
+
+async def publish(stubs: Stubs) -> None:
+    message = ingest_pb2.PublishMessage(payload=b"x", headers={"queue": "q"})
+    request = ingest_pb2.PublishRequest(messages=[message])
+    await stubs.ingest.Publish(request, metadata=context_of(TRACE), timeout=30)
+
+
+async def claim(stubs: Stubs) -> consumer_pb2.ClaimedMessage:
+    request = consumer_pb2.ClaimRequest(queue_id="q", max_messages=1, wait_ms=30_000)
+    answer = await stubs.consumers.Claim(request, metadata=context_of(OTHER), timeout=40)
+    return answer.messages[0]
+
+
+async def ended(spans: InMemorySpanExporter, name: str, trace: str) -> ReadableSpan:
+    """The one span of this name, once it has ended."""
+    async with asyncio.timeout(WAIT_S):
+        while not named(spans, name, trace):
+            await asyncio.sleep(0.01)
+    (span,) = named(spans, name, trace)
+    return span
+
+
 async def test_a_trace_goes_on_from_the_publish_to_the_router_the_broker_and_the_claim(
     tmp_path: Path, spans: InMemorySpanExporter
 ) -> None:
-    # Given the three services, each with telemetry of its own
-    async with AsyncExitStack() as there:
-        channels = {
-            kind: await there.enter_async_context(
-                running(
-                    kind,
-                    tmp_path,
-                    recording(
-                        kind, f"{kind}-0", SimpleSpanProcessor(spans), InMemoryMetricReader()
-                    ),
-                )
-            )
-            for kind in SERVICES
-        }
-        queues: Any = queue_pb2_grpc.QueueServiceStub(channels["broker"])
-        ingest: Any = ingest_pb2_grpc.IngestServiceStub(channels["ingest"])
-        consumers: Any = consumer_pb2_grpc.ConsumerServiceStub(channels["broker"])
-        await queues.CreateQueue(
-            queue_pb2.CreateQueueRequest(queue=queue_pb2.Queue(queue_id="q")), timeout=30
-        )
-
+    async with all_running(tmp_path, spans) as stubs:
         # When a producer with a trace publishes, and a consumer with another one claims
-        message = ingest_pb2.PublishMessage(payload=b"x", headers={"queue": "q"})
-        await ingest.Publish(
-            ingest_pb2.PublishRequest(messages=[message]), metadata=context_of(TRACE), timeout=30
-        )
-        claimed = await consumers.Claim(
-            consumer_pb2.ClaimRequest(queue_id="q", max_messages=1, wait_ms=30_000),
-            metadata=context_of(OTHER),
-            timeout=40,
-        )
+        await publish(stubs)
+        async with asyncio.timeout(WAIT_S):
+            while not (await stubs.queues.GetQueue(QUEUE, timeout=30)).queue.counts.available_count:
+                await asyncio.sleep(0.01)
+        claimed = await claim(stubs)
 
         # Then the message carries the producer's trace, and so does every call on its way
-        assert TRACE in claimed.messages[0].message.headers["traceparent"]
-        async with asyncio.timeout(WAIT_S):
-            while not named(spans, "slatemq.v1.AssignmentService/Assign", TRACE):
-                await asyncio.sleep(0.01)
-        (published,) = named(spans, "publish", TRACE)
-        (routed,) = named(spans, "route", TRACE)
-        (assigned,) = named(spans, "slatemq.v1.AssignmentService/Assign", TRACE)
+        assert TRACE in claimed.message.headers["traceparent"]
+        published = await ended(spans, "publish", TRACE)
+        routed = await ended(spans, "route", TRACE)
+        assigned = await ended(spans, ASSIGN, TRACE)
         assert routed.parent is not None
         assert published.context is not None
         assert routed.parent.span_id == published.context.span_id
         assert assigned.parent is not None
         assert routed.context is not None
         assert assigned.parent.span_id == routed.context.span_id
-        # And the claim is in the consumer's; payloads may have been fetched ahead of it
+        # And the claim, with the read of the payload that it needs, is in the consumer's
+        claiming = await ended(spans, "slatemq.v1.ConsumerService/Claim", OTHER)
+        fetched = await ended(spans, FETCH, OTHER)
+        assert claiming.context is not None
+        assert fetched.parent is not None
+        assert fetched.parent.span_id == claiming.context.span_id
+        assert named(spans, FETCH, TRACE) == []
+
+
+async def test_a_payload_that_is_read_for_those_who_wait_is_in_the_trace_of_the_publish(
+    tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+    async with all_running(tmp_path, spans) as stubs:
+        claiming = asyncio.create_task(claim(stubs))
         async with asyncio.timeout(WAIT_S):
-            while not named(spans, "slatemq.v1.ConsumerService/Claim", OTHER):
+            while not stubs.broker._delivery.has_waiters("q"):
                 await asyncio.sleep(0.01)
+
+        await publish(stubs)
+
+        await claiming
+        assigned, fetched = await ended(spans, ASSIGN, TRACE), await ended(spans, FETCH, TRACE)
+        assert assigned.context is not None
+        assert fetched.parent is not None
+        assert fetched.parent.span_id == assigned.context.span_id
+        assert named(spans, FETCH, OTHER) == []
 
 
 def test_calls_carry_nothing_where_nothing_is_recorded() -> None:
