@@ -39,7 +39,7 @@ Refuse = Callable[[str, Any, errors.SlateMQError], Awaitable[None]]
 
 
 STEP_BYTES: Final = 1 << 20
-"""From here on others have their turn between the walk over a request and its parsing."""
+"""From here on, and after a walk of several steps, others have their turn before the parsing."""
 
 PASS_OVER_S: Final = 0.1
 """For a client to notice that its stream has ended."""
@@ -206,14 +206,16 @@ class RequestReader:
         """Why a request is not parsed at all: an error without the frames that have its bytes."""
         if descriptor is None:
             return None
+        is_long = len(data) >= STEP_BYTES
         try:
             for _ in walk(descriptor, data):
+                is_long = True
                 await asyncio.sleep(0)
         except ShapeError as error:
             if not error.rule:
                 return _undecodable(error.field)
             return errors.InvalidArgument(error.field, error.rule, reason="TOO_MANY_ITEMS")
-        if len(data) >= STEP_BYTES:
+        if is_long:
             await asyncio.sleep(0)
         return None
 

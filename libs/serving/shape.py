@@ -3,8 +3,8 @@
 A list of a million empty messages has 2 MB on the wire. Parsed it takes a hundred times as much,
 and all calls of the process wait meanwhile. So the wire format of a large request is walked first
 (https://protobuf.dev/programming-guides/encoding/): payloads are passed over whatever their size,
-and the walk ends at the first bound that is exceeded. It takes 0.1 µs a field; parsing takes 0.4 µs
-for each pair of a map.
+and the walk ends at the first bound that is exceeded. It takes 0.1 µs a field and 1 µs a message;
+parsing takes 0.4 µs for each pair of a map.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ NUMBER_BYTES_MAX: Final = 10
 FIELDS_MAX: Final = 524_288
 """Fields of all kinds, unknown ones included."""
 
-STEP_FIELDS: Final = 65_536
-"""Fields between two breaks of the walk: 7 ms."""
+STEP_FIELDS: Final = 8_192
+"""Fields between two breaks of the walk: 8 ms where each is a message, else 1 ms."""
 
 DEPTH_MAX: Final = 32
 """Messages in messages: three, in the deepest request there is."""

@@ -104,6 +104,15 @@ def test_fields_without_end_are_refused_though_none_is_a_list() -> None:
     assert "fields" in found.rule
 
 
+def test_others_have_their_turn_every_few_thousand_messages_of_a_walk() -> None:
+    descriptor: Any = ingest_pb2.PublishRequest.DESCRIPTOR
+    longest = b"\x0a\x00" * (ITEMS_MAX // MESSAGE_ITEMS)
+
+    steps = sum(1 for _ in walk(descriptor, longest))
+
+    assert ITEMS_MAX // MESSAGE_ITEMS // (steps + 1) < 10_000
+
+
 def test_payloads_are_passed_over_whatever_their_size() -> None:
     descriptor: Any = ingest_pb2.PublishRequest.DESCRIPTOR
     message = ingest_pb2.PublishMessage(payload=b"\x0a\x00" * 5_000_000, headers={"a": "b"})
