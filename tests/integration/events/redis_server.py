@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from libs.events.settings import RedisSettings
-from tests.integration.events.servers import Process, free_port, listens, program
+from tests.integration.events.servers import Process, free_ports, listens, program
 
 
 class RedisServer:
@@ -16,7 +16,7 @@ class RedisServer:
 
     def __init__(self, folder: Path, task_structure: Literal["streams", "lists"]) -> None:
         """Nothing runs yet."""
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         self._task_structure = task_structure
         self._process = Process(
             [

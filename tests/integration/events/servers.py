@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import pytest
 
+from services.stack.ports import FREE_PORTS, is_free
+
 START_S = 90.0
 RABBITMQ_HOME = Path("/usr/lib/rabbitmq/bin")
 
@@ -42,21 +44,12 @@ class Server(Protocol):
         """End it with all that it needs."""
 
 
-def free_port() -> int:
-    """A port of loopback that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` free ports in a row, below those that systems give out by themselves."""
-    for first in random.sample(range(20_000, 30_000, count), 200):
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                probe = held.enter_context(socket.socket())
-                probe.bind(("127.0.0.1", port))
-            return first
+def free_ports(count: int) -> range:
+    """Ports in a row that are free now, and that no client takes while a server is away."""
+    for first in random.sample(FREE_PORTS[:-count], 200):
+        ports = range(first, first + count)
+        if all(map(is_free, ports)):
+            return ports
     raise RuntimeError(f"no {count} ports in a row are free")
 
 

@@ -20,7 +20,7 @@ class SlatemqServer:
         """Nothing runs yet."""
         self._folder = folder
         self._ready = folder / "ready.json"
-        self._ports = free_ports(4)
+        self._ports = free_ports(4).start
         self._process = Process(
             [
                 *(sys.executable, "-m", "services", "--data", str(folder / "data")),
