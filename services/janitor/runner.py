@@ -202,9 +202,9 @@ class Runner:
         """The run as it is, and as it changes, until it has ended. Raises as `find`."""
         active = self._active.get(run_id)
         while active is not None:
-            changed = active.changed
-            yield active.run
-            if active.run.ended:
+            changed, run = active.changed, active.run
+            yield run
+            if run.ended:  # Not the run as it is now: it may have ended while this one was sent.
                 return
             await asyncio.sleep(WATCH_S)
             await changed.wait()
