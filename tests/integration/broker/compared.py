@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 
 QUEUES = ("red", "green", "blue")
+
+LOOKS = 100
+"""So often is looked whether the broker's own look at what is due is over: for some ten seconds."""
 
 
 class Compared:
@@ -107,8 +111,7 @@ class Compared:
             ]
 
     async def _compare_counts(self, name: str, queue: PlainQueue) -> None:
-        await self.rig.owner.look_at_due()
-        counts = await self.rig.counts(name)
+        counts = await self._counts_at_rest(name, len(queue.delayed(self.now_ms)))
         assert counts.get("done", 0) == len(queue.done)
         assert counts.get("failed", 0) == len(queue.failed)
         assert counts.get("in_flight", 0) == len(queue.held)
@@ -117,6 +120,16 @@ class Compared:
         # Of those past their retention, some that nobody has come upon may still count.
         available = len(queue.available(self.now_ms))
         assert available <= counts.get("available", 0) <= len(queue.waiting) - len(delayed)
+
+    async def _counts_at_rest(self, name: str, delayed: int) -> dict[str, int]:
+        """The counts, once a look at what is due that the broker has begun itself is over."""
+        for _ in range(LOOKS):
+            await self.rig.owner.look_at_due()
+            counts = await self.rig.counts(name)
+            if counts.get("delayed", 0) == delayed:
+                break
+            await asyncio.sleep(0.1)
+        return counts
 
     async def settle(self, name: str) -> None:
         """After a claim: takes over what it found to have no attempts left."""
