@@ -25,7 +25,7 @@ from slatemq.finishing import Nack
 from slatemq.forks import refuse_pickling
 from slatemq.keeping import LeaseKeeper
 from slatemq.models import Span, milliseconds, seconds
-from slatemq.outages import OutageWatch, broker_of, timeout_of
+from slatemq.outages import INGEST_AWAY, IngestWatch, OutageWatch, broker_of, timeout_of
 from slatemq.peers import ATTEMPT_S
 from slatemq.queue_locations import QueueLocations
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
@@ -127,8 +127,10 @@ class BatchConsumer:
         self._closed = False
         self._task: asyncio.Task[None] | None = None
         self._on_close = on_close
-        self._watch = OutageWatch(
-            broker_of(self.queue_id), timeout_of(wish.outage_timeout), self._give_up
+        timeout_s = timeout_of(wish.outage_timeout)
+        self._watch = OutageWatch(broker_of(self.queue_id), timeout_s, self._give_up)
+        self._ingests = IngestWatch(
+            self.queue_id, timeout_s, self._give_up, has_work=lambda: bool(self._ready)
         )
 
     def __reduce__(self) -> NoReturn:
@@ -158,6 +160,7 @@ class BatchConsumer:
                     assert self._error is not None
                     raise self._error
                 batch = self._taken(self._ready.popleft())
+                self._ingests.progress()
                 self._changed.notify_all()
             if batch:
                 break
@@ -184,6 +187,7 @@ class BatchConsumer:
         """
         self._closed = True
         self._watch.close()
+        self._ingests.close()
         if self._task is not None:
             self._task.cancel()  # The broker takes back what it claims for a caller that left.
             await asyncio.wait([self._task])
@@ -223,17 +227,26 @@ class BatchConsumer:
         if self._task is not None:
             self._task.cancel()
 
+    def _failed(self, error: SlateMQError) -> None:
+        """A claim failed that is repeated."""
+        if error.reason == INGEST_AWAY:
+            self._watch.end()
+            self._ingests.begin(error)
+        else:
+            self._ingests.close()
+            self._watch.begin(error)
+
     async def _claim_on(self) -> None:
         while True:
             try:
-                claimed = await claim(
-                    self._locations, self._request, float("inf"), self._watch.begin
-                )
+                claimed = await claim(self._locations, self._request, float("inf"), self._failed)
                 self._watch.end()
+                self._ingests.note(claimed.awaited_shards)
             except FailedPrecondition as error:
                 if error.reason != PAUSED:
                     raise
                 self._watch.end()
+                self._ingests.close()
                 await asyncio.sleep(PAUSED_S * random.uniform(0.5, 1.0))
                 continue
             if not claimed.payloads:

@@ -118,6 +118,8 @@ class Claimed(NamedTuple):
     places: Sequence[int]
     """Where it stands among those."""
     payloads: Sequence[bytes]
+    awaited_shards: Sequence[int]
+    """Ingest shards that other messages of the queue wait for."""
 
 
 def claimed_of(answer: consumer_pb2.ClaimResponse | consumer_pb2.ConsumeResponse) -> Claimed:
@@ -132,7 +134,7 @@ def claimed_of(answer: consumer_pb2.ClaimResponse | consumer_pb2.ConsumeResponse
         payloads += wire.payloads
         runs += [run] * size
         places += range(size)
-    return Claimed(runs, places, payloads)
+    return Claimed(runs, places, payloads, answer.awaited_ingest_shards)
 
 
 def _run_of(wire: consumer_pb2.ClaimedRun) -> Run:

@@ -226,9 +226,10 @@ class Client(
         says how soon others get the messages of a consumer that crashed. At most `prefetch`
         messages are held beyond those in work; on leaving they go back, uncounted. Broken
         connections are opened again, and while the queue is paused iterating waits. When the broker
-        has not answered for some seconds, that is logged at WARNING, and its return; after
-        `outage_timeout` (None: never) iterating raises Unavailable (OUTAGE_TIMEOUT). Raises
-        NotFound when there is no such queue.
+        has not answered for some seconds, or an ingest that messages of the queue wait for, that
+        is logged at WARNING, and its return; when nothing has come for `outage_timeout` meanwhile
+        (None: never), iterating raises Unavailable (OUTAGE_TIMEOUT). Raises NotFound when there is
+        no such queue.
         """
         wish = Wish(prefetch, prefetch_bytes, lease, consumer_id, hold, outage_timeout)
         origin = self._origin(queue_id, self._keeper)

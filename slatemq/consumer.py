@@ -29,7 +29,7 @@ from slatemq.finishing import Finisher, Nack
 from slatemq.forks import refuse_pickling
 from slatemq.keeping import Lease, LeaseKeeper
 from slatemq.models import Span, milliseconds, seconds
-from slatemq.outages import PROVEN_S, Outage, OutageWatch, broker_of, timeout_of
+from slatemq.outages import PROVEN_S, IngestWatch, Outage, OutageWatch, broker_of, timeout_of
 from slatemq.peers import BACKOFF_S, BACKOFF_S_MAX, closed, translated
 from slatemq.queue_locations import QueueLocations
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
@@ -122,8 +122,10 @@ class Consumer:
         self._paused = False
         self._answered_at_s: float | None = None
         self._streaming = False
-        self._watch = OutageWatch(
-            broker_of(self.queue_id), timeout_of(wish.outage_timeout), self._give_up
+        timeout_s = timeout_of(wish.outage_timeout)
+        self._watch = OutageWatch(broker_of(self.queue_id), timeout_s, self._give_up)
+        self._ingests = IngestWatch(
+            self.queue_id, timeout_s, self._give_up, has_work=lambda: bool(self._buffer)
         )
         self._task: asyncio.Task[None] | None = None
         self._on_close = on_close
@@ -167,11 +169,12 @@ class Consumer:
 
     @property
     def outage(self) -> Outage | None:
-        """Since when the broker does not answer; None while it does, or before the first try.
+        """Since when nothing comes because a server does not answer; None before the first try.
 
-        Iterating waits for the broker for `outage_timeout`.
+        That is the broker, or an ingest that messages of the queue wait for. Iterating waits for
+        `outage_timeout`.
         """
-        return self._watch.outage
+        return self._watch.outage or self._ingests.outage
 
     @property
     def paused(self) -> bool:
@@ -191,6 +194,8 @@ class Consumer:
         wish = self._wish
         if self._taken_count * 2 >= wish.prefetch or self._taken_bytes * 2 >= wish.prefetch_bytes:
             self._taken.set()
+        if not self._buffer:
+            self._ingests.progress()
         lease.buffered = False
         return None if lease.lost else message
 
@@ -214,6 +219,7 @@ class Consumer:
         self._closed = True
         self._stopping = True
         self._watch.close()
+        self._ingests.close()
         self._taken.set()
         self._arrived.set()
         try:
@@ -299,6 +305,7 @@ class Consumer:
             await self._receive_all(call)
         finally:
             self._streaming = False
+            self._ingests.close()
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
             call.cancel()
@@ -358,6 +365,7 @@ class Consumer:
         await call.write(consumer_pb2.ConsumeRequest(credit=credit))
 
     def _receive(self, claimed: Claimed) -> None:
+        self._ingests.note(claimed.awaited_shards)
         for message in received(claimed, self._origin, self._hold_s):
             self._buffer.append((message, _lease_of(message)))
             self._buffer_bytes += len(message.payload)
@@ -365,6 +373,7 @@ class Consumer:
             self._has_received = True
             self._paused = False
             self._watch.end()
+            self._ingests.progress()
             self._arrived.set()
 
 

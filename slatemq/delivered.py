@@ -288,7 +288,8 @@ class Received:
 
 def received(claimed: Claimed, origin: Origin, hold_s: float = 0.0) -> list[Received]:
     """Messages of their origin. Where it has a keeper, that holds them for at most `hold_s`."""
-    messages = list(map(Received, *claimed, repeat(origin)))
+    columns = claimed.runs, claimed.places, claimed.payloads
+    messages = list(map(Received, *columns, repeat(origin)))
     if messages and isinstance(messages[-1]._run, Run):
         origin.finisher.claimed_in_runs(messages[-1].lease_token)
     if origin.keeper is not None:

@@ -45,7 +45,8 @@ class ClaimedItem(Slot[T]):
 
     def __init__(self, claimed: Claimed, codec: Codec[T]) -> None:
         """Of the one message that was claimed."""
-        (self.run,), _, (payload,) = claimed
+        (self.run,) = claimed.runs
+        (payload,) = claimed.payloads
         super().__init__(self.run.message_ids[0], lambda: codec.decode(payload))
         self.claimed_at_s = time.monotonic()
         self.ends_at_s = self.claimed_at_s + self.run.lease_ms / 1000

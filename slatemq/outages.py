@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from slatemq.errors import InvalidArgument, SlateMQError, Unavailable
 from slatemq.models import Span, seconds
 
-__all__ = ["PROVEN_S", "Outage", "OutageWatch", "broker_of", "timeout_of"]
+__all__ = [
+    "INGEST_AWAY",
+    "PROVEN_S",
+    "IngestWatch",
+    "Outage",
+    "OutageWatch",
+    "broker_of",
+    "timeout_of",
+]
 
 log = logging.getLogger(__name__)
 
@@ -23,10 +31,24 @@ PROVEN_S = 1.0
 
 
 class Outage(NamedTuple):
-    """That there is no stream: since when, by the monotonic clock, and why not."""
+    """That nothing comes: since when, by the monotonic clock, which server is down, and why."""
 
     since_s: float
+    server: str
     error: SlateMQError
+
+    def check(self, give_up_s: float) -> None:
+        """Raises Unavailable when it has lasted for so long."""
+        lasted_s = time.monotonic() - self.since_s
+        if lasted_s >= give_up_s:
+            raise Unavailable(
+                f"{self.server} has not answered for {lasted_s:.0f} s: {self.error.message}",
+                reason=self.error.reason,
+            ) from self.error
+
+
+INGEST_AWAY = "INGEST_AWAY"
+"""The broker's reason for a claim without messages where some wait for an ingest."""
 
 
 def broker_of(queue_id: str) -> str:
@@ -48,7 +70,7 @@ class OutageWatch:
     """Times the outage of one server.
 
     Logs at WARNING when it has lasted for `WARN_S`, and when it is over after that; calls
-    `on_timeout` once when it has lasted for `timeout_s`.
+    `on_timeout` once when it has lasted for `timeout_s` without progress.
     """
 
     def __init__(
@@ -56,12 +78,15 @@ class OutageWatch:
         server: str,
         timeout_s: float | None = None,
         on_timeout: Callable[[Unavailable], None] = lambda _: None,
+        has_work: Callable[[], bool] = lambda: False,
     ) -> None:
-        """No outage yet. `server` is what the log calls it."""
+        """No outage yet. `server` is what the log calls it; `has_work` counts as progress."""
         self._server = server
         self._timeout_s = timeout_s
         self._on_timeout = on_timeout
+        self._has_work = has_work
         self._since_s: float | None = None
+        self._progress_s = 0.0
         self._error: SlateMQError | None = None
         self._warned = False
         self._timers: list[asyncio.TimerHandle] = []
@@ -72,7 +97,7 @@ class OutageWatch:
         """The outage; None while there is none, or before the first try has failed."""
         if self._since_s is None or self._error is None:
             return None
-        return Outage(self._since_s, self._error)
+        return Outage(self._progress_s, self._server, self._error)
 
     def begin(self, error: SlateMQError | None = None) -> None:
         """The broker does not answer; `error` says why, None before the first try."""
@@ -80,7 +105,7 @@ class OutageWatch:
         self._error = error or self._error
         if self._since_s is not None:
             return
-        self._since_s = time.monotonic()
+        self._since_s = self._progress_s = time.monotonic()
         loop = asyncio.get_running_loop()
         self._timers = [loop.call_later(WARN_S, self._warn)]
         if self._timeout_s is not None:
@@ -98,6 +123,10 @@ class OutageWatch:
                 time.monotonic() - self._since_s,
             )
         self.close()
+
+    def progress(self) -> None:
+        """Something came in spite of the outage: its timeout counts from here."""
+        self._progress_s = time.monotonic()
 
     def end_soon(self) -> None:
         """There is a connection: the outage is over if that lasts for `PROVEN_S`."""
@@ -127,8 +156,14 @@ class OutageWatch:
         log.warning("%s has not answered for %.0f s: %s", self._server, WARN_S, self._why())
 
     def _give_up(self) -> None:
+        assert self._timeout_s is not None
+        if self._has_work():
+            self.progress()
+        left_s = self._progress_s + self._timeout_s - time.monotonic()
         if self._proof is not None:  # It may be over.
-            self._timers.append(asyncio.get_running_loop().call_later(PROVEN_S, self._give_up))
+            left_s = max(left_s, PROVEN_S)
+        if left_s > 0:
+            self._timers.append(asyncio.get_running_loop().call_later(left_s, self._give_up))
             return
         problem = Unavailable(
             f"{self._server} has not answered for outage_timeout, {self._timeout_s:g} s: "
@@ -137,3 +172,26 @@ class OutageWatch:
         )
         self.close()
         self._on_timeout(problem)
+
+
+class IngestWatch(OutageWatch):
+    """Times for how long messages of a queue wait for ingests, and others pass them."""
+
+    def __init__(
+        self,
+        queue_id: str,
+        timeout_s: float | None,
+        on_timeout: Callable[[Unavailable], None],
+        has_work: Callable[[], bool],
+    ) -> None:
+        """As OutageWatch: `on_timeout` is for when no message comes at all."""
+        server = f"an ingest that messages of queue {queue_id!r} wait for"
+        super().__init__(server, timeout_s, on_timeout, has_work)
+
+    def note(self, shards: Collection[int]) -> None:
+        """What an answer of the broker says: messages wait for these."""
+        if shards:
+            named = ", ".join(map(str, shards))
+            self.begin(Unavailable(f"ingest {named} is away", reason=INGEST_AWAY))
+        else:
+            self.end()

@@ -115,8 +115,10 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
                 raise Unavailable(
                     "storing the claim took half of its lease; it was undone", reason="SLOW_COMMIT"
                 )
-            head = consumer_pb2.ClaimResponse(consumer_id=claim.consumer).SerializeToString()
-            return await told(self._shard, claim.given, head)
+            head = consumer_pb2.ClaimResponse(
+                consumer_id=claim.consumer, awaited_ingest_shards=sorted(claim.awaited_shards)
+            )
+            return await told(self._shard, claim.given, head.SerializeToString())
         except BaseException:
             # The caller is gone, or will not hear of it: nobody must wait for the leases to end.
             await release(self._owner, claim.given)

@@ -95,9 +95,7 @@ class Delivery:
         desk = self._desks.get(queue)
         if desk is None:
             desk = self._desks[queue] = Desk(queue)
-        desk.line[waiter] = None
-        if not waiter.patient:
-            desk.impatient.add(waiter)
+        desk.enter(waiter)
         self._kick(desk)
 
     def wait_no_more(self, queue: Queue, waiter: Waiter) -> None:
@@ -213,7 +211,8 @@ class Delivery:
 
         ids = await self._owner.run(partial(peek, wanted))
         if not ids:
-            self._note_away(desk, set(), passed)
+            if queue.has_room:
+                self._note_away(desk, set(), passed)
             return False
         with self._payloads.hand() as held:
             here, missing = self._payloads.look(ids)
@@ -269,9 +268,11 @@ class Delivery:
         self._changed(self._desks.keys())
 
     def _note_away(self, desk: Desk, found: set[int], passed: set[int]) -> None:
-        if found or passed:
-            shards = ", ".join(map(str, sorted(found | passed)))
+        away = found | passed
+        if away:
+            shards = ", ".join(map(str, sorted(away)))
             desk.away = Unavailable(f"ingest {shards} is away", reason="INGEST_AWAY")
+        desk.await_ingests(away)
         self._ingests.found_away(found)
 
     def _rest(self, desk: Desk) -> None:
@@ -349,7 +350,7 @@ class Delivery:
             with self._budget.releasing(fetch_bytes):
                 fetched = await self._payloads.fetch(missing, None, fetch_bytes)
             ahead.fetched(missing, len(missing), fetched)
-            self._note_away(desk, fetched.away, set())
+            self._ingests.found_away(fetched.away)
             self._ingests.found_slow(fetched.slow)
 
     def _claim_all(self, desk: Desk, held: Mapping[int, Held], now_ms: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from services.broker.payloads import FETCH_BYTES, OVERHEAD_BYTES, Fetched
 from services.broker.queue_machine import Queue
@@ -85,7 +85,18 @@ class Aheads:
 class Desk:
     """The waiters of one queue, in line."""
 
-    __slots__ = ("again", "away", "cut", "impatient", "line", "queue", "stuck", "task", "timer")
+    __slots__ = (
+        "again",
+        "away",
+        "cut",
+        "has_awaiting",
+        "impatient",
+        "line",
+        "queue",
+        "stuck",
+        "task",
+        "timer",
+    )
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -97,6 +108,23 @@ class Desk:
         self.cut = False  # a claim was cut at the end of a turn: it wants more at once
         self.stuck = False  # there were messages at the last look, and none could be claimed
         self.away: SlateMQError | None = None
+        self.has_awaiting = False  # a waiter has a note of ingests that messages wait for
+
+    def enter(self, waiter: Waiter) -> None:
+        """Puts a waiter in line."""
+        self.line[waiter] = None
+        self.has_awaiting |= bool(waiter.awaited_shards)
+        if not waiter.patient:
+            self.impatient.add(waiter)
+
+    def await_ingests(self, shards: Set[int]) -> None:
+        """Notes with those in line for which ingests messages of the queue wait."""
+        if not shards and not self.has_awaiting:
+            return
+        self.has_awaiting = bool(shards)
+        for waiter in self.line:
+            if waiter.awaited_shards != shards:
+                waiter.await_ingests(shards)
 
     def leave(self, waiter: Waiter) -> None:
         """Takes a waiter out of the line."""

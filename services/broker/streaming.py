@@ -103,8 +103,10 @@ class Streams:
         while True:
             self._line_up(queue, stream)
             given = await stream.next()
+            if given is not None and not given:
+                return self._head(stream)
             await self._owner.durable()
-            if not given:
+            if given is None:
                 if stream.error is not None:
                     raise stream.error
                 return None
@@ -113,8 +115,7 @@ class Streams:
                 self._delivery.sent(given)
                 await release(self._owner, given)
                 continue
-            head = consumer_pb2.ConsumeResponse(consumer_id=stream.consumer).SerializeToString()
-            encoding = await told(self._shard, given, head)
+            encoding = await told(self._shard, given, self._head(stream).SerializeToString())
             answer = encoded(consumer_pb2.ConsumeResponse, encoding)
             if stream.keep_leases:
                 # Some may have ended while the commit was on its way: purged, or their queue gone.
@@ -123,6 +124,12 @@ class Streams:
                 self._keeper.keep(stream, list(filter(None, running)))
             stream.sending()
             return answer
+
+    def _head(self, stream: Stream) -> consumer_pb2.ConsumeResponse:
+        """An answer without its messages."""
+        return consumer_pb2.ConsumeResponse(
+            consumer_id=stream.consumer, awaited_ingest_shards=stream.sending_shards()
+        )
 
     async def _read(self, requests: Requests, queue: Queue, stream: Stream) -> None:
         try:

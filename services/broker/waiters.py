@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from services.broker.choosing import ANSWER_BYTES_MAX
@@ -65,6 +65,9 @@ class Waiter(ABC):
     answer_bytes_left = ANSWER_BYTES_MAX
     """How many bytes fit into its answer, headers and all."""
 
+    awaited_shards: Set[int] = frozenset()
+    """Ingest shards that messages of its queue wait for."""
+
     @abstractmethod
     def take(self, given: Given) -> None:
         """Is given what was claimed for it, at least one message."""
@@ -72,6 +75,10 @@ class Waiter(ABC):
     @abstractmethod
     def failed(self, error: SlateMQError | None) -> None:
         """Is out of the line: for an error, or (None) nothing is there and it is not patient."""
+
+    def await_ingests(self, shards: Set[int]) -> None:
+        """Notes `awaited_shards`."""
+        self.awaited_shards = shards
 
 
 class OneClaim(Waiter):
@@ -131,6 +138,7 @@ class Stream(Waiter):
         self._ended = False
         self._sending: list[Given] = []
         self._in_hand: list[Given] = []
+        self._sent_shards: Set[int] = frozenset()
         self._wake = asyncio.Event()
 
     @property
@@ -212,10 +220,20 @@ class Stream(Waiter):
         self.error = self.error or error
         self._wake.set()
 
-    async def next(self) -> Sequence[Given]:
-        """What is in hand, when something is; empty when the stream has ended (see `error`)."""
+    def await_ingests(self, shards: Set[int]) -> None:
+        """See Waiter. Its consumer learns of a change at once."""
+        super().await_ingests(shards)
+        self._wake.set()
+
+    async def next(self) -> Sequence[Given] | None:
+        """What is in hand: something, or nothing when only `awaited_shards` are to be sent.
+
+        None when the stream has ended (see `error`).
+        """
         while not self._in_hand:
             if self._ended or (self._last_credit and not self._has_credit):
+                return None
+            if self.awaited_shards != self._sent_shards:
                 return ()
             self._wake.clear()
             await self._wake.wait()
@@ -224,6 +242,11 @@ class Stream(Waiter):
     def sending(self) -> None:
         """What is in hand goes out now: from here on it stays claimed, whatever happens."""
         self._sending, self._in_hand = self._in_hand, []
+
+    def sending_shards(self) -> Sequence[int]:
+        """`awaited_shards` go out now; gives them."""
+        self._sent_shards = self.awaited_shards
+        return sorted(self._sent_shards)
 
     def sent(self) -> Sequence[Given]:
         """It has gone out: there is room for the next. Gives what it was."""

@@ -19,7 +19,7 @@ from slatemq.cli.parameters import DURATION, QUEUE, WORDS
 from slatemq.cli.programs import NOT_RUN, check_syntax, run_program
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.threads import in_thread
-from slatemq.errors import FailedPrecondition, NotFound, SlateMQError, Unavailable
+from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
 
 if TYPE_CHECKING:
     from slatemq.consumer import Consumer, Received
@@ -56,8 +56,9 @@ does; with --exec, it writes what became of each message.
 \b
 Leases are kept alive while a message is in work. Ctrl-C ends it: messages in
 work go back, and no attempt is counted. The exit code is 1 when there were
-messages and all of them failed. When the broker is away for longer
-than --timeout, and nothing is in work, the command ends with exit code 3.
+messages and all of them failed. When the broker is down for longer than
+--timeout, or an ingest while no other message comes, and nothing is in work,
+the command ends with exit code 3.
 """
 
 
@@ -293,7 +294,7 @@ class _Pump:
     async def _next(self) -> Received | None:
         """The next message; None when none came for long enough, and none is in work.
 
-        Raises why the broker is not reachable, when that is so for too long.
+        Raises Unavailable when a server does not answer for too long.
         """
         waited_s, looked_at_s = 0.0, time.monotonic()
         while True:
@@ -308,7 +309,7 @@ class _Pump:
             if outage is None and not self._running:
                 waited_s += now_s - looked_at_s
             elif outage is not None:
-                self._check(outage, now_s)
+                self._check(outage)
             if self._wait_s is not None and waited_s >= self._wait_s:
                 return None
             looked_at_s = now_s
@@ -319,14 +320,10 @@ class _Pump:
             note(f"{queue_id} is paused: waiting until `slatemq queue resume {queue_id}`")
         self._is_paused = self._messages.paused
 
-    def _check(self, outage: Outage, now_s: float) -> None:
-        away_s = now_s - outage.since_s
+    def _check(self, outage: Outage) -> None:
         # What is in work is not ended for it: its ack will find out whether the broker is back.
-        if away_s >= self._give_up_s and not self._running:
-            raise Unavailable(
-                f"the broker has been away for {away_s:.0f} s: {outage.error.message}",
-                reason=outage.error.reason,
-            ) from outage.error
+        if not self._running:
+            outage.check(self._give_up_s)
 
     def _start(self, message: Received) -> None:
         task = asyncio.create_task(self._finish(message))

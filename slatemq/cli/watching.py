@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +11,6 @@ from slatemq.cli.entry_output import show_entry
 from slatemq.cli.output import note
 from slatemq.cli.parameters import QUEUE, WORDS
 from slatemq.cli.session import Session, pass_session, run, session_options
-from slatemq.errors import Unavailable
 
 if TYPE_CHECKING:
     from slatemq.watching import DelayedWatch
@@ -59,7 +57,9 @@ def watch(session: Session, queue: str, position: str) -> None:
             try:
                 while not showing.done():
                     await asyncio.wait([showing], timeout=LOOK_S)
-                    _check(seen, session.timeout.total_seconds())
+                    # A watch waits for ever, which looks like a queue without messages.
+                    if seen.outage is not None:
+                        seen.outage.check(session.timeout.total_seconds())
                 await showing
             finally:
                 showing.cancel()
@@ -70,14 +70,3 @@ def watch(session: Session, queue: str, position: str) -> None:
     finally:
         if where:
             note(f"go on from here with --position {where}")
-
-
-def _check(seen: DelayedWatch, give_up_s: float) -> None:
-    """A watch waits for as long as it takes, which looks like a queue without messages."""
-    outage = seen.outage
-    away_s = time.monotonic() - outage.since_s if outage is not None else 0.0
-    if outage is not None and away_s >= give_up_s:
-        raise Unavailable(
-            f"the broker has been away for {away_s:.0f} s: {outage.error.message}",
-            reason=outage.error.reason,
-        ) from outage.error

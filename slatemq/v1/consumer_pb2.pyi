@@ -77,6 +77,7 @@ class ClaimResponse(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    AWAITED_INGEST_SHARDS_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.str
     """The consumer ID under which they were claimed."""
     @_builtins.property
@@ -87,16 +88,23 @@ class ClaimResponse(_message.Message):
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedRun]:
         """The messages run by run, in the order of delivery."""
 
+    @_builtins.property
+    def awaited_ingest_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Shards of the ingests that messages of this queue wait for, and others pass: they do not answer, or still read payloads. Empty
+        when there are none. Where nothing else could be claimed, the error INGEST_AWAY says so instead.
+        """
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ClaimedMessage] | None = ...,
         consumer_id: _builtins.str = ...,
         runs: _abc.Iterable[Global___ClaimedRun] | None = ...,
+        awaited_ingest_shards: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "messages", b"messages", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited_ingest_shards", b"awaited_ingest_shards", "consumer_id", b"consumer_id", "messages", b"messages", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -615,7 +623,7 @@ Global___ConsumeRequest: _TypeAlias = ConsumeRequest  # noqa: Y015
 @_typing.final
 class ConsumeResponse(_message.Message):
     """What the broker sends: in `messages`, or in `runs` as in ClaimResponse; at least one message, except in the first answer, which
-    comes at once and tells the consumer ID.
+    comes at once and tells the consumer ID, and in one that is sent because `awaited_ingest_shards` has changed.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -623,6 +631,7 @@ class ConsumeResponse(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    AWAITED_INGEST_SHARDS_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.str
     """The consumer ID under which the stream claims."""
     @_builtins.property
@@ -633,16 +642,21 @@ class ConsumeResponse(_message.Message):
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedRun]:
         """The messages run by run, in the order of delivery."""
 
+    @_builtins.property
+    def awaited_ingest_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in ClaimResponse, and complete in each answer. While the stream has credit, a change is sent at once."""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ClaimedMessage] | None = ...,
         consumer_id: _builtins.str = ...,
         runs: _abc.Iterable[Global___ClaimedRun] | None = ...,
+        awaited_ingest_shards: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "messages", b"messages", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited_ingest_shards", b"awaited_ingest_shards", "consumer_id", b"consumer_id", "messages", b"messages", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -65,6 +65,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         runs: Whether it knows of these; brokers of earlier versions pass over them.
         acks: The requests to ack.
         answers_acks: Answers to acks wait for it.
+        awaited: Ingest shards that other messages wait for, in each answer.
     """
 
     lease_ms: int = 30_000
@@ -89,6 +90,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     runs: bool = True
     acks: list[consumer_pb2.AckRequest] = field(default_factory=list)
     answers_acks: asyncio.Event = field(default_factory=asyncio.Event)
+    awaited: list[int] = field(default_factory=list)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def __post_init__(self) -> None:
@@ -133,7 +135,8 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         return answer
 
     def _told(self, claimed: list[consumer_pb2.ClaimedMessage], runs: bool) -> dict[str, Any]:
-        return {"runs": runs_of(claimed)} if runs and self.runs else {"messages": claimed}
+        told = {"runs": runs_of(claimed)} if runs and self.runs else {"messages": claimed}
+        return {**told, "awaited_ingest_shards": self.awaited}
 
     async def Consume(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.streams += 1

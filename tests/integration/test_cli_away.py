@@ -53,7 +53,7 @@ def test_consume_ends_with_3_when_everything_stays_away(cli: Cli, wait: tuple[st
     out, err = consumer.communicate(timeout=3 + START_SECONDS)
     assert consumer.returncode == 3, err
     assert out == b""
-    assert b"away for" in err
+    assert b"not answered for" in err
 
 
 def test_claim_waits_for_messages_but_not_so_long_for_a_broker(cli: Cli) -> None:
@@ -85,7 +85,7 @@ def test_a_watch_ends_with_3_when_everything_stays_away(cli: Cli) -> None:
     # Then it does not look like a queue in which nothing is delayed
     _, err = watch.communicate(timeout=2 + START_SECONDS)
     assert watch.returncode == 3, err
-    assert b"away for" in err
+    assert b"not answered for" in err
     assert b"--position" in err
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,6 +11,9 @@ import slatemq
 from slatemq import outages
 from slatemq.errors import InvalidArgument, Unavailable
 from tests.integration.client_peers import Instance
+from tests.integration.outage_lines import Lines, lines
+
+__all__ = ["lines"]
 
 
 @pytest.fixture(autouse=True)
@@ -31,36 +33,6 @@ async def instance() -> AsyncIterator[Instance]:
 async def client(instance: Instance) -> AsyncIterator[slatemq.Client]:
     async with slatemq.connect(instance.endpoint) as connected:
         yield connected
-
-
-class Lines(logging.Handler):
-    """What was logged at WARNING of outages."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-        self.more = asyncio.Event()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-        self.more.set()
-
-    async def first(self, text: str) -> str:
-        async with asyncio.timeout(30):
-            while True:
-                found = [line for line in self.lines if text in line]
-                if found:
-                    return found[0]
-                self.more.clear()
-                await self.more.wait()
-
-
-@pytest.fixture
-def lines() -> Iterator[Lines]:
-    kept = Lines()
-    outages.log.addHandler(kept)
-    yield kept
-    outages.log.removeHandler(kept)
 
 
 async def stop_broker(instance: Instance) -> None:
