@@ -128,7 +128,9 @@ async def publish(stubs: Stubs) -> None:
 
 async def claim(stubs: Stubs) -> consumer_pb2.ClaimedMessage:
     request = consumer_pb2.ClaimRequest(queue_id="q", max_messages=1, wait_ms=30_000)
-    answer = await stubs.consumers.Claim(request, metadata=context_of(OTHER), timeout=40)
+    answer: consumer_pb2.ClaimResponse = await stubs.consumers.Claim(
+        request, metadata=context_of(OTHER), timeout=40
+    )
     return answer.messages[0]
 
 
