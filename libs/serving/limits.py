@@ -40,6 +40,14 @@ ARRIVING_AT_ONCE = 4
 """Requests that may be arriving at once while they are large, of methods with payloads and of the
 others. The bytes of a request are in memory before they can be seen: of four of 64 MiB, 256 MiB."""
 
+STREAM_MESSAGE_BYTES_MAX = 2 * MEBIBYTE
+"""The largest message on a stream: what is larger is a call of its own, and has its turn to arrive.
+Producers gather no more than a megabyte for a stream."""
+
+STREAMS_GROWTH_BYTES_MAX = 256 * MEBIBYTE
+"""By how much a process may grow within some seconds while streams wait for messages; over it they
+are ended. Above what caches and commits of a busy process take meanwhile."""
+
 PROBES_AT_ONCE = 2
 """The same of health and reflection, which wait for no others."""
 

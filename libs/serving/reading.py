@@ -26,6 +26,7 @@ from libs.serving.arrivals import Arrivals
 from libs.serving.budget import ByteBudget
 from libs.serving.memory import Trimmer
 from libs.serving.shape import WALKED_BYTES_MIN, ShapeError, walk
+from libs.serving.stream_reads import StreamReads
 from libs.serving.undecodable import field_at_fault, first_list
 from slatemq import errors
 
@@ -74,6 +75,7 @@ class RequestReader:
         self._with_payloads = Arrivals(limits.ARRIVING_AT_ONCE, growth_bytes_max)
         self._others = Arrivals(limits.ARRIVING_AT_ONCE, growth_bytes_max)
         self._probes = Arrivals(limits.PROBES_AT_ONCE, growth_bytes_max)
+        self._stream_reads = StreamReads(limits.STREAMS_GROWTH_BYTES_MAX)
         self._budget = ByteBudget(limits.REQUESTS_BYTES_MAX)
         self._trimmer = Trimmer()
         self._reading: set[asyncio.Task[None]] = set()
@@ -93,7 +95,7 @@ class RequestReader:
             if data is grpc.aio.EOF:
                 raise errors.InvalidArgument("", "the call has no request", reason="NO_REQUEST")
             size_bytes = len(data)
-            self._check_size(codec, size_bytes)
+            self._check_size(codec, size_bytes, self._message_bytes_max)
             if size_bytes < WALKED_BYTES_MIN:
                 return self._parsed(codec, data), 0
             arrival.is_whole = True
@@ -117,18 +119,15 @@ class RequestReader:
 
         Raises InvalidArgument, ResourceExhausted.
         """
-        async for data in requests:
-            size_bytes = len(data)
-            held_bytes = 0
+        messages = aiter(requests)
+        while (data := await self._next(messages, codec)) is not None:
+            held_bytes = len(data) if len(data) >= WALKED_BYTES_MIN else 0
             is_pause = False
             try:
-                self._check_size(codec, size_bytes)
-                if size_bytes < WALKED_BYTES_MIN:
-                    request = self._parsed(codec, data)
-                else:
-                    await self._reserve(size_bytes)
-                    held_bytes = size_bytes
+                if held_bytes:
                     request = await self._parsed_in_steps(codec, data)
+                else:
+                    request = self._parsed(codec, data)
                 del data
                 is_pause = yield request
                 del request
@@ -137,6 +136,27 @@ class RequestReader:
                     self.release(held_bytes)
             if is_pause:
                 yield None
+
+    async def _next(self, messages: AsyncIterator[bytes], codec: Codec) -> bytes | None:
+        """The next message of a stream, with its share of the budget; None at the end."""
+        data: bytes | None = None
+        try:
+            async with asyncio.timeout(None) as read:
+                self._stream_reads.begin(read)
+                try:
+                    data = await anext(messages, None)
+                    if data is not None:
+                        self._check_size(codec, len(data), limits.STREAM_MESSAGE_BYTES_MAX)
+                        if len(data) >= WALKED_BYTES_MIN:
+                            await self._reserve(len(data))
+                finally:
+                    self._stream_reads.end(read)
+            return data
+        except TimeoutError:
+            # Outside of the error, whose frames would keep what has arrived.
+            del data
+        self._trimmer.freed(limits.STREAM_MESSAGE_BYTES_MAX)
+        raise overloaded()
 
     async def pass_over(self, requests: AsyncIterator[bytes]) -> None:
         """Read, for a moment, what was sent behind a request that ends its stream.
@@ -178,13 +198,15 @@ class RequestReader:
         except TimeoutError:
             raise overloaded() from None
 
-    def _check_size(self, codec: Codec, size_bytes: int) -> None:
-        if size_bytes > self._message_bytes_max:
+    def _check_size(self, codec: Codec, size_bytes: int, bytes_max: int) -> None:
+        if size_bytes > bytes_max:
             self._trimmer.freed(size_bytes)
+            is_call = bytes_max == self._message_bytes_max
             raise errors.InvalidArgument(
                 first_list(codec.descriptor) if codec.descriptor else "",
-                f"the request has {size_bytes} bytes, at most {self._message_bytes_max} fit: send "
-                "it in parts",
+                f"the request has {size_bytes} bytes, at most {bytes_max} fit"
+                f"{'' if is_call else ' on a stream'}: send it in parts"
+                f"{'' if is_call else ', or by a call of its own'}",
                 reason="MESSAGE_TOO_LARGE",
             )
 

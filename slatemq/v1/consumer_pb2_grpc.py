@@ -140,7 +140,7 @@ class ConsumerServiceServicer:
         Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
         makes more than 100,000 messages outstanding; a request after a stop), NOT_FOUND (no such queue, also when it is deleted while
         the stream is open), FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
-        RESOURCE_EXHAUSTED (as of Claim), UNAVAILABLE (draining: open a new stream).
+        RESOURCE_EXHAUSTED (as of Claim; LARGE_REQUESTS, when what arrives takes too much memory), UNAVAILABLE (draining: open a new stream).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

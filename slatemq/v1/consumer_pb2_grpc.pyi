@@ -82,7 +82,7 @@ class ConsumerServiceStub:
     Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
     makes more than 100,000 messages outstanding; a request after a stop), NOT_FOUND (no such queue, also when it is deleted while
     the stream is open), FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
-    RESOURCE_EXHAUSTED (as of Claim), UNAVAILABLE (draining: open a new stream).
+    RESOURCE_EXHAUSTED (as of Claim; LARGE_REQUESTS, when what arrives takes too much memory), UNAVAILABLE (draining: open a new stream).
     """
     Execute: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.ExecuteRequest, _consumer_pb2.ExecuteResponse]
     """Applies a list of commands on queues of this shard, all or nothing, in order, in one commit. Each lease is used by one command at
@@ -152,7 +152,7 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
     makes more than 100,000 messages outstanding; a request after a stop), NOT_FOUND (no such queue, also when it is deleted while
     the stream is open), FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
-    RESOURCE_EXHAUSTED (as of Claim), UNAVAILABLE (draining: open a new stream).
+    RESOURCE_EXHAUSTED (as of Claim; LARGE_REQUESTS, when what arrives takes too much memory), UNAVAILABLE (draining: open a new stream).
     """
     Execute: _aio.UnaryUnaryMultiCallable[_consumer_pb2.ExecuteRequest, _consumer_pb2.ExecuteResponse]  # type: ignore[assignment]
     """Applies a list of commands on queues of this shard, all or nothing, in order, in one commit. Each lease is used by one command at
@@ -249,7 +249,7 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: INVALID_ARGUMENT (the first request is not a `start`, a later one is; a credit that is negative, grants nothing, or
         makes more than 100,000 messages outstanding; a request after a stop), NOT_FOUND (no such queue, also when it is deleted while
         the stream is open), FAILED_PRECONDITION (QUEUE_PAUSED, also when it is paused while the stream is open),
-        RESOURCE_EXHAUSTED (as of Claim), UNAVAILABLE (draining: open a new stream).
+        RESOURCE_EXHAUSTED (as of Claim; LARGE_REQUESTS, when what arrives takes too much memory), UNAVAILABLE (draining: open a new stream).
         """
 
     @_abc_1.abstractmethod

@@ -149,6 +149,9 @@ class IngestServiceServicer:
         answered to its end. When one breaks, the outcome of what had no answer is unknown: repeat it with the same request IDs on the same
         shard, here or by Publish. A draining service reads no more, answers what it has read, and ends the stream with UNAVAILABLE (DRAINING).
 
+        A request on a stream has at most 2 MiB: send larger ones by Publish. When requests that arrive take too much memory, streams that
+        wait for their next one are ended (LARGE_REQUESTS).
+
         Errors that end the stream: INVALID_ARGUMENT (a request that does not decode or is too large: requests before it are answered),
         RESOURCE_EXHAUSTED (LARGE_REQUESTS), UNAVAILABLE (starting, draining or fenced; the store is away).
         """

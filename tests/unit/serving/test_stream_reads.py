@@ -1,0 +1,141 @@
+"""Streams that wait for a message are ended when the process grows by too much meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from libs.serving import limits, stream_reads
+from libs.serving.reading import Codec, RequestReader
+from libs.serving.shape import WALKED_BYTES_MIN
+from libs.serving.stream_reads import StreamReads
+from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError
+from tests.unit.serving.test_arrivals import Memory
+
+MESSAGE = b"x" * WALKED_BYTES_MIN
+
+
+@pytest.fixture(autouse=True)
+def looks_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_reads, "LOOK_S", 3_600.0)
+
+
+class Reading:
+    """Streams of a reader, its memory as the test has it."""
+
+    def __init__(self) -> None:
+        self.memory = Memory()
+        self.reader = RequestReader(limits.message_bytes_max(), refuse)
+        self.reads = StreamReads(100, self.memory)
+        self.reader._stream_reads = self.reads
+        self.tasks: list[asyncio.Task[bytes]] = []
+
+    def begin(self, requests: AsyncIterator[bytes]) -> asyncio.Task[bytes]:
+        parsed = self.reader.stream(requests, Codec(bytes))
+        task = asyncio.create_task(anext(parsed))
+        self.tasks.append(task)
+        return task
+
+
+async def refuse(method: str, context: object, error: SlateMQError) -> None:
+    raise AssertionError("only calls are refused so")
+
+
+async def silence() -> AsyncIterator[bytes]:
+    """A stream on which nothing comes."""
+    await asyncio.get_running_loop().create_future()
+    yield b""
+
+
+async def only(message: bytes) -> AsyncIterator[bytes]:
+    yield message
+
+
+@pytest.fixture
+async def streams() -> AsyncIterator[Reading]:
+    streams = Reading()
+    yield streams
+    for task in streams.tasks:
+        task.cancel()
+    await asyncio.gather(*streams.tasks, return_exceptions=True)
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_streams_that_wait_are_ended_when_the_process_grows_by_too_much(
+    streams: Reading,
+) -> None:
+    waiting = [streams.begin(silence()) for _ in range(3)]
+    await turns()
+    streams.reads.look()
+    streams.memory.used_bytes += 100
+    streams.reads.look()
+    await turns()
+    assert not any(task.done() for task in waiting)
+
+    streams.memory.used_bytes += 1
+    streams.reads.look()
+
+    for ended in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(ended, ResourceExhausted)
+        assert ended.reason == "LARGE_REQUESTS"
+
+
+async def test_slow_growth_ends_no_stream(streams: Reading) -> None:
+    waiting = streams.begin(silence())
+    await turns()
+    for _ in range(10 * stream_reads.LOOKS):
+        streams.memory.used_bytes += 1  # 100 looks: 99 at most between the first and the last
+        streams.reads.look()
+    await turns()
+    assert not waiting.done()
+
+
+async def test_a_stream_whose_message_waits_for_its_share_of_the_memory_is_ended_too(
+    streams: Reading,
+) -> None:
+    await streams.reader._reserve(limits.REQUESTS_BYTES_MAX)
+    whole = streams.begin(only(MESSAGE))
+    await turns()
+    streams.reads.look()
+    assert not whole.done()
+
+    streams.memory.used_bytes += 101
+    streams.reads.look()
+
+    with pytest.raises(ResourceExhausted):
+        await whole
+    # And its place in line is free again
+    streams.reader.release(limits.REQUESTS_BYTES_MAX)
+    assert await streams.begin(only(MESSAGE)) == MESSAGE
+
+
+async def test_a_stream_whose_message_is_being_handled_is_left_alone(streams: Reading) -> None:
+    async def requests() -> AsyncIterator[bytes]:
+        yield MESSAGE
+        yield b"next"
+
+    parsed = streams.reader.stream(requests(), Codec(bytes))
+    assert await anext(parsed) == MESSAGE
+    streams.reads.look()
+    streams.memory.used_bytes += 101
+    streams.reads.look()
+
+    assert await anext(parsed) == b"next"
+    await parsed.aclose()
+
+
+async def test_a_message_on_a_stream_has_a_limit_of_its_own(streams: Reading) -> None:
+    largest = b"x" * limits.STREAM_MESSAGE_BYTES_MAX
+    assert await streams.begin(only(largest)) == largest
+
+    with pytest.raises(InvalidArgument) as caught:
+        await streams.begin(only(largest + b"x"))
+
+    assert caught.value.reason == "MESSAGE_TOO_LARGE"
+    assert "on a stream: send it in parts, or by a call of its own" in caught.value.message
