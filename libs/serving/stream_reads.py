@@ -40,7 +40,6 @@ class StreamReads:
         self._resident = resident or resident_bytes
         self._waiting: dict[asyncio.Timeout, None] = {}
         self._resident_bytes: deque[int] = deque(maxlen=LOOKS)
-        self._is_short = False
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, read: asyncio.Timeout) -> None:
@@ -63,16 +62,17 @@ class StreamReads:
         resident = self._resident()
         self._resident_bytes.append(resident)
         growth_bytes = resident - min(self._resident_bytes)
-        was_short, self._is_short = self._is_short, growth_bytes > self._growth_bytes_max
-        if not self._is_short:
+        if growth_bytes <= self._growth_bytes_max:
             return
-        if not was_short:
-            log.warning(
-                "the process grew by %d MiB in a few seconds: streams that wait for messages are "
-                "ended, since large ones may be arriving on them",
-                growth_bytes >> 20,
-                extra={"streams": len(self._waiting)},
-            )
+        log.warning(
+            "the process grew by %d MiB in a few seconds: streams that wait for messages are "
+            "ended, since large ones may be arriving on them",
+            growth_bytes >> 20,
+            extra={"streams": len(self._waiting)},
+        )
+        # Growth counts from here: those who come back are not ended for what is over.
+        self._resident_bytes.clear()
+        self._resident_bytes.append(resident)
         now = asyncio.get_running_loop().time()
         waiting, self._waiting = self._waiting, {}
         for read in waiting:

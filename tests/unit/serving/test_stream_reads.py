@@ -86,6 +86,26 @@ async def test_streams_that_wait_are_ended_when_the_process_grows_by_too_much(
         assert ended.reason == "LARGE_REQUESTS"
 
 
+async def test_streams_that_come_back_are_not_ended_for_growth_that_is_over(
+    streams: Reading,
+) -> None:
+    ended = streams.begin(silence())
+    await turns()
+    streams.reads.look()
+    streams.memory.used_bytes += 101
+    streams.reads.look()
+    with pytest.raises(ResourceExhausted):
+        await ended
+
+    back = streams.begin(silence())
+    await turns()
+    streams.reads.look()
+    streams.memory.used_bytes += 100
+    streams.reads.look()
+    await turns()
+    assert not back.done()
+
+
 async def test_slow_growth_ends_no_stream(streams: Reading) -> None:
     waiting = streams.begin(silence())
     await turns()
