@@ -27,7 +27,9 @@ def filled(depth: int) -> Shard:
     for first in range(1, depth, PER_RANGE):
         ids = range(first, first + PER_RANGE)
         assignment = Assignment("q", ids)
-        shard.assign([Range(0, first - 1, ids[-1], [assignment])], NOW_MS + first // PER_RANGE)
+        application = shard.begin(Range(0, first - 1, ids[-1], [assignment]))
+        while application is not None and not application.is_done:
+            application.step(NOW_MS + first // PER_RANGE)
         committed(shard)
     return shard
 

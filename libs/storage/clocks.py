@@ -8,7 +8,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-__all__ = ["STEP_HOLD_S", "STEP_MS", "Clock", "HybridClock", "wait_until_past"]
+from libs.storage.buckets import MAX_ORDER_MS
+from libs.storage.errors import ClockOutOfRange
+
+__all__ = ["LAST_MS", "STEP_HOLD_S", "STEP_MS", "Clock", "HybridClock", "wait_until_past"]
 
 _LOOK_AGAIN_MS: Final = 1000
 
@@ -20,6 +23,10 @@ STEP_MS: Final = 1000
 
 STEP_HOLD_S: Final = 30.0
 """How long a step must last before it is followed: one that is taken back by then ends nothing."""
+
+
+LAST_MS: Final = MAX_ORDER_MS - (1 << 21)
+"""The last time, in 2248: the keys of records have room for it, and for what they count beyond."""
 
 
 class Clock(Protocol):
@@ -40,8 +47,10 @@ class HybridClock:
     """max(last + monotonic time passed, wall clock), going on from the last value that was kept.
 
     It never goes back, whatever the wall clock does, and never stands still while that is behind. A
-    step ahead by more than STEP_MS is followed when it has lasted for STEP_HOLD_S. `wall` gives
-    seconds since the epoch, `monotonic` seconds from anywhere.
+    step ahead by more than STEP_MS is followed when it has lasted for STEP_HOLD_S, unless it leads
+    beyond LAST_MS. `wall` gives seconds since the epoch, `monotonic` seconds from anywhere.
+
+    Raises ClockOutOfRange where it would begin beyond LAST_MS.
     """
 
     def __init__(
@@ -54,6 +63,8 @@ class HybridClock:
         self._monotonic = monotonic
         # A process that starts takes the wall clock as it is.
         self._base_ms = max(last_ms, int(wall() * 1000))
+        if self._base_ms > LAST_MS:
+            raise ClockOutOfRange(self._base_ms, LAST_MS)
         self._base_at = monotonic()
         self._stepped_at: float | None = None
         self._stepped_ms = 0
@@ -66,8 +77,10 @@ class HybridClock:
     def now_ms(self) -> int:
         """The time now; at least every value given before."""
         at = self._monotonic()
-        now = self._base_ms + int((at - self._base_at) * 1000)
+        now = min(self._base_ms + int((at - self._base_at) * 1000), LAST_MS)
         ahead_ms = int(self._wall() * 1000) - now
+        if now + ahead_ms > LAST_MS:
+            return now
         if ahead_ms <= STEP_MS:
             self._stepped_at = None
         elif not self._has_lasted(at, ahead_ms):

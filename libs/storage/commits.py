@@ -89,6 +89,11 @@ class GroupCommit:
         self._number = 1
         self._gathering: _Commit | None = None
         self._gathered_bytes = 0
+        self.hold = asyncio.Lock()
+        """No commit begins while it is held: for what belongs into one, and is made in steps.
+
+        Whoever holds it must not wait for a commit.
+        """
         self._closing = False
         self._running = False
         self._finished = asyncio.Event()
@@ -201,7 +206,8 @@ class GroupCommit:
         batch = Batch()
         batch.commit = commit.number
         try:
-            self._source.drain(batch)
+            async with self.hold:
+                self._source.drain(batch)
         except Exception as error:  # noqa: BLE001 - a half-drained source must never commit again
             self._fail(error)
             return

@@ -82,6 +82,16 @@ class ClockAhead(StorageError):
         self.ahead_ms = ahead_ms
 
 
+class ClockOutOfRange(StorageError):
+    """The clock of this machine is beyond the last time that records can have; correct it."""
+
+    def __init__(self, now_ms: int, last_ms: int) -> None:
+        super().__init__(
+            f"the clock of this machine is {now_ms} ms after 1970, at most {last_ms} can be stored:"
+            " correct it, then start"
+        )
+
+
 class ObjectNotFound(StorageError):
     """There is no object under this path or URI; `path` names it."""
 

@@ -19,6 +19,8 @@ The pure core, in the order in which to read it:
 `replays`         how far queues that start in the past have caught up
 `outbox`          pushes on their way to the ingests: their numbers
 `executed`        which lists of commands took effect lately
+`range_application` ranges of logs, brought into their queues in steps
+`storable`        records that cannot be encoded, found before a command changes anything
 `shard_machine`   all queues of the shard, cursors; what goes into a commit
 `executions`      lists of commands that take effect together
 `loading`         the way back from the database: the state at start, cold buckets on demand

@@ -22,8 +22,10 @@ from services.broker.introductions import Introductions
 from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import changes_after, checked_id
 from services.broker.queue_machine import Queue
+from services.broker.range_application import RangeApplication
 from services.broker.replay_starts import ReplayStarts
 from services.broker.replays import Counts
+from services.broker.request_limits import within
 from services.broker.shard_machine import Assignment, Range
 from slatemq.errors import InvalidArgument, NotFound
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, queue_pb2
@@ -34,6 +36,9 @@ without, and the claims fetch them."""
 
 
 REASON_BYTES_MAX = 1_000
+
+MATCH_BYTES = 30
+"""About what a match adds to a commit."""
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +108,9 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         if judged:
             await self._check_queues(judged)
             await self._fetch(judged)
-            applied = await owner.run(
-                lambda now_ms: self._apply(judged, now_ms), request.ByteSize()
-            )
+            for piece in judged:
+                if await self._apply(piece):
+                    applied.add(piece.log)
             cursors = dict(owner.shard.cursors)
             await owner.durable()
         return assignment_pb2.AssignResponse(
@@ -137,11 +142,12 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         queue_id = checked_id(request.queue_id, "queue_id")
         if request.queue_revision < 0:
             raise InvalidArgument("queue_revision", "must not be negative", reason="OUT_OF_RANGE")
-        for field in ("message_count", "left_count"):
-            if getattr(request, field) < 0:
-                raise InvalidArgument(field, "must not be negative", reason="OUT_OF_RANGE")
-        counts = Counts(request.message_count, request.left_count)
         piece = _range("range", request.range)
+        # No more than there are IDs: so the sum of all pieces has room in the replay's record.
+        counts = Counts(
+            within("message_count", request.message_count, 0, piece.last - piece.previous),
+            within("left_count", request.left_count, 0, MAX_MESSAGE_ID),
+        )
         for place, assignment in enumerate(piece.assignments):
             if assignment.queue_id != queue_id:
                 field = f"range.assignments[{place}].queue_id"
@@ -151,12 +157,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         if _is_current(queue, request.queue_revision):
             await self._find_start(queue, piece.log)
             await self._fetch([piece])
-        answer = await self._owner.run(
-            lambda now_ms: self._apply_backfill(
-                queue_id, request.queue_revision, piece, counts, now_ms
-            ),
-            request.ByteSize(),
-        )
+        answer = await self._backfill(queue_id, request.queue_revision, piece, counts)
         await self._owner.durable()
         return answer
 
@@ -197,40 +198,41 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
 
         await self._owner.run(note)
 
-    def _apply_backfill(
-        self, queue_id: str, revision: int, piece: Range, counts: Counts, now_ms: int
+    async def _backfill(
+        self, queue_id: str, revision: int, piece: Range, counts: Counts
     ) -> assignment_pb2.BackfillResponse:
-        queue, shard = self._owner.queue(queue_id), self._owner.shard
-        replay = shard.replays.range_of(queue_id, piece.log)
-        if replay is None:
-            raise NotFound("replay", f"{queue_id} of log {piece.log}")
-        applied = False
-        if _is_current(queue, revision) and replay.is_found:
-            if piece.last > replay.end:
-                raise InvalidArgument(
-                    "range.last_sequence", f"must be at most the replay's end, {replay.end}"
-                )
-            applied = shard.backfill(queue, piece, counts, now_ms)
-            if applied:
-                self._delivery.hand_over(queue, now_ms)
-        return assignment_pb2.BackfillResponse(
-            applied=applied,
-            cursor=piece.last if applied else replay.cursor,
-            queue_revision=queue.routing_revision,
-        )
+        answer = assignment_pb2.BackfillResponse()
 
-    def _apply(self, ranges: list[Range], now_ms: int) -> set[int]:
-        """Applies what can be; gives the logs of these ranges."""
-        shard = self._owner.shard
-        applied = set[int]()
-        # In the same turn, so in the same commit: one durable point from log to consumer.
-        for piece, done in zip(ranges, shard.assign(ranges, now_ms), strict=True):
-            if not done:
-                continue
-            applied.add(piece.log)
-            for queue in self._waited_on(piece):
+        def begin(_: int) -> RangeApplication | None:
+            queue, shard = self._owner.queue(queue_id), self._owner.shard
+            replay = shard.replays.range_of(queue_id, piece.log)
+            if replay is None:
+                raise NotFound("replay", f"{queue_id} of log {piece.log}")
+            begun = None
+            if _is_current(queue, revision) and replay.is_found:
+                if piece.last > replay.end:
+                    raise InvalidArgument(
+                        "range.last_sequence", f"must be at most the replay's end, {replay.end}"
+                    )
+                begun = shard.begin_backfill(queue, piece, counts)
+            answer.cursor = replay.cursor if begun is None else piece.last
+            answer.queue_revision = queue.routing_revision
+            return begun
+
+        answer.applied = await self._owner.apply(begin, self._hand_over, _size_bytes(piece))
+        return answer
+
+    async def _apply(self, piece: Range) -> bool:
+        def begin(_: int) -> RangeApplication | None:
+            return self._owner.shard.begin(piece)
+
+        return await self._owner.apply(begin, self._hand_over, _size_bytes(piece))
+
+    def _hand_over(self, queues: Sequence[Queue], now_ms: int) -> None:
+        """Claims what came for those who wait: one commit has both the matches and the leases."""
+        if self._delivery.is_waited_on:
+            for queue in queues:
                 self._delivery.hand_over(queue, now_ms)
-        return applied
 
     async def _check_queues(self, ranges: list[Range]) -> None:
         queues, deleted = self._owner.shard.queues, self._owner.shard.deleted
@@ -275,6 +277,11 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
     def _changes(self, after: int) -> list[queue_pb2.QueueChange]:
         owner = self._owner
         return changes_after(owner.durable_configs, owner.durable_replays, after, self._shard)
+
+
+def _size_bytes(piece: Range) -> int:
+    """About what a range adds to a commit."""
+    return MATCH_BYTES * sum(len(one.message_ids) for one in piece.assignments)
 
 
 def _is_current(queue: Queue, revision: int) -> bool:

@@ -132,7 +132,8 @@ class Available:
     def add_new(self, columns: Columns, now_ms: int) -> None:
         """As `add_ready`: mostly a queue gets some messages once between two commits."""
         priority = columns.priority
-        if priority in self._open_ready:
+        begun = self._open_ready.get(priority)
+        if begun is not None and begun.count < READY_BUCKET_MAX:
             self.add_ready(priority, columns.messages(), now_ms)
             return
         lane = self._lane(priority, BucketKind.READY)

@@ -29,6 +29,16 @@ class Assignment(NamedTuple):
     retention_deadlines_ms: Sequence[int] = ()
     visible_at_ms: Sequence[int] = ()
 
+    def split(self, count: int) -> tuple[Assignment, Assignment | None]:
+        """The first so many messages, and the others, if there are any."""
+        if len(self.message_ids) <= count:
+            return self, None
+        queue_id, *columns = self
+        return (
+            Assignment(queue_id, *(column[:count] for column in columns)),
+            Assignment(queue_id, *(column[count:] for column in columns)),
+        )
+
 
 NEWEST = 1 << 62
 """The revision of a judgement that none can be newer than."""

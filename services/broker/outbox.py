@@ -26,6 +26,7 @@ from libs.storage.execution_records import (
 from libs.storage.own_keys import outbox_counter_key, outbox_key, refused_push_key
 from libs.storage.refused_pushes import RefusedPushRecord, encode_refused_push
 from services.broker.leases import Row
+from services.broker.storable import storable
 from slatemq.errors import ResourceExhausted
 
 ROWS_MAX = 1_000_000
@@ -162,8 +163,9 @@ class Outbox:
         before = self.counter(ingest_shard)
         place = (ingest_shard, before.first_waiting)
         record = RefusedPushRecord(now_ms, reason[:REASON_CHARACTERS_MAX], value)
+        refused = storable(f"refused push {place[1]}", encode_refused_push, record)
         self.refused[place] = RefusedPush.of(record)
-        self._rows.append((refused_push_key(*place), encode_refused_push(record)))
+        self._rows.append((refused_push_key(*place), refused))
         self._rows.append((outbox_key(*place), PUT_ASIDE))
         waiting_bytes = before.waiting_bytes - len(value) + len(PUT_ASIDE)
         self._counters[ingest_shard] = before._replace(waiting_bytes=waiting_bytes)

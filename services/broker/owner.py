@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from libs.storage.clocks import Clock
 from libs.storage.commits import GroupCommit
-from libs.storage.errors import StoreUnavailable
+from libs.storage.errors import StoreFailed, StoreUnavailable
 from libs.storage.slate import Batch, Database
 from services.broker.config_log import ConfigChange, ConfigLog
 from services.broker.due_queues import DueQueues
@@ -22,6 +22,7 @@ from services.broker.lease_buckets import Lease
 from services.broker.letter_turns import LetterTurns
 from services.broker.loading import Loader
 from services.broker.queue_machine import NeedsLane, Queue
+from services.broker.range_application import RangeApplication
 from services.broker.replays import Ranges
 from services.broker.shard_machine import Needs, Shard
 from slatemq.errors import NotFound, ResourceExhausted, SlateMQError
@@ -83,6 +84,7 @@ class ShardOwner:
         self._loader = Loader(database, shard)
         self._due = DueQueues(shard.queues.values(), self.owns)
         self._bytes_max = bytes_max
+        self._is_applying = False  # a range, of which a part is in memory
         self._pending: dict[int, _Reportable] = {}
 
     # --- Commands -----------------------------------------------------------
@@ -109,6 +111,54 @@ class ShardOwner:
                 raise
             self._note_changes(size_bytes)
             return result
+
+    async def apply(
+        self,
+        begin: Callable[[int], RangeApplication | None],
+        on_step: Callable[[Sequence[Queue], int], None],
+        size_bytes: int,
+    ) -> bool:
+        """Applies a range, in steps between which others have turns; whether it was to be applied.
+
+        All of it goes into one commit, also where the caller goes away meanwhile. `on_step` hears
+        of the queues that a step has changed, and may claim of what they have.
+        """
+        try:
+            async with self.commits.hold:
+                application = begin(self.clock.now_ms())
+                if application is None:
+                    return False
+                self._is_applying = True
+                self._note_changes(size_bytes)
+                try:
+                    self._step(application, on_step)
+                    while not application.is_done:
+                        await asyncio.sleep(0)
+                        self._step(application, on_step)
+                except asyncio.CancelledError:
+                    while not application.is_done:
+                        self._step(application, on_step)
+                    self._is_applying = False
+                    raise
+                # Not where a step has failed: what is half applied is never committed.
+                self._is_applying = False
+                return True
+        except SlateMQError:
+            await self.durable()
+            raise
+
+    def _step(
+        self,
+        application: RangeApplication,
+        on_step: Callable[[Sequence[Queue], int], None],
+    ) -> None:
+        now_ms = self.clock.now_ms()
+        changed = application.step(now_ms)
+        on_step(changed, now_ms)
+        if not application.is_done:  # What comes in one step, as it mostly does, costs no more.
+            self._note_due(changed)
+            self.shard.drain_early(changed, now_ms)
+        self._note_changes(0)
 
     def _note_changes(self, size_bytes: int) -> None:
         if self.shard.has_changes:
@@ -152,9 +202,9 @@ class ShardOwner:
 
     def drain(self, batch: Batch) -> None:
         """Puts what changed since the last commit (see libs.storage.commits.Source)."""
-        for queue in self.shard.notes.to_commit:
-            if queue.available.has_timed:  # Most have not, and there may be ten thousand.
-                self._due.note(queue)
+        if self._is_applying:
+            raise StoreFailed("a range was left half applied")
+        self._note_due(self.shard.notes.to_commit)
         batch.put_all(self.shard.drain(self.clock.now_ms()))
         if len(batch):
             shard = self.shard
@@ -164,6 +214,11 @@ class ShardOwner:
                 shard.replays.by_queue,
                 shard.take_config_changes(),
             )
+
+    def _note_due(self, queues: Iterable[Queue]) -> None:
+        for queue in queues:
+            if queue.available.has_timed:  # Most have not, and there may be ten thousand.
+                self._due.note(queue)
 
     def _durable(self, commit: int) -> None:
         self.shard.durable()

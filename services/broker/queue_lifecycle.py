@@ -16,6 +16,8 @@ from libs.storage.queues import encode_active, encode_done, encode_failed
 from libs.storage.states import QueueStateRecord
 from services.broker.orders import free_epoch
 from services.broker.queue_machine import Queue, Row
+from services.broker.queue_settings import QueueSettings
+from services.broker.storable import storable
 
 DELETED_KEPT = 10_000
 """Deleted queues remembered at least, for those who learn late that they are deleted."""
@@ -60,10 +62,16 @@ def deleted_state(queue: Queue, revision: int) -> QueueStateRecord:
     )
 
 
+def config_row(queue_id: str, settings: QueueSettings) -> Row:
+    """The record of a queue's settings; InvalidArgument (UNSTORABLE) where they do not fit."""
+    record = storable(f"config of queue {queue_id!r}", encode_config, settings.record())
+    return config_key(queue_id), record
+
+
 def creation_rows(queue: Queue) -> tuple[Row, ...]:
     """The RFC's workflow: the config and three empty records, in one batch."""
     return (
-        (config_key(queue.queue_id), encode_config(queue.settings.record())),
+        config_row(queue.queue_id, queue.settings),
         (active_key(queue.queue_id, 0), encode_active((), ())),
         (done_key(queue.queue_id, 0), encode_done(())),
         (failed_key(queue.queue_id, 0), encode_failed(())),

@@ -28,6 +28,7 @@ from services.broker.executor import UPLOAD_AGE_MS_MAX
 from services.broker.finished_pages import FinishedReader, Span, Spot
 from services.broker.letter_pushes import outbox_row
 from services.broker.other_shards import OtherBrokers, OutboxTarget
+from services.broker.outbox import REASON_CHARACTERS_MAX
 from services.broker.owner import ShardOwner
 from services.broker.payloads import Ingests
 from services.broker.queue_machine import Queue
@@ -285,7 +286,8 @@ class RedriveRunner:
             record = self._owner.shard.redrives.get(number)
             if record is not None and record.state == RedriveState.RUNNING:
                 state = RedriveState.FAILED if error else RedriveState.DONE
-                record = record._replace(state=state, ended_at_ms=now_ms, error=error)
+                reason = error[:REASON_CHARACTERS_MAX]
+                record = record._replace(state=state, ended_at_ms=now_ms, error=reason)
                 self._owner.shard.redrives.put(number, record)
 
         self._next_at.pop(number, None)

@@ -21,6 +21,7 @@ from libs.storage.queues import AvailableMessage, DoneMessage, FailedMessage, en
 from libs.storage.redrive_records import RedriveRecord, RedriveState, encode_redrive
 from services.broker.leases import Row
 from services.broker.queue_machine import Queue
+from services.broker.storable import storable
 from slatemq.errors import ResourceExhausted
 
 RUNNING_MAX = 100
@@ -41,7 +42,7 @@ class Redrives:
         self.kept = KEPT
         self.retention_s = RETENTION_S
         self._records = dict(sorted((stored or {}).items()))
-        self._changed: set[int] = set()
+        self._changed: dict[int, bytes | None] = {}  # by number, the record; None: to delete
         self._next = max(self._records, default=0) + 1
 
     def __iter__(self) -> Iterator[tuple[int, RedriveRecord]]:
@@ -73,16 +74,18 @@ class Redrives:
 
     def start(self, record: RedriveRecord) -> int:
         """Adds one; gives its number."""
-        number, self._next = self._next, self._next + 1
+        number = self._next
         self.put(number, record)
+        self._next = number + 1
         return number
 
     def put(self, number: int, record: RedriveRecord) -> None:
         """Changes one. Of those that do not run any more the first to end are forgotten."""
         if record.state == RedriveState.DONE:
             record = record._replace(message_ids=())  # up to 80 kB, and of no use any more
+        value = storable(f"redrive {number}", encode_redrive, record)
         self._records[number] = record
-        self._changed.add(number)
+        self._changed[number] = value
         if record.state != RedriveState.RUNNING:
             self._drop(self._ended(number)[: -self.kept])
 
@@ -102,7 +105,7 @@ class Redrives:
         for number in numbers:
             if number + 1 < self._next:  # the newest stays: after a restart its number is needed
                 del self._records[number]
-                self._changed.add(number)
+                self._changed[number] = None
 
     def taken_out(self, queue_id: str, places: Mapping[int, Set[int]], by: int = 0) -> None:
         """Notes which places of which rows of a queue were emptied, by a redrive or otherwise (0).
@@ -124,10 +127,9 @@ class Redrives:
 
     def drain(self) -> Iterator[Row]:
         """The rows that changed since the last drain."""
-        changed, self._changed = self._changed, set()
-        for number in changed:
-            record = self._records.get(number)
-            yield redrive_key(number), None if record is None else encode_redrive(record)
+        changed, self._changed = self._changed, {}
+        for number, value in changed.items():
+            yield redrive_key(number), value
 
 
 class Step(NamedTuple):

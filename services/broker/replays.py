@@ -17,11 +17,12 @@ logs is left to a replay without an end; the end is the cursor at the moment at 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from libs.storage.own_keys import replay_key
 from libs.storage.replay_records import OPEN_END, UNCOUNTED, ReplayRange, encode_replay
+from services.broker.storable import storable
 
 Ranges = tuple[ReplayRange, ...]
 
@@ -72,7 +73,7 @@ class Replays:
         self.by_queue: Mapping[str, Ranges] = {
             queue_id: tuple(ranges) for queue_id, ranges in (stored or {}).items()
         }
-        self._changed: set[str] = set()
+        self._changed: dict[str, bytes | None] = {}  # by queue, the record; None: to delete
 
     @property
     def has_changes(self) -> bool:
@@ -100,15 +101,18 @@ class Replays:
         if ranges:
             self._put(queue_id, ranges)
 
-    def extend(self, queue_id: str, log: int, end: int, new_end: int) -> None:
-        """Leaves more of a log to a queue's replay: what is behind `end`, up to `new_end`."""
+    def extend(self, queue_ids: Iterable[str], log: int, end: int, new_end: int) -> None:
+        """Leaves more of a log to queues' replays: what is behind `end`, up to `new_end`."""
+        changed = {one: self._extended(one, log, end, new_end) for one in queue_ids}
+        if changed:
+            self._put_all(changed)
+
+    def _extended(self, queue_id: str, log: int, end: int, new_end: int) -> Ranges:
         last = self._last_of(queue_id, log)
         if last is None or last.end != end:
             last = ReplayRange(log, end, end, end)
         others = [other for other in self.of(queue_id) if other != last]
-        self._put(
-            queue_id, tuple(sorted([*others, last._replace(end=new_end, left_count=UNCOUNTED)]))
-        )
+        return tuple(sorted([*others, last._replace(end=new_end, left_count=UNCOUNTED)]))
 
     def found(self, queue_id: str, waiting: ReplayRange, start: int) -> None:
         """Notes where a range begins that had to wait for its ingest, if it waits still.
@@ -173,19 +177,20 @@ class Replays:
         """Forgets the replay of a queue that is deleted."""
         if queue_id in self.by_queue:
             self.by_queue = {name: rs for name, rs in self.by_queue.items() if name != queue_id}
-            self._changed.add(queue_id)
+            self._changed[queue_id] = None
 
     def drain(self) -> list[tuple[bytes, bytes | None]]:
         """The rows of what changed since the last drain."""
-        changed, self._changed = self._changed, set()
-        return [
-            (
-                replay_key(queue_id),
-                encode_replay(self.by_queue[queue_id]) if queue_id in self.by_queue else None,
-            )
-            for queue_id in changed
-        ]
+        changed, self._changed = self._changed, {}
+        return [(replay_key(queue_id), value) for queue_id, value in changed.items()]
 
     def _put(self, queue_id: str, ranges: Ranges) -> None:
-        self.by_queue = {**self.by_queue, queue_id: ranges}
-        self._changed.add(queue_id)
+        self._put_all({queue_id: ranges})
+
+    def _put_all(self, changed: Mapping[str, Ranges]) -> None:
+        """Changes all of them, or none where one cannot be stored."""
+        self._changed |= {
+            queue_id: storable(f"replay of queue {queue_id!r}", encode_replay, ranges)
+            for queue_id, ranges in changed.items()
+        }
+        self.by_queue = {**self.by_queue, **changed}

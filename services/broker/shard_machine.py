@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import compress
+from dataclasses import dataclass, field
 
-from libs.storage.configs import encode_config
-from libs.storage.errors import Unstorable
 from libs.storage.keys import config_key, queue_state_key
 from libs.storage.own_keys import CONFIG_REVISION_KEY, finished_leases_key, routing_cursor_key
-from libs.storage.queues import AvailableMessage
 from libs.storage.states import (
     FinishedLeasesRecord,
     QueueStateRecord,
@@ -29,13 +25,20 @@ from services.broker.delayed_journal import DelayedJournal
 from services.broker.executed import Executed
 from services.broker.outbox import Outbox
 from services.broker.queue_entries import NEVER
-from services.broker.queue_lifecycle import creation_rows, deleted_state, new_state, swept_surplus
+from services.broker.queue_lifecycle import (
+    config_row,
+    creation_rows,
+    deleted_state,
+    new_state,
+    swept_surplus,
+)
 from services.broker.queue_machine import Notes, Queue, Row
-from services.broker.queue_settings import DEFAULT_PRIORITY, QueueSettings
+from services.broker.queue_settings import QueueSettings
+from services.broker.range_application import RangeApplication
 from services.broker.redrives import Redrives
 from services.broker.replays import Counts, Ranges, Replays
 from services.broker.shard_leases import ShardLeases
-from services.broker.waiting_buckets import Columns
+from services.broker.storable import encoding, storable
 
 __all__ = ["Assignment", "Finish", "Nack", "Needs", "Purge", "Range", "Shard"]
 
@@ -77,7 +80,7 @@ class Shard(ShardLeases):
         self._changed_cursors: set[int] = set()
         self._rows: list[Row] = []  # of commands that are rare enough to encode at once
         self.lanes = lane_budget.LaneBudget(lane_budget.BYTES_MAX)
-        self._generation = 0
+        self._written = Written(1)
         self._undurable: deque[Written] = deque()
         self._lingering: list[Beyond] = []  # of lanes that were being read
 
@@ -96,17 +99,18 @@ class Shard(ShardLeases):
 
         `replay` is what it has to catch up on; None: it begins with its creation.
         """
-        self._next_revision()
-        before = self.deleted.pop(queue_id, None)
-        state = new_state(before, self.revision)
-        settings = settings.changed(revision=self.revision)
-        queue = Queue(queue_id, settings, state, self.notes)
-        queue.delayed.begin(queue.lane_epoch)
-        self.queues[queue_id] = queue
-        self._rows += creation_rows(queue)
+        revision = self.revision + 1
+        state = new_state(self.deleted.get(queue_id), revision)
+        queue = Queue(queue_id, settings.changed(revision=revision), state, self.notes)
+        rows = creation_rows(queue)
         if replay is not None:
             self.replays.begin(queue_id, replay)
-            self._starting_in_the_past[queue_id] = self.revision
+            self._starting_in_the_past[queue_id] = revision
+        self._next_revision()
+        self.deleted.pop(queue_id, None)
+        queue.delayed.begin(queue.lane_epoch)
+        self.queues[queue_id] = queue
+        self._rows += rows
         self._note_config(queue)
         queue.touch()
         return queue
@@ -118,31 +122,42 @@ class Shard(ShardLeases):
 
     def update_queue(self, queue: Queue, settings: QueueSettings) -> None:
         """Gives a queue other settings."""
+        self._take_settings(queue, *self._config_of(queue, settings))
+
+    def _config_of(self, queue: Queue, settings: QueueSettings) -> tuple[QueueSettings, Row]:
+        """The settings at the next revision, and their row; nothing has changed yet."""
+        settings = settings.changed(revision=self.revision + 1)
+        return settings, config_row(queue.queue_id, settings)
+
+    def _take_settings(self, queue: Queue, settings: QueueSettings, row: Row) -> None:
         self._next_revision()
-        before, queue.settings = queue.settings, settings.changed(revision=self.revision)
+        before, queue.settings = queue.settings, settings
         if queue.settings.routing != before.routing:
             queue.routing_revision = self.revision
         self._note_config(queue)
-        self._rows.append((config_key(queue.queue_id), encode_config(queue.settings.record())))
+        self._rows.append(row)
 
     def quarantine(self, queue: Queue, reason: str, now_ms: int) -> None:
         """Leaves a queue out of live routing: what comes waits in the logs until that is lifted."""
+        settings = queue.settings.changed(quarantine=reason, quarantined_at_ms=now_ms)
+        config = self._config_of(queue, settings)
         self.replays.open(queue.queue_id, self.cursors)
         self._starting_in_the_past.pop(queue.queue_id, None)
-        self.update_queue(
-            queue, queue.settings.changed(quarantine=reason, quarantined_at_ms=now_ms)
-        )
+        self._take_settings(queue, *config)
         queue.live_revision = NEVER
 
     def lift_quarantine(self, queue: Queue, settings: QueueSettings) -> None:
         """Takes a queue into live routing again, with these settings; what waits is replayed."""
+        config = self._config_of(queue, settings.changed(quarantine="", quarantined_at_ms=0))
         self.replays.close(queue.queue_id, self.cursors)
-        self.update_queue(queue, settings.changed(quarantine="", quarantined_at_ms=0))
+        self._take_settings(queue, *config)
         queue.live_revision = self.revision
         self._starting_in_the_past[queue.queue_id] = self.revision
 
     def delete_queue(self, queue: Queue) -> None:
         """Removes a queue in O(leases): its rows are left to the sweeper."""
+        state = deleted_state(queue, self.revision + 1)
+        value = storable(f"state of queue {queue.queue_id!r}", encode_queue_state, state)
         self._next_revision()
         for token in queue.in_flight.clear():
             self._running.remove(token)
@@ -151,12 +166,12 @@ class Shard(ShardLeases):
         self.lanes.forget(queue.available.by_name.values())
         del self.queues[queue.queue_id]
         self.notes.to_commit.pop(queue, None)
-        self.deleted[queue.queue_id] = state = deleted_state(queue, self.revision)
+        self.deleted[queue.queue_id] = state
         gone = queue.queue_id, self.revision, None, self.revision
         self._config_changes.append(ConfigChange(*gone))
         self._rows += (
             (config_key(queue.queue_id), None),
-            (queue_state_key(queue.queue_id), encode_queue_state(state)),
+            (queue_state_key(queue.queue_id), value),
         )
 
     def delete_rows(self, keys: Sequence[bytes]) -> None:
@@ -237,53 +252,48 @@ class Shard(ShardLeases):
 
     # --- Routing ------------------------------------------------------------
 
-    def assign(self, ranges: Sequence[Range], now_ms: int) -> list[bool]:
-        """Applies the ranges that begin where their log's cursor is; gives which.
+    def begin(self, piece: Range) -> RangeApplication | None:
+        """Begins to apply a range; None where it does not begin where its log's cursor is.
 
-        The caller has seen to it that each was judged by configs that are new enough. What queues
+        The caller has seen to it that it was judged by configs that are new enough. What queues
         became after a range's revision is not its matter: matches for one that is gone, or was
         created since, are dropped, and one that starts in the past leaves the range to its replay.
         """
-        cursors: dict[int, int] = {}
-        fits = []
-        for piece in ranges:
-            here = cursors.get(piece.log, self.cursors.get(piece.log, 0))
-            fits.append(piece.previous == here and piece.last > piece.previous)
-            if fits[-1]:
-                cursors[piece.log] = piece.last
-        pieces = [self._without_newer(piece) for piece in compress(ranges, fits)]
-        for piece in pieces:
-            for assignment in piece.assignments:
-                self._add(assignment, now_ms)
-            self._leave_to_replays(piece)
-        if new := cursors.keys() - self.cursors.keys():
-            self._leave_out_quarantined(new)
-        self.cursors.update(cursors)
-        self._changed_cursors.update(cursors)
-        return fits
+        log, last = piece.log, piece.last
+        if piece.previous != self.cursors.get(log, 0) or last <= piece.previous:
+            return None
+        known = self._without_newer(piece)
+        # First what may be refused since it cannot be stored.
+        if log not in self.cursors:
+            self._leave_out_quarantined(log)
+        self._leave_to_replays(piece)
+        application = RangeApplication(self, known)
+        self.cursors[log] = last
+        self._changed_cursors.add(log)
+        return application
 
-    def _leave_out_quarantined(self, new_logs: Iterable[int]) -> None:
-        """All of logs that were not there when it began is left to replays, too."""
+    def _leave_out_quarantined(self, new_log: int) -> None:
+        """All of a log that was not there when it began is left to replays, too."""
         for queue in self.queues.values():
             if queue.settings.quarantine:
-                self.replays.open(queue.queue_id, dict.fromkeys(new_logs, 0))
+                self.replays.open(queue.queue_id, {new_log: 0})
 
-    def _without_newer(self, piece: Range) -> Range:
-        """The range without matches for queues that live routing did not judge for by then."""
+    def _without_newer(self, piece: Range) -> Sequence[Assignment]:
+        """The matches of a range for queues that live routing judged for by then."""
         if piece.revision >= self.revision:
-            return piece
+            return piece.assignments
         queues = self.queues
-        known = [
+        return [
             assignment
             for assignment in piece.assignments
             if (queue := queues.get(assignment.queue_id)) is not None
             and queue.live_revision <= piece.revision
         ]
-        return replace(piece, assignments=known)
 
     def _leave_to_replays(self, piece: Range) -> None:
-        for queue_id in list(self._started_after(piece.revision)):
-            self.replays.extend(queue_id, piece.log, piece.previous, piece.last)
+        queue_ids = list(self._started_after(piece.revision))
+        self.replays.extend(queue_ids, piece.log, piece.previous, piece.last)
+        for queue_id in queue_ids:
             self._next_revision()  # Routers learn of it like of a change.
             self._note_config(self.queues[queue_id])
 
@@ -293,48 +303,17 @@ class Shard(ShardLeases):
                 return
             yield queue_id
 
-    def backfill(self, queue: Queue, piece: Range, counts: Counts, now_ms: int) -> bool:
-        """Applies a piece of a queue's replay if it begins at the cursor; tells whether it did.
+    def begin_backfill(self, queue: Queue, piece: Range, counts: Counts) -> RangeApplication | None:
+        """Begins to apply a piece of a queue's replay; None where it is not at the cursor.
 
         The caller has compared the queue's revision and found the replay.
         """
         replay = self.replays.range_of(queue.queue_id, piece.log)
         if replay is None or piece.previous != replay.cursor or piece.last > replay.end:
-            return False
-        for assignment in piece.assignments:
-            self._add(assignment, now_ms)
+            return None
+        application = RangeApplication(self, piece.assignments)
         self.replays.move(queue.queue_id, piece.log, piece.last, counts)
-        return True
-
-    def _add(self, assignment: Assignment, now_ms: int) -> None:
-        queue_id, ids, priorities, deadlines, visible = assignment
-        queue = self.queues[queue_id]
-        if not (priorities or visible) and (
-            not deadlines or min(deadlines) > queue.seen_until(now_ms)
-        ):
-            queue.add_new(Columns(ids, DEFAULT_PRIORITY, deadlines), now_ms)
-            return
-        count = len(ids)
-        seen_until_ms = queue.seen_until(now_ms)
-        ready: dict[int, list[AvailableMessage]] = {}
-        rows = zip(
-            ids,
-            priorities or (DEFAULT_PRIORITY,) * count,
-            deadlines or (0,) * count,
-            visible or (0,) * count,
-            strict=True,
-        )
-        for message_id, priority, deadline_ms, visible_at_ms in rows:
-            if 0 < deadline_ms <= seen_until_ms:
-                queue.expired_count += 1
-                continue
-            item = AvailableMessage(message_id, priority, visible_at_ms, deadline_ms, 0)
-            if visible_at_ms > seen_until_ms:
-                queue.add_delayed(priority, item)
-            else:
-                ready.setdefault(priority, []).append(item)
-        for priority, items in ready.items():
-            queue.add_ready(priority, items, now_ms)
+        return application
 
     # --- Records of others --------------------------------------------------
 
@@ -358,33 +337,46 @@ class Shard(ShardLeases):
 
     def drain(self, now_ms: int) -> list[Row]:
         """The rows of everything that changed since the last drain; empty when nothing did."""
+        self.drain_early(list(self.notes.to_commit), now_ms)
         rows, self._rows = self._rows, []
-        written = Written(self._generation + 1)
-        for queue in self.notes.to_commit:
-            self.lanes.note(queue.available.by_name.values())
-            try:
-                written.beyond += queue.drain(now_ms, written.generation, rows)
-            except ValueError as error:
-                raise Unstorable(f"a record of queue {queue.queue_id!r}: {error}") from error
-            if queue.delayed.last_order > queue.delayed.durable_order:
-                written.delayed.append((queue.delayed, queue.delayed.last_order))
-        self.notes.to_commit.clear()
+        written = self._written
         for log in self._changed_cursors:
-            rows.append((routing_cursor_key(log), encode_routing_cursor(self.cursors[log])))
+            with encoding(f"the routing cursor of log {log}"):
+                rows.append((routing_cursor_key(log), encode_routing_cursor(self.cursors[log])))
         self._changed_cursors.clear()
-        for attempts, row in self.attempts.drain():
-            rows.append(row)
-            written.attempts.add(attempts)
-        for slot, record in self.finished.drain():
-            rows.append((finished_leases_key(slot), encode_finished_leases(record)))
-        rows += self.outbox.drain()
-        rows += self.executed.drain(now_ms)
+        with encoding("failed attempts"):
+            for attempts, row in self.attempts.drain():
+                rows.append(row)
+                written.attempts.add(attempts)
+        with encoding("finished leases"):
+            for slot, record in self.finished.drain():
+                rows.append((finished_leases_key(slot), encode_finished_leases(record)))
+        with encoding("the outbox"):
+            rows += self.outbox.drain()
+        with encoding("executed request IDs"):
+            rows += self.executed.drain(now_ms)
         rows += self.replays.drain()
         rows += self.redrives.drain()
         if rows:
-            self._generation = written.generation
+            self._written = Written(written.generation + 1)
             self._undurable.append(written)
         return rows
+
+    def drain_early(self, queues: Iterable[Queue], now_ms: int) -> None:
+        """Encodes what changed in these queues for the next drain, which gives it with the rest.
+
+        One that changes again until then is encoded again: the last of the rows of a key counts.
+        """
+        written = self._written
+        for queue in queues:
+            if queue not in self.notes.to_commit:
+                continue  # deleted meanwhile
+            self.lanes.note(queue.available.by_name.values())
+            with encoding(f"a record of queue {queue.queue_id!r}"):
+                written.beyond += queue.drain(now_ms, written.generation, self._rows)
+            if queue.delayed.last_order > queue.delayed.durable_order:
+                written.delayed.append((queue.delayed, queue.delayed.last_order))
+            del self.notes.to_commit[queue]
 
     def durable(self) -> None:
         """Notes that the oldest drain which was not durable yet now is; memory may let go of it."""

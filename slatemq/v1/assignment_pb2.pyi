@@ -315,7 +315,7 @@ class BackfillRequest(_message.Message):
     queue_id: _builtins.str
     """The queue."""
     message_count: _builtins.int
-    """How many messages of the log were judged in the piece, matches or not: for `ReplayRange.replayed_count`."""
+    """How many messages of the log were judged in the piece, matches or not, at most as many as it has IDs: for `ReplayRange.replayed_count`."""
     left_count: _builtins.int
     """How many are left behind it, up to the replay's end: what the log has lost since may be counted in."""
     @_builtins.property

@@ -110,7 +110,7 @@ class AssignmentServiceServicer:
         """Assigns the matches of a piece of a log that lies before a queue's creation, to that queue alone (see `Queue.replay`). Applied
         whole or not at all, like a range of Assign, by the replay's own cursor.
 
-        Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range), NOT_FOUND (no such
+        Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range, counts beyond the piece), NOT_FOUND (no such
         queue, or it has no replay of that log), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -63,7 +63,7 @@ class AssignmentServiceStub:
     """Assigns the matches of a piece of a log that lies before a queue's creation, to that queue alone (see `Queue.replay`). Applied
     whole or not at all, like a range of Assign, by the replay's own cursor.
 
-    Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range), NOT_FOUND (no such
+    Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range, counts beyond the piece), NOT_FOUND (no such
     queue, or it has no replay of that log), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
     """
     QuarantineQueue: _grpc.UnaryUnaryMultiCallable[_assignment_pb2.QuarantineQueueRequest, _assignment_pb2.QuarantineQueueResponse]
@@ -108,7 +108,7 @@ class AssignmentServiceAsyncStub(AssignmentServiceStub):
     """Assigns the matches of a piece of a log that lies before a queue's creation, to that queue alone (see `Queue.replay`). Applied
     whole or not at all, like a range of Assign, by the replay's own cursor.
 
-    Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range), NOT_FOUND (no such
+    Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range, counts beyond the piece), NOT_FOUND (no such
     queue, or it has no replay of that log), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
     """
     QuarantineQueue: _aio.UnaryUnaryMultiCallable[_assignment_pb2.QuarantineQueueRequest, _assignment_pb2.QuarantineQueueResponse]  # type: ignore[assignment]
@@ -168,7 +168,7 @@ class AssignmentServiceServicer(metaclass=_abc_1.ABCMeta):
         """Assigns the matches of a piece of a log that lies before a queue's creation, to that queue alone (see `Queue.replay`). Applied
         whole or not at all, like a range of Assign, by the replay's own cursor.
 
-        Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range), NOT_FOUND (no such
+        Errors: INVALID_ARGUMENT (unordered sequences, columns of different lengths or with values out of range, counts beyond the piece), NOT_FOUND (no such
         queue, or it has no replay of that log), UNAVAILABLE, RESOURCE_EXHAUSTED (too much waits to be stored).
         """
 

@@ -13,6 +13,7 @@ from libs.filters import Filter, FilterError
 from libs.storage.blobs import Blobs
 from libs.storage.slate import Database
 from services.broker import redrive_runner, redrives
+from services.broker.outbox import REASON_CHARACTERS_MAX
 from slatemq.errors import InvalidArgument
 from slatemq.rpc_status import from_rpc_error
 from slatemq.v1 import entry_pb2, message_pb2, queue_pb2
@@ -237,7 +238,7 @@ async def test_one_whose_filter_is_not_understood_any_more_says_so(
     """As by a later version of the broker, after its start."""
 
     def refuses(source: str) -> Filter:
-        raise FilterError(f"{source} is not understood")
+        raise FilterError(f"{source} is not understood: {'𝔮' * 65_536}")  # no record takes that
 
     async with running() as rig:
         await rig.create(max_attempts=1)
@@ -246,6 +247,7 @@ async def test_one_whose_filter_is_not_understood_any_more_says_so(
         told = await redriven(rig, filter="true")
         assert (told.state, told.examined_count) == (entry_pb2.Redrive.STATE_FAILED, 0)
         assert "true is not understood" in told.error
+        assert len(told.error) == REASON_CHARACTERS_MAX
         monkeypatch.undo()
         request = entry_pb2.ResumeRedriveRequest(redrive_id=told.redrive_id)
         assert (await entries(rig).ResumeRedrive(request)).redrive.error == ""

@@ -8,6 +8,7 @@ from hypothesis.stateful import rule
 from services.broker.commands import Assignment, Range
 from services.broker.queue_machine import Queue
 from services.broker.replays import Counts
+from tests.unit.broker.applied import backfill_whole
 from tests.unit.broker.histories import queue_ids, slowly
 from tests.unit.broker.queue_histories import QueueHistory
 
@@ -58,7 +59,7 @@ class ReplayHistory(QueueHistory):
         if any(one in expected.entries for one in columns.message_ids):
             return  # it came by a transfer meanwhile: the model holds a message once in a queue
 
-        applied = self.shard.backfill(queue, piece, Counts(0, 0), now_ms)
+        applied = backfill_whole(self.shard, queue, piece, Counts(0, 0), now_ms)
 
         assert applied == (piece.previous == cursor and piece.last <= end)
         if applied:

@@ -11,6 +11,7 @@ from services.broker.loading import Loader, last_clock_ms, load_shard
 from services.broker.queue_machine import Choice, NeedsLane, Queue
 from services.broker.queue_settings import QueueSettings
 from services.broker.shard_machine import Assignment, Finish, Nack, Needs, Range, Shard
+from tests.unit.broker.applied import assign_all
 from tests.unit.broker.stores import DictStore
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ class Rig:
         )
         piece = Range(0, self._position, self._position + 1, [assignment])
         self._position += 1
-        assert await self.run(lambda: self.shard.assign([piece], self.now_ms)) == [True]
+        assert await self.run(lambda: assign_all(self.shard, [piece], self.now_ms)) == [True]
 
     async def claim(
         self,

@@ -11,6 +11,7 @@ from services.broker.executions import Execution, Transfer, execute
 from services.broker.loading import Loader
 from services.broker.queue_machine import Choice
 from services.broker.shard_machine import Assignment, Nack, Range, Shard
+from tests.unit.broker.applied import assign_all
 from tests.unit.broker.golden_plain_queue import COMMITS
 from tests.unit.broker.shards import START_MS, Rig
 
@@ -48,7 +49,7 @@ async def test_a_queue_without_delayed_messages_writes_the_same_keys_and_bytes_a
     commit()
     # The time of one is over: it is available at once, but no delayed message.
     columns = [3, 3, 200], [0, START_MS + 60_000, 0], [0, START_MS - 1, START_MS]
-    rig.shard.assign([Range(0, 0, 7, [Assignment("orders", [1, 2, 3], *columns)])], rig.now_ms)
+    assign_all(rig.shard, [Range(0, 0, 7, [Assignment("orders", [1, 2, 3], *columns)])], rig.now_ms)
     commit()
     rig.now_ms += 10
     claimed = rig.shard.claim(queue, lambda item: Choice.TAKE, 30_000, "worker", rig.now_ms)
@@ -59,7 +60,7 @@ async def test_a_queue_without_delayed_messages_writes_the_same_keys_and_bytes_a
     await rig.run(lambda: rig.shard.nack([Nack(second.token, "boom")], rig.now_ms))
     commit()
     rig.now_ms += 10
-    rig.shard.assign([Range(0, 7, 9, [Assignment("orders", [4])])], rig.now_ms)
+    assign_all(rig.shard, [Range(0, 7, 9, [Assignment("orders", [4])])], rig.now_ms)
     commit()
 
     del commits[0][config_key("orders").hex()]  # has a place for every setting

@@ -42,6 +42,7 @@ from services.broker.queue_settings import DEFAULT_PRIORITY
 from services.broker.shard_machine import Assignment, Range
 from services.broker.walks import Many
 from tests.forms import examples
+from tests.unit.broker.applied import assign_all
 from tests.unit.broker.histories import QUEUES, queue_ids, slowly
 from tests.unit.broker.lease_histories import LeaseHistory
 from tests.unit.broker.model import (
@@ -125,6 +126,7 @@ class Histories(LeaseHistory):
         kinds=st.lists(message_kinds, max_size=12),
         twice=st.booleans(),
         slow=slowly,
+        early=st.booleans(),
     )
     def assign(
         self,
@@ -133,6 +135,7 @@ class Histories(LeaseHistory):
         kinds: list[tuple[str, int, int, int]],
         twice: bool,
         slow: bool,
+        early: bool = False,
     ) -> None:
         previous = max(0, self.model.cursors.get(log, 0) - back)
         self.log_ends[log] += 10
@@ -140,6 +143,9 @@ class Histories(LeaseHistory):
         # A second router, which judged the same range, may come in the same call or later.
         pieces = [piece, piece] if twice else [piece]
         self.run(lambda now_ms: self.assign_now(pieces, now_ms), slow)
+        if early:  # as after a step of a range that has more
+            queues = [one for name in QUEUES if (one := self.queue(name)) is not None]
+            self.shard.drain_early(queues, self.now_ms)
 
     def assignments(self, kinds: list[tuple[str, int, int, int]]) -> list[Assignment]:
         found = []
@@ -161,7 +167,7 @@ class Histories(LeaseHistory):
         # The servicer refuses what was judged by other configs.
         if any(a.queue_id not in self.shard.queues for piece in pieces for a in piece.assignments):
             return
-        applied = self.shard.assign(list(map(_as_sent, pieces)), now_ms)
+        applied = assign_all(self.shard, list(map(_as_sent, pieces)), now_ms)
 
         expected = []
         for piece in pieces:

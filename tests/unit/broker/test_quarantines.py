@@ -12,6 +12,7 @@ from services.broker.queue_machine import Queue
 from services.broker.queue_settings import QueueSettings
 from services.broker.replays import Counts, Replays
 from tests.forms import examples
+from tests.unit.broker.applied import assign_all, backfill_whole
 from tests.unit.broker.shards import Rig
 
 
@@ -22,13 +23,13 @@ def made(rig: Rig, queue_id: str = "slow") -> Queue:
 def assign(rig: Rig, previous: int, last: int, *ids: int, revision: int, log: int = 0) -> bool:
     matches = [Assignment("slow", ids)] if ids else []
     piece = Range(log, previous, last, matches, revision)
-    return rig.shard.assign([piece], rig.now_ms) == [True]
+    return assign_all(rig.shard, [piece], rig.now_ms) == [True]
 
 
 def backfill(rig: Rig, previous: int, last: int, *ids: int, log: int = 0) -> bool:
     queue = rig.shard.queues["slow"]
     piece = Range(log, previous, last, [Assignment("slow", ids)] if ids else [])
-    return rig.shard.backfill(queue, piece, Counts(0, 0), rig.now_ms)
+    return backfill_whole(rig.shard, queue, piece, Counts(0, 0), rig.now_ms)
 
 
 async def waiting(rig: Rig) -> list[int]:
@@ -124,9 +125,9 @@ async def test_a_replay_under_way_goes_on_after_the_quarantine() -> None:
     assert replays.range_of("slow", 0) == ReplayRange(0, 0, 3, 10)
     replays.move("slow", 0, 10, Counts(4, 0))
     assert replays.range_of("slow", 0) == ReplayRange(0, 25, 25, 40)
-    replays.extend("slow", 0, 40, 50)
+    replays.extend(["slow"], 0, 40, 50)
     assert replays.range_of("slow", 0) == ReplayRange(0, 25, 25, 50)
-    replays.extend("slow", 0, 70, 80)
+    replays.extend(["slow"], 0, 70, 80)
     replays.move("slow", 0, 50, Counts(2, 0))
     assert replays.range_of("slow", 0) == ReplayRange(0, 70, 70, 80)
     replays.move("slow", 0, 80, Counts(3, 0))

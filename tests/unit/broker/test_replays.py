@@ -10,6 +10,7 @@ from services.broker.commands import Assignment, Range
 from services.broker.queue_machine import Queue
 from services.broker.queue_settings import QueueSettings
 from services.broker.replays import Counts, Replays, Starts, ranges_from
+from tests.unit.broker.applied import backfill_whole
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import stored_queue
 
@@ -24,7 +25,7 @@ async def backfill(rig: Rig, previous: int, last: int, *ids: int, visible_at_ms:
     piece = Range(0, previous, last, [columns] if ids else [])
     counts = Counts(last - previous, 10 - last)
     queue = rig.shard.queues["late"]
-    return await rig.run(lambda: rig.shard.backfill(queue, piece, counts, rig.now_ms))
+    return await rig.run(lambda: backfill_whole(rig.shard, queue, piece, counts, rig.now_ms))
 
 
 def cursor(rig: Rig) -> int:
@@ -77,7 +78,7 @@ def test_a_replay_whose_end_moves_is_counted_anew_by_its_next_piece() -> None:
     replays = Replays({"q": [ReplayRange(0, 0, 0, 50)]})
     replays.move("q", 0, 20, Counts(5, 7))
     assert [one.message_count for one in replays.of("q")] == [12]
-    replays.extend("q", 0, 50, 60)
+    replays.extend(["q"], 0, 50, 60)
     assert [one.message_count for one in replays.of("q")] == [None]
     replays.move("q", 0, 50, Counts(7, 3))
     assert [one.message_count for one in replays.of("q")] == [15]
@@ -144,7 +145,7 @@ def test_a_replay_whose_start_is_looked_up_later_is_under_way_and_ends_where_it_
     waiting = ReplayRange(3, 0, 0, 50, since_ms=99)
     replays.begin("q", (waiting,))
     assert replays.is_under_way("q")
-    replays.extend("q", 3, 50, 60)
+    replays.extend(["q"], 3, 50, 60)
     replays.found("q", waiting, 20)
     assert replays.of("q") == (ReplayRange(3, 20, 20, 60),)
     # Only once, and not behind its end

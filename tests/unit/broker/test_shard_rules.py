@@ -20,6 +20,7 @@ from services.broker import config_log, queue_lifecycle, timed_buckets
 from services.broker.config_log import ConfigChange, ConfigLog
 from services.broker.queue_settings import QueueSettings
 from services.broker.shard_machine import Assignment, Finish, Nack, Range
+from tests.unit.broker.applied import assign_all
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import stored_attempts, stored_queue
 
@@ -53,7 +54,7 @@ def test_a_queue_that_nothing_happens_to_is_not_written() -> None:
     rig.commit()
 
     assert rig.shard.drain(rig.now_ms) == []
-    rig.shard.assign([Range(0, 0, 1, [Assignment("orders", [1])])], rig.now_ms)
+    assign_all(rig.shard, [Range(0, 0, 1, [Assignment("orders", [1])])], rig.now_ms)
     written = [key for key, _ in rig.shard.drain(rig.now_ms)]
 
     assert written
@@ -126,10 +127,10 @@ def test_a_name_can_be_used_again_only_while_one_of_its_32_epochs_is_clean() -> 
 async def test_an_assign_with_a_hole_changes_nothing() -> None:
     rig = Rig()
     rig.create()
-    rig.shard.assign([Range(7, 0, 5, [Assignment("orders", [1])])], rig.now_ms)
+    assign_all(rig.shard, [Range(7, 0, 5, [Assignment("orders", [1])])], rig.now_ms)
     rig.commit()
 
-    applied = rig.shard.assign([Range(7, 6, 9, [Assignment("orders", [2])])], rig.now_ms)
+    applied = assign_all(rig.shard, [Range(7, 6, 9, [Assignment("orders", [2])])], rig.now_ms)
 
     assert applied == [False]
     assert rig.shard.cursors == {7: 5}
@@ -142,9 +143,9 @@ async def test_of_two_routers_the_second_changes_nothing() -> None:
     rig.create()
     judged = Range(7, 0, 5, [Assignment("orders", [1, 2])])
 
-    assert rig.shard.assign([judged], rig.now_ms) == [True]
-    assert rig.shard.assign([judged], rig.now_ms) == [False]
-    assert rig.shard.assign([judged, judged], rig.now_ms) == [False, False]
+    assert assign_all(rig.shard, [judged], rig.now_ms) == [True]
+    assert assign_all(rig.shard, [judged], rig.now_ms) == [False]
+    assert assign_all(rig.shard, [judged, judged], rig.now_ms) == [False, False]
 
     assert await rig.ids(10) == [1, 2]
 
@@ -155,7 +156,7 @@ async def test_the_same_range_twice_in_one_call_counts_once_and_the_next_one_fol
     first = Range(7, 0, 5, [Assignment("orders", [1])])
     second = Range(7, 5, 6, [Assignment("orders", [2])])
 
-    assert rig.shard.assign([first, first, second], rig.now_ms) == [True, False, True]
+    assert assign_all(rig.shard, [first, first, second], rig.now_ms) == [True, False, True]
 
     assert rig.shard.cursors == {7: 6}
     assert await rig.ids(10) == [1, 2]
@@ -163,7 +164,7 @@ async def test_the_same_range_twice_in_one_call_counts_once_and_the_next_one_fol
 
 async def test_a_range_without_a_match_moves_the_cursor_for_good() -> None:
     rig = Rig()
-    rig.shard.assign([Range(7, 0, 5, [])], rig.now_ms)
+    assign_all(rig.shard, [Range(7, 0, 5, [])], rig.now_ms)
     rig.commit()
 
     await rig.restart()

@@ -24,6 +24,7 @@ from services.router.pieces import Seen
 from services.router.route import Route
 from services.router.routing import NO_DELAY, BrokerRules, Columns, QueueRule
 from tests.forms import seeds
+from tests.unit.broker.applied import assign_all, backfill_whole
 from tests.unit.broker.shards import START_MS
 from tests.unit.router.routing_model import (
     LETTERS,
@@ -205,7 +206,7 @@ class Routing:
             piece, broker.configs, revision, seen.revision if seen and proven else 0
         )
         if not outdated:
-            broker.shard.assign([piece], START_MS)
+            assign_all(broker.shard, [piece], START_MS)
         cursor = broker.durable.cursor if outdated else broker.shard.cursors.get(LOG, 0)
         call.answer = outdated, cursor, revision, broker.incarnation
 
@@ -281,7 +282,7 @@ class Routing:
             rules.judge(entry, columns)
         judged = [Assignment(name, one.message_ids) for name, one in columns.items()]
         piece = Range(LOG, cursor, entries[-1].last, judged)
-        self.broker.shard.backfill(queue, piece, Counts(0, 0), START_MS)
+        backfill_whole(self.broker.shard, queue, piece, Counts(0, 0), START_MS)
 
     # --- What must hold -------------------------------------------------------------
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.storage.clocks import STEP_HOLD_S, HybridClock, wait_until_past
+from libs.storage.clocks import LAST_MS, STEP_HOLD_S, HybridClock, wait_until_past
+from libs.storage.errors import ClockOutOfRange
 
 
 class _Hands:
@@ -121,3 +123,28 @@ async def test_a_clock_that_is_ahead_of_the_last_tick_waits_for_nothing() -> Non
         raise AssertionError("must not sleep")
 
     await wait_until_past(999_999, lambda _: None, lambda: 1000.0, sleep)
+
+
+def test_a_clock_beyond_the_last_time_is_refused_at_the_start() -> None:
+    with pytest.raises(ClockOutOfRange, match=str(LAST_MS)):
+        _Hands(wall=LAST_MS / 1000 + 1).clock()
+    with pytest.raises(ClockOutOfRange):
+        _Hands().clock(last_ms=LAST_MS + 1)
+
+
+def test_a_step_beyond_the_last_time_is_never_followed() -> None:
+    hands = _Hands(wall=1000.0)
+    clock = hands.clock()
+    hands.wall = LAST_MS / 1000 + 1
+    for _ in range(3):
+        hands.monotonic += STEP_HOLD_S
+        clock.now_ms()
+    assert clock.now_ms() == 1_000_000 + 3 * int(STEP_HOLD_S * 1000)
+    assert clock.stepped_ms == 0
+
+
+def test_it_never_passes_the_last_time() -> None:
+    hands = _Hands(wall=LAST_MS / 1000 - 1)
+    clock = hands.clock()
+    hands.monotonic += 60
+    assert clock.now_ms() == LAST_MS

@@ -1,0 +1,149 @@
+"""Large ranges: applied in steps, whole, whoever goes away or fails in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+
+import grpc.aio
+import pytest
+
+from services.broker import range_application
+from services.broker.commands import Assignment, Range
+from services.broker.queue_machine import Queue
+from services.broker.range_application import RangeApplication
+from slatemq.v1 import assignment_pb2
+from tests.integration.broker.rig import Disk, Rig, memory_root, running
+from tests.manual_clock import ManualClock
+
+QUEUES = 8
+IDS = [1, 2, 3]
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.fixture
+async def rig(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+    """Eight queues, of which a step changes one."""
+    monkeypatch.setattr(range_application, "STEP_QUEUES", 1)
+    async with running(memory_root(disk), ManualClock(), disk=disk) as rig:
+        for number in range(QUEUES):
+            await rig.create(f"q{number}")
+        yield rig
+
+
+def piece(rig: Rig) -> Range:
+    matches = [Assignment(f"q{number}", IDS) for number in range(QUEUES)]
+    return Range(0, 0, 3, matches, rig.owner.shard.revision)
+
+
+def begin(rig: Rig, _: int) -> RangeApplication | None:
+    return rig.owner.shard.begin(piece(rig))
+
+
+async def counts_of(rig: Rig) -> list[dict[str, int]]:
+    return [await rig.counts(f"q{number}") for number in range(QUEUES)]
+
+
+async def test_others_have_turns_between_the_steps_and_no_commit_begins(rig: Rig) -> None:
+    turns, commits = 0, list[int]()
+    seen: list[tuple[int, int]] = []
+    rig.owner.commits.on_durable(commits.append)
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await rig.owner.run(lambda _: rig.owner.shard.queues["q7"].touch())
+            turns += 1
+            await asyncio.sleep(0)
+
+    def on_step(queues: Sequence[Queue], _: int) -> None:
+        assert len(queues) <= 1
+        seen.append((turns, len(commits)))
+
+    beside = asyncio.create_task(other())
+    await asyncio.sleep(0)
+    before = len(commits)
+    assert await rig.owner.apply(partial(begin, rig), on_step, 0)
+    beside.cancel()
+    assert len(seen) == QUEUES
+    assert len({turn for turn, _ in seen}) == QUEUES, "the other one had a turn after each step"
+    assert len({count for _, count in seen}) == 1
+    await rig.owner.durable()
+    assert len(commits) > before
+    assert await counts_of(rig) == [{"available": 3}] * QUEUES
+
+
+async def test_two_ranges_of_a_log_are_applied_one_after_the_other(rig: Rig) -> None:
+    def request(previous: int) -> assignment_pb2.AssignRequest:
+        matches = [
+            assignment_pb2.QueueAssignment(queue_id=f"q{n}", message_ids=[previous + 1])
+            for n in range(QUEUES)
+        ]
+        one = assignment_pb2.LogRange(
+            previous_sequence=previous,
+            last_sequence=previous + 1,
+            assignments=matches,
+            config_revision=rig.owner.shard.revision,
+        )
+        return assignment_pb2.AssignRequest(ranges=[one])
+
+    async def send(previous: int) -> bool:
+        return (await rig.assignments.Assign(request(previous))).results[0].applied
+
+    assert await send(0)
+    # Both routers have judged the same messages; the third one is ahead of its time, or is not.
+    applied = await asyncio.gather(send(1), send(1), send(2))
+    assert sorted(applied[:2]) == [False, True]
+    for number in range(QUEUES):
+        found = [one.message.message_id for one in await rig.claim(f"q{number}", max_messages=9)]
+        assert found == [1, 2, 3][: 2 + applied[2]]
+
+
+async def test_a_caller_that_goes_away_leaves_no_range_half_applied(rig: Rig) -> None:
+    steps = 0
+
+    def on_step(queues: Sequence[Queue], _: int) -> None:
+        nonlocal steps
+        steps += 1
+
+    call = asyncio.create_task(rig.owner.apply(partial(begin, rig), on_step, 0))
+    while steps < 2:
+        await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await rig.owner.durable()
+    assert dict(rig.owner.durable_cursors) == {0: 3}
+    assert await counts_of(rig) == [{"available": 3}] * QUEUES
+
+
+async def test_what_is_half_applied_when_a_step_fails_is_never_committed(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(range_application, "STEP_QUEUES", 1)
+    root, clock = memory_root(disk), ManualClock()
+    async with running(root, clock, disk=disk) as rig:
+        for number in range(QUEUES):
+            await rig.create(f"q{number}")
+
+        def fails(queues: Sequence[Queue], _: int) -> None:
+            if queues[0].queue_id == "q2":
+                raise RuntimeError("a mistake")
+
+        with pytest.raises(RuntimeError, match="a mistake"):
+            await rig.owner.apply(partial(begin, rig), fails, 0)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await rig.create("later")
+    assert rig.exit is not None
+    assert "half applied" in rig.exit.message
+
+    async with running(root, clock, disk=disk) as rig:
+        assert rig.owner.shard.cursors == {}
+        assert await counts_of(rig) == [{}] * QUEUES
+        await rig.assign(IDS, "q0")
+        assert await rig.counts("q0") == {"available": 3}
