@@ -38,7 +38,8 @@ class BrokerConfig(ServingConfig):
         minimum=0,
     )
     delivery_bytes_max: int = setting(
-        "Bytes of messages fetched for claims and in answers on their way, of all queues together: "
+        "Bytes of messages fetched for claims and listings and in answers on their way, of all "
+        "queues together: "
         "each takes a quarter of what is free at most; over it only answers up to 64 KiB go out.",
         default=128 << 20,
         minimum=1 << 20,

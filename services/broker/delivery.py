@@ -44,13 +44,13 @@ class Delivery:
     """All desks of a broker."""
 
     def __init__(
-        self, owner: ShardOwner, payloads: Payloads, waiters_max: int, bytes_max: int
+        self, owner: ShardOwner, payloads: Payloads, waiters_max: int, budget: DeliveryBudget
     ) -> None:
         """Serve claims from this shard, of at most `waiters_max` claims and streams at once.
 
-        `bytes_max` bounds what is fetched for claims and in answers, of all queues together.
+        `budget` bounds what is fetched for claims and in answers, of all queues together.
         """
-        self._budget = DeliveryBudget(bytes_max)
+        self._budget = budget
         self._owner = owner
         self._payloads = payloads
         self._waiters_max = waiters_max

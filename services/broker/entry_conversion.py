@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from libs.storage.archived_records import ArchivedMessage
 from libs.storage.ids import shard_of
@@ -15,6 +15,7 @@ from libs.storage.queues import (
 )
 from services.broker.attempts import attempts_at
 from services.broker.attempts_reading import Store, read_attempts
+from services.broker.delivery_budget import SMALL_BYTES, DeliveryBudget, exceeded
 from services.broker.entry_finding import Found
 from services.broker.entry_handles import listed_handle, waiting_handle
 from services.broker.finished_pages import Listed
@@ -146,16 +147,21 @@ def found_entry(found: Found, now_ms: int) -> entry_pb2.Entry:
 class EntryTeller:
     """Adds to entries what lies elsewhere: attempts, and messages from the ingests."""
 
-    def __init__(self, owner: ShardOwner, database: Store, ingests: Ingests) -> None:
-        """Read attempts here and messages there."""
+    def __init__(
+        self, owner: ShardOwner, database: Store, ingests: Ingests, budget: DeliveryBudget
+    ) -> None:
+        """Read attempts here and messages there, which count for this budget."""
+        self._budget = budget
         self._owner = owner
         self._database = database
         self._ingests = ingests
 
-    async def tell(self, entries: Sequence[entry_pb2.Entry], view: View) -> int:
+    async def tell(self, entries: Sequence[entry_pb2.Entry], view: View, context: Any) -> int:
         """Adds what the view wants; gives how many of the first entries fit into an answer.
 
-        Raises Unavailable while messages are wanted and an ingest is away.
+        Messages count for the budget until the call ends. Raises Unavailable while messages are
+        wanted and an ingest is away, ResourceExhausted where answers that are not read have the
+        budget.
         """
         if all(entry.state == queue_pb2.ENTRY_STATE_ARCHIVED for entry in entries):
             return len(entries)  # the archive has both
@@ -163,7 +169,15 @@ class EntryTeller:
             await self._add_attempts(entries)
         if view not in WITH_MESSAGE:
             return len(entries)
-        return await self._add_messages(entries, with_payload=view == entry_pb2.ENTRY_VIEW_FULL)
+        with_payload = view == entry_pb2.ENTRY_VIEW_FULL
+        async with self._budget.fetching(MESSAGES_BYTES_MAX) as bytes_max:
+            count = await self._add_messages(entries, bytes_max, with_payload=with_payload)
+        size_bytes = sum(entry.message.ByteSize() for entry in entries[:count])
+        if size_bytes > SMALL_BYTES and self._budget.is_exceeded:
+            raise exceeded()
+        self._budget.take(size_bytes)
+        context.add_done_callback(lambda _: self._budget.release(size_bytes))
+        return count
 
     async def _add_attempts(self, entries: Sequence[entry_pb2.Entry]) -> None:
         queues, attempts = self._owner.shard.queues, self._owner.shard.attempts
@@ -184,17 +198,19 @@ class EntryTeller:
         finally:
             attempts.end_read(keys)
 
-    async def _add_messages(self, entries: Sequence[entry_pb2.Entry], *, with_payload: bool) -> int:
+    async def _add_messages(
+        self, entries: Sequence[entry_pb2.Entry], bytes_max: int, *, with_payload: bool
+    ) -> int:
         by_shard: dict[int, list[int]] = {}
         for entry in entries:
             by_shard.setdefault(shard_of(entry.message_id), []).append(entry.message_id)
         stored: dict[int, tuple[Message, str]] = {}
         gone: set[int] = set()
-        left = MESSAGES_BYTES_MAX
+        left = bytes_max
         for shard, ids in by_shard.items():
             wanted = list(dict.fromkeys(ids))
             while wanted and left > 0:
-                told = await self._ingests.read_with_etags(shard, wanted)
+                told = await self._ingests.read_with_etags(shard, wanted, bytes_max)
                 for message, etag in zip(told.messages, told.etags, strict=True):
                     stored[message.message_id] = (message, etag)
                     if not with_payload:
@@ -204,7 +220,7 @@ class EntryTeller:
                 if not told.messages and not told.missing_ids:
                     break
                 wanted = [one for one in wanted if one not in stored and one not in gone]
-        left = MESSAGES_BYTES_MAX
+        left = bytes_max
         for count, entry in enumerate(entries):
             if entry.message_id in stored:
                 message, entry.etag = stored[entry.message_id]

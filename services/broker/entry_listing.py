@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from libs.storage.buckets import BucketKind, order_in_time
 from services.broker.entry_conversion import (
@@ -60,7 +60,9 @@ class EntryLister:
         self._lists = lists
         self._teller = teller
 
-    async def page(self, request: entry_pb2.ListEntriesRequest) -> entry_pb2.ListEntriesResponse:
+    async def page(
+        self, request: entry_pb2.ListEntriesRequest, context: Any
+    ) -> entry_pb2.ListEntriesResponse:
         """See the proto."""
         queue_id, view = checked_id(request.queue_id, "queue_id"), checked_view(request.view)
         limit = _checked(request)
@@ -68,7 +70,7 @@ class EntryLister:
         queue = await self._owner.find(queue_id)
         await self._owner.durable()
         told = await self._list(queue, request, after, limit)
-        count = await self._teller.tell([entry for entry, _ in told.entries], view)
+        count = await self._teller.tell([entry for entry, _ in told.entries], view, context)
         following = told.next
         if count < len(told.entries):
             if not count:

@@ -53,7 +53,7 @@ class EntryServicer(RedriveServicer):
         self, request: entry_pb2.ListEntriesRequest, context: Any
     ) -> entry_pb2.ListEntriesResponse:
         """See the proto."""
-        return await self._lister.page(request)
+        return await self._lister.page(request, context)
 
     async def GetEntry(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.GetEntryRequest, context: Any
@@ -61,11 +61,13 @@ class EntryServicer(RedriveServicer):
         """See the proto."""
         view = checked_view(request.view)
         found = await self._find(parse_handle(request.handle, self._shard))
-        return entry_pb2.GetEntryResponse(entry=await self._told(found, view))
+        return entry_pb2.GetEntryResponse(entry=await self._told(found, view, context))
 
-    async def _told(self, found: Found, view: entry_pb2.EntryView.ValueType) -> entry_pb2.Entry:
+    async def _told(
+        self, found: Found, view: entry_pb2.EntryView.ValueType, context: Any
+    ) -> entry_pb2.Entry:
         entry = found_entry(found, self._owner.clock.now_ms())
-        if not await self._teller.tell([entry], view):
+        if not await self._teller.tell([entry], view, context):
             raise Unavailable("the message cannot be read now", reason="INGEST_AWAY")
         # What came while this was read is told when a crash cannot take it back.
         await self._owner.durable()
@@ -170,7 +172,9 @@ class EntryServicer(RedriveServicer):
         async for step in self._searched(ids, request.message_id, since_ms, answer):
             answer.rows_read_count += step.rows_read
             if step.found is not None:
-                answer.entries.append(await self._told(step.found, entry_pb2.ENTRY_VIEW_ATTEMPTS))
+                answer.entries.append(
+                    await self._told(step.found, entry_pb2.ENTRY_VIEW_ATTEMPTS, context)
+                )
             if answer.entries or time.monotonic() - told_at >= PROGRESS_S:
                 yield answer
                 del answer.entries[:]

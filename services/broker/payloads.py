@@ -130,7 +130,9 @@ class Ingests(Protocol):
     async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
         """Messages of one shard, and the IDs that are gone; raises Unavailable."""
 
-    async def read_with_etags(self, shard: int, ids: Sequence[int]) -> Tagged:
+    async def read_with_etags(
+        self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES
+    ) -> Tagged:
         """The same with the messages' etags; raises Unavailable."""
 
     async def replace(self, request: ReplaceMessageRequest) -> str:
@@ -190,9 +192,11 @@ class IngestClient:
         _check_any(answer, shard)
         return answer.messages, answer.missing_ids
 
-    async def read_with_etags(self, shard: int, ids: Sequence[int]) -> Tagged:
+    async def read_with_etags(
+        self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES
+    ) -> Tagged:
         """See Ingests."""
-        request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=FETCH_BYTES, with_etags=True)
+        request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=max_bytes, with_etags=True)
         answer = await self._read(shard, request)
         _check_any(answer, shard)
         return Tagged(answer.messages, answer.etags, answer.missing_ids)

@@ -35,6 +35,7 @@ from services.broker.consumer_servicer import ConsumerServicer
 from services.broker.delayed_cleaning import DelayedCleaner
 from services.broker.delayed_watch import DelayedWatches
 from services.broker.delivery import Delivery
+from services.broker.delivery_budget import DeliveryBudget
 from services.broker.editing import MessageEditor
 from services.broker.entry_conversion import EntryTeller
 from services.broker.entry_finding import EntryFinder
@@ -192,7 +193,8 @@ class BrokerService:
         shard = owner.shard
         ingests = self._make_ingests(self._channels)
         payloads = Payloads(ingests, config.payload_cache_bytes)
-        delivery = Delivery(owner, payloads, config.waiting_claims_max, config.delivery_bytes_max)
+        budget = DeliveryBudget(config.delivery_bytes_max)
+        delivery = Delivery(owner, payloads, config.waiting_claims_max, budget)
         sweeper = Sweeper(owner, database)
         cleaner = DelayedCleaner(owner, database, last_ms)
         self._watches = DelayedWatches(owner, database, ingests)
@@ -217,7 +219,7 @@ class BrokerService:
         self._entries.begin_delayed(
             MessageEditor(owner, delivery, payloads, ingests, self._forgetting), self._watches
         )
-        lists = self._look_into(owner, database, ingests)
+        lists = self._look_into(owner, database, ingests, budget)
         blobs, limits = Blobs(self._root), self._limits
         runner = RedriveRunner(owner, lists.failed, ingests, others, target, blobs, limits)
         settler = LetterSettler(owner, lists.failed, target, blobs, limits, config.shard)
@@ -262,10 +264,12 @@ class BrokerService:
             bytes_max=config.uncommitted_bytes_max,
         )
 
-    def _look_into(self, owner: ShardOwner, database: Database, ingests: Ingests) -> ListReaders:
+    def _look_into(
+        self, owner: ShardOwner, database: Database, ingests: Ingests, budget: DeliveryBudget
+    ) -> ListReaders:
         """Lets entries be listed, found and repaired; gives what reads lists."""
         waiting, lists = WaitingReader(database), list_readers(database)
-        teller = EntryTeller(owner, database, ingests)
+        teller = EntryTeller(owner, database, ingests, budget)
         self._entries.begin_entries(
             EntryFinder(owner, waiting, lists),
             EntryLister(owner, waiting, lists, teller),

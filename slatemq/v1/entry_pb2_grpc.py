@@ -131,7 +131,8 @@ class EntryServiceServicer:
         """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the order of delivery, in-flight ones in
         the order of their claims, done and failed ones by time, archived ones as they were archived. Entries that change state meanwhile may be missed or come twice.
 
-        Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE, RESOURCE_EXHAUSTED
+        (UNREAD_ANSWERS: answers that are not read take the broker's memory for messages; try again).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

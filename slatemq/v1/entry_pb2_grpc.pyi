@@ -46,7 +46,8 @@ class EntryServiceStub:
     """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the order of delivery, in-flight ones in
     the order of their claims, done and failed ones by time, archived ones as they were archived. Entries that change state meanwhile may be missed or come twice.
 
-    Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE, RESOURCE_EXHAUSTED
+    (UNREAD_ANSWERS: answers that are not read take the broker's memory for messages; try again).
     """
     GetEntry: _grpc.UnaryUnaryMultiCallable[_entry_pb2.GetEntryRequest, _entry_pb2.GetEntryResponse]
     """Reads one entry with its attempts and, if wanted, its message.
@@ -159,7 +160,8 @@ class EntryServiceAsyncStub(EntryServiceStub):
     """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the order of delivery, in-flight ones in
     the order of their claims, done and failed ones by time, archived ones as they were archived. Entries that change state meanwhile may be missed or come twice.
 
-    Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE, RESOURCE_EXHAUSTED
+    (UNREAD_ANSWERS: answers that are not read take the broker's memory for messages; try again).
     """
     GetEntry: _aio.UnaryUnaryMultiCallable[_entry_pb2.GetEntryRequest, _entry_pb2.GetEntryResponse]  # type: ignore[assignment]
     """Reads one entry with its attempts and, if wanted, its message.
@@ -275,7 +277,8 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the order of delivery, in-flight ones in
         the order of their claims, done and failed ones by time, archived ones as they were archived. Entries that change state meanwhile may be missed or come twice.
 
-        Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE, RESOURCE_EXHAUSTED
+        (UNREAD_ANSWERS: answers that are not read take the broker's memory for messages; try again).
         """
 
     @_abc_1.abstractmethod

@@ -23,7 +23,7 @@ from libs.storage.roots import Root, open_root
 from services.broker.config import BrokerConfig
 from services.broker.other_shards import OutboxTarget
 from services.broker.owner import ShardOwner
-from services.broker.payloads import DAMAGED, GONE, Came, Tagged, held_of
+from services.broker.payloads import DAMAGED, FETCH_BYTES, GONE, Came, Tagged, held_of
 from services.broker.service import BrokerService
 from slatemq.errors import Aborted, InvalidArgument, Unavailable
 from slatemq.rpc_status import from_rpc_error
@@ -125,8 +125,12 @@ class Ingest:
         reasons = {one: DAMAGED if one in self.damaged else GONE for one in gone}
         return Came.of(held, reasons)
 
-    async def read_with_etags(self, shard: int, ids: Sequence[int]) -> Tagged:
+    async def read_with_etags(
+        self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES
+    ) -> Tagged:
         messages, gone = await self.read(shard, ids)
+        sizes = accumulate(len(message.payload) for message in messages)
+        messages = messages[: max(1, sum(size <= max_bytes for size in sizes))]
         etags = [f"e{message.message_id}" for message in messages]
         return Tagged(messages, etags, gone)
 

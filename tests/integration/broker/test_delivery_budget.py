@@ -15,7 +15,8 @@ from services.broker.delivery import Delivery
 from services.broker.desks import FIRST_BYTES
 from slatemq.errors import ResourceExhausted
 from slatemq.rpc_status import from_rpc_error
-from slatemq.v1 import consumer_pb2
+from slatemq.v1 import consumer_pb2, entry_pb2, queue_pb2
+from tests.integration.broker.entry_calls import entries
 from tests.integration.broker.rig import Ingest, Rig, running
 from tests.integration.waiting import eventually
 
@@ -77,6 +78,51 @@ async def test_claims_of_many_queues_at_once_hold_no_more_together_than_the_budg
         # then all are claimed, and never more was held than the budget and what a queue asks for
         assert counts == [EACH] * len(QUEUES)
         assert most[0] <= BUDGET + 2 * FIRST_BYTES
+        async with asyncio.timeout(10):
+            while delivery_of(rig)._budget.used_bytes:
+                await asyncio.sleep(0.01)
+
+
+async def test_pages_of_entries_hold_no_more_together_than_the_budget() -> None:
+    # Given a budget for eight messages of a mebibyte, and sixteen in each of twelve queues
+    ingest = Ingest()
+    settings = {"delivery_bytes_max": BUDGET, "payload_cache_bytes": 0}
+    async with running(ingest=ingest, settings=settings) as rig:
+        for number, queue_id in enumerate(QUEUES):
+            await rig.create(queue_id)
+            ids = range(1 + number * EACH, 1 + (number + 1) * EACH)
+            ingest.sizes.update(dict.fromkeys(ids, SIZE))
+            await rig.assign(list(ids), queue_id)
+        most = watch_most(rig)
+
+        # when all of them are listed at once, with payloads
+        async def list_all(queue_id: str) -> int:
+            request = entry_pb2.ListEntriesRequest(
+                queue_id=queue_id,
+                state=queue_pb2.ENTRY_STATE_AVAILABLE,
+                view=entry_pb2.ENTRY_VIEW_FULL,
+            )
+            count = 0
+            while True:
+                error = None
+                try:
+                    page = await entries(rig).ListEntries(request)
+                except grpc.aio.AioRpcError as refusal:
+                    error = from_rpc_error(refusal)
+                if error is not None:
+                    assert error.reason == "UNREAD_ANSWERS"
+                    continue
+                count += len(page.entries)
+                assert all(len(entry.message.payload) == SIZE // 10 * 10 for entry in page.entries)
+                request.page_token = page.next_page_token
+                if not page.next_page_token:
+                    return count
+
+        counts = await asyncio.gather(*map(list_all, QUEUES))
+
+        # then all are told, and never more was held than the budget and one message
+        assert counts == [EACH] * len(QUEUES)
+        assert SIZE < most[0] <= BUDGET + 2 * SIZE
         async with asyncio.timeout(10):
             while delivery_of(rig)._budget.used_bytes:
                 await asyncio.sleep(0.01)
