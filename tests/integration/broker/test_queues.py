@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from libs.storage.keys import KEY_VERSION, RecordType
+from libs.storage.primitives import KeyRange
 from services.broker import sweeper
 from slatemq.rpc_status import from_rpc_error
 from slatemq.v1 import queue_pb2
@@ -349,9 +350,14 @@ async def test_a_sweep_cut_short_goes_on_after_the_restart() -> None:
 async def test_a_queue_made_anew_during_the_sweep_keeps_its_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        sweeper, "SWEEP_ROWS", 3
-    )  # a hundred commits: there is time to come between
+    made_anew, sweep_span = asyncio.Event(), sweeper.Sweeper._sweep_span
+
+    async def sweep_later(self: sweeper.Sweeper, span: KeyRange) -> int:
+        if not self._attempts_left:  # These go first, and a queue is not made anew before.
+            await made_anew.wait()
+        return await sweep_span(self, span)
+
+    monkeypatch.setattr(sweeper.Sweeper, "_sweep_span", sweep_later)
     async with running() as rig:
         await rig.create()
         for i in range(1, 300):
@@ -364,8 +370,9 @@ async def test_a_queue_made_anew_during_the_sweep_keeps_its_records(
             except grpc.aio.AioRpcError as error:
                 if from_rpc_error(error).reason != "QUEUE_BEING_REMOVED":
                     raise
-        assert rig.owner.shard.queues["q"].garbage_epochs, "the lists are still being swept"
+        assert rig.owner.shard.queues["q"].garbage_epochs, "the lists are still to be swept"
         await rig.assign([400])
+        made_anew.set()
         while rig.owner.shard.queues["q"].garbage_epochs:
             await asyncio.sleep(0.002)
 
