@@ -120,6 +120,24 @@ class Channels:
         closing.add_done_callback(self._closing.discard)
 
 
+class Connection:
+    """The way to one process: its channel for each call, and the doubt in its address."""
+
+    def __init__(self, channels: Channels, service: str, shard: int) -> None:
+        """Lead to this process by these channels."""
+        self._channels = channels
+        self._service = service
+        self._shard = shard
+
+    async def __call__(self) -> grpc.aio.Channel:
+        """See `Channels.to`."""
+        return await self._channels.to(self._service, self._shard)
+
+    def doubt(self) -> None:
+        """See `Channels.doubt`."""
+        self._channels.doubt(self._service, self._shard)
+
+
 def open_channel(
     address: str,
     options: Sequence[tuple[str, int]] | None = None,

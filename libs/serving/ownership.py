@@ -13,10 +13,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
+from libs.serving.healthprobe import probe
 from libs.serving.topology import Peer, TopologyDirectory
 from libs.storage.errors import Fenced, StorageError
 
-__all__ = ["Commits", "Ownership", "Standstill"]
+__all__ = ["Announcement", "Commits", "Ownership", "Standstill"]
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,55 @@ class Ownership:
         """How long the store has not answered, by what waits for it; 0: nothing does."""
         asked = 0 if self._asked_at is None else int((time.monotonic() - self._asked_at) * 1000)
         return {"a commit": self._commits.overdue_ms(), "a read of the topology": asked}
+
+
+class Announcement:
+    """The entry in the topology of a process that owns nothing: a router or a janitor.
+
+    Nothing tells which of several with one number is the right one, and any of them that lives will
+    do. So an entry is put right only where no process serves at its address: a process that was
+    replaced while it started may have written it, and ended.
+    """
+
+    def __init__(self, directory: TopologyDirectory, peer: Peer, check_s: float = CHECK_S) -> None:
+        """For the process that `peer` tells where to reach; look at its entry every `check_s`."""
+        self._directory = directory
+        self._peer = peer
+        self._check_s = check_s
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Announce the process, and keep the entry true. Raises StorageError."""
+        await self._directory.announce(self._peer)
+        self._keeping = asyncio.create_task(self._keep())
+
+    async def check(self) -> None:
+        """Announce the process again if no process serves at its entry. Raises StorageError."""
+        found = await self._directory.entry(self._peer)
+        if found == self._peer:
+            return
+        if found is not None:
+            why = await asyncio.to_thread(probe, found.peer_address or found.address)
+            if not why:
+                return
+        await self._directory.announce(self._peer)
+        there = "no address" if found is None else f"an address that does not serve ({why})"
+        log.warning("the topology had %s for this process: announced again", there)
+
+    async def end(self) -> None:
+        """Withdraw the entry."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping])
+        await self._directory.withdraw(self._peer)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._check_s * random.uniform(0.5, 1.0))
+            try:
+                await self.check()
+            except StorageError as error:
+                log.warning("the own entry of the topology cannot be read: %s", error)
 
 
 class Standstill:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import grpc
@@ -95,9 +95,10 @@ class Backoff:
 class Presence:
     """Whether a peer is there, with one log line for each change and none for each attempt."""
 
-    def __init__(self, peer: str) -> None:
-        """Know nothing yet of this peer (`broker 3`)."""
+    def __init__(self, peer: str, doubt: Callable[[], None] | None = None) -> None:
+        """Know nothing yet of this peer (`broker 3`); `doubt` its address when a call fails."""
         self._peer = peer
+        self._doubt = doubt
         self._there: bool | None = None
 
     def there(self) -> None:
@@ -107,7 +108,9 @@ class Presence:
         self._there = True
 
     def away(self, failure: Exception) -> None:
-        """It does not; we go on trying."""
+        """It does not; we go on trying, where the topology has it by then."""
+        if self._doubt is not None:
+            self._doubt()
         if self._there is not False:
             log.warning("%s is away, trying on: %s", self._peer, failure)
         self._there = False

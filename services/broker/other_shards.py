@@ -90,6 +90,7 @@ class IngestPushes:
                 stub = IngestServiceStub(await self._channels.to("ingest", ingest_shard))
                 answer = await stub.Push(request, timeout=PUSH_DEADLINE_S)
         except PeerFailed as failed:
+            self._channels.doubt("ingest", ingest_shard)
             raise _push_failure(failed) from failed
         return answer.last_number
 
@@ -142,7 +143,10 @@ class OtherBrokers:
             stub = QueueServiceStub(await self._channels.to("broker", shard))
             await stub.GetQueue(GetQueueRequest(queue_id=queue_id), timeout=ASK_DEADLINE_S)
         except grpc.RpcError as error:
-            return False if isinstance(from_rpc_error(error), NotFound) else None
+            if isinstance(from_rpc_error(error), NotFound):
+                return False
+            self._channels.doubt("broker", shard)
+            return None
         except (Unavailable, StorageError):
             return None
         return True

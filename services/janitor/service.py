@@ -14,6 +14,7 @@ import grpc.aio
 
 from libs.serving.channels import Channels
 from libs.serving.exits import ExitCause, FatalError
+from libs.serving.ownership import Announcement
 from libs.serving.shards import opened_root
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import Peer, TopologyDirectory
@@ -100,7 +101,7 @@ class JanitorProcess:
             _now_ms,
         )
         self._works: list[asyncio.Task[None]] = []
-        self._peer: Peer | None = None
+        self._announcement: Announcement | None = None
 
     @property
     def name(self) -> str:
@@ -137,10 +138,11 @@ class JanitorProcess:
             log.info("no job runs until these are installed: %s", ", ".join(names))
         if (why := lacking_temporary_folder()) is not None:
             log.warning("no job runs until there is a folder for temporary files: %s", why)
-        self._peer = Peer("janitor", self._config.shard, address, self._config.peer_address)
+        peer = Peer("janitor", self._config.shard, address, self._config.peer_address)
+        self._announcement = Announcement(self._directory, peer)
         try:
             await self.runner.take_over()
-            await self._directory.announce(self._peer)
+            await self._announcement.begin()
         except StorageError as error:
             raise FatalError(ExitCause.failed(str(error))) from error
         works = (self.runner.work(), self._timetable.keep())
@@ -167,8 +169,8 @@ class JanitorProcess:
         await asyncio.gather(*self._works, return_exceptions=True)
         await self.runner.stop()
         await self._channels.close()
-        if self._peer is not None:
-            await self._directory.withdraw(self._peer)
+        if self._announcement is not None:
+            await self._announcement.end()
         await self._directory.close()
 
     def _task_of(self, run: Run) -> Mapping[str, Any]:

@@ -30,6 +30,7 @@ import grpc
 import grpc.aio
 
 from libs.filters import TooSlow
+from libs.serving.channels import Connection
 from libs.serving.peers import Backoff, PeerFailed, Presence, peer_failures
 from services.router.entries import LogEntry
 from services.router.metrics import Metrics
@@ -221,7 +222,7 @@ class Backfills:
     def __init__(
         self,
         broker_shard: int,
-        connect: Callable[[], Coroutine[Any, Any, grpc.aio.Channel]],
+        connect: Connection,
         refresh: Callable[[float], Coroutine[Any, Any, None]],
         quarantine: Callable[[TooSlow, int], Coroutine[Any, Any, None]],
         start: Callable[[Coroutine[Any, Any, None]], object],
@@ -279,7 +280,9 @@ class Backfills:
     async def _run(self, log: Log) -> None:
         """Bring in a log until no queue needs it any more."""
         shard = log.ingest_shard
-        presence = Presence(f"the replay of log {shard} into broker {self._broker_shard}")
+        presence = Presence(
+            f"the replay of log {shard} into broker {self._broker_shard}", self._connect.doubt
+        )
         backoff = Backoff()
         last_id = ""
         try:

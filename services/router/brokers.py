@@ -23,9 +23,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-import grpc.aio
-
 from libs.filters import TooSlow
+from libs.serving.channels import Connection
 from libs.serving.peers import (
     Backoff,
     CallTooLarge,
@@ -73,7 +72,7 @@ class BrokerLink:
     def __init__(
         self,
         shard: int,
-        connect: Callable[[], Coroutine[Any, Any, grpc.aio.Channel]],
+        connect: Connection,
         start: Callable[[Coroutine[Any, Any, None]], object],
         limits: PieceLimits,
         metrics: Metrics,
@@ -88,7 +87,7 @@ class BrokerLink:
         self._pace = Pace(limits)
         self._metrics = metrics
         self._tracing = tracing
-        self._presence = Presence(f"broker {shard}")
+        self._presence = Presence(f"broker {shard}", connect.doubt)
         self._backoff = Backoff()
         self._applying = asyncio.Lock()
         self._reload = False
@@ -373,7 +372,8 @@ class BrokerLink:
 
         Nothing depends on it: a refused piece brings the changes too.
         """
-        presence, backoff = Presence(f"the queue watch of broker {self.shard}"), Backoff()
+        presence = Presence(f"the queue watch of broker {self.shard}", self._connect.doubt)
+        backoff = Backoff()
         while True:
             try:
                 with peer_failures():

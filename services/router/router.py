@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any, NamedTuple
 
-from libs.serving.channels import Channels
+from libs.serving.channels import Channels, Connection
 from libs.serving.peers import PeerFailed
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import CACHE_MS, TopologyDirectory
@@ -143,7 +143,7 @@ class Router:
             wanted = self._ingest_shards is None or shard in self._ingest_shards
             if wanted and shard not in self.logs:
                 self.logs[shard] = Log(
-                    shard, self._connector("ingest", shard), self._start, self._buffer
+                    shard, Connection(self._channels, "ingest", shard), self._start, self._buffer
                 )
                 for link in self.links.values():
                     link.add_log(self.logs[shard])
@@ -152,7 +152,7 @@ class Router:
             if shard not in self.links:
                 link = BrokerLink(
                     shard,
-                    self._connector("broker", shard),
+                    Connection(self._channels, "broker", shard),
                     self._start,
                     self._limits,
                     self._metrics,
@@ -162,9 +162,6 @@ class Router:
                 for known in self.logs.values():
                     link.add_log(known)
                 self._start(link.run())
-
-    def _connector(self, service: str, shard: int) -> Callable[[], Coroutine[Any, Any, Any]]:
-        return lambda: self._channels.to(service, shard)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a part of the router; its failure, which none expects, is the router's."""

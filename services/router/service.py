@@ -11,6 +11,7 @@ import grpc.aio
 
 from libs.serving.channels import Channels
 from libs.serving.exits import ExitCause, FatalError
+from libs.serving.ownership import Announcement
 from libs.serving.shards import opened_root
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import Peer, TopologyDirectory
@@ -59,7 +60,7 @@ class RouterProcess:
             buffer=Buffer(config.buffer_messages, bytes_max=config.buffer_bytes),
         )
         self._routing: asyncio.Task[None] | None = None
-        self._peer: Peer | None = None
+        self._announcement: Announcement | None = None
 
     @property
     def name(self) -> str:
@@ -90,9 +91,10 @@ class RouterProcess:
 
     async def start(self, address: str) -> None:
         """Begin to route, and give it a moment to be under way."""
-        self._peer = Peer("router", self._config.shard, address, self._config.peer_address)
+        peer = Peer("router", self._config.shard, address, self._config.peer_address)
+        self._announcement = Announcement(self._directory, peer)
         try:
-            await self._directory.announce(self._peer)
+            await self._announcement.begin()
         except StorageError as error:
             raise FatalError(ExitCause.failed(str(error))) from error
         self._routing = asyncio.create_task(self.router.run())
@@ -120,6 +122,6 @@ class RouterProcess:
             self._routing.cancel()
             await asyncio.gather(self._routing, return_exceptions=True)
         await self._channels.close()
-        if self._peer is not None:
-            await self._directory.withdraw(self._peer)
+        if self._announcement is not None:
+            await self._announcement.end()
         await self._directory.close()

@@ -26,8 +26,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import grpc.aio
-
+from libs.serving.channels import Connection
 from libs.serving.peers import Backoff, PeerFailed, Presence, peer_failures
 from libs.storage.log_gaps import LogGap, LogIds
 from services.router.route import Route
@@ -101,7 +100,7 @@ class Log:
     def __init__(
         self,
         ingest_shard: int,
-        connect: Callable[[], Coroutine[Any, Any, grpc.aio.Channel]],
+        connect: Connection,
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         buffer: Buffer,
     ) -> None:
@@ -114,7 +113,7 @@ class Log:
         self.backfills = asyncio.Semaphore(BACKFILLS_MAX)
         self._connect = connect
         self.buffer = buffer
-        self.presence = Presence(f"the log of ingest {ingest_shard}")
+        self.presence = Presence(f"the log of ingest {ingest_shard}", connect.doubt)
         self._start = start
 
     @property

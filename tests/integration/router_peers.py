@@ -243,17 +243,22 @@ class MemoryBroker(
     assignment_pb2_grpc.AssignmentServiceServicer,
     queue_pb2_grpc.QueueServiceServicer,
 ):
-    """Serves a shard. While `answering` is clear, calls are worked on and not answered."""
+    """Serves a shard. While `answering` is clear, calls are worked on and not answered.
+
+    One that `is_replaced` keeps its connections, and owns nothing any more.
+    """
 
     def __init__(self, memory: ShardMemory) -> None:
         self.memory = memory
         self.answering = asyncio.Event()
         self.answering.set()
         self.watchable = True
+        self.is_replaced = False
 
     async def GetRoutingState(  # noqa: N802
         self, request: assignment_pb2.GetRoutingStateRequest, context: Any
     ) -> assignment_pb2.GetRoutingStateResponse:
+        await self._check_owner(context)
         memory = self.memory
         return assignment_pb2.GetRoutingStateResponse(
             config_revision=memory.revision,
@@ -268,6 +273,7 @@ class MemoryBroker(
     async def Assign(  # noqa: N802
         self, request: assignment_pb2.AssignRequest, context: Any
     ) -> assignment_pb2.AssignResponse:
+        await self._check_owner(context)
         memory = self.memory
         memory.calls_count += 1
         answer = assignment_pb2.AssignResponse(
@@ -287,6 +293,10 @@ class MemoryBroker(
             )
         await self.answering.wait()
         return answer
+
+    async def _check_owner(self, context: Any) -> None:
+        if self.is_replaced:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "another process owns the shard now")
 
     async def WatchQueues(  # noqa: N802
         self, request: queue_pb2.WatchQueuesRequest, context: Any

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -27,13 +28,18 @@ WAIT_SECONDS = 60
 
 @asynccontextmanager
 async def running_router(
-    root: Root, limits: PieceLimits | None = None, buffer: Buffer | None = None
+    root: Root,
+    limits: PieceLimits | None = None,
+    buffer: Buffer | None = None,
+    *,
+    monotonic: Callable[[], float] = time.monotonic,
+    look_again_ms: int = 50,
 ) -> AsyncIterator[Router]:
     """A router that routes between all whom the topology of this root names."""
-    directory = TopologyDirectory(root.objects)
+    directory = TopologyDirectory(root.objects, monotonic)
     channels = Channels(directory)
     router = Router(
-        directory, channels, Telemetry(), limits=limits, buffer=buffer, look_again_ms=50
+        directory, channels, Telemetry(), limits=limits, buffer=buffer, look_again_ms=look_again_ms
     )
     running = asyncio.create_task(router.run())
     try:

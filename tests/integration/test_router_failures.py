@@ -13,6 +13,8 @@ import pytest
 
 from libs.serving.channels import Channels
 from libs.serving.telemetry import Telemetry
+from libs.serving.topology import CACHE_MS
+from libs.storage.roots import open_root
 from services.router import brokers
 from services.router.router import Router
 from services.router.tails import Buffer
@@ -24,7 +26,7 @@ from tests.integration.router_peers import (
     Running,
     ShardMemory,
 )
-from tests.integration.router_stack import WAIT_SECONDS, Stack, peers
+from tests.integration.router_stack import WAIT_SECONDS, Stack, peers, running_router
 from tests.integration.waiting import eventually
 
 
@@ -58,6 +60,29 @@ async def test_an_ingest_that_moves_is_found_again(stack: Stack) -> None:
         await stack.ingest_server.start()
         second = await stack.log.publish([{}])
         await eventually(lambda: stack.got("all") == first + second)
+
+
+async def test_a_router_looks_where_a_broker_is_that_was_replaced_and_still_answers(
+    stack: Stack,
+) -> None:
+    await stack.shard.set_queue("all", "true")
+    root, now_s = open_root(stack.root_url), 0.0
+
+    # Given a router to which what it knows of the topology is a second old, so young enough
+    async with running_router(root, monotonic=lambda: now_s, look_again_ms=CACHE_MS) as router:
+        first = await stack.log.publish([{}])
+        await eventually(lambda: stack.got("all") == first and router.is_routing)
+
+        # When its broker is replaced, and keeps its connections
+        successor = Running(stack.directory, MemoryBroker(stack.shard))
+        await successor.start()
+        stack.broker.is_replaced = True
+        now_s = 1.0
+        second = await stack.log.publish([{}])
+
+        # Then it goes on with the successor
+        await eventually(lambda: stack.got("all") == first + second)
+        await successor.stop()
 
 
 async def test_a_router_that_is_killed_leaves_nothing_out(stack: Stack) -> None:

@@ -154,13 +154,14 @@ async def test_a_queue_that_changed_while_it_took_too_long_is_reported_as_it_was
     async def unused(*asked: object) -> Any:
         raise AssertionError("nothing is sent")
 
+    unused_connection: Any = SimpleNamespace(doubt=None)
     running: list[Any] = []
     silence = SimpleNamespace(silence_ms=60_000)
     log: Any = SimpleNamespace(
         ingest_shard=7, open=opened, backfills=asyncio.Semaphore(1), buffer=silence
     )
     unmeasured: Any = None
-    backfills = Backfills(0, unused, unused, unused, running.append, LIMITS, unmeasured)
+    backfills = Backfills(0, unused_connection, unused, unused, running.append, LIMITS, unmeasured)
     backfills.add_log(log)
     backfills.learn(changed(revision=3))
     monkeypatch.setattr(BrokerRules, "judge", too_slow)

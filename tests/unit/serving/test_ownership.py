@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
+import grpc.aio
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from libs.serving.gate import Gate
-from libs.serving.ownership import STANDSTILL_S, Ownership, Standstill
+from libs.serving.ownership import STANDSTILL_S, Announcement, Ownership, Standstill
 from libs.serving.topology import Peer, TopologyDirectory
 from libs.storage.commits import GroupCommit
 from libs.storage.errors import Fenced
@@ -171,3 +174,51 @@ async def test_an_owner_puts_its_address_right_and_one_that_was_replaced_does_no
     assert (await fresh.read(0)).address("broker", 0) == second.peer.address
     await first.close()
     await second.close()
+
+
+async def test_a_router_puts_its_address_right_where_no_process_serves_at_the_one_that_is_there(
+    tmp_path: Path,
+) -> None:
+    root = open_root((tmp_path / "data").as_uri())
+    directory, fresh = TopologyDirectory(root.objects), TopologyDirectory(root.objects)
+    own = Peer("router", 0, "127.0.0.1:1")
+    announcement = Announcement(directory, own, check_s=0.01)
+    await announcement.begin()
+    with socket.socket() as bound:  # Nothing listens there.
+        bound.bind(("127.0.0.1", 0))
+        dead = Peer("router", 0, f"127.0.0.1:{bound.getsockname()[1]}")
+        for wrong in (dead, None):
+            # Given an entry of one that wrote it at the last moment, or none
+            if wrong is None:
+                await root.objects.delete(own.path)
+            else:
+                await fresh.announce(wrong)
+
+            # Then the process's own is back soon
+            async with asyncio.timeout(30):
+                while (await fresh.read(0)).address("router", 0) != own.address:
+                    await asyncio.sleep(0.01)
+    # And at the end there is none
+    await announcement.end()
+    assert (await fresh.read(0)).address("router", 0) is None
+
+
+async def test_a_router_leaves_the_address_of_another_that_serves(tmp_path: Path) -> None:
+    root = open_root((tmp_path / "data").as_uri())
+    directory = TopologyDirectory(root.objects)
+    announcement = Announcement(directory, Peer("router", 0, "127.0.0.1:1"))
+    servicer = health.aio.HealthServicer()
+    await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    server = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    other = Peer("router", 0, f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    await server.start()
+    await directory.announce(other)
+
+    await announcement.check()
+    assert await directory.entry(other) == other
+
+    # Nor does it take that address away when it ends
+    await announcement.end()
+    assert await directory.entry(other) == other
+    await server.stop(0)
