@@ -7,6 +7,8 @@
                       REFUSE  503, the server never sees the request
                       RESET   the connection is closed, the server never sees the request
                       HANG    no answer until the fault is lifted, then the connection is closed
+                      HOLD    nothing passes until the fault is lifted, in neither direction: a
+                              network that swallows packets; then all goes on
                       LOSE    the server does it, and the connection is closed instead of an answer
 """
 
@@ -32,6 +34,7 @@ class Outcome(Enum):
     REFUSE = "refuse"
     RESET = "reset"
     HANG = "hang"
+    HOLD = "hold"
     LOSE = "lose"
 
 
@@ -173,9 +176,14 @@ class FaultyStore:
                 await writer.drain()
                 return True
             lose = lose or fault.outcome is Outcome.LOSE
+            if fault.outcome is Outcome.HOLD:
+                await fault.lifted.wait()
         answer = await upstream.ask(method, head + body)
         if lose:
             return False
+        for fault in self._faults:  # Those of now: an answer is held like a request.
+            if fault.outcome is Outcome.HOLD and fault.meets(method, path, self._luck):
+                await fault.lifted.wait()
         writer.write(answer)
         await writer.drain()
         return True

@@ -54,6 +54,7 @@ TROUBLES = (
     Trouble("a storm of 503", lambda: (Fault(Outcome.REFUSE, "", "", 0, 0.7),)),
     Trouble("every connection reset", lambda: (Fault(Outcome.RESET),)),
     Trouble("every request swallowed", lambda: (Fault(Outcome.HANG),)),
+    Trouble("blackholed", lambda: (Fault(Outcome.HOLD),)),
     Trouble("owners killed, 100 ms for each request", lambda: (Fault(delay_s=0.1),), kills=True),
 )
 
