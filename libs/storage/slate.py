@@ -296,6 +296,8 @@ class Database:
         if self._bounding is None or self._bounding.done():
             self._unflushed_commits = 0
             self._bounding = asyncio.create_task(self._flush_behind())
+        else:  # It may have begun before the last commit, and there may be none after that.
+            self._arm_flush()
 
     async def _flush_behind(self) -> None:
         try:

@@ -145,3 +145,25 @@ async def test_an_idle_shard_leaves_nothing_to_replay(store: FaultyStore, root: 
         await _commit(database, life)
         await _until(lambda before=tables: store.count("PUT", f"{NAME}/compacted") > before)  # type: ignore[misc]
     await database.close()
+
+
+async def test_a_commit_beside_a_flush_is_flushed_though_none_comes_after_it(
+    store: FaultyStore, root: Root
+) -> None:
+    # Given a flush that the store does not let end
+    age_s = 0.05
+    database = await root.database(NAME, Kind.BROKER, _bounded(ReplayBound(10**9, age_s)))
+    held = Fault(Outcome.HOLD, method="PUT", match="/compacted")
+    store.set(held)
+    await _commit(database, 0)
+    await _until(lambda: held.happened == 1)
+
+    # When another commit is due to be flushed meanwhile
+    await _commit(database, 1)
+    await asyncio.sleep(4 * age_s)
+    tables = store.count("PUT", f"{NAME}/compacted")
+    store.set()
+
+    # Then it is, once the first one has ended
+    await _until(lambda: store.count("PUT", f"{NAME}/compacted") > tables)
+    await database.close()
