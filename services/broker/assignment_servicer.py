@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from services.broker.config_log import ConfigLog
 from services.broker.delivery import Delivery
 from services.broker.introductions import Introductions
 from services.broker.owner import ShardOwner
-from services.broker.queue_conversion import changes_after, checked_id
+from services.broker.queue_conversion import QUEUE_ID, checked_id, pages_of
 from services.broker.queue_machine import Queue
 from services.broker.range_application import RangeApplication
 from services.broker.replay_starts import ReplayStarts
@@ -28,7 +29,7 @@ from services.broker.replays import Counts
 from services.broker.request_limits import within
 from services.broker.shard_machine import Assignment, Range
 from slatemq.errors import InvalidArgument, NotFound
-from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, queue_pb2
+from slatemq.v1 import assignment_pb2, assignment_pb2_grpc
 
 HAND_OVER_S = 2.0
 """How long an assignment waits for payloads of messages that somebody waits for; then it goes on
@@ -75,15 +76,21 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         """See the proto."""
         if request.known_revision < 0:
             raise InvalidArgument("known_revision", "must not be negative", reason="OUT_OF_RANGE")
-        return assignment_pb2.GetRoutingStateResponse(
-            config_revision=self._owner.durable_revision,
-            changes=self._changes(request.known_revision),
-            cursors=[
-                assignment_pb2.LogCursor(ingest_shard=log, sequence=sequence)
-                for log, sequence in sorted(self._owner.durable_cursors.items())
-            ],
-            broker_shard=self._shard,
+        owner = self._owner
+        token = request.page_token
+        after = _page_after(token) if token else (request.known_revision, None)
+        changes = owner.durable_configs.after(*after)
+        page = next(pages_of(changes, owner.durable_replays, self._shard))
+        answer = assignment_pb2.GetRoutingStateResponse(
+            config_revision=owner.durable_revision, changes=page, broker_shard=self._shard
         )
+        if len(page) < len(changes):
+            last = changes[len(page) - 1]
+            answer.next_page_token = f"{last.revision:x}/{last.queue_id}"
+            return answer
+        for log, sequence in sorted(owner.durable_cursors.items()):
+            answer.cursors.add(ingest_shard=log, sequence=sequence)
+        return answer
 
     async def Assign(  # noqa: N802 - the RPC's name
         self, request: assignment_pb2.AssignRequest, context: Any
@@ -274,10 +281,6 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
             if one.queue_id in waited_on and one.queue_id in queues
         }
 
-    def _changes(self, after: int) -> list[queue_pb2.QueueChange]:
-        owner = self._owner
-        return changes_after(owner.durable_configs, owner.durable_replays, after, self._shard)
-
 
 def _size_bytes(piece: Range) -> int:
     """About what a range adds to a commit."""
@@ -287,6 +290,16 @@ def _size_bytes(piece: Range) -> int:
 def _is_current(queue: Queue, revision: int) -> bool:
     """Whether a piece judged by the queue of this revision may be applied to it."""
     return queue.routing_revision <= revision and not queue.settings.quarantine
+
+
+def _page_after(token: str) -> tuple[int, str]:
+    """The change behind which a page begins."""
+    revision, _, queue_id = token.partition("/")
+    if not re.fullmatch("[0-9a-f]{1,15}", revision) or not QUEUE_ID.fullmatch(queue_id):
+        raise InvalidArgument(
+            "page_token", "is not one that GetRoutingState gave", reason="INVALID_PAGE_TOKEN"
+        )
+    return int(revision, 16), queue_id
 
 
 def is_outdated(

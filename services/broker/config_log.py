@@ -40,10 +40,10 @@ class ConfigLog:
         """Deletions up to this revision may be forgotten: who has learned no more begins anew."""
         self._newest: dict[str, ConfigChange] = {}
         self._deleted: dict[str, int] = {}  # by queue, the revision of its deletion, oldest first
-        self.add(sorted(changes, key=lambda change: change.revision))
+        self.add(sorted(changes, key=_place))
 
     def add(self, changes: Iterable[ConfigChange]) -> None:
-        """Add changes, each of a revision not below those before it."""
+        """Add changes, each of a revision not below those before it, or of the same by queue."""
         for change in changes:
             # Out and in again: the dict stays in the order of revisions.
             self._newest.pop(change.queue_id, None)
@@ -56,19 +56,29 @@ class ConfigLog:
             self.forgotten_revision = self._deleted.pop(queue_id)
             del self._newest[queue_id]
 
-    def after(self, revision: int) -> list[ConfigChange]:
-        """What changed after a revision, oldest first; as much work as there are changes."""
-        return list(self._newest_first(revision))[::-1]
+    def after(self, revision: int, queue_id: str | None = None) -> list[ConfigChange]:
+        """What changed after a revision, oldest first; as much work as there are changes.
+
+        With a queue, also what changed at that revision, as far as it comes behind this queue: at
+        the start several may have one.
+        """
+        if queue_id is None:
+            return list(self._newest_first((revision + 1, "")))[::-1]
+        return list(self._newest_first((revision, f"{queue_id}\0")))[::-1]
 
     def routes_differ(self, revision: int) -> bool:
         """Whether a judgement by the configs of this revision is wrong for a queue there is."""
         return any(
             change.settings is not None and change.routing_revision > revision
-            for change in self._newest_first(revision)
+            for change in self._newest_first((revision + 1, ""))
         )
 
-    def _newest_first(self, after: int) -> Iterator[ConfigChange]:
+    def _newest_first(self, until: tuple[int, str]) -> Iterator[ConfigChange]:
         for change in reversed(self._newest.values()):
-            if change.revision <= after:
+            if _place(change) < until:
                 return
             yield change
+
+
+def _place(change: ConfigChange) -> tuple[int, str]:
+    return change.revision, change.queue_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from services.broker.backoff import (
     BackoffKind,
 )
 from services.broker.commands import Purge
-from services.broker.config_log import ConfigLog
+from services.broker.config_log import ConfigChange
 from services.broker.queue_machine import Queue
 from services.broker.queue_settings import MAX_LEASE_MS, MAX_TOTAL_LEASE_MS, QueueSettings
 from services.broker.replays import Ranges
@@ -42,6 +42,12 @@ _LEAST_MOST = {
     "max_total_lease_ms": (1000, MAX_TOTAL_LEASE_MS),
     "failed_retention_s": (0, _U32_MAX),
 }
+
+CHANGES_MAX = 1000
+"""Changes of queues in one answer at most."""
+
+CHANGES_BYTES_MAX = 1 << 20
+"""Their bytes, unless there is one alone: a queue has 16 KiB of expressions, its replay 1 MB."""
 
 EntryState: TypeAlias = "queue_pb2.EntryState.ValueType"
 
@@ -292,16 +298,30 @@ _PURGES: dict[EntryState, Purge] = {
 }
 
 
-def changes_after(
-    configs: ConfigLog, replays: Mapping[str, Ranges], after: int, shard: int
-) -> list[queue_pb2.QueueChange]:
-    """What changed after a revision, oldest first."""
-    found = []
-    for change in configs.after(after):
-        if change.settings is None:
-            found.append(queue_pb2.QueueChange(deleted_queue_id=change.queue_id))
-        else:
-            replay = replays.get(change.queue_id, ())
-            queue = public(change.queue_id, change.settings, shard, replay)
-            found.append(queue_pb2.QueueChange(queue=queue))
-    return found
+def pages_of(
+    changes: Sequence[ConfigChange], replays: Mapping[str, Ranges], shard: int
+) -> Iterator[list[queue_pb2.QueueChange]]:
+    """The changes as they are told, in pages of CHANGES_MAX and CHANGES_BYTES_MAX; one at least.
+
+    Each page is made when it is asked for: that takes some milliseconds.
+    """
+    page: list[queue_pb2.QueueChange] = []
+    size_bytes = 0
+    for change in changes:
+        told = _change(change, replays, shard)
+        size = told.ByteSize()
+        if len(page) == CHANGES_MAX or (page and size_bytes + size > CHANGES_BYTES_MAX):
+            yield page
+            page, size_bytes = [], 0
+        page.append(told)
+        size_bytes += size
+    yield page
+
+
+def _change(
+    change: ConfigChange, replays: Mapping[str, Ranges], shard: int
+) -> queue_pb2.QueueChange:
+    if change.settings is None:
+        return queue_pb2.QueueChange(deleted_queue_id=change.queue_id)
+    replay = replays.get(change.queue_id, ())
+    return queue_pb2.QueueChange(queue=public(change.queue_id, change.settings, shard, replay))

@@ -16,10 +16,10 @@ from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import (
     SETTINGS,
     changed,
-    changes_after,
     changes_of,
     checked_id,
     etag_of,
+    pages_of,
     public,
     purges_of,
     with_counts,
@@ -43,9 +43,6 @@ from slatemq.v1 import queue_pb2, queue_pb2_grpc
 
 PAGE_SIZE = 100
 PAGE_SIZE_MAX = 1000
-CHANGES_MAX = 1000
-"""Queues in one answer of a watch at most: with two full expressions each, 17 MB."""
-
 WATCHERS_MAX = 1000
 """Open WatchQueues streams at most: each change costs a message to each."""
 
@@ -319,11 +316,11 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     def _pages(self, after: int) -> Iterator[queue_pb2.WatchQueuesResponse]:
         """What changed after a revision, in answers none of which is too large to send."""
         until, owner = self._owner.durable_revision, self._owner
-        changes = changes_after(owner.durable_configs, owner.durable_replays, after, self._shard)
-        while len(changes) > CHANGES_MAX:
-            page, changes = changes[:CHANGES_MAX], changes[CHANGES_MAX:]
-            yield queue_pb2.WatchQueuesResponse(changes=page, revision=until, more=True)
-        yield queue_pb2.WatchQueuesResponse(changes=changes, revision=until)
+        changes = owner.durable_configs.after(after)
+        left = len(changes)
+        for page in pages_of(changes, owner.durable_replays, self._shard):
+            left -= len(page)
+            yield queue_pb2.WatchQueuesResponse(changes=page, revision=until, more=left > 0)
 
     def drain(self) -> None:
         """Ends the open streams."""

@@ -163,7 +163,7 @@ class BrokerLink:
             self.rules, self._reload = rules, False
             self._backfills.learn(state.changes)
         await self._learn(known, state.changes, state.config_revision)
-        self._cursors = {cursor.ingest_shard: cursor.sequence for cursor in state.cursors}
+        self._cursors = state.cursors
         self.is_live = self.is_known = True
         if self._has_worked:
             self._presence.there()

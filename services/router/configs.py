@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import grpc
 import grpc.aio
@@ -21,22 +22,42 @@ __all__ = ["apply_changes", "ask_for_quarantine", "read_state"]
 log = logging.getLogger(__name__)
 
 
+class RoutingState(NamedTuple):
+    """What a broker shard says of itself.
+
+    Attributes:
+        config_revision: Up to which the changes are.
+        changes: Of queues; of one that changed meanwhile there may be two, the newer one last.
+        cursors: Of the logs, by shard.
+    """
+
+    config_revision: int
+    changes: Sequence[queue_pb2.QueueChange]
+    cursors: dict[int, int]
+
+
 async def read_state(
     channel: grpc.aio.Channel, shard: int, known: int, timeout_seconds: float | None = None
-) -> assignment_pb2.GetRoutingStateResponse:
-    """The cursors of a broker shard, and what changed after a revision.
+) -> RoutingState:
+    """The cursors of a broker shard, and what changed after a revision, read page by page.
 
-    Raises PeerFailed for an answer of somebody else, and what the call raises.
+    The timeout is that of a page. Raises PeerFailed for an answer of somebody else, and what the
+    call raises.
     """
     stub = assignment_pb2_grpc.AssignmentServiceStub(channel)
-    state = await stub.GetRoutingState(
-        assignment_pb2.GetRoutingStateRequest(known_revision=known), timeout=timeout_seconds
-    )
-    if not isinstance(state, assignment_pb2.GetRoutingStateResponse):
-        raise PeerFailed("an answer that cannot be read")
-    if state.broker_shard != shard:
-        raise PeerFailed(f"broker shard {state.broker_shard} answers there")
-    return state
+    request = assignment_pb2.GetRoutingStateRequest(known_revision=known)
+    changes: list[queue_pb2.QueueChange] = []
+    while True:
+        page = await stub.GetRoutingState(request, timeout=timeout_seconds)
+        if not isinstance(page, assignment_pb2.GetRoutingStateResponse):
+            raise PeerFailed("an answer that cannot be read")
+        if page.broker_shard != shard:
+            raise PeerFailed(f"broker shard {page.broker_shard} answers there")
+        changes += page.changes
+        if not page.next_page_token:
+            cursors = {cursor.ingest_shard: cursor.sequence for cursor in page.cursors}
+            return RoutingState(page.config_revision, changes, cursors)
+        request.page_token = page.next_page_token
 
 
 async def apply_changes(

@@ -26,16 +26,20 @@ class GetRoutingStateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KNOWN_REVISION_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     known_revision: _builtins.int
     """Configs that changed after this revision are told; 0 = all."""
+    page_token: _builtins.str
+    """The `next_page_token` of the answer before; empty = the first page."""
     def __init__(
         self,
         *,
         known_revision: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_revision", b"known_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_revision", b"known_revision", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -51,17 +55,20 @@ class GetRoutingStateResponse(_message.Message):
     CHANGES_FIELD_NUMBER: _builtins.int
     CURSORS_FIELD_NUMBER: _builtins.int
     BROKER_SHARD_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     config_revision: _builtins.int
     """The shard's config revision: grows with every change of any queue."""
     broker_shard: _builtins.int
     """The broker shard that answers."""
+    next_page_token: _builtins.str
+    """Reads the next page; empty = this is the last one."""
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[_queue_pb2.QueueChange]:
-        """The queues that changed after `known_revision`."""
+        """The queues that changed after `known_revision`, oldest change first: at most 1,000 and 1 MiB, unless a single one is larger."""
 
     @_builtins.property
     def cursors(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogCursor]:
-        """The cursor of each log that was ever routed to this shard; a log not told is at 0."""
+        """The cursor of each log that was ever routed to this shard; a log not told is at 0. Only in the last page."""
 
     def __init__(
         self,
@@ -70,10 +77,11 @@ class GetRoutingStateResponse(_message.Message):
         changes: _abc.Iterable[_queue_pb2.QueueChange] | None = ...,
         cursors: _abc.Iterable[Global___LogCursor] | None = ...,
         broker_shard: _builtins.int = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shard", b"broker_shard", "changes", b"changes", "config_revision", b"config_revision", "cursors", b"cursors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shard", b"broker_shard", "changes", b"changes", "config_revision", b"config_revision", "cursors", b"cursors", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -86,9 +86,11 @@ class AssignmentServiceServicer:
     """
 
     def GetRoutingState(self, request, context):
-        """Reads what a router needs to begin: cursors and queue configs. What is not durable yet is left out.
+        """Reads what a router needs to begin: cursors and queue configs. What is not durable yet is left out. An answer has about 1 MiB of configs
+        at most; where there are more, read on with its token. Configs may change between two pages: such a queue comes again, in a later page.
+        So what all pages tell is the state at the `config_revision` of the last one, and of no other.
 
-        Errors: INVALID_ARGUMENT (negative revision), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (negative revision, a token that no answer had), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,9 +47,11 @@ class AssignmentServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AssignmentServiceAsyncStub: ...
     GetRoutingState: _grpc.UnaryUnaryMultiCallable[_assignment_pb2.GetRoutingStateRequest, _assignment_pb2.GetRoutingStateResponse]
-    """Reads what a router needs to begin: cursors and queue configs. What is not durable yet is left out.
+    """Reads what a router needs to begin: cursors and queue configs. What is not durable yet is left out. An answer has about 1 MiB of configs
+    at most; where there are more, read on with its token. Configs may change between two pages: such a queue comes again, in a later page.
+    So what all pages tell is the state at the `config_revision` of the last one, and of no other.
 
-    Errors: INVALID_ARGUMENT (negative revision), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (negative revision, a token that no answer had), UNAVAILABLE.
     """
     Assign: _grpc.UnaryUnaryMultiCallable[_assignment_pb2.AssignRequest, _assignment_pb2.AssignResponse]
     """Assigns the matches of pieces of one or more logs. Each range is applied whole or not at all, and answered for itself. Matches for a
@@ -92,9 +94,11 @@ class AssignmentServiceAsyncStub(AssignmentServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetRoutingState: _aio.UnaryUnaryMultiCallable[_assignment_pb2.GetRoutingStateRequest, _assignment_pb2.GetRoutingStateResponse]  # type: ignore[assignment]
-    """Reads what a router needs to begin: cursors and queue configs. What is not durable yet is left out.
+    """Reads what a router needs to begin: cursors and queue configs. What is not durable yet is left out. An answer has about 1 MiB of configs
+    at most; where there are more, read on with its token. Configs may change between two pages: such a queue comes again, in a later page.
+    So what all pages tell is the state at the `config_revision` of the last one, and of no other.
 
-    Errors: INVALID_ARGUMENT (negative revision), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (negative revision, a token that no answer had), UNAVAILABLE.
     """
     Assign: _aio.UnaryUnaryMultiCallable[_assignment_pb2.AssignRequest, _assignment_pb2.AssignResponse]  # type: ignore[assignment]
     """Assigns the matches of pieces of one or more logs. Each range is applied whole or not at all, and answered for itself. Matches for a
@@ -140,9 +144,11 @@ class AssignmentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _assignment_pb2.GetRoutingStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_assignment_pb2.GetRoutingStateResponse, _abc.Awaitable[_assignment_pb2.GetRoutingStateResponse]]:
-        """Reads what a router needs to begin: cursors and queue configs. What is not durable yet is left out.
+        """Reads what a router needs to begin: cursors and queue configs. What is not durable yet is left out. An answer has about 1 MiB of configs
+        at most; where there are more, read on with its token. Configs may change between two pages: such a queue comes again, in a later page.
+        So what all pages tell is the state at the `config_revision` of the last one, and of no other.
 
-        Errors: INVALID_ARGUMENT (negative revision), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (negative revision, a token that no answer had), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
