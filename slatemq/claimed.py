@@ -103,13 +103,6 @@ class Alone:
         return self._wire.lease_ms
 
 
-class Headers(dict[str, str]):
-    """The headers of one message. One that is not there is empty, as in protobuf's own mapping."""
-
-    def __missing__(self, key: str) -> str:
-        return ""
-
-
 class Claimed(NamedTuple):
     """The messages of an answer in the order of delivery, as columns."""
 

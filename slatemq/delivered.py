@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, overload
 
 from slatemq.bounds import cut_reason
-from slatemq.claimed import Alone, Claimed, Headers, Run
+from slatemq.claimed import Alone, Claimed, Run
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
 from slatemq.failures import has_failed, reason_of
 from slatemq.finishing import Finisher, Nack, nack_of
@@ -89,11 +89,11 @@ class Received:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers as they were published."""
+        """The headers as they were published; KeyError for one that is not there."""
         try:
             return self._headers
         except AttributeError:
-            self._headers = Headers(self._run.common.headers)
+            self._headers = dict(self._run.common.headers)
             return self._headers
 
     @property

@@ -24,7 +24,7 @@ from typing import Generic, TypeVar, cast
 from slatemq.admin import Admin
 from slatemq.batches import claim, claim_request
 from slatemq.checks import wrong
-from slatemq.claimed import Claimed, Headers
+from slatemq.claimed import Claimed
 from slatemq.codecs import Codec
 from slatemq.commands import Command, CommandResult, Extend
 from slatemq.errors import FailedPrecondition
@@ -138,7 +138,7 @@ class MessageLease(ItemLease[T]):
     @property
     def headers(self) -> Mapping[str, str]:
         """The headers of its message."""
-        return Headers(self._claimed.run.common.headers)
+        return dict(self._claimed.run.common.headers)
 
     @property
     def lost(self) -> bool:

@@ -81,7 +81,7 @@ class Received(Face[delivered.Received]):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers as they were published."""
+        """The headers as they were published; KeyError for one that is not there."""
         return self._inner.headers
 
     @property
