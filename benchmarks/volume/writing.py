@@ -14,6 +14,7 @@ from benchmarks.volume.log import write_ingest
 from benchmarks.volume.packs import Packs
 from benchmarks.volume.plan import Layout, Volume
 from benchmarks.volume.queues import write_broker
+from libs.storage.own_keys import CLOCK_KEY
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
 
@@ -58,7 +59,7 @@ async def _write(
     began = time.monotonic()
     database = await root.database(f"{kind}/0", kind)
     try:
-        async for _ in database.scan(b"", b"\xff", limit=1):
+        if await database.get(CLOCK_KEY) is not None:
             raise ValueError(f"{root.url} has messages already")
         packs = Packs(database)
         await fill(layout, states, packs)

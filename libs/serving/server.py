@@ -40,7 +40,7 @@ from libs.serving.reflection import add_reflection
 from libs.serving.store_watch import StoreWatch
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
-from libs.storage.errors import Fenced, StorageError, UnsafeStore
+from libs.storage.errors import Fenced, OtherFormat, StorageError, UnsafeStore
 
 log = logging.getLogger(__name__)
 
@@ -293,7 +293,7 @@ def _cause_of(error: BaseException) -> ExitCause:
         return error.cause
     if isinstance(error, Fenced):
         return ExitCause.fenced(f"another process owns the shard now: {error}")
-    if isinstance(error, UnsafeStore):
+    if isinstance(error, UnsafeStore | OtherFormat):
         return ExitCause.usage(str(error))
     if isinstance(error, StorageError):
         return ExitCause.failed(str(error))

@@ -65,6 +65,13 @@ class DamagedStore(StorageError):
     """SlateDB found its own files missing or damaged. Do not go on; restore or inspect by hand."""
 
 
+class OtherFormat(StorageError):
+    """A database was written in a format that this version does not read; see libs.storage.formats.
+
+    Its records are as they were. The message says what to do.
+    """
+
+
 class UnsafeStore(StorageError):
     """The store ignores create-if-absent, so two writers could both believe they own a database."""
 

@@ -55,6 +55,7 @@ class RecordType(IntEnum):
     LOG_BOUNDS = 0x53
     PAYLOAD_PACK = 0x54
     LOG_GAPS = 0x55
+    FORMAT = 0x56
 
 
 NUMBER = Fixed(order=">", number="Q")

@@ -44,6 +44,8 @@ _OUTBOX = Fixed(order=">", ingest_shard="Q", number="Q")
 #   executed         | 01 | 4F | minute u32 | number u64 |                                broker
 #   log bounds       | 01 | 53 |                                                          ingest
 #   payload pack     | 01 | 54 | ID of its first message u64 |   see payload_packs.py       ingest
+#   log gaps         | 01 | 55 |                                                          ingest
+#   format           | 01 | 56 |                                                          both
 
 ID_BLOCK_KEY = key_head(RecordType.ID_BLOCK)
 PURGE_EPOCH_KEY = key_head(RecordType.PURGE_EPOCH)
@@ -51,6 +53,7 @@ CLOCK_KEY = key_head(RecordType.CLOCK)
 CONFIG_REVISION_KEY = key_head(RecordType.CONFIG_REVISION)
 LOG_BOUNDS_KEY = key_head(RecordType.LOG_BOUNDS)
 LOG_GAPS_KEY = key_head(RecordType.LOG_GAPS)
+FORMAT_KEY = key_head(RecordType.FORMAT)
 
 
 class RequestIdsKey(NamedTuple):

@@ -35,8 +35,10 @@ from slatedb.uniffi import (
 
 from libs.storage.durability import Durability, durability_of
 from libs.storage.errors import StoreUnavailable, readable
+from libs.storage.formats import check_format, settle_format
 from libs.storage.objects import Objects, open_objects
 from libs.storage.opening import Opening
+from libs.storage.own_keys import FORMAT_KEY
 from libs.storage.settings import Kind, Tuning, slatedb_settings, tuning_of
 from libs.storage.slate import Database, translate
 from libs.storage.snapshots import READER_OPTIONS, SnapshotReader, Snapshots, reading
@@ -148,8 +150,8 @@ class Root:
         """Open the database `name` (such as `ingest/0`) for writing; fences an older writer.
 
         Takes as long as the store needs to give what is to be replayed. Raises StoreUnavailable
-        once the store does not answer within the root's timeout, and DamagedStore where SlateDB
-        cannot read its own files.
+        once the store does not answer within the root's timeout, DamagedStore where SlateDB cannot
+        read its own files, and OtherFormat.
         """
         chosen = tuning or tuning_of(kind, self.address.scheme)
         builder = DbBuilder(self._path(name), self._store)
@@ -162,7 +164,13 @@ class Root:
             db = await opening.build(self._timeout_s, lambda: self.objects.check(self._timeout_s))
         except Error as error:
             raise translate(error, f"opening {name} below {self.url}") from error
-        return Database(db, name, self.durability, chosen.replay)
+        database = Database(db, name, self.durability, chosen.replay)
+        try:
+            await settle_format(database, f"{name} below {self.url}")
+        except BaseException:
+            await database.close()
+            raise
+        return database
 
     def snapshots(self, database: Database) -> Snapshots:
         """What takes snapshots of a database that was opened here."""
@@ -171,7 +179,7 @@ class Root:
     async def open_snapshot(self, name: str, snapshot_id: str) -> SnapshotReader:
         """Open a snapshot of the database `name` for reading; needs no owner.
 
-        Raises SnapshotNotFound, and StoreUnavailable within the root's timeout.
+        Raises SnapshotNotFound, OtherFormat, and StoreUnavailable within the root's timeout.
         """
         builder = DbReaderBuilder(self._path(name), self._store)
         builder.with_reader_mode(ReaderMode.CHECKPOINT(snapshot_id))
@@ -180,11 +188,16 @@ class Root:
         what = f"opening a snapshot of {name} below {self.url}"
         try:
             with reading(what):
-                return SnapshotReader(
-                    await asyncio.wait_for(builder.build(), self._timeout_s), name
-                )
+                reader = await asyncio.wait_for(builder.build(), self._timeout_s)
         except TimeoutError:
             raise StoreUnavailable(f"{what}: no answer within {self._timeout_s:g} s") from None
+        try:
+            with reading(what):
+                check_format(await reader.get(FORMAT_KEY), f"{name} below {self.url}")
+        except BaseException:
+            await reader.shutdown()
+            raise
+        return SnapshotReader(reader, name)
 
     def _path(self, name: str) -> str:
         prefix = self.address.prefix

@@ -67,6 +67,7 @@ _STATE_USUAL = Fixed(**_HEAD, garbage_epochs_count="H", **_BODY, lanes_count="H"
 _LANE_EPOCH = Fixed(lane_epoch="B")
 _GARBAGE = Fixed(done_first="Q", done_last="Q", failed_first="Q", failed_last="Q")
 _ARCHIVED = Fixed(archived_count="Q", oldest_archived="Q", archived_first="Q", archived_last="Q")
+_U32 = Fixed(number="I")
 _U64 = Fixed(number="Q")
 _I64 = Fixed(milliseconds="q")
 _REQUEST = Fixed(first_message_id="Q", message_count="I")
@@ -361,6 +362,16 @@ def encode_clock(now_ms: int) -> bytes:
 def decode_clock(data: bytes) -> int:
     """Clock value."""
     return _single("clock", "q", data)
+
+
+def encode_format(number: int) -> bytes:
+    """Format value: which layouts the records of a database have."""
+    return _U32.pack(number)
+
+
+def decode_format(data: bytes) -> int:
+    """Format value."""
+    return _single("format", "I", data)
 
 
 def encode_config_revision(revision: int) -> bytes:

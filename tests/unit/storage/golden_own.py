@@ -141,6 +141,7 @@ CONSTANT_KEYS = {
     "purge epoch": (own_keys.PURGE_EPOCH_KEY, "0146"),
     "clock": (own_keys.CLOCK_KEY, "0148"),
     "config revision": (own_keys.CONFIG_REVISION_KEY, "0149"),
+    "format": (own_keys.FORMAT_KEY, "0156"),
 }
 
 VALUES = [
@@ -250,6 +251,14 @@ VALUES = [
         1767225600000,
         "00a8da769b010000",
         lambda: states.encode_clock(1767225600000),
+    ),
+    Row(
+        "format",
+        "format",
+        states.decode_format,
+        1,
+        "01000000",
+        lambda: states.encode_format(1),
     ),
     Row(
         "config revision",

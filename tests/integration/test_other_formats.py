@@ -1,0 +1,39 @@
+"""Owners of shards do not start on a database of another format, and say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from libs.storage.formats import FORMAT
+from libs.storage.own_keys import FORMAT_KEY
+from libs.storage.roots import open_root
+from libs.storage.settings import Kind
+from libs.storage.slate import Batch
+from libs.storage.states import encode_format
+
+
+@pytest.mark.parametrize("kind", [Kind.INGEST, Kind.BROKER])
+async def test_an_owner_ends_for_good_where_its_shard_has_another_format(
+    tmp_path: Path, kind: Kind
+) -> None:
+    name = kind.name.lower()
+    database = await open_root(tmp_path.as_uri()).database(f"{name}/0", kind)
+    batch = Batch()
+    batch.put(FORMAT_KEY, encode_format(FORMAT + 1))
+    await database.commit(batch)
+    await database.close()
+
+    owner = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", f"services.{name}", "--root", tmp_path.as_uri(), "--port", "0"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, err = await owner.communicate()
+
+    assert owner.returncode == 2, err
+    said = f"{name}/0 below {tmp_path.as_uri()} has format {FORMAT + 1}, and this version of"
+    assert said in err.decode()
+    assert "run the version that wrote it, or give another root" in err.decode()
