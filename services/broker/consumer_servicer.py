@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from google.rpc.status_pb2 import Status
 
@@ -44,6 +45,9 @@ from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 MESSAGES_MAX = 10_000
 """Messages or tokens in one call at most."""
 
+STEP_LEASES = 500
+"""Leases given back or extended in one step at most: some 10 ms, in which nothing else runs."""
+
 CLAIM_BYTES = 32 << 20
 CLAIM_BYTES_MAX = 64 << 20
 WAIT_MS_MAX = 60_000
@@ -56,6 +60,10 @@ FINISHED_BYTES = 100
 _OK = Status()
 _OK_RESULT = consumer_pb2.AckResponse(results=[_OK]).SerializeToString()
 """One result of an answer in which every item succeeded."""
+
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
@@ -174,28 +182,23 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     ) -> consumer_pb2.NackResponse:
         """See the proto."""
         _check_count("items", len(request.items))
-        for index, item in enumerate(request.items):
-            within(f"items[{index}].delay_ms", item.delay_ms, 0, MAX_LEASE_MS)
-            if len(item.reason.encode()) > REASON_BYTES_MAX:
-                raise InvalidArgument(
-                    f"items[{index}].reason", f"has more than {REASON_BYTES_MAX} bytes"
-                )
-        texts = [item.lease_token for item in request.items]
-        tokens, results = self._leases(texts, "items[{}].lease_token")
-        told = [item for item, status in zip(request.items, results, strict=True) if status is None]
-        nacks = [
-            Nack(
-                token,
-                item.reason,
-                item.delay_ms if item.HasField("delay_ms") else None,
-                item.release,
-            )
-            for token, item in zip(tokens, told, strict=True)
-        ]
         came_ms = self._owner.clock.now_ms()
-        done = await self._owner.run(
-            lambda now_ms: self._owner.shard.nack(nacks, now_ms, came_ms), request.ByteSize()
-        )
+        items = request.items
+        # All of them are looked at before anything is given back.
+        for first in range(0, len(items), STEP_LEASES):
+            await asyncio.sleep(0)
+            for index, item in enumerate(items[first : first + STEP_LEASES], first):
+                _check_nack(index, item)
+        texts = [item.lease_token for item in items]
+        tokens, results = self._leases(texts, "items[{}].lease_token")
+        told = [item for item, status in zip(items, results, strict=True) if status is None]
+
+        def nack(pairs: Sequence[tuple[int, consumer_pb2.NackItem]], now_ms: int) -> list[Finish]:
+            nacks = [_nack(token, item) for token, item in pairs]
+            return self._owner.shard.nack(nacks, now_ms, came_ms)
+
+        pairs = list(zip(tokens, told, strict=True))
+        done = await self._in_steps(pairs, nack, request.ByteSize())
         await self._owner.durable()
         return consumer_pb2.NackResponse(results=merged(results, map(_status, done)))
 
@@ -206,20 +209,41 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         lease_ms = lease_wish("lease_ms", request.lease_ms)
         _check_count("lease_tokens", len(request.lease_tokens))
         tokens, results = self._leases(request.lease_tokens, "lease_tokens[{}]")
-        done = await self._owner.run(
-            lambda now_ms: self._owner.shard.extend(tokens, lease_ms, now_ms)
-        )
+
+        def extend(part: Sequence[int], now_ms: int) -> list[tuple[Finish, int]]:
+            return self._owner.shard.extend(part, lease_ms, now_ms)
+
+        done = await self._in_steps(tokens, extend)
         await self._owner.durable()
         statuses = merged(results, (_status(finish) for finish, _ in done))
-        deadlines = iter(deadline_ms for _, deadline_ms in done)
-        return consumer_pb2.ExtendLeaseResponse(
-            results=[
-                consumer_pb2.ExtendLeaseResult(
-                    status=status, lease_deadline_ms=next(deadlines) if refused is None else 0
-                )
-                for status, refused in zip(statuses, results, strict=True)
-            ]
-        )
+        ends = iter(deadline_ms for _, deadline_ms in done)
+        ends_ms = [next(ends) if refused is None else 0 for refused in results]
+        answer = consumer_pb2.ExtendLeaseResponse()
+        for first in range(0, len(statuses), STEP_LEASES):
+            await asyncio.sleep(0)
+            step = slice(first, first + STEP_LEASES)
+            for status, end_ms in zip(statuses[step], ends_ms[step], strict=True):
+                answer.results.add(status=status, lease_deadline_ms=end_ms)
+        return answer
+
+    async def _in_steps(
+        self,
+        items: Sequence[T],
+        command: Callable[[Sequence[T], int], list[R]],
+        size_bytes: int = 0,
+    ) -> list[R]:
+        """Runs a command on STEP_LEASES items after the other; between two, others have turns.
+
+        Not all together or none: each item is answered for itself, and may be sent again.
+        """
+        done: list[R] = []
+        for first in range(0, len(items), STEP_LEASES):
+            if first:
+                await asyncio.sleep(0)
+            part = items[first : first + STEP_LEASES]
+            done += await self._owner.run(partial(command, part), size_bytes)
+            size_bytes = 0
+        return done
 
     async def Execute(  # noqa: N802 - the RPC's name
         self, request: consumer_pb2.ExecuteRequest, context: Any
@@ -272,6 +296,17 @@ def _check_count(field: str, count: int) -> None:
         raise InvalidArgument(
             field, f"has {count} items, at most {MESSAGES_MAX} fit", reason="OUT_OF_RANGE"
         )
+
+
+def _check_nack(index: int, item: consumer_pb2.NackItem) -> None:
+    within(f"items[{index}].delay_ms", item.delay_ms, 0, MAX_LEASE_MS)
+    if len(item.reason.encode()) > REASON_BYTES_MAX:
+        raise InvalidArgument(f"items[{index}].reason", f"has more than {REASON_BYTES_MAX} bytes")
+
+
+def _nack(token: int, item: consumer_pb2.NackItem) -> Nack:
+    delay_ms = item.delay_ms if item.HasField("delay_ms") else None
+    return Nack(token, item.reason, delay_ms, item.release)
 
 
 def merged(refused: Sequence[Status | None], others: Any) -> list[Status]:

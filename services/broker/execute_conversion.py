@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,9 @@ from slatemq.v1 import consumer_pb2
 
 COMMANDS_MAX = 1000
 """Commands in one call at most: they are applied in one go, some 10 ms in which others wait."""
+
+STEP_COMMANDS = 100
+"""Commands checked, or made rows of, in one step."""
 
 PUSHES_BYTES_MAX = 64 << 20
 """Payloads and headers of the pushes of one call: as much as a claim may give."""
@@ -66,10 +70,12 @@ Draft = Command | OutboxRecord
 """A command; a push is its record until its payload is where it belongs."""
 
 
-def drafts_of(
+async def drafts_of(
     request: consumer_pb2.ExecuteRequest, shard: int, limits: PushLimits, now_ms: int
 ) -> list[Draft]:
     """The commands of a request. Raises InvalidArgument naming what breaks a rule.
+
+    In steps of STEP_COMMANDS, between which others have turns: each may have hundreds of headers.
 
     The errors have the place of the command in their metadata. NotFound (LEASE_UNKNOWN) for a lease
     of another shard.
@@ -83,6 +89,8 @@ def drafts_of(
     drafts: list[Draft] = []
     size_bytes = 0
     for index, command in enumerate(request.commands):
+        if index % STEP_COMMANDS == STEP_COMMANDS - 1:
+            await asyncio.sleep(0)
         try:
             draft = _draft(f"commands[{index}]", command, shard, limits, now_ms)
             if isinstance(draft, OutboxRecord):

@@ -10,6 +10,7 @@ from libs.storage.blobs import Blobs
 from libs.storage.execution_records import OutboxRecord
 from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
 from services.broker.execute_conversion import (
+    STEP_COMMANDS,
     Draft,
     PushLimits,
     check_drafts,
@@ -62,7 +63,7 @@ class Executor:
     async def execute(self, request: consumer_pb2.ExecuteRequest) -> consumer_pb2.ExecuteResponse:
         """See the proto."""
         began_ms = self._owner.clock.now_ms()
-        drafts = drafts_of(request, self._shard, self._limits, began_ms)
+        drafts = await drafts_of(request, self._shard, self._limits, began_ms)
         self._owner.admit()
         execution = Execution(
             [_sketch(draft) for draft in drafts], request.request_id, await _fingerprint(request)
@@ -127,7 +128,11 @@ class Executor:
 
         # When one fails the others stay: nothing refers to them, and the janitor removes such.
         stored = dict(zip(large, await asyncio.gather(*map(upload, large.values())), strict=True))
-        commands = [final(stored.get(place, draft)) for place, draft in enumerate(drafts)]
+        commands: list[Command] = []
+        for place, draft in enumerate(drafts):
+            if place % STEP_COMMANDS == STEP_COMMANDS - 1:
+                await asyncio.sleep(0)
+            commands.append(final(stored.get(place, draft)))
         return replace(execution, commands=commands)
 
 

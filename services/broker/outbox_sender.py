@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
 
 from libs.serving.peers import Backoff, PeerFailed, Presence
 from libs.storage.errors import CorruptRecord, StorageError
@@ -30,7 +31,10 @@ from slatemq.v1.ingest_pb2 import PublishMessage, PushedMessage, PushRequest
 log = logging.getLogger(__name__)
 
 BATCH_ROWS = 1000
-"""Rows sent at once at most: some 10 ms of work at either end."""
+"""Rows sent at once at most."""
+
+STEP_ROWS = 100
+"""Rows decoded, or made messages of, in one step."""
 
 BATCH_BYTES = 4 << 20
 """Bytes of rows read and sent at once, about: all that the outbox has in memory per ingest."""
@@ -155,17 +159,18 @@ class _Line:
         await self._owner.durable()
         values = await self._read(counter.first_waiting, counter.last_number)
         try:
-            aside_count, rows = _decoded(values)
+            aside_count, rows = await _decoded(values)
         except CorruptRecord as error:
             await self._put_aside(values[0], f"its row is damaged: {error}")
             return
         if rows:
             self._outbox.seen(ingest_shard, rows[0].pushed_at_ms)
         sent_count = aside_count + len(rows)
+        messages = [pushed_message(row) async for row in _in_steps(rows)]
         request = PushRequest(
             broker_shard=self._shard,
             first_number=counter.first_waiting + counter.offset + aside_count,
-            messages=map(pushed_message, rows),
+            messages=messages,
             put_aside_count=aside_count,
         )
         try:
@@ -253,14 +258,25 @@ class _Line:
         return values
 
 
-def _decoded(values: Sequence[bytes]) -> tuple[int, list[OutboxRecord]]:
+T = TypeVar("T")
+
+
+async def _in_steps(items: Sequence[T]) -> AsyncIterator[T]:
+    """The items; others have turns after each STEP_ROWS, which may have many headers."""
+    for place, one in enumerate(items, 1):
+        yield one
+        if place % STEP_ROWS == 0:
+            await asyncio.sleep(0)
+
+
+async def _decoded(values: Sequence[bytes]) -> tuple[int, list[OutboxRecord]]:
     """How many rows were put aside at the beginning, and those behind up to the next such one.
 
     Raises CorruptRecord for a damaged row that is the first; before another one it ends.
     """
     aside_count = 0
     rows: list[OutboxRecord] = []
-    for value in values:
+    async for value in _in_steps(values):
         if value == PUT_ASIDE:
             if rows:
                 break
