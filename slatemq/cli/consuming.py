@@ -43,7 +43,8 @@ Examples:
 --exec runs CMD by the shell for each message, with the payload on stdin:
 exit status 0 acks it, any other gives it back for another attempt, with the
 end of what CMD wrote to stderr as the reason. With 126 or 127 the shell says
-that it cannot run CMD: the command ends, and no attempt is counted. The
+that it cannot run CMD: the command ends, and no attempt is counted. Once CMD
+has ended in any other way, these two are failures like all others. The
 environment has SLATEMQ_MESSAGE_ID, SLATEMQ_QUEUE, SLATEMQ_ATTEMPTS (1 the
 first time) and SLATEMQ_HEADERS (a JSON object; left out when it has more
 than 100,000 bytes).
@@ -201,10 +202,16 @@ class _Executor(_Worker):
         super().__init__(session, tally)
         self._program = program
         self._queue = queue
+        self._can_run = False  # until it has ended in any other way
 
     async def finish(self, message: Received) -> None:
-        status, why = await run_program(self._program, message, self._queue)
-        if status in NOT_RUN:
+        try:
+            status, why = await run_program(self._program, message, self._queue)
+        except OSError as error:
+            raise BadInput(f"--exec: the shell cannot be run: {error.strerror}") from None
+        if status not in NOT_RUN:
+            self._can_run = True
+        elif not self._can_run:
             # No fault of the message's: all that are in work go back, and no attempt is counted.
             raise BadInput(f"--exec: {why}; exit status {status} says that it cannot be run")
         if status == 0:

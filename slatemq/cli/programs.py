@@ -57,7 +57,10 @@ async def check_syntax(command: str) -> None:
 
 
 async def run_program(command: str, message: Received, queue: str) -> Outcome:
-    """Runs a shell command with the payload on stdin; ends it with all it started if cancelled."""
+    """Runs a shell command with the payload on stdin; ends it with all it started if cancelled.
+
+    Raises OSError when the shell cannot be run.
+    """
     stderr = _Stderr()
     try:
         process = await asyncio.create_subprocess_shell(
@@ -67,9 +70,9 @@ async def run_program(command: str, message: Received, queue: str) -> Outcome:
             env=_environment(message, queue),
             process_group=0,
         )
-    except OSError as error:
+    except OSError:
         stderr.close()
-        return Outcome(NOT_RUN[0], f"the command cannot be run: {error.strerror}")
+        raise
     stderr.begin()
     try:
         await process.communicate(message.payload)

@@ -62,6 +62,24 @@ def test_a_program_that_cannot_be_run_ends_the_command_and_costs_no_attempt(
     assert {one["attempts_count"] for one in attempts} == {0}
 
 
+def test_a_message_for_which_a_script_lacks_a_tool_becomes_a_dead_letter(
+    cli: Cli, queue: str
+) -> None:
+    cli.ok("queue", "update", queue, "--max-attempts", "2")
+    fill(cli, queue, 3)
+    # Given a script that has run, and lacks a tool for the last message alone
+    program = 'if [ "$(cat)" = 2 ]; then ./no-such-tool; fi'
+
+    done = cli.run("consume", queue, "--exec", program, "--wait", "2s")
+
+    assert (done.code, "2 acked, 2 nacked" in done.err) == (0, True), done.err
+    (letter,) = cli.ok("failed", "ls", queue, "--json").objects
+    assert "exit status 127" in letter["reason"]
+    # But where no run shows that the script works, such a message ends the command
+    cli.ok("publish", "--to", queue, "2")
+    assert cli.run("consume", queue, "--exec", program, "--wait", "30s").code == 2
+
+
 def test_the_end_of_stderr_is_the_reason_of_a_dead_letter(cli: Cli, queue: str) -> None:
     cli.ok("queue", "update", queue, "--max-attempts", "1")
     cli.ok("publish", "--to", queue, "x")
