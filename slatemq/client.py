@@ -274,12 +274,15 @@ class Client(
         handler: Callable[[Received], Awaitable[object]],
         *,
         concurrency: int = 8,
+        prefetch: int | None = None,
         lease: Span | None = None,
         consumer_id: str = "",
         hold: Span = consuming.HOLD_S,
         outage_timeout: Span | None = None,
     ) -> None:
         """Calls `handler` for every message, `concurrency` at a time, until cancelled.
+
+        `prefetch` as in `consume`; None: twice `concurrency`.
 
         A message whose handler returns is acked; one whose handler raises is nacked, and logged
         with its traceback. When this is cancelled, what is in work is released. So it is at
@@ -290,7 +293,7 @@ class Client(
         check_whole("concurrency", concurrency, 1, consuming.PREFETCH_MAX // 2)
         messages = self.consume(
             queue_id,
-            prefetch=2 * concurrency,
+            prefetch=2 * concurrency if prefetch is None else prefetch,
             lease=lease,
             consumer_id=consumer_id,
             hold=hold,

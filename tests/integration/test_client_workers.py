@@ -139,3 +139,24 @@ async def test_a_handler_that_fails_is_logged_with_its_traceback(
     assert "of queue 'q' failed, attempt 3" in caplog.text
     assert 'raise KeyError("the-key")' in caplog.text
     assert instance.broker.nacked == [(b"x", "KeyError: 'the-key'", False)]
+
+
+async def test_process_holds_no_more_messages_than_its_prefetch() -> None:
+    async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
+        # Given a broker that fails a stream with more credit than one message
+        instance.broker.prefetch_max = 1
+        instance.broker.available.extend((payload, 0) for payload in PAYLOADS)
+        handled: list[bytes] = []
+        done = asyncio.Event()
+
+        async def handle(message: slatemq.Received) -> None:
+            handled.append(message.payload)
+            if len(handled) == len(PAYLOADS):
+                done.set()
+
+        working = asyncio.create_task(client.process("q", handle, concurrency=1, prefetch=1))
+        async with asyncio.timeout(30):
+            await done.wait()
+        working.cancel()
+        await asyncio.wait([working])
+        assert (handled, instance.broker.streams) == (PAYLOADS, 1)
