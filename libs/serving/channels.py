@@ -8,6 +8,7 @@ wait-for-ready): they fail at once with UNAVAILABLE, and the caller decides when
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,6 +22,9 @@ from slatemq.errors import Unavailable
 
 Carrier = Callable[[], Sequence[tuple[str, str]]]
 """Gives metadata for a call that begins."""
+
+TRACE_VARIABLES = ("TRACEPARENT", "TRACESTATE")
+"""Environment variables that have the trace context in which a process was started."""
 
 RESOLVE_AGAIN_MS = 250
 """How old the topology may be for a peer that cannot be reached: it may just have moved."""
@@ -118,6 +122,17 @@ class Channels:
         closing = asyncio.create_task(_close(channel))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
+
+
+def inherited() -> Carrier | None:
+    """Gives the trace context that this process was started in as metadata of its calls.
+
+    It is in the environment, which processes that this one starts have, too: Spark's workers. None
+    where there is none.
+    """
+    found = [(name.lower(), os.environ.get(name, "")) for name in TRACE_VARIABLES]
+    context = tuple((name, value) for name, value in found if value)
+    return (lambda: context) if context else None
 
 
 class Connection:

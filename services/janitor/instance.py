@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from pyspark.sql import DataFrame, SparkSession
 
-from libs.serving.channels import Channels
+from libs.serving.channels import Channels, inherited
 from libs.serving.topology import TopologyDirectory
 from libs.storage.roots import open_root
 from services.janitor.planning import SnapshotName
@@ -69,7 +69,7 @@ def held_snapshots(root: str, services: Sequence[str] = SERVICES) -> Iterator[Ta
 @asynccontextmanager
 async def _hold(root: str, services: Sequence[str]) -> AsyncIterator[TakenSnapshots]:
     directory = TopologyDirectory(open_root(root).objects)
-    channels = Channels(directory)
+    channels = Channels(directory, carrier=inherited())
     try:
         async with taken_snapshots(directory, channels, services=services) as taken:
             yield taken

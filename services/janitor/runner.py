@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
+from opentelemetry import trace
+
 from libs.serving.peers import Backoff
 from libs.storage.errors import ObjectNotFound, StorageError
 from services.janitor.active import Active, Kept
@@ -65,16 +67,18 @@ class Runner:
         kept: Kept,
         now_ms: Callable[[], int],
         check: Callable[[], None],
+        tracer: trace.Tracer,
     ) -> None:
         """Run `command` for what `task_of` makes of a run; `release` snapshots that are left.
 
-        `check` raises FailedPrecondition where jobs cannot run.
+        `check` raises FailedPrecondition where jobs cannot run. `tracer` makes a span of each run.
         """
         self._store = store
         self._number = number
         self._process = secrets.token_hex(8)
         self._command = command
         self._task_of = task_of
+        self._tracer = tracer
         self._release = release
         self._kept = kept
         self._now_ms = now_ms
@@ -289,7 +293,10 @@ class Runner:
             return {"end": "cancelled"}
         active.child = Child(self._command, lambda told: self._hear(active, told))
         try:
-            end = await active.child.work(self._task_of(active.run))
+            run = active.run
+            facts = {"slatemq.run": run.run_id}
+            with self._tracer.start_as_current_span(f"janitor {run.ask.job}", attributes=facts):
+                end = await active.child.work(self._task_of(run))
         except OSError as error:
             return {"end": "failed", "error": f"Spark's process could not be started: {error}"}
         except Exception as error:  # the history is to tell it, and the janitor goes on

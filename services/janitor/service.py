@@ -71,6 +71,7 @@ class JanitorProcess:
     ) -> None:
         """Prepare; raises FatalError for settings that mean nothing. `worker` does the jobs."""
         self._config = config
+        self._carrier = telemetry.carrier
         objects = opened_root(config.root).objects
         self._directory = TopologyDirectory(objects)
         self._channels = Channels(
@@ -90,6 +91,7 @@ class JanitorProcess:
             Kept(config.runs_kept, config.run_retention_s * 1000),
             _now_ms,
             check_installed,
+            telemetry.tracer,
         )
         ages = Ages(config.replay_window_s, config.dead_letters_older_than_s, config.purge_grace_s)
         self._timetable = Timetable(
@@ -184,6 +186,7 @@ class JanitorProcess:
             "root": config.root,
             "log_level": config.log_level,
             "log_format": config.log_format,
+            "trace": dict(self._carrier() if self._carrier is not None else ()),
             "options": {
                 "dry_run": ask.dry_run,
                 "run": run.run_id,

@@ -12,6 +12,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from libs.serving.channels import TRACE_VARIABLES
 from services.janitor.failures import why_not
 from services.janitor.java import java_environment
 from services.janitor.shipping import shipped_code
@@ -67,6 +68,11 @@ def spark_session(
         **_SETTINGS,
         **(_LOCAL_SETTINGS if local else {}),
         "spark.driver.memory": memory,
+        **{
+            f"spark.executorEnv.{name}": os.environ[name]
+            for name in TRACE_VARIABLES
+            if name in os.environ
+        },
         **(settings or {}),
     }
     builder = SparkSession.builder.master(master).appName("slatemq-janitor")

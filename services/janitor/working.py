@@ -54,6 +54,8 @@ def work(run_job: RunJob) -> int:
     task = json.loads(line)
     logs.configure("janitor-spark", task["log_level"], task["log_format"])
     logging.getLogger("py4j").setLevel(logging.WARNING)
+    # Spark starts its processes with it.
+    os.environ.update({name.upper(): value for name, value in task["trace"].items()})
     options = JobOptions(**task["options"])
     threading.Thread(target=_obey, args=(control, options.cancelled), daemon=True).start()
     tell_of_snapshots(lambda name: told.say({"snapshot": [name.database, name.snapshot_id]}))

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import grpc.aio
 
-from libs.serving.channels import Channels
+from libs.serving.channels import Channels, inherited
 from libs.serving.peers import Backoff
 from libs.serving.topology import TopologyDirectory
 from libs.storage.errors import StoreUnavailable
@@ -54,7 +54,7 @@ class Owners:
         self._runner = runner
         self._patience_s = patience_s
         self._directory = TopologyDirectory(root.objects)
-        self._channels = Channels(self._directory)
+        self._channels = Channels(self._directory, carrier=inherited())
 
     def call(self, service: str, shard: int, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:
         """Call an owner, again and again while it is away. Raises SlateMQError, StorageError."""

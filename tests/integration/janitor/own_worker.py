@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+from libs.serving.channels import inherited
 from services.janitor.instance import open_tables
 from services.janitor.jobs.contract import (
     JobCancelled,
@@ -104,6 +105,20 @@ def spark(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
         return JobResult({})
 
 
+def traces(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    """The trace contexts that calls of this process and of a Spark worker have."""
+    with spark_session("local[1]", "512m", SMALL) as session:
+        inside = (
+            session.sparkContext.parallelize([0], 1).map(lambda _: context_of_calls()).collect()
+        )
+    return JobResult({}, [context_of_calls(), *inside])
+
+
+def context_of_calls() -> str:
+    carrier = inherited()
+    return dict(carrier())["traceparent"] if carrier is not None else ""
+
+
 def spark_stubborn(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
     """The same, and pays no heed."""
     with (
@@ -126,6 +141,7 @@ JOBS: dict[str, Callable[[JobInstance, JobOptions, Tell], JobResult]] = {
     "tells": tells,
     "spark": spark,
     "spark-stubborn": spark_stubborn,
+    "traces": traces,
 }
 
 

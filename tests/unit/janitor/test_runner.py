@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from opentelemetry import trace
+
 from libs.storage.roots import open_root
 from services.janitor.active import Kept
 from services.janitor.runner import Runner
@@ -24,7 +26,15 @@ async def working() -> AsyncIterator[Runner]:
     store = RunStore(open_root("memory:///").objects)
     kept = Kept(runs=10, for_ms=0)
     runner = Runner(
-        store, 0, ["false"], lambda run: {}, release, kept, lambda: NOW_MS, lambda: None
+        store,
+        0,
+        ["false"],
+        lambda run: {},
+        release,
+        kept,
+        lambda: NOW_MS,
+        lambda: None,
+        trace.NoOpTracer(),
     )
     work = asyncio.create_task(runner.work())
     await asyncio.sleep(0)
