@@ -10,6 +10,6 @@ In reading order:
 `retrying`        waiting for one that is down       `deliveries`   giving events to handlers
 `composed`        a backend of two parts
 
-`slatemq`, `redis`, `rabbitmq` and `kafka` are the backends; each loads its client library when it
-is chosen.
+`slatemq`, `redis`, `rabbitmq`, `activemq` and `kafka` are the backends; each loads its client
+library when it is chosen.
 """

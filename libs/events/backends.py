@@ -8,6 +8,7 @@ from typing import Any
 from libs.events.backend import QueueBackend
 
 _CLASSES = {
+    "activemq": ("libs.events.activemq.backend", "ActivemqBackend"),
     "kafka": ("libs.events.kafka.backend", "KafkaBackend"),
     "rabbitmq": ("libs.events.rabbitmq.backend", "RabbitmqBackend"),
     "slatemq": ("libs.events.slatemq.backend", "SlatemqBackend"),

@@ -106,6 +106,9 @@ class ActivemqSettings(_Section, frozen=True, kw_only=True):
         prefetch_count: How many deliveries a consumer holds unacknowledged.
         max_retries: How many failed attempts are tried again.
         retry_delay_ms: How long a failed attempt waits, in ms.
+        queue_address: The form of a queue's address.
+        events_address: The form of the address that events are sent to.
+        group_address: The form of the address of a consumer group's events.
     """
 
     url: Url = "amqp://admin:admin@localhost:5672"
@@ -114,6 +117,9 @@ class ActivemqSettings(_Section, frozen=True, kw_only=True):
     prefetch_count: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 10
     max_retries: Retries = 3
     retry_delay_ms: Milliseconds = 1000
+    queue_address: str = "queue://{name}"
+    events_address: str = "topic://VirtualTopic.{name}"
+    group_address: str = "queue://Consumer.{group}.VirtualTopic.{name}"
 
 
 class KafkaSettings(_Section, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ import pytest
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
 from libs.events.settings import RabbitmqSettings
+from tests.integration.events.activemq_server import CLASSPATH, ActivemqServer, Amqp10Server
 from tests.integration.events.kafka_server import KafkaServer
 from tests.integration.events.rabbitmq_server import RabbitmqServer
 from tests.integration.events.redis_server import RedisServer
@@ -26,8 +27,12 @@ SERVERS: dict[str, tuple[str, Callable[[Any], Server]]] = {
     "slatemq": ("slatemq", SlatemqServer),
     "rabbitmq": ("rabbitmq", RabbitmqServer),
     "redis-lists": ("redis", lambda folder: RedisServer(folder, "lists")),
+    "amqp-1.0": ("activemq", Amqp10Server),
 }
 """Name of the backend, and its server, by the name of the test's variant."""
+
+if CLASSPATH:
+    SERVERS["activemq"] = ("activemq", ActivemqServer)
 
 EVENTUALLY_S = 60.0
 
@@ -46,6 +51,8 @@ class Rig:
         settings = self.server.settings(self._prefix)
         if group != "workers":
             settings = in_group(settings, f"{self._prefix}-{group}")
+        if isinstance(self.server, Amqp10Server):
+            await self.server.prepare(settings)
         backend = open_backend(self._backend)
         await backend.connect(settings)
         self._closing.push_async_callback(backend.close)

@@ -21,9 +21,11 @@ class RabbitmqServer:
     # exists afterwards, but never answers.
     settle_s = 8.0
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *plugins: str) -> None:
         """Nothing runs yet."""
         self.port, self._dist_port = free_ports(2)
+        enabled = folder / "enabled_plugins"
+        enabled.write_text(f"[{','.join(plugins)}].\n")
         config = folder / "rabbitmq.conf"
         config.write_text(f"listeners.tcp.1 = 127.0.0.1:{self.port}\n")
         self._process = Process(
@@ -33,7 +35,7 @@ class RabbitmqServer:
                 "HOME": str(folder),
                 "RABBITMQ_CONFIG_FILE": str(config),
                 "RABBITMQ_CONF_ENV_FILE": str(folder / "none"),
-                "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "none"),
+                "RABBITMQ_ENABLED_PLUGINS_FILE": str(enabled),
                 "RABBITMQ_NODENAME": f"events{self.port}@localhost",
                 "RABBITMQ_DIST_PORT": str(self._dist_port),
                 "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),

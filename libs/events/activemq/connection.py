@@ -1,0 +1,177 @@
+"""The connection to ActiveMQ: opened when it is used, and what its errors mean."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from string import Formatter
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from proton import Message, ProtonException
+
+from libs.events.activemq.engine import Engine
+from libs.events.activemq.links import ConnectionLost, Receiver, Refused, Sender
+from libs.events.settings import ActivemqSettings
+from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+
+OPERATION_S = 10.0
+"""How long one call may take, connecting included."""
+
+PORTS = {"amqp": 5672, "amqps": 5671}
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raises Unavailable for a server that is down, FailedPrecondition for what it refuses."""
+    try:
+        yield
+    except Refused as error:
+        raise FailedPrecondition("REFUSED", f"ActiveMQ refuses it: {error}") from error
+    except (ConnectionLost, ProtonException, OSError, TimeoutError) as error:
+        what = str(error) or type(error).__name__
+        raise Unavailable(f"ActiveMQ cannot be reached: {what}", reason="BACKEND_DOWN") from error
+
+
+class Addresses:
+    """What the topic and the queues are called, in the forms of the settings."""
+
+    def __init__(self, settings: ActivemqSettings) -> None:
+        """Addresses of these settings. Raises InvalidArgument that names the key."""
+        prefix, group = settings.queue_prefix, settings.consumer_group
+        if "." in group:
+            raise InvalidArgument(
+                "queue.activemq.consumer_group",
+                "must have no dots: ActiveMQ takes the group from one part of a queue's name",
+            )
+        self.events = _formed("events_address", settings, name=f"{prefix}.events")
+        self.group = _formed("group_address", settings, name=f"{prefix}.events", group=group)
+        self.tasks = _formed("queue_address", settings, name=f"{prefix}.tasks")
+        self.retry = _formed("queue_address", settings, name=f"{prefix}.tasks.retry")
+        self.dead = _formed("queue_address", settings, name=f"{prefix}.dead-letter")
+
+
+def _formed(key: str, settings: ActivemqSettings, **values: str) -> str:
+    template: str = getattr(settings, key)
+    try:
+        fields = {field for _, field, _, _ in Formatter().parse(template) if field is not None}
+    except ValueError as error:
+        raise InvalidArgument(f"queue.activemq.{key}", str(error)) from error
+    if fields != set(values):
+        wanted = " and ".join(f"{{{value}}}" for value in sorted(values))
+        raise InvalidArgument(f"queue.activemq.{key}", f"must contain {wanted}, and no other field")
+    return template.format(**values)
+
+
+class Connection:
+    """One connection, opened again when it was lost."""
+
+    def __init__(self, settings: ActivemqSettings) -> None:
+        """Nothing is opened yet. Raises InvalidArgument that names the key."""
+        self.settings = settings
+        self.addresses = Addresses(settings)
+        try:
+            url = urlsplit(settings.url)
+            port = url.port
+        except ValueError as error:
+            raise InvalidArgument("queue.activemq.url", str(error)) from error
+        if url.scheme not in PORTS or not url.hostname:
+            raise InvalidArgument("queue.activemq.url", "must be amqp://HOST or amqps://HOST")
+        self._host = url.hostname
+        self._port = port or PORTS[url.scheme]
+        self._is_encrypted = url.scheme == "amqps"
+        self._user = unquote(url.username) if url.username else None
+        self._password = unquote(url.password) if url.password else None
+        self._engine: Engine | None = None
+        self._senders: dict[str, Sender] = {}
+        self._opening = asyncio.Lock()
+
+    async def engine(self) -> Engine:
+        """The open connection. Raises OSError, TimeoutError, and the engine's errors."""
+        async with self._opening:
+            if self._engine is None or self._engine.is_lost:
+                self._senders.clear()
+                self._engine = await self._open()
+            return self._engine
+
+    async def _open(self) -> Engine:
+        name = f"slatemq-{uuid.uuid4().hex}"
+        engine = Engine(self._user, self._password, self._host, name)
+        try:
+            async with asyncio.timeout(OPERATION_S):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: engine, self._host, self._port, ssl=self._is_encrypted or None
+                )
+                await engine.opened()
+        except BaseException:
+            engine.abort(ConnectionLost("it was not opened"))
+            raise
+        return engine
+
+    async def send(self, address: str, *messages: Message) -> None:
+        """Send in order; returns once the server has accepted all of them.
+
+        A server that does not answer in time loses the connection: a message that it may still get
+        must not come after a later one.
+        """
+        engine = await self.engine()
+        try:
+            async with asyncio.timeout(OPERATION_S):
+                sender = await self._sender(engine, address)
+                results = await asyncio.gather(*map(sender.send, messages), return_exceptions=True)
+        except TimeoutError as error:
+            engine.abort(error)
+            raise
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _sender(self, engine: Engine, address: str) -> Sender:
+        async with self._opening:
+            sender = self._senders.get(address)
+            if sender is None or self._engine is not engine:
+                sender = await engine.open_sender(address)
+                if self._engine is engine:
+                    self._senders[address] = sender
+            return sender
+
+    async def prepare(self) -> None:
+        """Open what is sent to: ActiveMQ creates what is missing."""
+        engine = await self.engine()
+        async with asyncio.timeout(OPERATION_S):
+            for address in (
+                self.addresses.events,
+                self.addresses.tasks,
+                self.addresses.retry,
+                self.addresses.dead,
+            ):
+                await self._sender(engine, address)
+
+    async def receive(self, address: str, browse: bool = False) -> Receiver:
+        """A receiver without credit."""
+        engine = await self.engine()
+        try:
+            async with asyncio.timeout(OPERATION_S):
+                return await engine.open_receiver(address, browse)
+        except TimeoutError as error:
+            engine.abort(error)
+            raise
+
+    async def close(self) -> None:
+        """Close it; what was not accepted goes back to its queues."""
+        if self._engine is not None:
+            await self._engine.close()
+
+
+def message_of(body: bytes, message_id: str, **properties: Any) -> Message:
+    """A durable message with application properties."""
+    return Message(
+        body=body,
+        inferred=True,
+        durable=True,
+        id=message_id,
+        content_type="application/json",
+        properties=properties or None,
+    )

@@ -1,0 +1,369 @@
+"""AMQP 1.0 on asyncio: Proton's protocol engine, which does no I/O of its own, on a transport.
+
+Everything runs on the event loop, without threads. A connection that was lost stays lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from proton import (
+    SASL,
+    Collector,
+    Connection,
+    Delivery,
+    Endpoint,
+    Event,
+    Link,
+    Message,
+    Session,
+    Terminus,
+    Transport,
+)
+
+from libs.events.activemq.links import ConnectionLost, Received, Receiver, Refused, Sender
+
+IDLE_S = 20.0
+"""Without a frame for so long, either side counts the connection as lost."""
+
+TICK_S = 2.0
+
+CLOSE_S = 5.0
+"""How long a server has to answer the end of a session."""
+
+
+_REFUSALS = frozenset(
+    {
+        "amqp:unauthorized-access",
+        "amqp:not-found",
+        "amqp:not-allowed",
+        "amqp:invalid-field",
+        "amqp:not-implemented",
+        "amqp:precondition-failed",
+    }
+)
+
+
+class Engine(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, user: str | None, password: str | None, hostname: str, name: str) -> None:
+        """Not connected; `name` is the container's, which no other connection has."""
+        self._collector = Collector()
+        self._connection = Connection()
+        self._connection.collect(self._collector)
+        self._connection.container = name
+        self._connection.hostname = hostname
+        self._proton = Transport()
+        self._proton.idle_timeout = IDLE_S
+        sasl: SASL = self._proton.sasl()
+        sasl.allow_insecure_mechs = True
+        sasl.allowed_mechs("PLAIN" if user else "ANONYMOUS")
+        if user:
+            self._connection.user = user
+            self._connection.password = password or ""
+        self._socket: asyncio.Transport | None = None
+        self._lost: Exception | None = None
+        self._numbers = itertools.count()
+        self._opening: dict[str, asyncio.Future[None]] = {}
+        self._sending: dict[str, asyncio.Future[None]] = {}
+        self._receivers: dict[str, Receiver] = {}
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ticking: asyncio.TimerHandle | None = None
+        self._sessions = asyncio.Lock()
+        self._ending: asyncio.Future[None] | None = None
+
+    # --- Life cycle ---------------------------------------------------------
+
+    async def opened(self) -> None:
+        """Wait until the server has opened the connection. Raises ConnectionLost, Refused."""
+        await self._opened
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing more comes or goes."""
+        return self._lost is not None
+
+    async def close(self) -> None:
+        """Close it; what was not accepted goes back to its queues."""
+        if self._lost is None:
+            self._connection.close()
+            self._pump()
+        self._end(ConnectionLost("it was closed"))
+
+    def abort(self, error: Exception) -> None:
+        """End it without a word: the server does not answer."""
+        self._end(error)
+
+    def check(self) -> None:
+        """Raise what ended the connection."""
+        if self._lost is not None:
+            raise ConnectionLost(str(self._lost)) from self._lost
+
+    # --- Links --------------------------------------------------------------
+
+    async def open_session(self) -> Session:
+        """A session. Raises ConnectionLost."""
+        async with self._sessions:
+            self.check()
+            session: Session = self._connection.session()
+            session.open()
+            self.flush()
+        return session
+
+    async def open_sender(self, address: str) -> Sender:
+        """A link to an address. Raises ConnectionLost, Refused."""
+        session = await self.open_session()
+        link = session.sender(self._next_name())
+        link.target.address = address
+        link.target.durability = Terminus.DELIVERIES
+        link.source.address = link.name
+        link.snd_settle_mode = Link.SND_UNSETTLED
+        await self._open(link)
+        return Sender(self, link)
+
+    async def open_receiver(self, address: str, browse: bool = False) -> Receiver:
+        """A link from an address, without credit: `browse` leaves messages where they are.
+
+        Raises ConnectionLost, Refused.
+        """
+        session = await self.open_session()
+        link = session.receiver(self._next_name())
+        link.source.address = address
+        link.source.durability = Terminus.DELIVERIES
+        if browse:
+            link.source.distribution_mode = Terminus.DIST_MODE_COPY
+        link.target.address = link.name
+        receiver = Receiver(self, link)
+        self._receivers[link.name] = receiver
+        try:
+            await self._open(link)
+        except BaseException:
+            receiver.end(ConnectionLost("it was not opened"))
+            raise
+        return receiver
+
+    async def _open(self, link: Link) -> None:
+        opening = self._opening[link.name] = asyncio.get_running_loop().create_future()
+        try:
+            link.open()
+            self._pump()
+            await opening
+        except Refused:
+            await self.close_link(link)
+            raise
+        finally:
+            del self._opening[link.name]
+
+    async def close_link(self, link: Link) -> None:
+        """Close a link with its session; returns once the server has what the link held.
+
+        Until then no session begins: Proton would give it the number of the one that ends.
+        """
+        async with self._sessions:
+            if self._lost is not None:
+                return
+            session = link.session
+            for endpoint in (link, session):
+                if self._lost is None:
+                    await self._close_endpoint(endpoint)
+
+    async def _close_endpoint(self, endpoint: Link | Session) -> None:
+        if endpoint.state & Endpoint.REMOTE_CLOSED:
+            endpoint.close()
+            self._pump()
+            return
+        self._ending = asyncio.get_running_loop().create_future()
+        endpoint.close()
+        self._pump()
+        await asyncio.wait([self._ending], timeout=CLOSE_S)
+        if not self._ending.done():
+            self._end(ConnectionLost("the server does not end a session"))
+
+    async def transfer(self, link: Link, message: Message) -> None:
+        """Send a message; returns once the server has accepted it. Raises ConnectionLost."""
+        self.check()
+        tag = str(next(self._numbers))
+        settled = self._sending[tag] = asyncio.get_running_loop().create_future()
+        try:
+            link.send(message, tag)
+            self._pump()
+            await settled
+        finally:
+            del self._sending[tag]
+
+    def flush(self) -> None:
+        """Write what links have to say. Raises ConnectionLost."""
+        self._pump()
+        self.check()
+
+    def forget(self, receiver: Receiver) -> None:
+        """Deliver to it no more."""
+        self._receivers.pop(receiver.name, None)
+
+    def _next_name(self) -> str:
+        return f"{self._connection.container}-{next(self._numbers)}"
+
+    # --- asyncio ------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        assert isinstance(transport, asyncio.Transport)
+        self._socket = transport
+        self._proton.bind(self._connection)
+        self._connection.open()
+        self._tick()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        view = memoryview(data)
+        while view and self._lost is None:
+            capacity = self._proton.capacity()
+            if capacity <= 0:
+                break
+            self._proton.push(bytes(view[:capacity]))
+            view = view[capacity:]
+            self._pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._end(ConnectionLost(str(exc) if exc else "the server ended it"))
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._proton.tick(loop.time())
+        self._pump()
+        if self._lost is None:
+            self._ticking = loop.call_later(TICK_S, self._tick)
+
+    # --- Proton -------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Handle what happened, and write what is to be written."""
+        if self._socket is None:
+            return
+        while (event := self._collector.peek()) is not None:
+            handle = _HANDLERS.get(event.type)
+            if handle is not None and self._lost is None:
+                handle(self, event)
+            self._collector.pop()
+        while self._lost is None and (pending := self._proton.pending()) > 0:
+            data = self._proton.peek(pending)
+            if not data:
+                break
+            self._socket.write(data)
+            self._proton.pop(len(data))
+
+    def _on_opened(self, _: Any) -> None:
+        if not self._opened.done():
+            self._opened.set_result(None)
+
+    def _on_link_opened(self, event: Any) -> None:
+        opening = self._opening.get(event.link.name)
+        remote = event.link.remote_target if event.link.is_sender else event.link.remote_source
+        # An end without an address is a refusal, whose reason follows.
+        if opening is not None and not opening.done() and remote.address is not None:
+            opening.set_result(None)
+
+    def _on_ended(self, event: Any) -> None:
+        """The server ended the connection or a session: all of it starts over."""
+        if event.context.state & Endpoint.LOCAL_ACTIVE:
+            self._end(_error_of(event.context))
+        elif event.type == Event.SESSION_REMOTE_CLOSE:
+            event.session.free()
+            self._end_ended()
+
+    def _on_link_ended(self, event: Any) -> None:
+        link, error = event.link, _error_of(event.link)
+        opening = self._opening.get(link.name)
+        receiver = self._receivers.get(link.name)
+        if opening is not None and not opening.done():
+            opening.set_exception(error)
+        elif receiver is not None:
+            receiver.end(error)
+        elif link.state & Endpoint.LOCAL_ACTIVE:
+            self._end(error)  # what was sent is not known
+        else:
+            link.free()
+            self._end_ended()
+
+    def _end_ended(self) -> None:
+        if self._ending is not None and not self._ending.done():
+            self._ending.set_result(None)
+
+    def _on_flow(self, event: Any) -> None:
+        receiver = self._receivers.get(event.link.name)
+        if receiver is not None:
+            receiver.look()
+
+    def _on_delivery(self, event: Any) -> None:
+        delivery: Delivery = event.delivery
+        if event.link.is_sender:
+            self._on_outcome(delivery)
+        elif delivery.readable and not delivery.partial:
+            receiver = self._receivers.get(event.link.name)
+            message = Message()
+            message.decode(event.link.recv(delivery.pending))
+            event.link.advance()
+            if receiver is not None:
+                receiver.arrive(Received(message, delivery, receiver))
+
+    def _on_outcome(self, delivery: Delivery) -> None:
+        if not delivery.remote_state and not delivery.settled:
+            return
+        settled = self._sending.get(delivery.tag)
+        if settled is not None and not settled.done():
+            if delivery.remote_state == Delivery.ACCEPTED:
+                settled.set_result(None)
+            else:
+                why = delivery.remote.condition if delivery.remote_state else None
+                settled.set_exception(
+                    ConnectionLost(f"the server did not accept a message: {why or 'no reason'}")
+                )
+        delivery.settle()
+
+    def _on_transport_error(self, event: Any) -> None:
+        self._end(_error_of(event.transport))
+
+    def _end(self, error: Exception) -> None:
+        """Nothing more comes or goes: all who wait get to know why."""
+        if self._lost is not None:
+            return
+        self._lost = error
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for waiting in (self._opened, *self._opening.values(), *self._sending.values()):
+            if not waiting.done():
+                waiting.set_exception(error)
+        if not self._opened.cancelled():
+            self._opened.exception()  # nobody may wait for it
+        self._end_ended()
+        for receiver in list(self._receivers.values()):
+            receiver.end(error)
+        if self._socket is not None:
+            self._socket.close()
+
+
+def _error_of(ended: Any) -> Exception:
+    """Why a server ended something."""
+    condition = ended.condition if isinstance(ended, Transport) else ended.remote_condition
+    if condition is None:
+        return ConnectionLost("the server ended it")
+    text = f"{condition.description or condition.name}"
+    return Refused(text) if condition.name in _REFUSALS else ConnectionLost(text)
+
+
+_HANDLERS: dict[Any, Callable[[Engine, Any], None]] = {
+    Event.CONNECTION_REMOTE_OPEN: Engine._on_opened,
+    Event.CONNECTION_REMOTE_CLOSE: Engine._on_ended,
+    Event.SESSION_REMOTE_CLOSE: Engine._on_ended,
+    Event.LINK_REMOTE_OPEN: Engine._on_link_opened,
+    Event.LINK_REMOTE_CLOSE: Engine._on_link_ended,
+    Event.LINK_REMOTE_DETACH: Engine._on_link_ended,
+    Event.LINK_FLOW: Engine._on_flow,
+    Event.DELIVERY: Engine._on_delivery,
+    Event.TRANSPORT_ERROR: Engine._on_transport_error,
+}

@@ -1,0 +1,179 @@
+"""Tasks in ActiveMQ.
+
+A failed task moves to a queue of its own, with the time from which it is due. As every delay there
+is the same, the first of them is the next one that is due: a consumer holds it until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from libs.events.activemq.connection import OPERATION_S, Connection, message_of
+from libs.events.activemq.links import Received, Receiver
+from libs.events.envelope import format_timestamp
+from libs.events.tasks import (
+    FailedTask,
+    WriteTask,
+    decode_failed_task,
+    decode_task,
+    encode_failed_task,
+    encode_task,
+)
+from libs.events.wall_clock import now_ms
+
+WAIT_S = 1.0
+
+BROWSED_MAX = 400
+"""How many messages of a queue are looked at: what ActiveMQ shows unless its policy says more."""
+
+
+class Tasks:
+    """The tasks of one consumer, and the dead letters."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Nothing is opened yet."""
+        self._connection = connection
+        self._settings = connection.settings
+        self._addresses = connection.addresses
+        self._waiting: Receiver | None = None
+        self._retrying: Receiver | None = None
+        self._held: dict[str, Received] = {}
+
+    async def enqueue(self, task: WriteTask) -> None:
+        """Send a task to its queue."""
+        await self._connection.send(
+            self._addresses.tasks, message_of(encode_task(task), task.task_id)
+        )
+
+    async def dequeue(self) -> WriteTask | None:
+        """The next task that is due, or None when none comes within a second."""
+        waiting, retrying = await self._receivers()
+        end_ms = now_ms() + round(WAIT_S * 1000)
+        while (message := await self._due(waiting, retrying)) is None:
+            first = retrying.peek()
+            until_ms = end_ms if first is None else min(end_ms, _due_ms(first))
+            if now_ms() >= end_ms:
+                return None
+            arriving = [asyncio.ensure_future(waiting.wait())]
+            if first is None:
+                arriving.append(asyncio.ensure_future(retrying.wait()))
+            try:
+                await asyncio.wait(
+                    arriving,
+                    timeout=max(0, until_ms - now_ms()) / 1000,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            finally:
+                for waiter in arriving:
+                    waiter.cancel()
+        task = decode_task(message.body)
+        self._held[task.task_id] = message
+        return task
+
+    async def _due(self, waiting: Receiver, retrying: Receiver) -> Received | None:
+        first = retrying.peek()
+        if first is not None and _due_ms(first) <= now_ms():
+            return await retrying.next()
+        return None if waiting.peek() is None else await waiting.next()
+
+    async def _receivers(self) -> tuple[Receiver, Receiver]:
+        waiting, retrying = self._waiting, self._retrying
+        if waiting is None or retrying is None or waiting.is_lost or retrying.is_lost:
+            self._held.clear()  # others get them
+            for old in (waiting, retrying):
+                if old is not None and not old.is_lost:
+                    await old.close()
+            waiting = self._waiting = await self._connection.receive(self._addresses.tasks)
+            retrying = self._retrying = await self._connection.receive(self._addresses.retry)
+            waiting.flow(self._settings.prefetch_count)
+            retrying.flow(self._settings.prefetch_count)
+        return waiting, retrying
+
+    async def complete(self, task_id: str) -> None:
+        """Remove a task."""
+        message = self._held.pop(task_id, None)
+        if message is not None:
+            message.accept()
+
+    async def fail(self, task_id: str, error: str) -> None:
+        """Put a task behind its delay, or among the dead letters."""
+        held = self._held.get(task_id)
+        if held is None:
+            return
+        task = decode_task(held.body)
+        if task.has_retries_left:
+            due_ms = now_ms() + self._settings.retry_delay_ms
+            again = message_of(encode_task(task.after_failure()), task_id, not_before=due_ms)
+            await self._connection.send(self._addresses.retry, again)
+        else:
+            failed = FailedTask(
+                task=task.after_failure(), error=error, failed_at=format_timestamp(now_ms())
+            )
+            dead = message_of(encode_failed_task(failed), task_id, kind="task", error=error)
+            await self._connection.send(self._addresses.dead, dead)
+        held.accept()
+        self._held.pop(task_id, None)
+
+    async def counts(self) -> tuple[int, int]:
+        """Tasks that wait, are delayed, or are with this consumer; and dead letters.
+
+        AMQP 1.0 has no call that counts: the first messages of each queue are looked at.
+        """
+        pending = set(self._held)
+        for address in (self._addresses.tasks, self._addresses.retry):
+            pending |= {message.id for message in await self._browse(address, BROWSED_MAX)}
+        return len(pending), len(await self._browse(self._addresses.dead, BROWSED_MAX))
+
+    async def stop(self) -> None:
+        """Nothing to do: what was not accepted goes back with the connection."""
+
+    async def failed(self, limit: int) -> list[FailedTask]:
+        """Tasks among the dead letters; they stay there."""
+        found = [
+            decode_failed_task(message.body)
+            for message in await self._browse(self._addresses.dead, BROWSED_MAX)
+            if message.properties.get("kind") == "task"
+        ]
+        return found[:limit]
+
+    async def retry_all(self) -> int:
+        """Move every task among the dead letters back to the tasks; returns how many."""
+        count, limit = 0, BROWSED_MAX
+        while True:
+            seen, moved = await self._retry(limit)
+            count += moved
+            if seen < limit:
+                return count
+            if not moved:
+                limit *= 2  # only events, which came back: look behind them
+
+    async def _retry(self, limit: int) -> tuple[int, int]:
+        """Look at dead letters; returns how many there were, and how many tasks moved back."""
+        receiver = await self._connection.receive(self._addresses.dead)
+        moved = 0
+        try:
+            found = await self._drain(receiver, limit)
+            for message in found:
+                if message.properties.get("kind") == "task":
+                    await self.enqueue(decode_failed_task(message.body).task.renewed())
+                    message.accept()
+                    moved += 1
+        finally:
+            await receiver.close()  # events that were looked at go back
+        return len(found), moved
+
+    async def _browse(self, address: str, limit: int) -> list[Received]:
+        receiver = await self._connection.receive(address, browse=True)
+        try:
+            return await self._drain(receiver, limit)
+        finally:
+            await receiver.close()
+
+    async def _drain(self, receiver: Receiver, limit: int) -> list[Received]:
+        # A server that is still starting may never answer.
+        async with asyncio.timeout(OPERATION_S):
+            return await receiver.drain(limit)
+
+
+def _due_ms(message: Received) -> int:
+    return int(message.properties["not_before"])
