@@ -84,7 +84,7 @@ lock: ## Pin all dependencies with hashes into requirements/
 	$(UV) pip compile pyproject.toml --all-extras --group dev -o requirements/dev.txt $(LOCK_FLAGS) $(ARGS)
 	$(UV) pip compile pyproject.toml --extra cli --group stack -o requirements/stack.txt \
 	  --constraints requirements/dev.txt $(LOCK_FLAGS) $(ARGS)
-	for service in $(SERVICES) bench; do \
+	for service in $(SERVICES) bench activemq; do \
 	  $(UV) pip compile pyproject.toml --group $$service -o requirements/$$service.txt \
 	    --constraints requirements/dev.txt $(LOCK_FLAGS) $(ARGS); \
 	done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from google.protobuf.field_mask_pb2 import FieldMask
@@ -25,3 +26,10 @@ async def get(rig: Rig, queue_id: str = "q") -> queue_pb2.Queue:
 async def delete(rig: Rig, queue_id: str = "q", etag: str = "") -> None:
     request = queue_pb2.DeleteQueueRequest(queue_id=queue_id, etag=etag)
     await rig.queues.DeleteQueue(request)
+
+
+async def swept(rig: Rig) -> None:
+    """Wait until nothing is left of deleted queues."""
+    while any(state.garbage_epochs for state in rig.owner.shard.deleted.values()):
+        await asyncio.sleep(0.002)
+    await rig.owner.durable()

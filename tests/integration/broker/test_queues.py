@@ -11,7 +11,7 @@ import pytest
 
 from slatemq.rpc_status import from_rpc_error
 from slatemq.v1 import queue_pb2
-from tests.integration.broker.queue_calls import delete, get, update
+from tests.integration.broker.queue_calls import delete, get, swept, update
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
 from tests.manual_clock import ManualClock
 

@@ -12,7 +12,7 @@ from libs.storage.keys import KEY_VERSION, RecordType
 from libs.storage.primitives import KeyRange
 from services.broker import sweeper
 from slatemq.rpc_status import from_rpc_error
-from tests.integration.broker.queue_calls import delete
+from tests.integration.broker.queue_calls import delete, swept
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
 from tests.manual_clock import ManualClock
 
@@ -22,12 +22,6 @@ async def rows_of_lists(rig: Rig) -> int:
     assert rig.service._database is not None
     first, last = bytes((KEY_VERSION, RecordType.ACTIVE)), bytes((KEY_VERSION, RecordType.CONFIG))
     return sum([len(rows) async for rows in rig.service._database.scan(first, last)])
-
-
-async def swept(rig: Rig) -> None:
-    while any(state.garbage_epochs for state in rig.owner.shard.deleted.values()):
-        await asyncio.sleep(0.002)
-    await rig.owner.durable()
 
 
 async def test_the_rows_of_a_deleted_queue_go_and_those_of_others_stay() -> None:

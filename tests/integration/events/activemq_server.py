@@ -12,9 +12,6 @@ from libs.events.settings import ActivemqSettings
 from tests.integration.events.rabbitmq_server import RabbitmqServer
 from tests.integration.events.servers import Process, free_ports, listens, program
 
-CLASSPATH = os.environ.get("ACTIVEMQ_CLASSPATH", "")
-"""Jars of ActiveMQ 5 with its AMQP connector, which Debian's package lacks."""
-
 
 class ActivemqServer:
     """ActiveMQ 5 as it is by default, but for its ports and its folder."""
@@ -27,7 +24,7 @@ class ActivemqServer:
         options = f"persistent=true&useJmx=false&dataDirectory={folder}/data"
         self._process = Process(
             [
-                *(program("java"), "-cp", CLASSPATH),
+                *(program("java"), "-cp", os.environ["ACTIVEMQ_CLASSPATH"]),
                 *("org.apache.activemq.console.command.ShellCommand", "start"),
                 f"broker:(amqp://127.0.0.1:{self.port})/events?{options}",
             ],

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pytest
 
@@ -42,6 +42,14 @@ class Server(Protocol):
 
     def close(self) -> None:
         """End it with all that it needs."""
+
+
+@runtime_checkable
+class PreparedServer(Protocol):
+    """A server on which what a backend needs is made before it connects."""
+
+    async def prepare(self, settings: Any) -> None:
+        """Make it."""
 
 
 def free_ports(count: int) -> range:

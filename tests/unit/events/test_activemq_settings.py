@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from libs.events.activemq.backend import ActivemqBackend
-from libs.events.activemq.connection import Addresses
 from libs.events.settings import ActivemqSettings
 from slatemq.errors import InvalidArgument
+
+pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+
+from libs.events.activemq.backend import ActivemqBackend
+from libs.events.activemq.connection import Addresses
 
 
 def test_a_group_gets_the_events_of_a_virtual_topic_in_a_queue_of_its_own() -> None:
