@@ -218,6 +218,8 @@ class _Reader:
                     message, retry_after_ms=retry_after_ms, reason=reason, metadata=metadata
                 )
             case code_pb2.DEADLINE_EXCEEDED:
+                if message == "Deadline Exceeded":  # gRPC's own, which says for what no more
+                    message = "no answer came in time"
                 return errors.DeadlineExceeded(message, reason=reason, metadata=metadata)
             case code_pb2.UNIMPLEMENTED:
                 return errors.Unimplemented(message, reason=reason, metadata=metadata)

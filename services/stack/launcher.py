@@ -8,10 +8,10 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from libs.serving.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_FENCED
 from services.broker.config import BrokerConfig
@@ -31,23 +31,28 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     options = parse(argv, len(PARTS))
     for name, meant in misspelt(environ, _variables()):
         tell(f"warning: {name} is not a setting of any service: ignored; {meant} is one")
-    try:
-        _prepare_folders(options)
-        ports = choose_ports(options.ports, [part.name for part in PARTS])
-    except PortInUse as error:
-        tell(f"{error}: stop what listens there, or give other --ports")
-        return EXIT_FAILED
-    except OSError as error:
-        tell(f"cannot write to {error.filename}: {error.strerror}")
-        return EXIT_FAILED
-    lock = _warn_of_other_launcher(options.data)
-    try:
+    with ExitStack() as held:
+        try:
+            _prepare_folders(options)
+            other = _other_launcher(options.data, held)
+            ports = choose_ports(options.ports, [part.name for part in PARTS])
+        except PortInUse as error:
+            if other:
+                tell(f"{error}: a stack runs on {options.data} already (process {other})")
+            else:
+                tell(f"{error}: stop what listens there, or give other --ports")
+            return EXIT_FAILED
+        except OSError as error:
+            tell(f"cannot write to {error.filename}: {error.strerror}")
+            return EXIT_FAILED
+        if other:
+            tell(
+                f"warning: another stack (process {other}) runs on {options.data}; it loses that "
+                "data to this one: its services will be fenced and stop"
+            )
         what = programs(options.root, ports, options.logs, environ)
         stack = Stack(PARTS, what, options.root, options.ready_file, tell)
         return asyncio.run(_serve(stack, options))
-    finally:
-        if lock is not None:
-            lock.close()
 
 
 def _variables() -> set[str]:
@@ -141,22 +146,20 @@ def _try_writing(folder: Path) -> None:
     probe.unlink()
 
 
-def _warn_of_other_launcher(data: Path | None) -> TextIO | None:
-    """Hold the folder's lock. Another's is no error: taking over its data is a thing to want."""
+def _other_launcher(data: Path | None, held: ExitStack) -> str:
+    """The process that runs a stack on the folder; empty: this one does, while it is `held`.
+
+    Another is not an error by itself: taking over its data is a thing to want.
+    """
     if data is None:
-        return None
-    lock = (data / "launcher.lock").open("a+", encoding="utf-8")
+        return ""
+    lock = held.enter_context((data / "launcher.lock").open("a+", encoding="utf-8"))
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.seek(0)
-        other = lock.read().strip()
-        tell(
-            f"warning: another stack (process {other}) runs on {data}; it loses that data to "
-            "this one: its services will be fenced and stop"
-        )
-    else:
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-    return lock
+        return lock.read().strip() or "unknown"
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return ""

@@ -59,7 +59,7 @@ def janitor() -> None:
 
 
 @janitor.command("run", epilog=RUN_EPILOG)
-@click.argument("job", type=click.Choice(JOBS))
+@click.argument("job", type=click.Choice(JOBS), metavar="JOB")
 @click.option("--dry-run", is_flag=True, help="Count what would go; remove nothing.")
 @queues_option
 @click.option("--older-than", type=SECONDS, help="Of dead-letters: how long ago they failed.")
@@ -120,7 +120,7 @@ def run_job(
 
 
 @janitor.command("runs", epilog="\b\nExample:\n  slatemq janitor runs retention --limit 5")
-@click.argument("job", type=click.Choice(JOBS), required=False)
+@click.argument("job", type=click.Choice(JOBS), required=False, metavar="[JOB]")
 @click.option(
     "--limit", type=click.IntRange(1), default=20, metavar="N", help="Runs at most.  [default: 20]"
 )

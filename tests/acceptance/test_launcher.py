@@ -15,6 +15,7 @@ import pytest
 from slatemq.v1 import consumer_pb2, queue_pb2
 from tests.acceptance.local_stack import REPOSITORY, LocalStack, is_running, wait_until
 from tests.acceptance.stubs import Stubs
+from tests.integration.events.servers import free_ports
 
 pytestmark = pytest.mark.stack
 
@@ -115,6 +116,17 @@ def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
     assert f"port {port}" in ended.stderr
     assert "--ports" in ended.stderr
     assert ended.stdout == ""
+
+
+def test_ports_that_the_folders_own_stack_has_are_told_from_those_of_others(tmp_path: Path) -> None:
+    arguments = ("--data", str(tmp_path / "data"), "--ports", str(free_ports(4).start))
+    with LocalStack(tmp_path, *arguments) as running:
+        ended = launch(*arguments)
+
+        assert ended.returncode == 1
+        own = f"a stack runs on {tmp_path / 'data'} already (process {running.process.pid})"
+        assert own in ended.stderr
+        assert "will be fenced" not in ended.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
