@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from libs.storage.errors import Unstorable
 from libs.storage.keys import RecordType, record_type_of
 from libs.storage.queues import decode_active
-from services.broker import timed_buckets
+from services.broker import range_application, timed_buckets
 from services.broker.timed_buckets import TIMED_BUCKET_MAX
 from tests.forms import examples
 from tests.unit.broker.shards import START_MS, Rig
@@ -118,7 +118,9 @@ def test_batches_for_the_same_times_never_overfill_a_record(
 
 
 async def test_a_record_that_cannot_be_stored_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed_buckets, "TIMED_BUCKET_MAX", 1 << 20)  # as if nothing bounded it
+    # As if nothing bounded it
+    monkeypatch.setattr(timed_buckets, "TIMED_BUCKET_MAX", 1 << 20)
+    monkeypatch.setattr(range_application, "STEP_MATCHES", 1 << 20)
     rig = Rig()
     rig.create()
     await rig.route(range(1, 65_537), visible_at_ms=DUE_MS)
