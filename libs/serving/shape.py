@@ -95,11 +95,12 @@ class ShapeError(Exception):
 class _Kind:
     """What the walk needs to know of a field."""
 
-    __slots__ = ("has_numbers", "inner", "is_counted", "is_map", "items", "name")
+    __slots__ = ("has_fields", "has_numbers", "inner", "is_counted", "is_map", "items", "name")
 
     def __init__(self, field: FieldDescriptor) -> None:
         inner = field.message_type
         self.name = field.name
+        self.has_fields = inner is not None
         self.is_map = inner is not None and bool(inner.GetOptions().map_entry)
         self.has_numbers = field.is_repeated and field.cpp_type in NUMBERS
         self.is_counted = field.is_repeated and not self.has_numbers
@@ -148,32 +149,61 @@ class _Walk:
             kind = kinds.get(key >> 3)
             wire = key & 7
             if wire == _LEN:
-                if at >= end:
-                    raise ShapeError(path)
-                length = data[at]
-                at += 1
-                if length >= 0x80:
-                    length, at = self._varint(length, at, end, path)
-                begin = at
-                at += length
-                if at > end:
-                    raise ShapeError(path)
-                if kind is not None:
-                    if kind.has_numbers:
-                        self._count_numbers(kind, begin, at, path)
-                    elif kind.is_counted:
-                        counts[kind.name] = place = counts.get(kind.name, 0) + 1
-                        self._count(kind, place, path)
-                        if kind.inner is not None:
-                            inside = f"{path}{kind.name}[{place - 1}]."
-                            yield from self.message(kind.inner, begin, at, inside, depth - 1)
-                    elif kind.inner is not None:
-                        inside = f"{path}{kind.name}."
+                begin, at = self._span(at, end, path)
+                if kind is None:
+                    continue
+                if kind.has_numbers:
+                    self._count_numbers(kind, begin, at, path)
+                elif kind.is_counted:
+                    more, at = self._neighbours(kind, key, at, end, path)
+                    counts[kind.name] = place = counts.get(kind.name, 0) + 1 + more
+                    self._count(kind, place, 1 + more, path)
+                    if kind.inner is not None:
+                        inside = f"{path}{kind.name}[{place - 1}]."
                         yield from self.message(kind.inner, begin, at, inside, depth - 1)
+                elif kind.inner is not None:
+                    inside = f"{path}{kind.name}."
+                    yield from self.message(kind.inner, begin, at, inside, depth - 1)
             else:
                 at = self._scalar(wire, at, end, path)
                 if kind is not None and kind.has_numbers:
                     self._add_numbers(kind, 1, path)
+
+    def _span(self, at: int, end: int, path: str) -> tuple[int, int]:
+        """Where the bytes of a field begin and end, from its length on."""
+        if at >= end:
+            raise ShapeError(path)
+        length = self._data[at]
+        at += 1
+        if length >= 0x80:
+            length, at = self._varint(length, at, end, path)
+        if at + length > end:
+            raise ShapeError(path)
+        return at, at + length
+
+    def _neighbours(self, kind: _Kind, key: int, at: int, end: int, path: str) -> tuple[int, int]:
+        """How many items of the same list follow, as far as this step goes, and where they end.
+
+        Only of a list of texts or bytes: payloads are most of what is walked over.
+        """
+        if kind.has_fields or key >= 0x80:
+            return 0, at
+        data, count, room = self._data, 0, self._pause_at - self._fields - 1
+        while count < room and at < end and data[at] == key:
+            count += 1
+            at += 1
+            # Most lengths have two bytes at most, and a call costs as much as the rest.
+            low = data[at] if at < end else 0x80
+            if low < 0x80:
+                at += 1 + low
+            elif at + 1 < end and (high := data[at + 1]) < 0x80:
+                at += 2 + (low & 0x7F | high << 7)
+            else:
+                _, at = self._span(at, end, path)
+        if at > end:
+            raise ShapeError(path)
+        self._fields += count
+        return count, at
 
     def _scalar(self, wire: int, at: int, end: int, path: str) -> int:
         """Where a field of a number ends."""
@@ -187,8 +217,8 @@ class _Walk:
             return at + (8 if wire == _I64 else 4)
         raise ShapeError(path)
 
-    def _count(self, kind: _Kind, place: int, path: str) -> None:
-        self._items += kind.items
+    def _count(self, kind: _Kind, place: int, more: int, path: str) -> None:
+        self._items += more * kind.items
         if kind.is_map and place > PAIRS_MAX:
             raise ShapeError(f"{path}{kind.name}", f"has more than {PAIRS_MAX} entries")
         if self._items > ITEMS_MAX:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any, Final
 
 import xxhash
@@ -88,18 +90,34 @@ class Columns:
 
     def entries(self) -> Iterator[tuple[int, Columns]]:
         """The runs that fit into one log entry each, with the offsets of their first messages."""
-        total = sum(map(len, self.header_bytes))
-        if len(self) <= ENTRY_MESSAGES_MAX and total <= ENTRY_HEADERS_BYTES_MAX:
-            yield 0, self
-            return
-        start = size = 0
-        for at, encoded in enumerate(self.header_bytes):
-            full = at - start == ENTRY_MESSAGES_MAX or size + len(encoded) > ENTRY_HEADERS_BYTES_MAX
-            if full and at > start:
-                yield start, self.only(range(start, at))
-                start, size = at, 0
-            size += len(encoded)
-        yield start, self.only(range(start, len(self)))
+        start, count = 0, len(self)
+        while start < count:
+            end = self._entry_end(start)
+            yield start, self if end - start == count else self._between(start, end)
+            start = end
+
+    def _entry_end(self, start: int) -> int:
+        """Where the entry ends that begins there: it has one message at least."""
+        end = min(start + ENTRY_MESSAGES_MAX, len(self))
+        sizes = list(map(len, self.header_bytes[start:end]))
+        if sum(sizes) <= ENTRY_HEADERS_BYTES_MAX:
+            return end
+        fitting = bisect_right(list(accumulate(sizes)), ENTRY_HEADERS_BYTES_MAX)
+        return start + max(1, fitting)
+
+    def _between(self, start: int, end: int) -> Columns:
+        few = (
+            {at - start: value for at, value in values.items() if start <= at < end}
+            for values in self._few()
+        )
+        return Columns(
+            self.headers[start:end],
+            self.header_bytes[start:end],
+            self.created_at_ms[start:end],
+            self.retention_s[start:end],
+            self.payload_bytes[start:end],
+            *few,
+        )
 
     def only(self, kept: Sequence[int]) -> Columns:
         """These messages alone, by their offsets in ascending order."""

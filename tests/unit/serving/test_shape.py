@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from libs.serving import shape
 from libs.serving.shape import (
@@ -15,6 +15,7 @@ from libs.serving.shape import (
     NUMBERS_MAX,
     PAIR_ITEMS,
     PAIRS_MAX,
+    TEXT_ITEMS,
     ShapeError,
     walk,
 )
@@ -137,6 +138,35 @@ def test_what_is_malformed_breaks_no_rule_but_is_refused(data: bytes) -> None:
 
     assert found is not None
     assert found.rule == ""
+
+
+def test_a_list_of_payloads_is_refused_wherever_it_is_cut_off_as_protobuf_refuses_it() -> None:
+    run = ingest_pb2.PublishRun(payloads=[b"x" * size for size in (0, 1, 127, 128, 300, 16_384)])
+    data = run.SerializeToString()
+
+    for end in range(len(data) + 1):
+        found = refusal(ingest_pb2.PublishRun, data[:end])
+        try:
+            ingest_pb2.PublishRun.FromString(data[:end])
+        except DecodeError:
+            assert found is not None, end
+            assert found.rule == "", end
+        else:
+            assert found is None, end
+
+
+def test_payloads_of_a_run_are_counted_and_walked_over_in_steps() -> None:
+    descriptor: Any = ingest_pb2.PublishRun.DESCRIPTOR
+    most = ingest_pb2.PublishRun(
+        payloads=[b"x" * 200] * (ITEMS_MAX // TEXT_ITEMS)
+    ).SerializeToString()
+
+    steps = sum(1 for _ in walk(descriptor, most))
+
+    assert ITEMS_MAX // TEXT_ITEMS // (steps + 1) < 10_000
+    found = refusal(ingest_pb2.PublishRun, most + field(2, b"one more"))
+    assert found is not None
+    assert found.field == "payloads"
 
 
 def test_whatever_protobuf_writes_is_walked_to_its_end() -> None:
