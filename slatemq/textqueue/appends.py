@@ -100,6 +100,23 @@ def taken(path: str, descriptor: int, log: int) -> list[Append]:
     return gone
 
 
+def copied(path: str, descriptor: int, entry: Entry) -> Entry | None:
+    """The entry that was just appended to the open file, in the one that has its name now.
+
+    None where it is not there: an editor had read the file before. The list is locked for us, so
+    nobody else appends an entry of the same text meanwhile. Raises OSError.
+    """
+    made = [_append_of(entry, 1, 0)]
+    try:
+        with opened(path, os.O_RDONLY, How.NONE) as now:
+            there, offsets = _found(now, made)
+            before, _ = _found(descriptor, made)
+            [one] = made
+            return entry_at(now, offsets[one.digest]) if there >= before else None
+    except (FileNotFoundError, FormatError, NoSuchEntry):
+        return None  # an editor is in the midst of saving
+
+
 def carried_over(log: int, new: int, last: Entry | None, now_ms: int) -> list[Append]:
     """What the list shall have of a file that we have written anew: what is in it, and its end.
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slatemq.textqueue.appends import (
+    copied,
     finished,
     listing,
     look,
@@ -186,13 +187,19 @@ class QueueFile:
                     with intended(log, end_of(descriptor), content):
                         offset = add(descriptor, content)
                         self.sync(descriptor)
-                    # Put into a file that an editor has replaced meanwhile, it would be lost.
-                    if is_named(descriptor, self.path):
-                        entry = Entry.of(content[last:], offset + last)
-                        # An older copy may have been saved after our look.
-                        gone = taken(self.path, descriptor, log)
-                        remember(log, entry, count, now_ms, gone)
+                    entry = Entry.of(content[last:], offset + last)
+                    if not is_named(descriptor, self.path):
+                        # An editor has replaced the file meanwhile: what it read may have had this.
+                        there = copied(self.path, descriptor, entry)
+                        if there is None:
+                            continue
+                        remember(log, there, count, now_ms)
+                        offset = there.offset - last
                         break
+                    # An older copy may have been saved after our look.
+                    gone = taken(self.path, descriptor, log)
+                    remember(log, entry, count, now_ms, gone)
+                    break
         if self.fsync and offset == 0:
             self.sync_folder()
         return offset

@@ -86,6 +86,34 @@ def test_a_save_in_the_midst_of_an_append_is_told_by_the_next_call(
     assert claims(queue) == ["kept", "next"]
 
 
+@pytest.mark.parametrize("has_read", ["before", "after"])
+def test_an_append_beside_a_save_is_there_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch, has_read: str
+) -> None:
+    # Given an editor that puts a new file in place just when an append has written
+    queue = TextQueue(path)
+    queue.append("same")
+    write = os.write
+
+    def write_and_save(descriptor: int, content: bytes) -> int:
+        monkeypatch.undo()
+        older = path.read_bytes()
+        written = write(descriptor, content)
+        save(path, b"#edited\n" + (older if has_read == "before" else path.read_bytes()), False)
+        return written
+
+    # When it had read the file before the append's bytes were there, or after
+    monkeypatch.setattr("os.write", write_and_save)
+    queue.append_all(["other", "same"])
+
+    # Then they are there, and not twice; what was appended is where the library says
+    assert [entry.text for entry in queue] == ["same", "other", "same"]
+    assert queue.has_all_appends()
+    added = queue.append("next")
+    assert queue.entry(added.offset).text == "next"
+    assert claims(queue) == ["same", "other", "same", "next"]
+
+
 def test_what_an_editor_has_moved_is_found_at_the_end_though_nobody_can_read_the_rest(
     path: Path,
 ) -> None:
