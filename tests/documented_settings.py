@@ -26,6 +26,10 @@ goes before the variable, and that before the default. `python -m services.broke
 same. A wrong one ends the process with exit code 2 and names itself. **Instance** means: the same
 for all processes, for the life of the instance; the others may differ per process.
 
+Every process knows the variables of the others, so all can share one environment file. A variable
+that begins with `SLATEMQ_` and that none of them knows is named in a warning at the start. What
+Kubernetes sets for a Service called `slatemq` or `slatemq-…` is ignored.
+
 This page is written by `python -m tests.documented_settings`; a test compares it with the code.
 """
 

@@ -16,16 +16,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
-import re
-import sys
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from libs.serving import limits
 from libs.serving.exits import EXIT_FENCED
-from slatemq.variables import misspelt
+from slatemq.variables import is_service_link, unknown_variables
 
 ENVIRONMENT_PREFIX = "SLATEMQ_"
 
@@ -165,10 +163,6 @@ def purge_grace_setting() -> Any:
     )
 
 
-_SERVICE_LINK: Final = re.compile(r"(tcp|udp|sctp)://")
-"""What Kubernetes puts into SLATEMQ_PORT where a Service is called `slatemq`."""
-
-
 def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mapping[str, str]) -> C:
     """Read the settings of `config_type`.
 
@@ -192,28 +186,27 @@ def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mappi
             help=_help(field).replace("%", "%%"),
         )
     given = vars(parser.parse_args(argv))
-    for name, meant in misspelt(environ, [_variable(field.name) for field in fields]):
-        sys.stderr.write(f"{name} is not a setting: ignored; {meant} is one\n")
+
+    def refuse(problem: str) -> NoReturn:
+        # A misspelt variable may be the reason.
+        parser.error("\n".join(filter(None, (problem, unknown_variables(environ)))))
+
     values: dict[str, Any] = {}
     for field in fields:
         source, text = _flag(field.name), given[field.name]
         if text is None:
             source = _variable(field.name)
             text = environ.get(source)
-        if text is not None and hints[field.name] is int and _SERVICE_LINK.match(text):
-            sys.stderr.write(
-                f"{source}={text} is the link to a Kubernetes Service, not a setting: ignored. "
-                "enableServiceLinks: false in the pod's spec keeps such links out.\n"
-            )
-            text = None
+            if text is not None and is_service_link(source, text):
+                text = None
         if text is None:
             if field.default is dataclasses.MISSING:
-                parser.error(f"{_flag(field.name)} or {source} is required")
+                refuse(f"{_flag(field.name)} or {source} is required")
             continue
         try:
             values[field.name] = _parse(hints[field.name], field.metadata["setting"], text)
         except ValueError as error:
-            parser.error(f"{source}: {error}, not {text!r}")
+            refuse(f"{source}: {error}, not {text!r}")
     return config_type(**values)
 
 

@@ -26,6 +26,7 @@ from libs.serving.exits import EXIT_FENCED, ExitCause, FatalError
 from libs.serving.memory import bound_arenas, calm_collector
 from libs.serving.server import Service, run_service
 from libs.serving.watchdog import Watchdog
+from slatemq.variables import unknown_variables
 
 try:
     from uvloop import new_event_loop
@@ -51,13 +52,12 @@ def main(
         argv: The arguments without the program's name; the process's own by default.
         environ: The environment; the process's own by default.
     """
-    config = load(
-        config_type,
-        f"python -m services.{name}",
-        sys.argv[1:] if argv is None else argv,
-        os.environ if environ is None else environ,
-    )
+    environ = os.environ if environ is None else environ
+    argv = sys.argv[1:] if argv is None else argv
+    config = load(config_type, f"python -m services.{name}", argv, environ)
     logs.configure(name, config.log_level, config.log_format)
+    if unknown := unknown_variables(environ):
+        logging.getLogger(__name__).warning("%s", unknown)
     bound_arenas()
     calm_collector()
     if config.parent_pid:

@@ -30,6 +30,7 @@ from services.janitor.plain_values import plain
 from services.janitor.session import LOCAL_MASTER, QUIET, spark_session
 from services.janitor.tables import TABLES
 from slatemq.errors import SlateMQError
+from slatemq.variables import unknown_variables
 
 __all__ = ["Question", "ask", "main", "parse"]
 
@@ -152,6 +153,8 @@ def _tell_csv(frame: DataFrame, out: TextIO) -> None:
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Answer the question of a command line; gives the exit code."""
     question = parse(argv, environ)
+    if unknown := unknown_variables(environ):
+        sys.stderr.write(f"warning: {unknown}\n")
     # It tells each mistake in a query as a page of JSON; we tell it in a line.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:

@@ -9,19 +9,14 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from libs.serving.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_FENCED
-from services.broker.config import BrokerConfig
-from services.ingest.config import IngestConfig
-from services.janitor.config import JanitorConfig
-from services.router.config import RouterConfig
 from services.stack.options import StackOptions, parse
 from services.stack.ports import PortInUse, choose_ports
 from services.stack.stack import PARTS, Stack, StartFailed, programs
-from slatemq.variables import PREFIX, misspelt
+from slatemq.variables import unknown_variables
 
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -29,8 +24,8 @@ _END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the local stack until told to stop; returns the exit code (see `--help`)."""
     options = parse(argv, len(PARTS))
-    for name, meant in misspelt(environ, _variables()):
-        tell(f"warning: {name} is not a setting of any service: ignored; {meant} is one")
+    if unknown := unknown_variables(environ):
+        tell(f"warning: {unknown}")
     with ExitStack() as held:
         try:
             _prepare_folders(options)
@@ -53,12 +48,6 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         what = programs(options.root, ports, options.logs, environ)
         stack = Stack(PARTS, what, options.root, options.ready_file, tell)
         return asyncio.run(_serve(stack, options))
-
-
-def _variables() -> set[str]:
-    """The variables of all services' settings."""
-    configs = (BrokerConfig, IngestConfig, JanitorConfig, RouterConfig)
-    return {f"{PREFIX}{field.name.upper()}" for one in configs for field in fields(one)}
 
 
 def tell(line: str) -> None:

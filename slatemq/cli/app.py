@@ -28,9 +28,9 @@ from slatemq.cli.failures import (
 )
 from slatemq.cli.groups import Group, Place
 from slatemq.cli.output import note
-from slatemq.cli.session import ENDPOINT_VARIABLE, Session, session_options
+from slatemq.cli.session import Session, session_options
 from slatemq.errors import SlateMQError
-from slatemq.variables import misspelt
+from slatemq.variables import unknown_variables
 
 EPILOG = """\
 \b
@@ -195,8 +195,8 @@ def _open_closed_streams() -> None:
 def invoke(arguments: Sequence[str]) -> int:
     """Runs one command line; gives the exit code. What went wrong is on stderr."""
     session = Session()
-    for name, meant in misspelt(os.environ, [ENDPOINT_VARIABLE]):
-        note(f"the variable {name} is ignored; did you mean {meant}?")
+    if unknown := unknown_variables(os.environ):
+        note(f"warning: {unknown}")
     try:
         code = _run(arguments, session)
     finally:

@@ -21,7 +21,7 @@ from tests.integration.ingest_server import ROOT
 
 Run = janitor_pb2.Run
 
-MARK = "SLATEMQ_TEST_MARK"
+MARK = "JANITOR_TEST_MARK"
 WAIT_S = 60.0
 
 QUIET = (

@@ -18,8 +18,8 @@ from libs.storage.objects import Objects
 from services.janitor.jobs.archive import DayFolder
 from services.janitor.jobs.owners import Owners
 
-PLACE = "SLATEMQ_TEST_KILL"
-DRIVER = "SLATEMQ_TEST_DRIVER"
+PLACE = "JANITOR_TEST_KILL"
+DRIVER = "JANITOR_TEST_DRIVER"
 GONE_S = 60
 
 DAEMON = {"spark.python.daemon.module": "tests.integration.janitor.killing_daemon"}

@@ -227,12 +227,13 @@ async def test_reflection_lists_the_services_and_knows_itself_and_error_details(
     assert service.removesuffix(".ServerReflection") in packages
 
 
-async def process(*arguments: str) -> tuple[int, str]:
+async def process(*arguments: str, **environ: str) -> tuple[int, str]:
     """Run the echo service as a program to its end."""
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.integration.serving.echo_service"),
         *("--root", "memory:///", *arguments),
         cwd=ROOT,
+        env=os.environ | environ,
         stderr=asyncio.subprocess.PIPE,
     )
     _, said = await asyncio.wait_for(program.communicate(), 30)
@@ -256,6 +257,19 @@ async def test_the_exit_code_says_whether_to_start_again(end: str, code: int, sa
     assert ended == code
     assert says in said
     assert "Traceback" not in said
+
+
+@pytest.mark.slow
+async def test_a_process_warns_once_about_variables_that_nothing_reads() -> None:
+    forms = ("--end", "wrong", "--log-format", "json")
+
+    _, said = await process(*forms, SLATEMQ_LOG_LEVELS="debug", SLATEMQ_SERVICE_HOST="10.0.0.1")
+
+    warnings = [one for one in map(json.loads, said.splitlines()) if one["level"] == "warning"]
+    assert [one["message"] for one in warnings] == [
+        "unknown environment variables are ignored: "
+        "SLATEMQ_LOG_LEVELS (did you mean SLATEMQ_LOG_LEVEL?)"
+    ]
 
 
 @pytest.mark.slow
