@@ -69,6 +69,14 @@ class LinePublisher:
             await self._settle(None)
             raise
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether lines after the durable ones may be stored: all other batches were refused."""
+        return any(
+            task.cancelled() or not isinstance(task.exception(), InvalidArgument)
+            for _, task in self._flights
+        )
+
     async def _next_batch(self) -> Batch | None:
         """Reads on, with an eye on what is under way: a source may be silent for ever."""
         reading = asyncio.create_task(in_thread(self._reader.next_batch))

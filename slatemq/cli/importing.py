@@ -171,9 +171,8 @@ class Importer:
         self._file = file
         self._to = to
         self._states = states
-        self._is_stream = file == STDIN
         self._name = name_of(file)
-        self._marking = marking and not self._is_stream
+        self._marking = marking and file != STDIN
         self._unsure = unsure
         self._secret = ""
         self._noted: set[str] = set()
@@ -181,7 +180,7 @@ class Importer:
 
     async def run(self) -> None:
         """Imports all. Raises BadInput, SlateMQError, OSError; what was done stays so."""
-        if self._is_stream:
+        if self._file == STDIN:
             await self._run_stream()
             return
         size = os.stat(self._file).st_size
@@ -216,16 +215,17 @@ class Importer:
         # All on one shard, whichever that is.
         this_run = Run(STDIN, ["import", self._target, sorted(self._states)], [0])
         self._secret = this_run.secret
+        is_sent = False
         try:
             while (batch := await in_thread(lambda: next(batches, None))) is not None:
+                is_sent = True
                 await self._send(batch, request_id(self._target, batch, self._secret))
-        except BaseException:
-            if self.counts["imported"]:
-                note(
-                    f"{self.counts['imported']} were imported before that: within 10 minutes the "
-                    "same input, given again, goes on behind them"
-                )
-            this_run.close()
+        except BaseException as error:
+            if imported := self.counts["imported"]:
+                again = "within 10 minutes the same input, given again, goes on behind them"
+                note(f"{imported} were imported before that: {again}")
+            is_refused = self._to is not None and isinstance(error, BadInput)
+            this_run.stop(imported > 0 or (is_sent and not is_refused))
             raise
         this_run.finish()
 

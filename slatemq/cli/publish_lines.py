@@ -37,7 +37,7 @@ async def publish_lines(
         reader.delay_ms,
         reader.visible_at_ms,
     ]
-    durable = skip
+    durable, in_doubt = skip, False
     this_run: Run | None = None
     try:
         async with session.connect() as client:
@@ -55,19 +55,19 @@ async def publish_lines(
                 try:
                     await publisher.run()
                 finally:
-                    durable = publisher.durable_count
+                    durable, in_doubt = publisher.durable_count, publisher.in_doubt
     except TooFewLines:
         # Wrong usage: nobody knows what an earlier run has stored, so no count is told.
         if this_run is not None:
-            this_run.close()
+            this_run.stop(in_doubt)
         raise
     except BaseException as error:
         to_mend = _to_mend(error)
         session.at_end.append(lambda: _tell_durable(session, durable, skip))
         if this_run is not None:
             kept = this_run.kept
-            this_run.close()
-            session.at_end.insert(0, lambda: _say_how_to_go_on(durable, kept, to_mend))
+            is_open = this_run.stop(in_doubt)
+            session.at_end.insert(0, lambda: _say_how_to_go_on(durable, is_open, kept, to_mend))
         raise
     if this_run is not None:
         this_run.finish()
@@ -96,12 +96,11 @@ def _tell_durable(session: Session, durable: int, skipped: int) -> None:
         say(f"durable: {durable}")
 
 
-def _say_how_to_go_on(durable: int, kept: bool, to_mend: str) -> None:
+def _say_how_to_go_on(durable: int, is_open: bool, kept: bool, to_mend: str) -> None:
     first = f"mend {to_mend} first, then " if to_mend else ""
-    note(
-        f"not complete: {first}go on with the same options and --skip {durable}, within 10 minutes"
-    )
-    if not kept:
+    soon = ", within 10 minutes" if is_open else ""
+    note(f"not complete: {first}go on with the same options and --skip {durable}{soon}")
+    if is_open and not kept:
         note("this run could not be remembered: up to 4,000 lines after those may be stored twice")
 
 

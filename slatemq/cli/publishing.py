@@ -56,8 +56,9 @@ At the end, also after a failure or Ctrl-C, --jsonl prints the durable count:
 so many lines from the start of the file are stored for certain. --skip goes
 on from there. Lines after those may be stored too; when you go on within 10
 minutes, on the same machine, with the same file and options, they are not
-stored twice (a file under ~/.local/state/slatemq/publish remembers the run
-until it is complete). A number that you make up loses or doubles lines.
+stored twice (while there may be such lines, a file under
+~/.local/state/slatemq/publish remembers the run until it is complete, for a
+day at most). A number that you make up loses or doubles lines.
 """
 
 

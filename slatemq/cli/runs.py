@@ -50,6 +50,7 @@ class Run:
         key = hashlib.sha256(json.dumps([source, options]).encode()).hexdigest()[:32]
         self._path = _folder() / f"{key}.json"
         self._file: BinaryIO | None = None
+        self._is_continued = False
         with suppress(OSError):
             self._open()
 
@@ -79,6 +80,17 @@ class Run:
                 self._path.unlink()
         self.close()
 
+    def stop(self, in_doubt: bool) -> bool:
+        """End without all of it durable; returns whether the next run takes this one up.
+
+        It need not where the outcome of every batch is known, here and in the runs before.
+        """
+        if not in_doubt and not self._is_continued:
+            self.finish()
+            return False
+        self.close()
+        return True
+
     def close(self) -> None:
         """Leave the rest to the next run."""
         if self._file is not None:
@@ -106,6 +118,7 @@ class Run:
             secret, shards = str(left["secret"]), [int(shard) for shard in left["shards"]]
             if set(shards) <= set(self.shards) and shards:
                 self.secret, self.shards = secret, shards
+                self._is_continued = True
         file.seek(0)
         file.truncate()
         file.write(json.dumps({"secret": self.secret, "shards": self.shards}).encode())

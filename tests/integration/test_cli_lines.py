@@ -45,6 +45,11 @@ def durable(out: bytes) -> int:
     return int(count)
 
 
+def remembered(cli: Cli) -> set[Path]:
+    """The files of runs that may be gone on with."""
+    return set((cli.state / "slatemq" / "publish").glob("*"))
+
+
 def feed(publishing: Popen[bytes], lines: bytes) -> None:
     assert publishing.stdin is not None
     publishing.stdin.write(lines)
@@ -99,6 +104,29 @@ def test_a_bad_line_is_named_and_the_count_goes_up_to_its_batch(
     assert why in refused.err
     assert durable(refused.out) == 1000
     assert "--skip 1000" in refused.err
+
+
+def test_a_refused_run_leaves_no_file_and_sets_no_deadline(cli: Cli, queue: str) -> None:
+    # Given runs that end at a bad line, before and after something was published
+    before = remembered(cli)
+    pointers = ("--headers-from", "/type", "--to", queue)
+    for good_lines in (0, 1500):
+        lines = b'{"type": "a"}\n' * good_lines + b"{"
+        refused = cli.run("publish", "--jsonl", "-", *pointers, stdin=lines)
+
+        assert refused.code == 2
+        assert refused.err.rstrip().endswith(
+            f"go on with the same options and --skip {good_lines // 1000 * 1000}"
+        )
+
+    # And one with a line that the server refuses, and one with too little to skip
+    refused = cli.run("publish", "--jsonl", "-", "--delay", "40000d", stdin=b"x")
+    assert (refused.code, "line 1, delay_ms" in refused.err) == (1, True), refused
+    assert cli.run("publish", "--jsonl", "-", "--skip", "9", stdin=b"x").code == 2
+    # And an import whose first entry is refused
+    assert cli.run("import", "-", "--to", queue, stdin=b"-bad\n\\encoding=rot13\n").code == 2
+
+    assert remembered(cli) == before
 
 
 def test_a_line_that_the_server_refuses_is_named(cli: Cli) -> None:
@@ -177,6 +205,7 @@ def test_going_on_after_a_failure_doubles_nothing_whose_outcome_was_unknown(
         os.kill(ingest, signal.SIGCONT)
     assert publishing.returncode == 3, err
     assert durable(out) == 3000
+    assert b"--skip 3000, within 10 minutes" in err
 
     # When the user goes on from the count
     again = cli.ok(*arguments, "--skip", "3000", stdin=numbered(1, 6500))

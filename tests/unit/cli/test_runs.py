@@ -44,6 +44,20 @@ def test_a_run_after_one_that_was_complete_gives_others(state: Path) -> None:
     assert list(state.iterdir()) == []
 
 
+@pytest.mark.parametrize("before_was_in_doubt", [None, True])
+def test_a_run_whose_batches_are_all_known_leaves_a_file_only_for_the_one_before(
+    state: Path, before_was_in_doubt: bool | None
+) -> None:
+    # Given no run before, or one that ended with batches in doubt
+    if before_was_in_doubt:
+        assert Run("/a", [], [0]).stop(in_doubt=True)
+
+    run = Run("/a", [], [0])
+
+    assert run.stop(in_doubt=False) is bool(before_was_in_doubt)
+    assert len(list(state.iterdir())) == bool(before_was_in_doubt)
+
+
 @pytest.mark.parametrize(("source", "options"), [("/b", []), ("/a", ["--to q"])])
 def test_another_source_or_other_options_are_another_run(source: str, options: list[str]) -> None:
     Run("/a", [], [0]).close()
