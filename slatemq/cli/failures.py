@@ -74,9 +74,11 @@ def advice(error: SlateMQError) -> str:
             return "`slatemq queue resume` ends the pause"
         case NotFound(resource_type="message", reason="ENTRY_UNKNOWN"):
             return (
-                "it may never have been routed there (`slatemq explain` tells which queues take "
-                "what), be no longer listed, or be in another state (`slatemq message show ID`)"
+                "no queue has taken it (`slatemq explain` says which queues take what), or it is "
+                "no longer listed: it was cancelled or purged, or its retention is over"
             )
+        case NotFound(resource_type="message", reason="OTHER_STATE"):
+            return f"`slatemq message show {error.resource_name}` shows where it is, if anywhere"
         case FailedPrecondition(reason="HANDLE_STALE") | NotFound(reason="ENTRY_UNKNOWN"):
             return "`slatemq message ls` has fresh handles, `slatemq message show ID` searches"
         case NotFound(resource_type="run"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,7 +114,7 @@ class LetterDesk:
         if isinstance(now, str):
             if step.settlement is None:
                 return Decision(step, None)  # its notes are those of somebody else's letter by now
-            return Decision(step, step.settlement, problem=now)
+            return Decision(step, step.settlement, problem=now, is_done=not now)
         # Comments that were noted together are one note.
         known = [f"\n{one}\n" for one in notes_of(now)]
         fresh = "\n".join(
@@ -196,11 +195,7 @@ class LetterDesk:
         while batch:
             settlements = [one.settlement for one in batch if one.settlement is not None]
             try:
-                await self._client.settle_dead_letters(
-                    settlements,
-                    request_id=_request_id(self._who, settlements),
-                    consumer_id=self._who,
-                )
+                await self._client.settle_dead_letters(settlements, consumer_id=self._who)
             except (NotFound, FailedPrecondition, InvalidArgument) as error:
                 place = error.metadata.get("settlement", "")
                 if not place.isdigit() or int(place) >= len(batch):
@@ -256,14 +251,6 @@ class LetterDesk:
             write_json(fields | ({"error": problem} if problem else {}))
         elif problem:
             note(f"{decision.step.name}: not done: {problem}")
-
-
-def _request_id(who: str, settlements: Sequence[Settlement]) -> str:
-    """The same for the same decisions of the same export."""
-    digest = hashlib.blake2b(who.encode(), digest_size=16)
-    for one in settlements:
-        digest.update(repr(one).encode())
-    return digest.hexdigest()
 
 
 # --- What people see --------------------------------------------------------

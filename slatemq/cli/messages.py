@@ -150,7 +150,7 @@ def show_message(session: Session, which: str, queues: tuple[str, ...]) -> None:
                 is_found = True
                 show_entry(session, await _whole(client, found))
             if not is_found:
-                raise _nowhere(which, queues, "is not in")
+                raise _nowhere(which, queues, "is not in", "ENTRY_UNKNOWN")
 
     run(work())
 
@@ -191,10 +191,10 @@ def _searching(session: Session) -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def _nowhere(which: str, queues: tuple[str, ...], what: str) -> NotFound:
+def _nowhere(which: str, queues: tuple[str, ...], what: str, reason: str) -> NotFound:
     where = " or ".join(queues) if queues else "any queue"
-    told = f"message {which} {what} {where}"
-    return NotFound("message", which, told, reason="ENTRY_UNKNOWN")
+    others = "; without --in all queues are searched" if queues else ""
+    return NotFound("message", which, f"message {which} {what} {where}{others}", reason=reason)
 
 
 async def _waiting(
@@ -213,8 +213,8 @@ async def _waiting(
         if entry.state in states
     ]
     if not found:
-        is_any = EntryState.AVAILABLE in states
-        raise _nowhere(which, queues, "does not wait in" if is_any else "is not delayed in")
+        what = "does not wait in" if EntryState.AVAILABLE in states else "is not delayed in"
+        raise _nowhere(which, queues, what, "OTHER_STATE")
     return found
 
 

@@ -36,6 +36,7 @@ RESETTABLE = {
     )
 }
 
+DEFAULT_PRIORITY = "128"
 DEFAULT_BACKOFF = "exponential:1s..10m,multiplier=5,jitter=0.5"
 
 _PRIORITY, _IN_FLIGHT = click.IntRange(0, 255), click.IntRange(1, 1_000_000)
@@ -52,7 +53,7 @@ _SETTINGS: tuple[tuple[str, click.ParamType[Any], str | None, str, str], ...] = 
     ("--lease", DURATION, None, "How long a claim holds a message.", "30s"),
     ("--max-attempts", _ATTEMPTS, "N", "Claims before a message is failed.", "5"),
     ("--fallback-priority", _PRIORITY, "N", "Where the expression fails.", "128"),
-    ("--priority", WORDS, "CEL", "CEL expression, 0 to 255, 0 the most urgent.", "128"),
+    ("--priority", WORDS, "CEL", "CEL expression, 0 to 255, 0 the most urgent.", DEFAULT_PRIORITY),
     ("--filter", WORDS, "CEL", "CEL expression.", "the header `queue` is NAME"),
 )
 
@@ -75,7 +76,12 @@ COUNTS = ("available", "delayed", "in flight", "done", "failed", "archived")
 
 def queue_fields(one: Queue) -> dict[str, Any]:
     """A queue for programs, named as in the protos."""
-    return asdict(one)
+    return {**asdict(one), "priority": priority_of(one)}
+
+
+def priority_of(one: Queue) -> str:
+    """The expression of a queue's priority; the server answers with none for the default."""
+    return one.priority or DEFAULT_PRIORITY
 
 
 def count_cells(one: Queue) -> list[int]:
@@ -110,7 +116,7 @@ def settings_rows(one: Queue) -> list[tuple[str, str]]:
         ("queue", one.queue_id),
         ("state", state_of(one)),
         ("filter", one.filter),
-        ("priority", one.priority or "128"),
+        ("priority", priority_of(one)),
         ("fallback priority", str(one.fallback_priority)),
         ("max attempts", str(one.max_attempts)),
         ("backoff", format_backoff(one.backoff)),

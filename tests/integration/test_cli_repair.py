@@ -108,7 +108,12 @@ def test_a_message_is_found_by_its_id_in_every_queue(cli: Cli) -> None:
     ]
     missing = cli.run("message", "show", "4611686018427387903", "--json")
     assert missing.code == 1
-    assert json.loads(missing.err)["error"]["reason"] == "ENTRY_UNKNOWN"
+    problem = json.loads(missing.err)["error"]
+    assert problem["reason"] == "ENTRY_UNKNOWN"
+    # Its advice does not lead back to this command
+    assert "message show" not in problem["advice"]
+    elsewhere = cli.run("message", "show", "4611686018427387903", "--in", queue)
+    assert f"is not in {queue}; without --in all queues are searched" in elsewhere.err
     nowhere = cli.run("message", "show", published["message_id"], "--in", "nosuch")
     assert nowhere.code == 1
     assert "queue 'nosuch' does not exist" in nowhere.err
@@ -119,7 +124,9 @@ def test_a_message_is_found_by_its_id_in_every_queue(cli: Cli) -> None:
     assert cancelled[0]["handle"].startswith(other)
     again = cli.run("message", "cancel", published["message_id"], "--json")
     assert again.code == 1
-    assert "ENTRY_UNKNOWN" in again.err
+    problem = json.loads(again.err)["error"]
+    assert problem["reason"] == "OTHER_STATE"
+    assert f"`slatemq message show {published['message_id']}`" in problem["advice"]
 
 
 def archive(cli: Cli, queue: str) -> None:

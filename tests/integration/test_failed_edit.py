@@ -211,6 +211,24 @@ def test_what_happened_meanwhile_is_told_and_nothing_is_done_twice(
     assert counts(cli, queue) == {"available": 3, "failed": 1, "done": 2}
 
 
+def test_a_file_that_was_acted_on_is_done_already_the_next_time(cli: Cli, tmp_path: Path) -> None:
+    # Given an edited export that was acted on
+    queue, file = new_queue(cli, "--max-attempts", "1"), tmp_path / "f.tq"
+    dead_letters(cli, queue, b"back", b"mend me", b"drop")
+    cli.ok("export", queue, "--state", "failed", "--out", str(file))
+    text = file.read_text().replace("!back", "-back").replace("!drop", "=drop")
+    file.write_text(text.replace("!mend me", "-mended"))
+    act = ("failed", "edit", queue, "--file", str(file), "--yes")
+    assert "1 came back, 1 replaced, 1 dropped" in cli.ok(*act).out.decode()
+
+    # When it is acted on again, then nothing is said to be replaced that was replaced before
+    told = cli.ok(*act).out.decode()
+    assert "3 done already" in told
+    assert "replace" not in told
+    assert all(one["already"] for one in objects(cli, *act))
+    assert counts(cli, queue) == {"available": 2, "done": 2}
+
+
 def test_an_entry_that_stands_twice_counts_once_and_strangers_are_left_alone(
     cli: Cli, tmp_path: Path
 ) -> None:

@@ -53,3 +53,10 @@ def test_a_quarantine_is_shown_with_its_reason_and_since_when() -> None:
     assert rows["in quarantine for"] == "took 9 ms"
     fields = queue_fields(queue_of(told))
     assert fields["quarantine"] == {"reason": "took 9 ms", "since_ms": 1_767_225_600_000}
+
+
+def test_programs_are_shown_the_priority_that_people_are_shown() -> None:
+    for expression, shown in (("", "128"), ("int(headers.p)", "int(headers.p)")):
+        queue = queue_of(queue_pb2.Queue(queue_id="q", filter="true", priority=expression))
+        assert dict(settings_rows(queue))["priority"] == shown
+        assert queue_fields(queue)["priority"] == shown
