@@ -95,7 +95,7 @@ class RequestReader:
             if data is grpc.aio.EOF:
                 raise errors.InvalidArgument("", "the call has no request", reason="NO_REQUEST")
             size_bytes = len(data)
-            self._check_size(codec, size_bytes, self._message_bytes_max)
+            self._check_size(codec, size_bytes, is_call=True)
             if size_bytes < WALKED_BYTES_MIN:
                 return self._parsed(codec, data), 0
             arrival.is_whole = True
@@ -146,7 +146,7 @@ class RequestReader:
                 try:
                     data = await anext(messages, None)
                     if data is not None:
-                        self._check_size(codec, len(data), limits.STREAM_MESSAGE_BYTES_MAX)
+                        self._check_size(codec, len(data), is_call=False)
                         if len(data) >= WALKED_BYTES_MIN:
                             await self._reserve(len(data))
                 finally:
@@ -198,10 +198,11 @@ class RequestReader:
         except TimeoutError:
             raise overloaded() from None
 
-    def _check_size(self, codec: Codec, size_bytes: int, bytes_max: int) -> None:
+    def _check_size(self, codec: Codec, size_bytes: int, *, is_call: bool) -> None:
+        """Raises InvalidArgument for what is too large for a call, or else for a stream."""
+        bytes_max = self._message_bytes_max if is_call else limits.STREAM_MESSAGE_BYTES_MAX
         if size_bytes > bytes_max:
             self._trimmer.freed(size_bytes)
-            is_call = bytes_max == self._message_bytes_max
             raise errors.InvalidArgument(
                 first_list(codec.descriptor) if codec.descriptor else "",
                 f"the request has {size_bytes} bytes, at most {bytes_max} fit"
