@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
+from libs.storage.keys import KEY_VERSION, RecordType
+from services.broker.queue_machine import Queue
 from slatemq.v1 import queue_pb2
 from tests.integration.broker.rig import Rig
+from tests.integration.waiting import eventually
 
 
 async def update(
@@ -28,8 +30,28 @@ async def delete(rig: Rig, queue_id: str = "q", etag: str = "") -> None:
     await rig.queues.DeleteQueue(request)
 
 
+async def rows_of_lists(rig: Rig, *, with_attempts: bool = False) -> int:
+    """Rows of active, done and failed records of all queues in the database."""
+    assert rig.service._database is not None
+    end = RecordType.CONFIG if with_attempts else RecordType.ATTEMPTS
+    first, last = bytes((KEY_VERSION, RecordType.ACTIVE)), bytes((KEY_VERSION, end))
+    return sum([len(rows) async for rows in rig.service._database.scan(first, last)])
+
+
+def has_garbage(queue: Queue) -> bool:
+    """Whether rows are left of what was purged, or of an earlier queue of this name."""
+    lists = (queue.done, queue.failed, queue.archived)
+    epochs = queue.garbage_epochs or queue.garbage_lane_epochs
+    return bool(epochs or any(one.garbage.last for one in lists))
+
+
 async def swept(rig: Rig) -> None:
-    """Wait until nothing is left of deleted queues."""
-    while any(state.garbage_epochs for state in rig.owner.shard.deleted.values()):
-        await asyncio.sleep(0.002)
+    """Wait until nothing is left of deleted queues and of what was purged."""
+    shard = rig.owner.shard
+    await eventually(
+        lambda: (
+            not any(state.garbage_epochs for state in shard.deleted.values())
+            and not any(map(has_garbage, shard.queues.values()))
+        )
+    )
     await rig.owner.durable()

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from libs.storage.keys import KEY_VERSION, RecordType
 from libs.storage.slate import Batch, Database
 from services.broker import owner, sweeper
 from services.broker.commands import Purge
 from services.broker.queue_machine import Queue
 from slatemq.v1 import queue_pb2
+from tests.integration.broker.queue_calls import has_garbage, rows_of_lists, swept
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
 from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
@@ -22,26 +22,9 @@ DONE = queue_pb2.ENTRY_STATE_DONE
 FAILED = queue_pb2.ENTRY_STATE_FAILED
 
 
-async def rows_of_lists(rig: Rig) -> int:
-    """Rows of active, done and failed records of all queues in the database."""
-    assert rig.service._database is not None
-    first, last = bytes((KEY_VERSION, RecordType.ACTIVE)), bytes((KEY_VERSION, RecordType.ATTEMPTS))
-    return sum([len(rows) async for rows in rig.service._database.scan(first, last)])
-
-
 async def purge(rig: Rig, *states: queue_pb2.EntryState.ValueType) -> int:
     request = queue_pb2.PurgeQueueRequest(queue_id="q", states=states)
     return (await rig.queues.PurgeQueue(request)).purged_count
-
-
-def garbage(queue: Queue) -> bool:
-    lists = queue.done.garbage.last or queue.failed.garbage.last
-    return bool(queue.garbage_lane_epochs or lists)
-
-
-async def swept(rig: Rig) -> None:
-    await eventually(lambda: not garbage(rig.owner.shard.queues["q"]))
-    await rig.owner.durable()
 
 
 async def busy(rig: Rig) -> None:
@@ -121,8 +104,7 @@ async def test_a_queue_deleted_while_its_purge_is_swept_is_swept_whole(
         await purge(rig)
         await rig.assign([5001])
         await rig.queues.DeleteQueue(queue_pb2.DeleteQueueRequest(queue_id="q"))
-        await eventually(lambda: not rig.owner.shard.deleted["q"].garbage_epochs)
-        await rig.owner.durable()
+        await swept(rig)
 
         assert await rows_of_lists(rig) == 0
         await rig.create()
@@ -176,13 +158,13 @@ async def test_rows_that_are_being_written_when_their_queue_is_purged_are_swept(
         shard = rig.owner.shard
         queue = shard.queues["q"]
         await rig.owner.run(lambda _: shard.purge(queue, {kind}))
-        assert garbage(queue)
+        assert has_garbage(queue)
         sweeping = asyncio.create_task(sweeper.Sweeper(rig.owner, rig.owner._database)._sweep("q"))
         await asyncio.sleep(0.05)
         gate.set()
         await asyncio.gather(finishing, sweeping)
 
-        assert not garbage(queue)
+        assert not has_garbage(queue)
         assert await rows_of_lists(rig) == 4, "the empty records, and what is in flight"
 
 
