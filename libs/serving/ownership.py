@@ -50,33 +50,27 @@ class Commits(Protocol):
         """Age of the oldest commit in flight."""
 
 
-class Ownership:
-    """An owner's entry in the topology, and what the store keeps it waiting for."""
+class Announcement:
+    """A process's entry in the topology: written at its start, and put right while it runs.
 
-    def __init__(
-        self,
-        commits: Commits,
-        directory: TopologyDirectory,
-        peer: Peer,
-        check_s: float = CHECK_S,
-    ) -> None:
+    Of the processes that own nothing, routers and janitors, nothing tells which of several with one
+    number is the right one, and any of them that lives will do. So an entry is put right only where
+    no process serves at its address: a process that was replaced while it started may have written
+    it, and ended.
+    """
+
+    def __init__(self, directory: TopologyDirectory, peer: Peer, check_s: float = CHECK_S) -> None:
         """For the process that `peer` tells where to reach; look at its entry every `check_s`."""
-        self._commits = commits
         self._directory = directory
         self._peer = peer
         self._check_s = check_s
         self._asked_at: float | None = None
 
-    async def prove(self) -> None:
-        """See GroupCommit.prove_ownership."""
-        await self._commits.prove_ownership()
-
     async def announce(self) -> None:
-        """Announce the process, once it has proven that it is the owner. Raises Fenced."""
-        await self.prove()
+        """Write the entry. Raises StorageError."""
         await self._directory.announce(self._peer)
 
-    async def keep_announced(self) -> None:
+    async def keep(self) -> None:
         """Put the entry right whenever it is not this process's; runs until cancelled or fenced."""
         while True:
             await asyncio.sleep(self._check_s * random.uniform(0.5, 1.0))
@@ -88,70 +82,60 @@ class Ownership:
                 log.warning("the own entry of the topology cannot be read: %s", error)
 
     async def check(self) -> None:
-        """Announce the process again if its entry is not its own. Raises StorageError."""
+        """Announce the process again if the entry is wrong. Raises StorageError."""
         if self._asked_at is None:
             self._asked_at = time.monotonic()
         found = await self._directory.entry(self._peer)
         self._asked_at = None
-        if found == self._peer:
+        if found == self._peer or not await self._may_replace(found):
             return
-        await self.announce()
+        await self._directory.announce(self._peer)
         there = "no address" if found is None else f"the address {found.address}"
-        log.warning("the topology had %s for this shard: announced again", there)
+        log.warning("the topology had %s for this process: announced again", there)
+
+    async def withdraw(self) -> None:
+        """Remove the entry, once `keep` has ended."""
+        await self._directory.withdraw(self._peer)
+
+    async def _may_replace(self, found: Peer | None) -> bool:
+        """Whether an entry that is not this process's is wrong."""
+        if found is None:
+            return True
+        return bool(await asyncio.to_thread(probe, found.peer_address or found.address))
+
+
+class Ownership(Announcement):
+    """The entry of a process that owns its shard, as only one can, and has to prove it."""
+
+    def __init__(
+        self,
+        commits: Commits,
+        directory: TopologyDirectory,
+        peer: Peer,
+        check_s: float = CHECK_S,
+    ) -> None:
+        """Prove by these commits. See Announcement."""
+        super().__init__(directory, peer, check_s)
+        self._commits = commits
+
+    async def prove(self) -> None:
+        """See GroupCommit.prove_ownership."""
+        await self._commits.prove_ownership()
+
+    async def announce(self) -> None:
+        """Write the entry, once the process has proven that it is the owner. Raises Fenced."""
+        await self.prove()
+        await super().announce()
 
     def waits_ms(self) -> Mapping[str, int]:
         """How long the store has not answered, by what waits for it; 0: nothing does."""
         asked = 0 if self._asked_at is None else int((time.monotonic() - self._asked_at) * 1000)
         return {"a commit": self._commits.overdue_ms(), "a read of the topology": asked}
 
-
-class Announcement:
-    """The entry in the topology of a process that owns nothing: a router or a janitor.
-
-    Nothing tells which of several with one number is the right one, and any of them that lives will
-    do. So an entry is put right only where no process serves at its address: a process that was
-    replaced while it started may have written it, and ended.
-    """
-
-    def __init__(self, directory: TopologyDirectory, peer: Peer, check_s: float = CHECK_S) -> None:
-        """For the process that `peer` tells where to reach; look at its entry every `check_s`."""
-        self._directory = directory
-        self._peer = peer
-        self._check_s = check_s
-        self._keeping: asyncio.Task[None] | None = None
-
-    async def begin(self) -> None:
-        """Announce the process, and keep the entry true. Raises StorageError."""
-        await self._directory.announce(self._peer)
-        self._keeping = asyncio.create_task(self._keep())
-
-    async def check(self) -> None:
-        """Announce the process again if no process serves at its entry. Raises StorageError."""
-        found = await self._directory.entry(self._peer)
-        if found == self._peer:
-            return
-        if found is not None:
-            why = await asyncio.to_thread(probe, found.peer_address or found.address)
-            if not why:
-                return
-        await self._directory.announce(self._peer)
-        there = "no address" if found is None else f"an address that does not serve ({why})"
-        log.warning("the topology had %s for this process: announced again", there)
-
-    async def end(self) -> None:
-        """Withdraw the entry."""
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait([self._keeping])
-        await self._directory.withdraw(self._peer)
-
-    async def _keep(self) -> None:
-        while True:
-            await asyncio.sleep(self._check_s * random.uniform(0.5, 1.0))
-            try:
-                await self.check()
-            except StorageError as error:
-                log.warning("the own entry of the topology cannot be read: %s", error)
+    async def _may_replace(self, found: Peer | None) -> bool:
+        """Whatever it is: the owner's alone is right. Raises Fenced."""
+        await self.prove()
+        return True
 
 
 class Standstill:

@@ -35,7 +35,7 @@ from libs.serving.gate import Gate
 from libs.serving.guard import CallGuard
 from libs.serving.health import Health
 from libs.serving.memory import keep_for_good
-from libs.serving.ownership import Ownership, Standstill
+from libs.serving.ownership import Announcement, Ownership, Standstill
 from libs.serving.reflection import add_reflection
 from libs.serving.store_watch import StoreWatch
 from libs.serving.telemetry import Telemetry
@@ -68,8 +68,8 @@ class Service(Protocol):
         """Knows where the services are that this one does not have."""
 
     @property
-    def ownership(self) -> Ownership | None:
-        """Its hold of the shard that it owns, once started; None where it owns nothing."""
+    def announcement(self) -> Announcement | None:
+        """Its entry in the topology, once started: Ownership where it owns a shard."""
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers. Called first; calls reach them only once `start` is done."""
@@ -213,20 +213,22 @@ class RunningService:
 
     async def _announce(self) -> None:
         keep_for_good()
-        self._watch_ownership()
+        self._keep_announced()
         self.gate.open()
         await self._health.serving()
         if self._config.ready_file:
             _write_whole(Path(self._config.ready_file), json.dumps({"address": self.address}))
         log.info("serving", extra={"address": self.address})
 
-    def _watch_ownership(self) -> None:
-        ownership = self._service.ownership
-        if ownership is None:
+    def _keep_announced(self) -> None:
+        announcement = self._service.announcement
+        if announcement is None:
             return
-        standstill = self.gate.standstill = Standstill(ownership.prove)
-        store = StoreWatch(self._health, ownership.waits_ms, self._telemetry.meter)
-        works = (standstill.watch(), ownership.keep_announced(), store.run())
+        works = [announcement.keep()]
+        if isinstance(announcement, Ownership):
+            standstill = self.gate.standstill = Standstill(announcement.prove)
+            store = StoreWatch(self._health, announcement.waits_ms, self._telemetry.meter)
+            works += [standstill.watch(), store.run()]
         self._watches = [asyncio.create_task(work) for work in works]
 
     async def _drain(self, signals: _Signals) -> None:

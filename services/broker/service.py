@@ -148,7 +148,7 @@ class BrokerService:
         self._delivery: Delivery | None = None
         self._streams: Streams | None = None
         self.keeper: LeaseKeeper | None = None
-        self.ownership: Ownership | None = None
+        self.announcement: Ownership | None = None
         self._introductions: Introductions | None = None
         self._watches: DelayedWatches | None = None
 
@@ -247,8 +247,8 @@ class BrokerService:
         """Say where the shard is, once it is proven to be this process's."""
         config, shard = self._config, owner.shard
         peer = Peer("broker", config.shard, address, config.peer_address)
-        self.ownership = Ownership(owner.commits, self._directory, peer)
-        await self.ownership.announce()
+        self.announcement = Ownership(owner.commits, self._directory, peer)
+        await self.announcement.announce()
         log.info(
             "shard %d: %d queues, revision %d", config.shard, len(shard.queues), shard.revision
         )

@@ -37,7 +37,7 @@ class IngestProcess:
         self._servicer = IngestServicer(config, self._directory, telemetry)
         self._purges = PurgeServicer(config.shard)
         self._snapshots = SnapshotServicer()
-        self.ownership: Ownership | None = None
+        self.announcement: Ownership | None = None
 
     @property
     def name(self) -> str:
@@ -77,8 +77,8 @@ class IngestProcess:
         config = self._config
         limit = config.payload_bytes_max
         peer = Peer("ingest", config.shard, address, config.peer_address, limit)
-        self.ownership = Ownership(shard.publisher.commits, self._directory, peer)
-        await self.ownership.announce()
+        self.announcement = Ownership(shard.publisher.commits, self._directory, peer)
+        await self.announcement.announce()
 
     async def wait_fatal(self) -> ExitCause:
         """Wait until the shard is lost; raises the error of a failed commit."""

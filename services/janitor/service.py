@@ -103,7 +103,7 @@ class JanitorProcess:
             _now_ms,
         )
         self._works: list[asyncio.Task[None]] = []
-        self._announcement: Announcement | None = None
+        self.announcement: Announcement | None = None
 
     @property
     def name(self) -> str:
@@ -114,10 +114,6 @@ class JanitorProcess:
     def grpc_services(self) -> Sequence[str]:
         """What it serves."""
         return (SERVICE_NAME, TOPOLOGY_SERVICE)
-
-    @property
-    def ownership(self) -> None:
-        """It owns no shard."""
 
     @property
     def directory(self) -> TopologyDirectory:
@@ -141,10 +137,10 @@ class JanitorProcess:
         if (why := lacking_temporary_folder()) is not None:
             log.warning("no job runs until there is a folder for temporary files: %s", why)
         peer = Peer("janitor", self._config.shard, address, self._config.peer_address)
-        self._announcement = Announcement(self._directory, peer)
+        self.announcement = Announcement(self._directory, peer)
         try:
             await self.runner.take_over()
-            await self._announcement.begin()
+            await self.announcement.announce()
         except StorageError as error:
             raise FatalError(ExitCause.failed(str(error))) from error
         works = (self.runner.work(), self._timetable.keep())
@@ -171,8 +167,8 @@ class JanitorProcess:
         await asyncio.gather(*self._works, return_exceptions=True)
         await self.runner.stop()
         await self._channels.close()
-        if self._announcement is not None:
-            await self._announcement.end()
+        if self.announcement is not None:
+            await self.announcement.withdraw()
         await self._directory.close()
 
     def _task_of(self, run: Run) -> Mapping[str, Any]:

@@ -60,7 +60,7 @@ class RouterProcess:
             buffer=Buffer(config.buffer_messages, bytes_max=config.buffer_bytes),
         )
         self._routing: asyncio.Task[None] | None = None
-        self._announcement: Announcement | None = None
+        self.announcement: Announcement | None = None
 
     @property
     def name(self) -> str:
@@ -71,10 +71,6 @@ class RouterProcess:
     def grpc_services(self) -> Sequence[str]:
         """What it serves."""
         return (SERVICE_NAME, TOPOLOGY_SERVICE)
-
-    @property
-    def ownership(self) -> None:
-        """It owns no shard."""
 
     @property
     def directory(self) -> TopologyDirectory:
@@ -92,9 +88,9 @@ class RouterProcess:
     async def start(self, address: str) -> None:
         """Begin to route, and give it a moment to be under way."""
         peer = Peer("router", self._config.shard, address, self._config.peer_address)
-        self._announcement = Announcement(self._directory, peer)
+        self.announcement = Announcement(self._directory, peer)
         try:
-            await self._announcement.begin()
+            await self.announcement.announce()
         except StorageError as error:
             raise FatalError(ExitCause.failed(str(error))) from error
         self._routing = asyncio.create_task(self.router.run())
@@ -122,6 +118,6 @@ class RouterProcess:
             self._routing.cancel()
             await asyncio.gather(self._routing, return_exceptions=True)
         await self._channels.close()
-        if self._announcement is not None:
-            await self._announcement.end()
+        if self.announcement is not None:
+            await self.announcement.withdraw()
         await self._directory.close()

@@ -84,8 +84,8 @@ async def test_the_health_and_the_log_say_that_the_store_hangs_and_that_it_is_ba
 
 async def test_an_idle_process_notices_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as rig:
-        ownership = rig.service.ownership
-        assert ownership is not None
+        announcement = rig.service.announcement
+        assert announcement is not None
         hanging, free = asyncio.Event(), asyncio.Event()
         read = rig.root.objects.get
 
@@ -96,7 +96,7 @@ async def test_an_idle_process_notices_too(monkeypatch: pytest.MonkeyPatch) -> N
 
         # When nothing changes, and the look at its own entry of the topology hangs
         monkeypatch.setattr(rig.root.objects, "get", hang)
-        looking = asyncio.create_task(ownership.check())
+        looking = asyncio.create_task(announcement.check())
         await hanging.wait()
         assert "a read of the topology waits" in await until(rig, NOT_SERVING)
 

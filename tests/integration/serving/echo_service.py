@@ -18,7 +18,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from libs.serving.config import ServingConfig, setting
 from libs.serving.exits import ExitCause, FatalError
 from libs.serving.main import main
-from libs.serving.ownership import Ownership
+from libs.serving.ownership import Announcement
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import Fenced, StoreUnavailable
 from slatemq.errors import FailedPrecondition
@@ -94,7 +94,7 @@ class EchoService:
         self.fatal: asyncio.Future[ExitCause] = asyncio.get_running_loop().create_future()
         self.steps: list[str] = []
         self.start_error: Exception | None = None
-        self.ownership: Ownership | None = None
+        self.announcement: Announcement | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
         self.servicer.add_to(server)

@@ -153,7 +153,7 @@ async def test_an_owner_puts_its_address_right_and_one_that_was_replaced_does_no
     await first.ownership.announce()
     second = await Owner.open(root, 2)
     await second.ownership.announce()
-    keeping = asyncio.create_task(second.ownership.keep_announced())
+    keeping = asyncio.create_task(second.ownership.keep())
     fresh = TopologyDirectory(root.objects)
     for wrong in (first.peer, None):
         # Given an entry that the first one wrote at the last moment, or that was removed
@@ -170,7 +170,7 @@ async def test_an_owner_puts_its_address_right_and_one_that_was_replaced_does_no
 
     # And the first one, which looks too, ends its looking
     async with asyncio.timeout(30):
-        await first.ownership.keep_announced()
+        await first.ownership.keep()
     assert (await fresh.read(0)).address("broker", 0) == second.peer.address
     await first.close()
     await second.close()
@@ -183,7 +183,8 @@ async def test_a_router_puts_its_address_right_where_no_process_serves_at_the_on
     directory, fresh = TopologyDirectory(root.objects), TopologyDirectory(root.objects)
     own = Peer("router", 0, "127.0.0.1:1")
     announcement = Announcement(directory, own, check_s=0.01)
-    await announcement.begin()
+    await announcement.announce()
+    keeping = asyncio.create_task(announcement.keep())
     with socket.socket() as bound:  # Nothing listens there.
         bound.bind(("127.0.0.1", 0))
         dead = Peer("router", 0, f"127.0.0.1:{bound.getsockname()[1]}")
@@ -198,8 +199,9 @@ async def test_a_router_puts_its_address_right_where_no_process_serves_at_the_on
             async with asyncio.timeout(30):
                 while (await fresh.read(0)).address("router", 0) != own.address:
                     await asyncio.sleep(0.01)
+    keeping.cancel()
     # And at the end there is none
-    await announcement.end()
+    await announcement.withdraw()
     assert (await fresh.read(0)).address("router", 0) is None
 
 
@@ -219,6 +221,6 @@ async def test_a_router_leaves_the_address_of_another_that_serves(tmp_path: Path
     assert await directory.entry(other) == other
 
     # Nor does it take that address away when it ends
-    await announcement.end()
+    await announcement.withdraw()
     assert await directory.entry(other) == other
     await server.stop(0)
