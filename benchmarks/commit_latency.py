@@ -26,7 +26,7 @@ class OneRow:
     def __init__(self) -> None:
         self.count = 0
 
-    def drain(self, batch: Batch) -> None:
+    async def drain(self, batch: Batch) -> None:
         self.count += 1
         batch.put(b"bench%08d" % self.count, bytes(100))
 

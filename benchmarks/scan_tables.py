@@ -25,7 +25,7 @@ from libs.storage.keys import (
     queue_state_key,
 )
 from libs.storage.metadata import decode_log_entry, encode_headers, encode_log_columns
-from libs.storage.payload_packs import put_payloads
+from libs.storage.payload_packs import payload_rows
 from libs.storage.queues import AvailableMessage, DoneMessage, encode_active, encode_done
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
@@ -58,7 +58,7 @@ async def fill_log(database: Database, count: int, entry: int, payload_bytes: in
         received_ms = NOW_MS + first // 100
         columns = ([received_ms] * size, [604_800] * size, headers, [payload_bytes] * size)
         batch.put(log_key(first), encode_log_columns(first, received_ms, *columns))
-        put_payloads(batch.put, first, payloads[:size])
+        batch.put_all(list(payload_rows(first, payloads[:size])))
         if batch.size_bytes > 8 * MIB:
             await database.commit(batch)
             batch = Batch()

@@ -12,7 +12,7 @@ from libs.storage.ids import IdAllocator, SeqBlock, encode_seq_block
 from libs.storage.keys import RecordType, key_head, log_key
 from libs.storage.metadata import encode_headers, encode_log_columns
 from libs.storage.own_keys import CLOCK_KEY, ID_BLOCK_KEY
-from libs.storage.payload_packs import put_payloads
+from libs.storage.payload_packs import payload_rows
 from libs.storage.states import encode_clock
 
 AT_ONCE = 1000
@@ -35,17 +35,16 @@ async def _write_payloads(layout: Layout, packs: Packs, kind: RecordType) -> Non
     """
     volume, head = layout.volume, key_head(kind)
 
-    def put(key: bytes, value: bytes) -> None:
-        if key.startswith(head):
-            packs.put(key, value)
-
     for place in range(0, volume.stored, volume.entry):
         count = min(volume.entry, volume.stored - place)
         if head not in _heads(count, volume.payload_bytes):
             continue
         first_id = layout.id_of(place)
         ids = range(first_id, first_id + count)
-        put_payloads(put, first_id, [payloads.make(one, volume.payload_bytes) for one in ids])
+        contents = [payloads.make(one, volume.payload_bytes) for one in ids]
+        for key, value in payload_rows(first_id, contents):
+            if key.startswith(head):
+                packs.put(key, value)
         if packs.full:
             await packs.write()
 
@@ -53,10 +52,9 @@ async def _write_payloads(layout: Layout, packs: Packs, kind: RecordType) -> Non
 @cache
 def _heads(count: int, payload_bytes: int) -> frozenset[bytes]:
     """What the keys begin with that an entry of so many messages has for its payloads."""
-    heads: set[bytes] = set()
     length = len(key_head(RecordType.PAYLOAD))
-    put_payloads(lambda key, _: heads.add(key[:length]), 1, [bytes(payload_bytes)] * count)
-    return frozenset(heads)
+    rows = payload_rows(1, [bytes(payload_bytes)] * count)
+    return frozenset(key[:length] for key, _ in rows)
 
 
 async def _write_entries(layout: Layout, states: Any, packs: Packs) -> None:

@@ -42,8 +42,11 @@ the next one gathers until it is durable. Larger ones overlap: their bytes take 
 class Source(Protocol):
     """What is committed: the owner's changed records."""
 
-    def drain(self, batch: Batch) -> None:
-        """Put everything that changed since the last drain; called on the event loop.
+    async def drain(self, batch: Batch) -> None:
+        """Put everything that changed since the last drain.
+
+        Others may have turns meanwhile, and what they change belongs to this commit: the last step
+        puts all of it. What takes long to encode is put in steps, or later (`Batch.put_later`).
 
         `batch.commit` is the number of this commit, the one its `on_durable` hooks will get. Put
         nothing if nothing changed: the hooks hear of no such commit. Must not raise: an error here
@@ -207,10 +210,12 @@ class GroupCommit:
         batch.commit = commit.number
         try:
             async with self.hold:
-                self._source.drain(batch)
+                await self._source.drain(batch)
         except Exception as error:  # noqa: BLE001 - a half-drained source must never commit again
             self._fail(error)
             return
+        if self._gathering is None:
+            return  # An earlier one has failed meanwhile.
         self._gathering = None
         self._gathered_bytes = 0
         self._wake.clear()

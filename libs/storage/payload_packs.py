@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -88,10 +88,8 @@ def pack_of(sequence: int, message_id: int) -> int:
     return message_id - (message_id - sequence) % PACK_MESSAGES
 
 
-def put_payloads(
-    put: Callable[[bytes, bytes], None], sequence: int, payloads: Sequence[bytes | None]
-) -> None:
-    """Put the payloads of a log entry's messages; None for those that have records already."""
+def payload_rows(sequence: int, payloads: Sequence[bytes | None]) -> Iterator[tuple[bytes, bytes]]:
+    """The rows of the payloads of a log entry's messages; None for those that have theirs."""
     untried = 0
     for start in range(0, len(payloads), PACK_MESSAGES):
         some = payloads[start : start + PACK_MESSAGES]
@@ -101,14 +99,14 @@ def put_payloads(
             small = [None] * len(some)
         else:
             value = encode_pack(small, compress=not untried)
-            put(pack_key(first_id), value)
+            yield pack_key(first_id), value
             if untried:
                 untried -= 1
             elif value[0] == PACK_TYPE and _size(small) >= COMPRESSED_BYTES_MIN:
                 untried = UNTRIED_PACKS
         for at, payload in enumerate(some):
             if payload is not None and small[at] is None:
-                put(payload_key(first_id + at), encode_inline(payload))
+                yield payload_key(first_id + at), encode_inline(payload)
 
 
 def _size(payloads: Sequence[bytes | None]) -> int:

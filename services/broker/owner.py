@@ -40,6 +40,9 @@ TICK_MAX_MS = 100
 STANDSTILL_S = 1.0
 """A loop that sleeps so long has stood still: no consumer could ack or extend in that time."""
 
+DRAIN_AT_ONCE = 256
+"""Queues whose records are encoded in one go at most: a few milliseconds."""
+
 LOOK_AT_ONCE = 2000
 """Messages that fell due looked at in one go at most: a few milliseconds."""
 
@@ -200,10 +203,16 @@ class ShardOwner:
 
     # --- Commits ------------------------------------------------------------
 
-    def drain(self, batch: Batch) -> None:
+    async def drain(self, batch: Batch) -> None:
         """Puts what changed since the last commit (see libs.storage.commits.Source)."""
         if self._is_applying:
             raise StoreFailed("a range was left half applied")
+        changed = list(self.shard.notes.to_commit)
+        for start in range(0, len(changed) - DRAIN_AT_ONCE, DRAIN_AT_ONCE):
+            queues = changed[start : start + DRAIN_AT_ONCE]
+            self._note_due(queues)
+            self.shard.drain_early(queues, self.clock.now_ms())
+            await asyncio.sleep(0)
         self._note_due(self.shard.notes.to_commit)
         batch.put_all(self.shard.drain(self.clock.now_ms()))
         if len(batch):

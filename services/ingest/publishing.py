@@ -15,16 +15,15 @@ from libs.storage.clocks import Clock
 from libs.storage.commits import GroupCommit
 from libs.storage.errors import SequenceExhausted, StorageError
 from libs.storage.ids import IdAllocator, encode_seq_block, message_id
-from libs.storage.keys import log_key, payload_key
-from libs.storage.metadata import encode_log_columns
+from libs.storage.keys import payload_key
 from libs.storage.own_keys import ID_BLOCK_KEY
-from libs.storage.payload_packs import put_payloads
 from libs.storage.payloads import encode_uri
 from libs.storage.slate import Batch, Database
-from services.ingest.batches import FINGERPRINT_FORMS, NOT_SET, Accepted, Columns, fingerprint_of
+from services.ingest.batches import FINGERPRINT_FORMS, Accepted, Columns, fingerprint_of
 from services.ingest.dedupe_keys import DedupeKeys
 from services.ingest.duplicates import Duplicates
 from services.ingest.id_gaps import IdGaps
+from services.ingest.message_rows import message_rows
 from services.ingest.payload_cache import PayloadCache, Run
 from services.ingest.pushing import Outboxes, Push
 from services.ingest.request_ids import Answered, RequestIds
@@ -41,6 +40,9 @@ from slatemq.errors import (
 __all__ = ["Publisher", "PublisherLimits"]
 
 _RETRY_MS: Final = 200
+
+STEP_BYTES: Final = 1 << 20
+"""Messages of more bytes are encoded while their commit is written, in steps: these take 10 ms."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +263,7 @@ class Publisher:
 
     # --- Commits --------------------------------------------------------------
 
-    def drain(self, batch: Batch) -> None:
+    async def drain(self, batch: Batch) -> None:
         """Put everything that waits (see libs.storage.commits.Source)."""
         waiting, self._waiting = self._waiting, []
         now_ms = self._clock.now_ms()
@@ -290,11 +292,8 @@ class Publisher:
         for publish in repeats:
             self._put_repeat(batch, commit, publish, now_ms)
         if commit.payloads:
-            first_id = commit.payloads[0][0]
-            self._gaps.put(batch, first_id)
-            for offset, part in columns.entries():
-                commit.entries.append(self._put_entry(batch, first_id + offset, part, now_ms))
-                put_payloads(batch.put, first_id + offset, payloads[offset : offset + len(part)])
+            size_bytes = sum([accepted.size_bytes for _, accepted in commit.payloads])
+            self._put_messages(batch, commit, columns, payloads, size_bytes)
         batch.put_all(self._records)
         self._records.clear()
         commit.then, self._then = self._then, []
@@ -357,23 +356,21 @@ class Publisher:
         publish.refusal = error
         self._requests.forget(publish.accepted.request_id)
 
-    def _put_entry(self, batch: Batch, first_id: int, part: Columns, now_ms: int) -> Recent:
-        created = part.created_at_ms
-        if NOT_SET in created:
-            part.created_at_ms = [now_ms if at == NOT_SET else at for at in created]
-        encoded = encode_log_columns(
-            first_id,
-            now_ms,
-            part.created_at_ms,
-            part.retention_s,
-            part.header_bytes,
-            part.payload_bytes,
-            part.visible_at_ms,
-            part.delay_ms,
-            part.direct_queue_id,
-        )
-        batch.put(log_key(first_id), encoded)
-        return Recent(first_id, first_id + len(part) - 1, encoded)
+    def _put_messages(
+        self,
+        batch: Batch,
+        commit: _Commit,
+        columns: Columns,
+        payloads: Sequence[bytes | None],
+        size_bytes: int,
+    ) -> None:
+        first_id = commit.payloads[0][0]
+        self._gaps.put(batch, first_id)
+        rows = message_rows(first_id, columns, payloads, commit.received_at_ms, commit.entries)
+        if size_bytes > STEP_BYTES:
+            batch.put_later(rows, size_bytes)
+        else:
+            batch.put_all(list(rows))
 
     def _durable(self, number: int) -> None:
         commit = self._in_flight.pop(number)

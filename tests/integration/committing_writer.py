@@ -20,7 +20,7 @@ class _Rows:
     def __init__(self) -> None:
         self.waiting: list[bytes] = []
 
-    def drain(self, batch: Batch) -> None:
+    async def drain(self, batch: Batch) -> None:
         for key in self.waiting:
             batch.put(key, key * 10)
         self.waiting = []

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 
 import grpc.aio
 import pytest
 
-from services.broker import range_application
-from services.broker.commands import Assignment, Range
+from services.broker import owner, range_application
+from services.broker.commands import Assignment, Purge, Range
 from services.broker.queue_machine import Queue
 from services.broker.range_application import RangeApplication
 from slatemq.v1 import assignment_pb2
@@ -76,6 +76,49 @@ async def test_others_have_turns_between_the_steps_and_no_commit_begins(rig: Rig
     await rig.owner.durable()
     assert len(commits) > before
     assert await counts_of(rig) == [{"available": 3}] * QUEUES
+
+
+async def test_the_records_of_many_queues_are_encoded_in_steps_for_one_commit(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "DRAIN_AT_ONCE", 1)
+    root, clock = memory_root(disk), ManualClock()
+    async with running(root, clock, disk=disk) as rig:
+        for number in range(QUEUES):
+            await rig.create(f"q{number}")
+        shard = rig.owner.shard
+        steps: list[int] = []
+        drain_early = shard.drain_early
+
+        def noting(queues: Iterable[Queue], now_ms: int) -> None:
+            drain_early(some := list(queues), now_ms)
+            steps.append(len(some))
+
+        def bring_in(_: int) -> None:
+            application = shard.begin(piece(rig))
+            assert application is not None
+            while not application.is_done:
+                application.step(rig.clock.now_ms())
+
+        async def purge_meanwhile() -> int:
+            while len(steps) < 3:
+                await asyncio.sleep(0)
+            queue = shard.queues["q0"]  # Its records are encoded already.
+            await rig.owner.run(lambda _: shard.purge(queue, {Purge.AVAILABLE}))
+            return len(steps)
+
+        monkeypatch.setattr(shard, "drain_early", noting)
+        commits: list[int] = []
+        rig.owner.commits.on_durable(commits.append)
+        meanwhile = asyncio.create_task(purge_meanwhile())
+        await rig.owner.run(bring_in)
+        await rig.owner.durable()
+        assert len(commits) == 1
+        assert steps[: QUEUES - 1] == [1] * (QUEUES - 1)
+        assert await meanwhile < QUEUES - 1
+        monkeypatch.undo()
+    async with running(root, clock, disk=disk) as rig:
+        assert await counts_of(rig) == [{}, *[{"available": 3}] * (QUEUES - 1)]
 
 
 async def test_two_ranges_of_a_log_are_applied_one_after_the_other(rig: Rig) -> None:

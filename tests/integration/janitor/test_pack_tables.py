@@ -19,7 +19,7 @@ from libs.storage.errors import CorruptRecord
 from libs.storage.keys import payload_key
 from libs.storage.log_bounds import LogBoundsRecord, encode_log_bounds
 from libs.storage.own_keys import LOG_BOUNDS_KEY
-from libs.storage.payload_packs import PACK_MESSAGES, encode_pack, pack_key, put_payloads
+from libs.storage.payload_packs import PACK_MESSAGES, encode_pack, pack_key, payload_rows
 from libs.storage.payloads import encode_inline, encode_uri
 from libs.storage.roots import Root, open_root
 from libs.storage.slate import Batch, Database
@@ -51,7 +51,7 @@ async def fill(database: Database, leap: int = 0) -> dict[int, bytes]:
         some: list[bytes | None] = [payload_of(sequence + at) for at in range(ENTRY)]
         some[APART] = b"x" * 5000
         some[APART + 1] = None
-        put_payloads(batch.put, sequence, some)
+        batch.put_all(list(payload_rows(sequence, some)))
         stored |= {sequence + at: one for at, one in enumerate(some) if one is not None}
         sequence += ENTRY + (leap if entry == ENTRIES // 2 else 0)
     await database.commit(batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -17,7 +17,7 @@ from libs.storage.payload_packs import (
     pack_key,
     pack_range,
     parse_pack_key,
-    put_payloads,
+    payload_rows,
 )
 from libs.storage.payloads import encode_inline
 from libs.storage.roots import Root, open_root
@@ -79,13 +79,11 @@ async def damage(root: Root, key: bytes) -> None:
     await database.close()
 
 
-def one_by_one(
-    put: Callable[[bytes, bytes], None], sequence: int, payloads: Sequence[bytes | None]
-) -> None:
+def one_by_one(sequence: int, payloads: Sequence[bytes | None]) -> Iterator[tuple[bytes, bytes]]:
     """As versions before packs stored them."""
     for message_id, payload in enumerate(payloads, sequence):
         if payload is not None:
-            put(payload_key(message_id), encode_inline(payload))
+            yield payload_key(message_id), encode_inline(payload)
 
 
 async def test_a_batch_is_stored_in_few_rows_but_for_large_payloads() -> None:
@@ -293,8 +291,8 @@ async def test_random_histories(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     serial = 0
     for _ in range(4):
         old = chance.random() < 0.3
-        packing = one_by_one if old else put_payloads
-        monkeypatch.setattr("services.ingest.publishing.put_payloads", packing)
+        packing = one_by_one if old else payload_rows
+        monkeypatch.setattr("services.ingest.message_rows.payload_rows", packing)
         async with opened(root, clock, payload_cache_bytes=chance.choice([0, 1 << 20])) as shard:
             for _ in range(12):
                 step = chance.random()

@@ -98,7 +98,7 @@ async def test_a_process_that_was_replaced_meanwhile_answers_nothing_any_more() 
 class Nothing:
     """A source without changes."""
 
-    def drain(self, batch: Batch) -> None:
+    async def drain(self, batch: Batch) -> None:
         pass
 
 

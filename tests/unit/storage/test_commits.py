@@ -31,7 +31,7 @@ class _Rows:
     def set(self, key: bytes, value: bytes) -> None:
         self.waiting.append((key, value))
 
-    def drain(self, batch: Batch) -> None:
+    async def drain(self, batch: Batch) -> None:
         for key, value in self.waiting:
             batch.put(key, value)
         self.taken.append((batch.commit, [key for key, _ in self.waiting]))
@@ -291,7 +291,7 @@ async def test_a_disk_that_fails_to_sync_fails_all_that_is_in_flight_and_gatheri
 
 async def test_a_source_that_breaks_ends_the_loop_like_a_failed_commit() -> None:
     class Broken:
-        def drain(self, batch: Batch) -> None:
+        async def drain(self, batch: Batch) -> None:
             raise RuntimeError("half-way")
 
     root = open_root("memory:///")
@@ -304,6 +304,51 @@ async def test_a_source_that_breaks_ends_the_loop_like_a_failed_commit() -> None
     with pytest.raises(StoreFailed):
         await running
     await database.close()
+
+
+class _InSteps(_Rows):
+    """Drains in two steps, between which others have turns when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def drain(self, batch: Batch) -> None:
+        self.begun.set()
+        await self.go_on.wait()
+        await super().drain(batch)
+
+
+async def test_what_changes_while_a_source_is_drained_in_steps_belongs_to_the_same_commit() -> None:
+    async with _stack() as stack:
+        stack.commits._source = rows = stack.rows = _InSteps()
+        first = asyncio.create_task(stack.set(b"first"))
+        await rows.begun.wait()
+        second = asyncio.create_task(stack.set(b"second"))
+        await asyncio.sleep(0)
+        rows.go_on.set()
+        await asyncio.gather(first, second)
+        assert [keys for _, keys in rows.taken] == [[b"first", b"second"]]
+        assert await stack.database.get(b"second", durable=True) == b"v"
+
+
+async def test_a_commit_that_is_being_drained_when_one_before_it_fails_is_not_made() -> None:
+    sync = _HeldSync()
+    async with _stack(sync) as stack:
+        first = asyncio.create_task(stack.set(b"first"))
+        await sync.until_waiting()
+        stack.commits._source = rows = stack.rows = _InSteps()
+        second = asyncio.create_task(stack.set(b"second"))
+        await rows.begun.wait()
+        sync.error = OSError(5, "Input/output error")
+        sync.open.set()
+        for waiter in (first, second):
+            with pytest.raises(StoreFailed, match="Input/output error"):
+                await waiter
+        rows.go_on.set()
+        with pytest.raises(StoreFailed, match="Input/output error"):
+            await stack.running
+        assert await stack.database.get(b"second") is None
 
 
 async def test_an_interval_gathers_more_into_each_commit() -> None:

@@ -3,17 +3,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from libs.storage import slate
 from libs.storage.durability import NoSync
 from libs.storage.errors import Fenced, StoreFailed, StoreUnavailable
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind, ReplayBound, slatedb_settings, tuning_of
-from libs.storage.slate import Batch, Database
+from libs.storage.slate import FILL_ROWS, Batch, Database
 
 
 @pytest.fixture
@@ -82,6 +83,85 @@ async def test_a_batch_counts_its_operations_and_its_bytes() -> None:
     batch.delete(b"key")
     assert len(batch) == 2
     assert 1006 <= batch.size_bytes < 1200
+
+
+async def turns_while_filled(batch: Batch) -> int:
+    """How often another task has its turn while a batch is filled."""
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    beside = asyncio.create_task(other())
+    await batch.fill()
+    beside.cancel()
+    return turns
+
+
+async def test_others_have_turns_while_a_large_batch_is_filled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slate, "FILL_NS", 0)  # Each look at the clock finds the step's time over.
+    batch = Batch()
+    batch.put_all([(b"%05d" % number, b"v") for number in range(20_000)])
+    assert await turns_while_filled(batch) >= 20_000 // FILL_ROWS - 1
+
+
+async def test_rows_that_are_made_later_are_made_in_turns_with_others(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slate, "FILL_NS", 0)
+    keys = [b"%05d" % number for number in range(1_000)]
+    made: list[bytes] = []
+    seen: set[int] = set()
+
+    def make() -> Iterator[tuple[bytes, bytes]]:
+        for key in keys:
+            made.append(key)
+            yield key, b"v"
+
+    async def other() -> None:
+        while True:
+            await asyncio.sleep(0)
+            seen.add(len(made))
+
+    beside = asyncio.create_task(other())
+    batch = Batch()
+    batch.put_later(make(), 1_000)
+    batch.put(b"0 first", b"v")
+    assert (len(batch), batch.size_bytes > 1_000, made) == (2, True, [])
+    await database.commit(batch)
+    beside.cancel()
+    assert len(seen) >= len(keys) // FILL_ROWS
+    found = [row async for page in database.scan(b"0", b"9") for row in page]
+    assert found == [(b"0 first", b"v"), *((key, b"v") for key in keys)]
+
+
+async def test_the_last_operation_on_a_key_wins_also_in_a_batch_filled_in_steps(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slate, "FILL_NS", 0)
+    monkeypatch.setattr(slate, "FILL_ROWS", 5)
+    keys = [b"%03d" % number for number in range(100)]
+    batch = Batch()
+    batch.put_all([(key, b"first") for key in keys])
+    batch.put_all([(key, None) for key in keys[::2]])
+    for key in keys[::4]:
+        batch.put(key, b"last")
+    for key in keys[::8]:
+        batch.delete(key)
+    await database.commit(batch)
+    expected = dict.fromkeys(keys, b"first")
+    for key in keys[::2]:
+        del expected[key]
+    expected.update(dict.fromkeys(keys[::4], b"last"))
+    for key in keys[::8]:
+        del expected[key]
+    found = [row async for page in database.scan(b"0", b"9") for row in page]
+    assert found == sorted(expected.items())
 
 
 async def test_a_second_writer_fences_the_first(root: Root) -> None:

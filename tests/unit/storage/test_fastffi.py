@@ -4,6 +4,7 @@ import logging
 import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import slatedb.uniffi._slatedb_uniffi.slatedb as binding
@@ -76,14 +77,14 @@ def test_another_layout_of_rows_falls_back_to_the_stock_calls(
 
 async def test_an_error_of_the_callee_reaches_the_caller(tmp_path: Path) -> None:
     database = await open_root(tmp_path.as_uri()).database("ingest/0", Kind.INGEST)
-    batch = Batch()
-    batch.put(b"k", b"v")
-    await database.commit(batch)
+    writer = fastffi.CALLS.new_batch_writer()
+    writer.put(b"k", b"v")
+    await database._db.write(writer.raw)
 
     with pytest.raises(binding.Error.Invalid):  # a batch that was written takes no more
-        batch.put(b"late", b"v")
+        writer.put(b"late", b"v")
     with pytest.raises(binding.Error.Invalid):
-        batch.delete(b"late")
+        writer.delete(b"late")
     await database.close()
 
 
@@ -93,25 +94,31 @@ def test_no_memory_is_lost_over_many_batches() -> None:
 
     def fill(rounds: int) -> int:
         for _ in range(rounds):
-            batch = Batch()
+            writer = fastffi.CALLS.new_batch_writer()
             for number in range(40):
-                batch.put(b"k%d" % number, b"v" * 65_535)
-                batch.delete(b"k%d" % number)
+                writer.put(b"k%d" % number, b"v" * 65_535)
+                writer.delete(b"k%d" % number)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     warm_kib = fill(20)
     assert fill(200) - warm_kib < 100 * 1024  # written through: 524 MB
 
 
-def test_threads_fill_their_batches_side_by_side() -> None:
-    shared = Batch()
+async def test_threads_fill_their_batches_side_by_side() -> None:
+    database = await open_root("memory:///").database("ingest/0", Kind.INGEST)
+    shared = fastffi.CALLS.new_batch_writer()
 
-    def work(thread: int) -> int:
-        own = Batch()
+    def work(thread: int) -> Any:
+        own = fastffi.CALLS.new_batch_writer()
         for number in range(500):
-            own.put(b"%d" % number, b"v" * 100)
-            shared.put(b"%d-%d" % (thread, number), b"v" * 100)
-        return len(own)
+            own.put(b"own %d-%d" % (thread, number), b"v" * 100)
+            shared.put(b"shared %d-%d" % (thread, number), b"v" * 100)
+        return own.raw
 
     with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(work, range(4))) == [500] * 4
+        batches = list(threads.map(work, range(4)))
+    for raw in (*batches, shared.raw):
+        await database._db.write(raw)
+    for start, end in ((b"own", b"own~"), (b"shared", b"shared~")):
+        assert sum([len(page) async for page in database.scan(start, end)]) == 4 * 500
+    await database.close()

@@ -51,7 +51,7 @@ class _Rows:
         self.waiting: list[tuple[bytes, bytes]] = []
         self.taken: list[list[bytes]] = []
 
-    def drain(self, batch: Batch) -> None:
+    async def drain(self, batch: Batch) -> None:
         for key, value in self.waiting:
             batch.put(key, value)
         self.taken.append([key for key, _ in self.waiting])

@@ -28,8 +28,8 @@ from libs.storage.payload_packs import (
     pack_of,
     pack_range,
     parse_pack_key,
+    payload_rows,
     plain_pack,
-    put_payloads,
     without,
 )
 from libs.storage.payloads import decode_payload, encode_inline
@@ -101,14 +101,14 @@ def test_what_does_not_become_smaller_is_tried_now_and_then() -> None:
     given = [*unlike * 2, *[b"alike " * 20] * PACK_MESSAGES * (UNTRIED_PACKS + 1)]
     kinds: list[int] = []
 
-    put_payloads(lambda _, value: kinds.append(value[0]), FIRST_ID, given)
+    kinds += [value[0] for _, value in payload_rows(FIRST_ID, given)]
 
     assert kinds == [PACK_TYPE] * (UNTRIED_PACKS + 1) + [COMPRESSED_TYPE] * 2
 
     # What is too small to be tried says nothing of what follows.
     kinds.clear()
     small = [b"too small"] * PACK_MESSAGES
-    put_payloads(lambda _, value: kinds.append(value[0]), FIRST_ID, [*small, *given[-32:]])
+    kinds += [value[0] for _, value in payload_rows(FIRST_ID, [*small, *given[-32:]])]
     assert kinds == [PACK_TYPE] + [COMPRESSED_TYPE] * 2
 
 
@@ -167,9 +167,8 @@ def test_each_payload_is_put_once_and_large_ones_into_records_of_their_own(
     sizes: list[int | None],
 ) -> None:
     given = [None if size is None else bytes(size) for size in sizes]
-    rows: list[Row] = []
 
-    put_payloads(lambda *row: rows.append(row), FIRST_ID, given)
+    rows = list(payload_rows(FIRST_ID, given))
 
     alone: dict[int, Any] = {}
     packed: dict[int, bytes] = {}
