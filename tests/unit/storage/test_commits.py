@@ -2,95 +2,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from libs.storage.commits import GroupCommit
-from libs.storage.durability import NoSync
-from libs.storage.errors import Fenced, StorageError, StoreFailed
+from libs.storage.errors import Fenced, StoreFailed
 from libs.storage.own_keys import (
     CLOCK_KEY,
 )
-from libs.storage.roots import Root, open_root
+from libs.storage.roots import open_root
 from libs.storage.settings import Kind
-from libs.storage.slate import Batch, Database
+from libs.storage.slate import Batch
 from libs.storage.states import decode_clock
 from tests.manual_clock import ManualClock
-
-
-class _Rows:
-    """A source: rows set in memory, drained in order; remembers which commit took which rows."""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[bytes, bytes]] = []
-        self.taken: list[tuple[int, list[bytes]]] = []
-
-    def set(self, key: bytes, value: bytes) -> None:
-        self.waiting.append((key, value))
-
-    async def drain(self, batch: Batch) -> None:
-        for key, value in self.waiting:
-            batch.put(key, value)
-        self.taken.append((batch.commit, [key for key, _ in self.waiting]))
-        self.waiting = []
-
-
-class _HeldSync(NoSync):
-    """A disk whose syncs end when the test says so."""
-
-    def __init__(self) -> None:
-        self.open = asyncio.Event()
-        self.waiting = 0
-        self.error: OSError | None = None
-
-    async def sync(self) -> None:
-        self.waiting += 1
-        await self.open.wait()
-        self.waiting -= 1
-        if self.error is not None:
-            raise self.error
-
-    async def until_waiting(self) -> None:
-        while self.waiting == 0:
-            await asyncio.sleep(0)
-
-
-class _Stack:
-    def __init__(self, root: Root, database: Database, interval_ms: int = 0) -> None:
-        self.root = root
-        self.database = database
-        self.rows = _Rows()
-        self.clock = ManualClock()
-        self.commits = GroupCommit(database, self.clock, self.rows, interval_ms)
-        self.running = asyncio.create_task(self.commits.run())
-
-    async def set(self, key: bytes, value: bytes = b"v") -> None:
-        self.rows.set(key, value)
-        self.commits.mark_dirty(len(value))
-        await self.commits.durable()
-
-
-@asynccontextmanager
-async def _stack(sync: NoSync | None = None, interval_ms: int = 0) -> AsyncIterator[_Stack]:
-    root = open_root("memory:///")
-    root.durability = sync or root.durability
-    database = await root.database("ingest/0", Kind.INGEST)
-    stack = _Stack(root, database, interval_ms)
-    yield stack
-    if isinstance(sync, _HeldSync):
-        sync.open.set()
-    await stack.commits.close()
-    with suppress(StorageError):
-        await stack.running
-    await database.close()
+from tests.unit.storage.commit_loop import HeldSync, Rows, Stack, committing
 
 
 async def test_an_answer_comes_only_after_its_row_is_durable() -> None:
     order = random.Random(1)
-    async with _stack() as stack:
+    async with committing() as stack:
 
         async def client(number: int) -> None:
             for step in range(20):
@@ -107,7 +38,7 @@ async def test_an_answer_comes_only_after_its_row_is_durable() -> None:
 
 async def test_commits_become_durable_in_order_and_hooks_run_before_the_answers() -> None:
     seen: list[str] = []
-    async with _stack() as stack:
+    async with committing() as stack:
         stack.commits.on_durable(lambda number: seen.append(f"hook {number}"))
 
         async def client(number: int) -> None:
@@ -123,8 +54,8 @@ async def test_commits_become_durable_in_order_and_hooks_run_before_the_answers(
 
 
 async def test_nothing_is_answered_while_the_disk_has_not_synced() -> None:
-    sync = _HeldSync()
-    async with _stack(sync) as stack:
+    sync = HeldSync()
+    async with committing(sync) as stack:
         first = asyncio.create_task(stack.set(b"first"))
         await sync.until_waiting()
         second = asyncio.create_task(stack.set(b"second"))
@@ -143,8 +74,8 @@ async def test_nothing_is_answered_while_the_disk_has_not_synced() -> None:
 
 
 async def test_at_most_two_commits_are_in_flight_and_the_third_gathers() -> None:
-    sync = _HeldSync()
-    async with _stack(sync) as stack:
+    sync = HeldSync()
+    async with committing(sync) as stack:
         waiters = []
         for number in range(6):
             waiters.append(asyncio.create_task(stack.set(b"%d" % number)))
@@ -164,7 +95,7 @@ async def test_at_most_two_commits_are_in_flight_and_the_third_gathers() -> None
 
 
 async def test_a_read_waits_for_the_commit_it_could_have_seen_and_for_no_other() -> None:
-    async with _stack() as stack:
+    async with committing() as stack:
         await asyncio.wait_for(stack.commits.durable(), 1)  # nothing applied: nothing to wait for
         assert stack.rows.taken == []
         await stack.set(b"k")
@@ -174,7 +105,7 @@ async def test_a_read_waits_for_the_commit_it_could_have_seen_and_for_no_other()
 
 async def test_a_dirty_mark_without_a_change_makes_no_commit() -> None:
     numbers: list[int] = []
-    async with _stack() as stack:
+    async with committing() as stack:
         stack.commits.on_durable(numbers.append)
         stack.commits.mark_dirty()
         await asyncio.wait_for(stack.commits.durable(), 5)
@@ -185,8 +116,8 @@ async def test_a_dirty_mark_without_a_change_makes_no_commit() -> None:
 
 
 async def test_an_empty_commit_still_waits_for_the_one_before_it() -> None:
-    sync = _HeldSync()
-    async with _stack(sync) as stack:
+    sync = HeldSync()
+    async with committing(sync) as stack:
         first = asyncio.create_task(stack.set(b"first"))
         await sync.until_waiting()
         stack.commits.mark_dirty()
@@ -200,8 +131,8 @@ async def test_an_empty_commit_still_waits_for_the_one_before_it() -> None:
 
 
 async def test_a_waiter_that_is_cancelled_disturbs_no_other() -> None:
-    sync = _HeldSync()
-    async with _stack(sync) as stack:
+    sync = HeldSync()
+    async with committing(sync) as stack:
         leaving = asyncio.create_task(stack.set(b"k"))
         staying = asyncio.create_task(stack.commits.durable())
         await sync.until_waiting()
@@ -216,7 +147,7 @@ async def test_a_waiter_that_is_cancelled_disturbs_no_other() -> None:
 
 
 async def test_each_commit_keeps_the_clock() -> None:
-    async with _stack() as stack:
+    async with committing() as stack:
         await stack.set(b"k")
         stack.clock.advance(1234)
         await stack.set(b"k")
@@ -226,7 +157,7 @@ async def test_each_commit_keeps_the_clock() -> None:
 
 
 async def test_closing_makes_durable_what_was_still_waiting() -> None:
-    async with _stack() as stack:
+    async with committing() as stack:
         for number in range(50):
             stack.rows.set(b"%d" % number, b"v")
         stack.commits.mark_dirty()
@@ -236,14 +167,14 @@ async def test_closing_makes_durable_what_was_still_waiting() -> None:
 
 
 async def test_closing_an_idle_loop_ends_it() -> None:
-    async with _stack() as stack:
+    async with committing() as stack:
         await asyncio.sleep(0)
         await asyncio.wait_for(stack.commits.close(), 1)
         await asyncio.wait_for(stack.running, 1)
 
 
 async def test_being_fenced_fails_every_waiter_and_ends_the_loop() -> None:
-    async with _stack() as stack:
+    async with committing() as stack:
         await stack.set(b"kept")
         usurper = await stack.root.database("ingest/0", Kind.INGEST)
 
@@ -263,8 +194,8 @@ async def test_being_fenced_fails_every_waiter_and_ends_the_loop() -> None:
 
 
 async def test_a_disk_that_fails_to_sync_fails_all_that_is_in_flight_and_gathering() -> None:
-    sync = _HeldSync()
-    async with _stack(sync) as stack:
+    sync = HeldSync()
+    async with committing(sync) as stack:
         waiters = []
         for number in range(4):
             waiters.append(asyncio.create_task(stack.set(b"%d" % number)))
@@ -306,53 +237,8 @@ async def test_a_source_that_breaks_ends_the_loop_like_a_failed_commit() -> None
     await database.close()
 
 
-class _InSteps(_Rows):
-    """Drains in two steps, between which others have turns when the test says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
-
-    async def drain(self, batch: Batch) -> None:
-        self.begun.set()
-        await self.go_on.wait()
-        await super().drain(batch)
-
-
-async def test_what_changes_while_a_source_is_drained_in_steps_belongs_to_the_same_commit() -> None:
-    async with _stack() as stack:
-        stack.commits._source = rows = stack.rows = _InSteps()
-        first = asyncio.create_task(stack.set(b"first"))
-        await rows.begun.wait()
-        second = asyncio.create_task(stack.set(b"second"))
-        await asyncio.sleep(0)
-        rows.go_on.set()
-        await asyncio.gather(first, second)
-        assert [keys for _, keys in rows.taken] == [[b"first", b"second"]]
-        assert await stack.database.get(b"second", durable=True) == b"v"
-
-
-async def test_a_commit_that_is_being_drained_when_one_before_it_fails_is_not_made() -> None:
-    sync = _HeldSync()
-    async with _stack(sync) as stack:
-        first = asyncio.create_task(stack.set(b"first"))
-        await sync.until_waiting()
-        stack.commits._source = rows = stack.rows = _InSteps()
-        second = asyncio.create_task(stack.set(b"second"))
-        await rows.begun.wait()
-        sync.error = OSError(5, "Input/output error")
-        sync.open.set()
-        for waiter in (first, second):
-            with pytest.raises(StoreFailed, match="Input/output error"):
-                await waiter
-        rows.go_on.set()
-        with pytest.raises(StoreFailed, match="Input/output error"):
-            await stack.running
-        assert await stack.database.get(b"second") is None
-
-
 async def test_an_interval_gathers_more_into_each_commit() -> None:
-    async with _stack(interval_ms=30) as stack:
+    async with committing(interval_ms=30) as stack:
         for number in range(40):
             waiter = asyncio.create_task(stack.set(b"%d" % number))
             await asyncio.sleep(0.002)
@@ -362,7 +248,7 @@ async def test_an_interval_gathers_more_into_each_commit() -> None:
 
 async def test_rows_survive_on_a_disk(tmp_path: Path) -> None:
     root = open_root(tmp_path.as_uri())
-    stack = _Stack(root, await root.database("ingest/0", Kind.INGEST))
+    stack = Stack(root, await root.database("ingest/0", Kind.INGEST))
     await asyncio.gather(*(stack.set(b"%d" % number) for number in range(100)))
     await stack.commits.close()
     await stack.running
@@ -375,7 +261,7 @@ async def test_rows_survive_on_a_disk(tmp_path: Path) -> None:
 
 
 async def test_a_hook_that_breaks_lets_no_answer_through() -> None:
-    async with _stack() as stack:
+    async with committing() as stack:
 
         def breaking(number: int) -> None:
             raise RuntimeError(f"after commit {number}")
@@ -388,8 +274,8 @@ async def test_a_hook_that_breaks_lets_no_answer_through() -> None:
 
 
 async def test_a_loop_that_is_stopped_leaves_nobody_waiting() -> None:
-    sync = _HeldSync()
-    async with _stack(sync) as stack:
+    sync = HeldSync()
+    async with committing(sync) as stack:
         waiter = asyncio.create_task(stack.set(b"k"))
         await sync.until_waiting()
         stack.running.cancel()
@@ -402,8 +288,8 @@ async def test_a_loop_that_is_stopped_leaves_nobody_waiting() -> None:
 
 async def test_ownership_is_proven_by_a_commit_of_its_own_that_no_hook_hears_of() -> None:
     heard: list[int] = []
-    sync = _HeldSync()
-    async with _stack(sync) as stack:
+    sync = HeldSync()
+    async with committing(sync) as stack:
         stack.commits.on_durable(heard.append)
         proving = asyncio.create_task(stack.commits.prove_ownership())
         await sync.until_waiting()
@@ -418,8 +304,8 @@ async def test_ownership_is_proven_by_a_commit_of_its_own_that_no_hook_hears_of(
 
 
 async def test_a_commit_under_way_proves_nothing_to_those_who_ask_later() -> None:
-    sync = _HeldSync()
-    async with _stack(sync) as stack:
+    sync = HeldSync()
+    async with committing(sync) as stack:
         changing = asyncio.create_task(stack.set(b"key"))
         await sync.until_waiting()
         taken_before = len(stack.rows.taken)
@@ -432,7 +318,7 @@ async def test_a_commit_under_way_proves_nothing_to_those_who_ask_later() -> Non
 async def test_who_was_replaced_proves_nothing(tmp_path: Path) -> None:
     root = open_root((tmp_path / "data").as_uri())
     first = await root.database("ingest/0", Kind.INGEST)
-    commits = GroupCommit(first, ManualClock(), _Rows())
+    commits = GroupCommit(first, ManualClock(), Rows())
     running = asyncio.create_task(commits.run())
     await commits.prove_ownership()
     second = await root.database("ingest/0", Kind.INGEST)

@@ -1,0 +1,82 @@
+"""A commit loop on a real database, its source, and a disk that a test holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from libs.storage.commits import GroupCommit
+from libs.storage.durability import NoSync
+from libs.storage.errors import StorageError
+from libs.storage.roots import Root, open_root
+from libs.storage.settings import Kind
+from libs.storage.slate import Batch, Database
+from tests.manual_clock import ManualClock
+
+
+class Rows:
+    """A source: rows set in memory, drained in order; remembers which commit took which rows."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[bytes, bytes]] = []
+        self.taken: list[tuple[int, list[bytes]]] = []
+
+    def set(self, key: bytes, value: bytes) -> None:
+        self.waiting.append((key, value))
+
+    async def drain(self, batch: Batch) -> None:
+        for key, value in self.waiting:
+            batch.put(key, value)
+        self.taken.append((batch.commit, [key for key, _ in self.waiting]))
+        self.waiting = []
+
+
+class HeldSync(NoSync):
+    """A disk whose syncs end when the test says so."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.waiting = 0
+        self.error: OSError | None = None
+
+    async def sync(self) -> None:
+        self.waiting += 1
+        await self.open.wait()
+        self.waiting -= 1
+        if self.error is not None:
+            raise self.error
+
+    async def until_waiting(self) -> None:
+        while self.waiting == 0:
+            await asyncio.sleep(0)
+
+
+class Stack:
+    def __init__(self, root: Root, database: Database, interval_ms: int = 0) -> None:
+        self.root = root
+        self.database = database
+        self.rows = Rows()
+        self.clock = ManualClock()
+        self.commits = GroupCommit(database, self.clock, self.rows, interval_ms)
+        self.running = asyncio.create_task(self.commits.run())
+
+    async def set(self, key: bytes, value: bytes = b"v") -> None:
+        self.rows.set(key, value)
+        self.commits.mark_dirty(len(value))
+        await self.commits.durable()
+
+
+@asynccontextmanager
+async def committing(sync: NoSync | None = None, interval_ms: int = 0) -> AsyncIterator[Stack]:
+    root = open_root("memory:///")
+    root.durability = sync or root.durability
+    database = await root.database("ingest/0", Kind.INGEST)
+    stack = Stack(root, database, interval_ms)
+    yield stack
+    if isinstance(sync, HeldSync):
+        sync.open.set()
+    await stack.commits.close()
+    with suppress(StorageError):
+        await stack.running
+    await database.close()
