@@ -6,11 +6,17 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from pathlib import Path
 from typing import Any
 
-from libs.serving.config import ENVIRONMENT_PREFIX, Scope, ServingConfig, Setting
+from libs.serving.config import (
+    ENVIRONMENT_PREFIX,
+    Scope,
+    ServingConfig,
+    Setting,
+    kind_of,
+    settings_of,
+)
 from services.broker.config import BrokerConfig
 from services.ingest.config import IngestConfig
 from services.janitor.config import JanitorConfig
@@ -45,22 +51,21 @@ SECTIONS = (
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
-    common = {field.name for field in dataclasses.fields(ServingConfig)}
+    common = {field.name for field in settings_of(ServingConfig)}
     for title, config in SECTIONS:
         shown = [
             field
-            for field in dataclasses.fields(config)
+            for field in settings_of(config)
             if config is ServingConfig or field.name not in common
         ]
-        hints = typing.get_type_hints(config)
-        rows = "\n".join(_row(field, hints[field.name]) for field in shown)
+        rows = "\n".join(_row(field) for field in shown)
         parts.append(
             f"## {title}\n\n| flag | variable | default | what |\n|---|---|---|---|\n{rows}\n"
         )
     return "\n".join(parts)
 
 
-def _row(field: dataclasses.Field[Any], kind: type) -> str:
+def _row(field: dataclasses.Field[Any]) -> str:
     told: Setting = field.metadata["setting"]
     text = told.text.replace("|", "\\|")
     if told.choices:
@@ -71,7 +76,7 @@ def _row(field: dataclasses.Field[Any], kind: type) -> str:
         text += " **Instance.**"
     flag = "--" + field.name.replace("_", "-")
     variable = ENVIRONMENT_PREFIX + field.name.upper()
-    return f"| `{flag}` | `{variable}` | {_default(field, kind)} | {text} |"
+    return f"| `{flag}` | `{variable}` | {_default(field)} | {text} |"
 
 
 def _bounds(told: Setting) -> str:
@@ -80,12 +85,12 @@ def _bounds(told: Setting) -> str:
     return f"{told.minimum or 0:,} to {told.maximum:,}"
 
 
-def _default(field: dataclasses.Field[Any], kind: type) -> str:
+def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is dataclasses.MISSING:
         return "required"
     if field.default == "":
         return "empty"
-    return f"{field.default:,}" if kind is int else f"`{field.default}`"
+    return f"{field.default:,}" if kind_of(field) is int else f"`{field.default}`"
 
 
 if __name__ == "__main__":

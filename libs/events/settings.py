@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 import yaml
 
-from libs.events.envelope import convert_struct
 from slatemq.errors import InvalidArgument
 
 Backend = Literal["slatemq", "redis", "rabbitmq", "activemq", "kafka"]
@@ -181,12 +180,12 @@ def read_settings(file: Path | None, environment: Mapping[str, str]) -> QueueSet
     for path, value in overridden.items():
         _put(values, path.split("."), value)
     try:
-        return convert_struct(values, _File, "").queue
-    except InvalidArgument as error:
-        path = error.field.lstrip(".")
-        raise InvalidArgument(
-            *_explained(path, error.description, file, lines, overridden)
-        ) from error
+        return msgspec.convert(values, _File).queue
+    except msgspec.ValidationError as error:
+        # As in "Expected `int`, got `str` - at `$.queue.redis.max_retries`".
+        description, _, place = str(error).partition(" - at `$")
+        path = place.strip("`.")
+        raise InvalidArgument(*_explained(path, description, file, lines, overridden)) from error
 
 
 def keys() -> Iterator[str]:

@@ -8,6 +8,7 @@
 `stream_reads` the same of streams
 `elsewhere`  where the services of others are      `reflection` both versions of it
 `config`     settings from flags and environment        `logs`       structured logs
+`event_queues` the section `queue` among them
 `telemetry`  traces and metrics, W3C context in headers `exits`      exit codes and causes
 `topology`   who serves what, through the root          `channels`   one channel per peer
 `shards`     what every owner of a shard does alike       `delays`     the bound on delays

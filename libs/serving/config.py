@@ -16,18 +16,24 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from libs.serving import limits
+from libs.serving.event_queues import read_queue_settings
 from libs.serving.exits import EXIT_FENCED
+from slatemq.errors import InvalidArgument
 from slatemq.variables import is_service_link, unknown_variables
+
+if TYPE_CHECKING:
+    from libs.events.settings import QueueSettings
 
 ENVIRONMENT_PREFIX = "SLATEMQ_"
 
-C = TypeVar("C")
+C = TypeVar("C", bound="ServingConfig")
+
+_KINDS: Final[dict[str, type]] = {kind.__name__: kind for kind in (str, int, bool)}
 
 
 class Scope(enum.Enum):
@@ -73,12 +79,22 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class ServingConfig:
-    """The settings that every service has."""
+    """The settings that every service has.
+
+    Attributes:
+        queue: The `queue` section of the file `config` and its variables; None in direct mode.
+    """
+
+    queue: QueueSettings | None = None
 
     root: str = setting(
         "URL of the object store folder that holds all data: file:///path, memory:///, "
         "s3://bucket/prefix?region=…, gs://bucket/prefix, az://container/prefix.",
         scope=Scope.INSTANCE,
+    )
+    config: str = setting(
+        "YAML file with the section `queue`, the settings of event queues; empty reads none.",
+        default="",
     )
     host: str = setting("Address to listen on.", default="127.0.0.1")
     port: int = setting(
@@ -167,7 +183,7 @@ def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mappi
     """Read the settings of `config_type`.
 
     Args:
-        config_type: A dataclass whose fields are made with `setting`.
+        config_type: A ServingConfig whose fields are made with `setting`.
         program: How the process was called, for `--help`.
         argv: The arguments, without the program's name.
         environ: The environment.
@@ -175,14 +191,13 @@ def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mappi
     Raises:
         SystemExit: 0 after `--help`; 2 with a message on stderr when a setting is wrong.
     """
-    fields = dataclasses.fields(config_type)  # type: ignore[arg-type]
-    hints = typing.get_type_hints(config_type)
+    fields = settings_of(config_type)
     parser = argparse.ArgumentParser(prog=program, description=config_type.__doc__)
     for field in fields:
         parser.add_argument(
             _flag(field.name),
             default=None,
-            metavar=hints[field.name].__name__.upper(),
+            metavar=kind_of(field).__name__.upper(),
             help=_help(field).replace("%", "%%"),
         )
     given = vars(parser.parse_args(argv))
@@ -204,10 +219,27 @@ def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mappi
                 refuse(f"{_flag(field.name)} or {source} is required")
             continue
         try:
-            values[field.name] = _parse(hints[field.name], field.metadata["setting"], text)
+            values[field.name] = _parse(kind_of(field), field.metadata["setting"], text)
         except ValueError as error:
             refuse(f"{source}: {error}, not {text!r}")
-    return config_type(**values)
+    try:
+        queue = read_queue_settings(values.get("config", ""), environ)
+    except InvalidArgument as error:
+        refuse(error.message)
+    return config_type(queue=queue, **values)
+
+
+def settings_of(config_type: type[ServingConfig]) -> list[dataclasses.Field[Any]]:
+    """The fields that are made with `setting`."""
+    return [field for field in dataclasses.fields(config_type) if "setting" in field.metadata]
+
+
+def kind_of(field: dataclasses.Field[Any]) -> type:
+    """The type of a setting: str, int or bool."""
+    name = field.type if isinstance(field.type, str) else field.type.__name__
+    if name not in _KINDS:
+        raise TypeError(f"a setting is str, int or bool, not {name}")
+    return _KINDS[name]
 
 
 def _flag(name: str) -> str:
@@ -236,8 +268,6 @@ def _parse(kind: type, told: Setting, text: str) -> str | int | bool:
         return _parse_bool(text)
     if kind is int:
         return _parse_int(told, text)
-    if kind is not str:
-        raise TypeError(f"a setting is str, int or bool, not {kind}")
     if told.choices and text not in told.choices:
         raise ValueError("must be one of " + ", ".join(told.choices))
     return text

@@ -6,5 +6,5 @@
 `backoff`   how long to wait before a restart        `ports`  free ports, and one after another
 `options`   the command line                         `tail`   the last thing a log says
 
-Imports go down only: launcher → stack → process → backoff, tail; launcher → options, ports.
+Imports go down only: launcher → stack → process → backoff, tail; both → options, ports.
 """

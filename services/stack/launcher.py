@@ -23,7 +23,7 @@ _END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the local stack until told to stop; returns the exit code (see `--help`)."""
-    options = parse(argv, len(PARTS))
+    options = parse(argv, len(PARTS), environ)
     if unknown := unknown_variables(environ):
         tell(f"warning: {unknown}")
     with ExitStack() as held:
@@ -45,7 +45,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
                 f"warning: another stack (process {other}) runs on {options.data}; it loses that "
                 "data to this one: its services will be fenced and stop"
             )
-        what = programs(options.root, ports, options.logs, environ)
+        what = programs(options, ports, environ)
         stack = Stack(PARTS, what, options.root, options.ready_file, tell)
         return asyncio.run(_serve(stack, options))
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from libs.serving.event_queues import read_queue_settings
+from slatemq.errors import InvalidArgument
 
 PORT_MAX = 65_535
 
@@ -40,6 +43,7 @@ class StackOptions:
         logs: Folder for a log file per service; None sends all logs to stderr.
         ports: The first service's port, the others follow; None takes free ones.
         ready_file: Where to write the endpoints as JSON once all serve; None writes none.
+        config: YAML file with the settings of event queues; empty means none.
     """
 
     root: str
@@ -47,9 +51,10 @@ class StackOptions:
     logs: Path | None
     ports: int | None
     ready_file: Path | None
+    config: str
 
 
-def parse(argv: Sequence[str], services_count: int) -> StackOptions:
+def parse(argv: Sequence[str], services_count: int, environ: Mapping[str, str]) -> StackOptions:
     """Read the command line.
 
     Raises:
@@ -86,11 +91,21 @@ def parse(argv: Sequence[str], services_count: int) -> StackOptions:
         type=Path,
         help="folder for one log file per service; DIR/logs with --data, stderr with --store",
     )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        default=environ.get("SLATEMQ_CONFIG", ""),
+        help="YAML file with the settings of event queues, for every service",
+    )
     given = parser.parse_args(argv)
     if given.ports is not None and not 1 <= given.ports <= PORT_MAX - services_count + 1:
         parser.error(f"--ports must be from 1 to {PORT_MAX - services_count + 1}")
     if given.store is not None and given.store.startswith("memory:"):
         parser.error("--store memory:// is one process's own: services would not see each other")
+    try:
+        read_queue_settings(given.config, environ)
+    except InvalidArgument as error:
+        parser.error(error.message)
     data = given.data.resolve() if given.data is not None else None
     logs = given.logs or (data / "logs" if data is not None else None)
     return StackOptions(
@@ -99,4 +114,5 @@ def parse(argv: Sequence[str], services_count: int) -> StackOptions:
         logs=logs.resolve() if logs is not None else None,
         ports=given.ports,
         ready_file=given.ready_file,
+        config=given.config,
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.serving.exits import EXIT_FENCED
+from services.stack.options import StackOptions
 from services.stack.ports import HOST
 from services.stack.process import Program, Supervised, environment_of_services
 
@@ -51,17 +52,19 @@ that runs on is opening its shard, which takes as long as the store needs."""
 
 
 def programs(
-    root: str, ports: Mapping[str, int], logs: Path | None, environ: Mapping[str, str]
+    options: StackOptions, ports: Mapping[str, int], environ: Mapping[str, str]
 ) -> list[Program]:
     """What to run for each part."""
+    logs = options.logs
     return [
         Program(
             name=part.name,
             command=[
                 *(sys.executable, "-m", f"services.{part.name}"),
-                *("--root", root),
+                *("--root", options.root),
                 *("--host", HOST, "--port", str(ports[part.name])),
                 *("--parent-pid", str(os.getpid())),
+                *("--config", options.config),
             ],
             address=f"{HOST}:{ports[part.name]}",
             environ=environment_of_services(environ),

@@ -131,7 +131,7 @@ def test_every_command_that_starts_services_is_understood() -> None:
             elif service:
                 load(CONFIGS[service], words[2], words[3:], {"SLATEMQ_ROOT": "memory:///"})
             else:
-                parse(words[3:], 4)
+                parse(words[3:], 4, {})
     assert checked
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from libs.events.settings import QueueSettings, keys, read_settings, variable_of
 from slatemq.errors import InvalidArgument
+from tests.documented_queue_settings import PAGE, page
 
 WHOLE = """\
 queue:
@@ -134,3 +136,13 @@ def test_a_wrong_variable_is_named() -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"missing\.yaml"):
         read_settings(tmp_path / "missing.yaml", {})
+
+
+def test_the_page_of_settings_is_what_the_classes_say_and_its_file_holds_every_default(
+    tmp_path: Path,
+) -> None:
+    assert PAGE.read_text() == page(), "run: python -m tests.documented_queue_settings"
+    (text,) = re.findall(r"```yaml\n(.*?)```", page(), re.DOTALL)
+    assert settings_of(tmp_path, text) == QueueSettings()
+    assert text.count(":\n") + len(list(keys())) == len(text.split("\n")) - 1 - text.count("\n\n")
+    assert all(f"| `{key}` | `{variable_of(key)}` |" in page() for key in keys())

@@ -1,13 +1,12 @@
 """Variables with our prefix that nothing reads are named by every process, and by the command."""
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from libs.events.settings import keys, variable_of
-from libs.serving.config import load
+from libs.serving.config import load, settings_of
 from services.broker.config import BrokerConfig
 from services.ingest.config import IngestConfig
 from services.janitor.config import JanitorConfig
@@ -37,7 +36,7 @@ LINKS = {
 
 
 def test_the_variables_of_all_processes_are_known_and_no_others() -> None:
-    settings = {f"SLATEMQ_{field.name.upper()}" for one in CONFIGS for field in fields(one)}
+    settings = {f"SLATEMQ_{field.name.upper()}" for one in CONFIGS for field in settings_of(one)}
     compose = set(re.findall(r"SLATEMQ_[A-Z_]+", COMPOSE.read_text()))
 
     assert settings | COMMAND | compose | {variable_of(key) for key in keys()} == KNOWN

@@ -7,14 +7,14 @@ from services.stack.process import environment_of_services
 
 
 def test_a_data_folder_becomes_the_root_and_holds_the_logs(tmp_path: Path) -> None:
-    options = parse(["--data", str(tmp_path / "my data")], services_count=4)
+    options = parse(["--data", str(tmp_path / "my data")], services_count=4, environ={})
 
     assert options.root == f"file://{tmp_path}/my%20data"
     assert options.logs == tmp_path / "my data" / "logs"
 
 
 def test_a_store_keeps_its_url_and_logs_to_stderr() -> None:
-    options = parse(["--store", "s3://bucket/a?region=x"], services_count=4)
+    options = parse(["--store", "s3://bucket/a?region=x"], services_count=4, environ={})
 
     assert (options.root, options.data, options.logs) == ("s3://bucket/a?region=x", None, None)
 
@@ -34,7 +34,7 @@ def test_a_wrong_command_line_ends_with_2_and_names_what_is_wrong(
     argv: list[str], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        parse(argv, services_count=4)
+        parse(argv, services_count=4, environ={})
 
     assert ended.value.code == 2
     assert word in capsys.readouterr().err

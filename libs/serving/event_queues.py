@@ -1,0 +1,40 @@
+"""The `queue` section in the settings of a process; without one, nothing of it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from slatemq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from libs.events.settings import QueueSettings
+
+__all__ = ["read_queue_settings"]
+
+VARIABLES: Final = "SLATEMQ_QUEUE_"
+
+BUILT: Final = frozenset[str]()
+"""The values of `queue.consistency` that the services implement."""
+
+
+def read_queue_settings(file: str, environ: Mapping[str, str]) -> QueueSettings | None:
+    """The `queue` section of a YAML file, overridden by the environment; None in direct mode.
+
+    Raises InvalidArgument that names the key.
+    """
+    if not file and not any(name.startswith(VARIABLES) for name in environ):
+        return None
+    # Loaded when asked for: it brings msgspec and a reader of YAML, which direct mode never has.
+    module = import_module("libs.events.settings")
+    settings: QueueSettings = module.read_settings(Path(file) if file else None, environ)
+    if not settings.enabled:
+        return None
+    if settings.consistency not in BUILT:
+        raise InvalidArgument(
+            "queue.consistency",
+            f"{settings.consistency} is not built yet; leave queue.enabled false",
+        )
+    return settings

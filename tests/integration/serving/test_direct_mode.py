@@ -1,0 +1,68 @@
+"""Direct mode costs nothing: a service that has no event queues loads nothing of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+"""Each starts a process, 0.7 s."""
+
+BACKENDS = {"aio_pika", "aiokafka", "cloudevents", "proton", "redis", "ulid"}
+PROGRAM = """\
+import atexit, pathlib, runpy, sys
+out = pathlib.Path(sys.argv.pop(1))
+atexit.register(lambda: out.write_text(" ".join(sys.modules)))
+runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
+"""
+WAIT_S = 60
+
+
+def loaded(folder: Path, service: str, *arguments: str) -> set[str]:
+    """The modules that a service loads until it serves and ends."""
+    ready, modules = folder / "ready", folder / "modules"
+    program = PROGRAM.replace("sys.argv[1]", repr(f"services.{service}"))
+    command = [sys.executable, "-c", program, str(modules)]
+    command += ["--root", (folder / "data").as_uri(), "--ready-file", str(ready)]
+    command += ["--parent-pid", str(os.getpid()), *arguments]
+    process = subprocess.Popen(command)
+    try:
+        until = time.monotonic() + WAIT_S
+        while not ready.exists():
+            assert process.poll() is None, "ended while starting"
+            assert time.monotonic() < until, "does not serve"
+            time.sleep(0.02)
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+    found = set(modules.read_text().split())
+    assert f"services.{service}.config" in found
+    return found
+
+
+@pytest.mark.parametrize("service", ["ingest", "broker", "router", "janitor"])
+def test_a_service_without_settings_of_event_queues_loads_nothing_of_them(
+    tmp_path: Path, service: str
+) -> None:
+    modules = loaded(tmp_path, service)
+
+    assert {name for name in modules if name.startswith("libs.events")} == set()
+    assert {name.partition(".")[0] for name in modules} & (BACKENDS | {"msgspec"}) == set()
+
+
+def test_a_service_with_event_queues_turned_off_loads_their_settings_alone(tmp_path: Path) -> None:
+    config = tmp_path / "slatemq.yaml"
+    config.write_text("queue:\n  enabled: false\n  backend: redis\n")
+
+    modules = loaded(tmp_path, "ingest", "--config", str(config))
+
+    ours = {name for name in modules if name.startswith("libs.events")}
+    assert ours == {"libs.events", "libs.events.settings"}
+    assert {name.partition(".")[0] for name in modules} & BACKENDS == set()
