@@ -121,6 +121,7 @@ class BatchConsumer:
             consumer_id=wish.consumer_id,
             max_bytes=wish.prefetch_bytes,
         )
+        self._request.known_awaited.SetInParent()
         self._ready: deque[Batch] = deque()
         self._changed = asyncio.Condition()
         self._error: SlateMQError | None = None
@@ -233,8 +234,13 @@ class BatchConsumer:
             self._watch.end()
             self._ingests.begin(error)
         else:
-            self._ingests.close()
+            self._forget_ingests()
             self._watch.begin(error)
+
+    def _forget_ingests(self) -> None:
+        """Nothing is known of ingests that messages wait for: the next answer says it anew."""
+        self._ingests.close()
+        self._request.known_awaited.ClearField("shards")
 
     async def _claim_on(self) -> None:
         while True:
@@ -242,11 +248,12 @@ class BatchConsumer:
                 claimed = await claim(self._locations, self._request, float("inf"), self._failed)
                 self._watch.end()
                 self._ingests.note(claimed.awaited_shards)
+                self._request.known_awaited.shards[:] = claimed.awaited_shards
             except FailedPrecondition as error:
                 if error.reason != PAUSED:
                     raise
                 self._watch.end()
-                self._ingests.close()
+                self._forget_ingests()
                 await asyncio.sleep(PAUSED_S * random.uniform(0.5, 1.0))
                 continue
             if not claimed.payloads:

@@ -102,7 +102,8 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         queue = await self._owner.find(queue_id)
         lease_ms = lease_length(asked_ms, queue)
         size = min(size, CLAIM_BYTES_MAX)
-        claim = OneClaim(consumer, lease_ms, count, size, patient=wait_ms > 0)
+        known = set(request.known_awaited.shards) if request.HasField("known_awaited") else None
+        claim = OneClaim(consumer, lease_ms, count, size, patient=wait_ms > 0, known_awaited=known)
         told = tell_runs if request.runs else tell
         try:
             answer = await self._answer(queue, claim, wait_ms, told)

@@ -85,9 +85,19 @@ class OneClaim(Waiter):
     """A unary claim: takes what comes first, in as many turns as that needs."""
 
     def __init__(
-        self, consumer: str, lease_ms: int, count: int, payload_bytes: int, *, patient: bool
+        self,
+        consumer: str,
+        lease_ms: int,
+        count: int,
+        payload_bytes: int,
+        *,
+        patient: bool,
+        known_awaited: Set[int] | None = None,
     ) -> None:
+        """`known_awaited`: another `awaited_shards` ends its waiting; None: none does."""
         super().__init__(consumer, lease_ms, patient=patient)
+        self.awaited_shards = known_awaited or frozenset()
+        self._ends_early = known_awaited is not None
         self.done = asyncio.Event()
         self.given: list[Given] = []
         self.error: SlateMQError | None = None
@@ -113,6 +123,12 @@ class OneClaim(Waiter):
         self.answer_bytes_left -= given.size_bytes
         # A turn that was not full was cut by something else: there is no more, or not for it.
         if len(given.held) < TURN or self._count <= 0 or self._bytes <= 0:
+            self.done.set()
+
+    def await_ingests(self, shards: Set[int]) -> None:
+        """See Waiter. Its consumer learns of a change at once, if it wants to."""
+        super().await_ingests(shards)
+        if self._ends_early and self.patient:
             self.done.set()
 
     def failed(self, error: SlateMQError | None) -> None:

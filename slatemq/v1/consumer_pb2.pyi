@@ -33,6 +33,7 @@ class ClaimRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _builtins.int
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    KNOWN_AWAITED_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """The queue to claim from."""
     max_messages: _builtins.int
@@ -49,6 +50,12 @@ class ClaimRequest(_message.Message):
     """Who claims, for the records: at most 255 bytes of UTF-8; empty = the broker makes one up."""
     runs: _builtins.bool
     """The caller reads `runs` too. It must go on reading `messages`: a broker that does not know of runs answers with these."""
+    @_builtins.property
+    def known_awaited(self) -> Global___IngestShards:
+        """A claim that waits is answered, without messages, as soon as the `awaited_ingest_shards` of its answer would be others than
+        these. Absent: not before its wait ends.
+        """
+
     def __init__(
         self,
         *,
@@ -59,14 +66,39 @@ class ClaimRequest(_message.Message):
         wait_ms: _builtins.int = ...,
         consumer_id: _builtins.str = ...,
         runs: _builtins.bool = ...,
+        known_awaited: Global___IngestShards | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["known_awaited", b"known_awaited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "lease_ms", b"lease_ms", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "queue_id", b"queue_id", "runs", b"runs", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "known_awaited", b"known_awaited", "lease_ms", b"lease_ms", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "queue_id", b"queue_id", "runs", b"runs", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClaimRequest: _TypeAlias = ClaimRequest  # noqa: Y015
+
+@_typing.final
+class IngestShards(_message.Message):
+    """Shards of ingests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In any order."""
+
+    def __init__(
+        self,
+        *,
+        shards: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IngestShards: _TypeAlias = IngestShards  # noqa: Y015
 
 @_typing.final
 class ClaimResponse(_message.Message):

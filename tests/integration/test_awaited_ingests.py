@@ -14,7 +14,7 @@ import pytest
 import slatemq
 from libs.storage.ids import message_id
 from services.broker.payloads import Came
-from slatemq import outages
+from slatemq import batches, outages
 from slatemq.errors import Unavailable
 from slatemq.v1 import consumer_pb2
 from tests.integration import process_stack
@@ -99,6 +99,43 @@ async def test_a_claim_with_messages_says_which_ingests_others_wait_for() -> Non
         ingests.down.clear()
         answer = await claim(rig, wait_ms=30_000)
         assert (ids(answer), list(answer.awaited_ingest_shards)) == ([SECOND], [])
+
+
+async def test_a_claim_that_waits_says_at_once_that_other_ingests_are_awaited_than_it_knows() -> (
+    None
+):
+    ingests = Ingests()
+    async with running(ingest=ingests) as rig, asyncio.timeout(30):
+        await rig.create()
+
+        def claim_knowing(*shards: int) -> asyncio.Future[consumer_pb2.ClaimResponse]:
+            known = consumer_pb2.IngestShards(shards=shards)
+            request = consumer_pb2.ClaimRequest(
+                queue_id="q", max_messages=10, wait_ms=60_000, known_awaited=known
+            )
+            return asyncio.ensure_future(rig.consumers.Claim(request))
+
+        # Given a claim that waits, when a message comes whose ingest is down
+        waiting = claim_knowing()
+        ingests.down = {1}
+        await assign(rig, "q", 1, SECOND)
+        answer = await waiting
+        assert (ids(answer), list(answer.awaited_ingest_shards)) == ([], [1])
+
+        # Then one that knows of it waits for messages
+        waiting = claim_knowing(1)
+        await rig.assign([FIRST])
+        answer = await waiting
+        assert (ids(answer), list(answer.awaited_ingest_shards)) == ([FIRST], [1])
+
+        # And hears of its end, with what came of it or before that
+        waiting = claim_knowing(1)
+        ingests.down.clear()
+        answer = await waiting
+        assert not answer.awaited_ingest_shards
+        if not answer.messages:
+            answer = await claim_knowing()
+        assert ids(answer) == [SECOND]
 
 
 async def test_a_full_queue_does_not_pretend_that_the_ingest_is_back() -> None:
@@ -219,6 +256,18 @@ async def test_consumers_of_a_real_stack_say_that_messages_wait_for_an_ingest_th
         what = "an ingest that messages of queue 'q' wait for has not answered for"
         assert warned == f"slatemq: {what} 5 s: ingest 0 is away"
         assert re.fullmatch(f"slatemq: {what} \\d+ s: ingest 0 is away", ended)
+
+        # And a program that claims batches hears of it long before its claim ends
+        monkeypatch.setattr(batches, "BATCH_WAIT_S", 60.0)
+        async with (
+            slatemq.connect(stack.broker.address) as client,
+            client.consume_batches("q") as claiming,
+        ):
+            waiting = asyncio.create_task(anext(claiming))
+            assert (await lines.first("not answered")).startswith(what)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        lines.lines.clear()
 
         # And a program that processes hears of it in its log
         got: list[int] = []
