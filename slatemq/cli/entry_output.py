@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from slatemq.cli.output import payload_fields, say, write_json, write_table
+from slatemq.cli.output import note, payload_fields, say, write_json, write_table
 from slatemq.cli.parameters import TIME
 from slatemq.cli.queue_options import format_time
 from slatemq.cli.session import Session
@@ -20,6 +20,9 @@ SHOWN_BYTES = 2000
 
 TABLE_ROWS = 1000
 """Rows whose columns are lined up together: nothing is held for longer."""
+
+LISTED = 100
+"""Entries shown to people who do not say how many: a queue may have millions."""
 
 Column = tuple[str, Callable[[Entry], object]]
 
@@ -71,16 +74,20 @@ def _archived(entry: Entry) -> Archived:
     return entry.archived or Archived("", 0, 0)
 
 
-def listing_options(finished: str = "", *, headers: bool = True) -> Callable[[F], F]:
+def listing_options(finished: str = "", *, to_file: bool = False) -> Callable[[F], F]:
     """What every listing takes; `finished` names when, for those that go by time."""
+    default = "all" if to_file else f"{LISTED}; with --json: all"
 
     def add(function: F) -> F:
         options = [
             click.option(
-                "--limit", type=click.IntRange(min=1), metavar="N", help="Entries at most."
+                "--limit",
+                type=click.IntRange(min=0),
+                metavar="N",
+                help=f"Entries at most; 0: all.  [default: {default}]",
             ),
         ]
-        if headers:
+        if not to_file:
             told = "With the messages' headers."
             options.append(click.option("--headers", is_flag=True, help=told))
         if finished:
@@ -103,11 +110,17 @@ async def write_entries(
     limit: int | None,
     with_headers: bool,
 ) -> int:
-    """Writes a listing as it comes; gives how many entries it had."""
+    """Writes a listing as it comes, and whether there is more; gives how many entries it had."""
+    if limit is None:
+        limit = 0 if session.json else LISTED
     columns = (*_COLUMNS[state], *((_HEADERS,) if with_headers else ()), _HANDLE)
     count = 0
+    is_cut = False
     held: list[Entry] = []
     async for entry in entries:
+        if limit and count == limit:
+            is_cut = True
+            break
         count += 1
         if session.json:
             write_json(entry_fields(entry))
@@ -116,10 +129,10 @@ async def write_entries(
         if len(held) >= TABLE_ROWS:
             _write_rows(columns, held, headed=count == TABLE_ROWS)
             held = []
-        if count == limit:
-            break
     if held:
         _write_rows(columns, held, headed=count == len(held))
+    if is_cut and not session.json:
+        note("there are more: --limit 0 lists all")
     return count
 
 

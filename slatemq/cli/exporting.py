@@ -75,7 +75,7 @@ TOLD = """ Messages of a queue of SlateMQ, as `slatemq export` found them.
 )
 @click.option("--out", required=True, type=click.Path(), metavar="F.tq", help="Where to; - stdout.")
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
-@listing_options("done, failed or archived", headers=False)
+@listing_options("done, failed or archived", to_file=True)
 @session_options
 @pass_session
 def export(

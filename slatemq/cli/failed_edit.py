@@ -113,7 +113,7 @@ class NoEditor(BadInput):
 )
 @click.option("--archived", is_flag=True, help="Those whose content was moved into the archive.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@listing_options("failed, or archived,", headers=False)
+@listing_options("failed, or archived,", to_file=True)
 @session_options
 @pass_session
 def edit(

@@ -36,6 +36,7 @@ Examples:
   slatemq message ls orders
   slatemq message ls orders --state delayed --limit 20 --headers
   slatemq message ls orders --state in-flight --json | jq .consumer_id
+  slatemq message ls orders --limit 0 | less        all of them
 
 \b
 Nothing is claimed by it. Available and delayed messages come in the order of

@@ -212,10 +212,30 @@ def test_a_dedupe_hit_is_said(cli: Cli, queue: str) -> None:
 
 def test_a_long_listing_has_one_head(cli: Cli, queue: str) -> None:
     fill(cli, queue, 2_100)
-    lines = cli.ok("message", "ls", queue).out.decode().splitlines()
+    listed = cli.ok("message", "ls", queue, "--limit", "0")
+    lines = listed.out.decode().splitlines()
     assert lines[0].startswith("message ")
     assert len(lines) == 2_101
     assert sum(line.startswith("message ") for line in lines) == 1
+    assert listed.err == ""
+
+
+def test_people_are_shown_a_hundred_entries_and_that_there_are_more(cli: Cli, queue: str) -> None:
+    fill(cli, queue, 101)
+
+    # Those who do not say how many, and programs all
+    by_default = cli.ok("message", "ls", queue)
+    assert by_default.out.count(b"\n") == 1 + 100
+    assert by_default.err == "slatemq: there are more: --limit 0 lists all\n"
+    for_programs = cli.ok("message", "ls", queue, "--json")
+    assert (len(for_programs.objects), for_programs.err) == (101, "")
+
+    # And as many as are asked for, without a word where that is all
+    some = cli.ok("message", "ls", queue, "--limit", "7")
+    assert (some.out.count(b"\n"), "there are more" in some.err) == (1 + 7, True)
+    assert len(cli.ok("message", "ls", queue, "--limit", "7", "--json").objects) == 7
+    exactly = cli.ok("message", "ls", queue, "--limit", "101")
+    assert (exactly.out.count(b"\n"), exactly.err) == (1 + 101, "")
 
 
 def in_a_terminal(cli: Cli, *words: str) -> list[str]:
