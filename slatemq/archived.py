@@ -113,7 +113,7 @@ class ArchivedCalls:
             except InvalidArgument as error:
                 raise InvalidArgument(
                     f"letters[{place}].{error.field}", error.description, reason=error.reason
-                ) from error
+                ) from None
         queue_id = _queue_of("letters", [letter.entry for letter in each])
         request = message_of(
             removal_pb2.RedriveArchivedRequest, queue_id=queue_id, target_queue_id=into, rows=rows

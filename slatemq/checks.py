@@ -56,11 +56,11 @@ def check_field(kind: Callable[..., Message], name: str, value: object, field: s
             check_texts(field or name, value)
         kind(**{name: value})
     except UnicodeEncodeError as error:
-        raise InvalidArgument(field or name, f"must be UTF-8 text: {error}") from error
+        raise InvalidArgument(field or name, f"must be UTF-8 text: {error}") from None
     except (TypeError, ValueError) as error:
-        if isinstance(value, Mapping) and _is_mapping(kind, name):
-            check_texts(field or name, value)
-        raise InvalidArgument(field or name, _rule(kind, name, value)) from error
+        # What an iterator of the caller's raises says more than this.
+        cause = error if isinstance(value, Iterator) else None
+        raise InvalidArgument(field or name, _rule(kind, name, value)) from cause
 
 
 def check_texts(field: str, headers: Mapping[str, str]) -> None:
@@ -78,7 +78,7 @@ def check_text(field: str, value: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgument(field, f"must be UTF-8 text: {error}") from error
+        raise InvalidArgument(field, f"must be UTF-8 text: {error}") from None
 
 
 def check_whole(field: str, value: int, least: int, most: int | None = None) -> None:

@@ -377,7 +377,7 @@ def _outgoing_all(given: Iterable[OutgoingMessage | Payload]) -> Iterator[Outgoi
         try:
             yield one if isinstance(one, OutgoingMessage) else outgoing(one)
         except InvalidArgument as error:
-            raise moved(error, f"messages[{place}].{error.field}") from error
+            raise moved(error, f"messages[{place}].{error.field}") from None
 
 
 def _telemetry(endpoint: str) -> Telemetry:

@@ -195,7 +195,7 @@ def _shard(commands: Sequence[Command]) -> int | None:
             shard = shard_of(token_of(command.lease))
         except InvalidArgument as error:
             field = f"commands[{place}].lease"
-            raise InvalidArgument(field, error.description, reason=error.reason) from error
+            raise InvalidArgument(field, error.description, reason=error.reason) from None
         if chosen is not None and shard != chosen:
             raise FailedPrecondition(
                 "OTHER_SHARD",
@@ -213,7 +213,7 @@ def _wire(place: int, command: Command) -> consumer_pb2.Command:
     except InvalidArgument as error:
         raise InvalidArgument(
             f"commands[{place}].{error.field}", error.description, reason=error.reason
-        ) from error
+        ) from None
 
 
 def _wire_of(command: Command) -> consumer_pb2.Command:

@@ -318,7 +318,7 @@ class Consumer:
                 self._answered_at_s = self._answered_at_s or time.monotonic()
                 self._receive(claimed_of(answer))
         except grpc.RpcError as error:
-            raise translated(error) from error
+            raise translated(error) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

@@ -141,18 +141,18 @@ def state_wire(state: EntryState | str, field: str = "state") -> queue_pb2.Entry
     """A state's wire form, from itself or its name. Raises InvalidArgument naming the field."""
     try:
         return _STATES[EntryState(state.replace("-", "_"))]
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError):
         known = ", ".join(EntryState)
-        raise InvalidArgument(field, f"must be one of {known}, not {state!r}") from error
+        raise InvalidArgument(field, f"must be one of {known}, not {state!r}") from None
 
 
 def view_wire(view: EntryView | str) -> entry_pb2.EntryView.ValueType:
     """A view's wire form, from itself or its name. Raises InvalidArgument."""
     try:
         return _VIEWS[EntryView(view)]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError):
         known = ", ".join(EntryView)
-        raise InvalidArgument("view", f"must be one of {known}, not {view!r}") from error
+        raise InvalidArgument("view", f"must be one of {known}, not {view!r}") from None
 
 
 def entry_of(told: entry_pb2.Entry) -> Entry:

@@ -89,7 +89,7 @@ class Gatherer:
         try:
             add(request, message)
         except InvalidArgument as error:
-            raise _alone(error) from error
+            raise _alone(error) from None
         with self._telemetry.publishing(request.messages, is_batch=False):
             return await self._publish(request, message)
 
@@ -113,7 +113,7 @@ class Gatherer:
             answer = self._gather(traced, message, size, shard)
         except InvalidArgument as error:
             self._room.give_back(size)
-            raise _alone(error) from error
+            raise _alone(error) from None
         # A caller that gives up does not take its message back: it is on its way.
         return await answer
 

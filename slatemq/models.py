@@ -172,7 +172,7 @@ def payload_bytes(payload: Payload, field: str = "payload") -> bytes:
         try:
             return payload.encode()
         except UnicodeEncodeError as error:
-            raise InvalidArgument(field, f"must be UTF-8 text: {error}") from error
+            raise InvalidArgument(field, f"must be UTF-8 text: {error}") from None
     if isinstance(payload, bytearray | memoryview):
         return bytes(payload)
     return payload

@@ -44,7 +44,7 @@ class Outage(NamedTuple):
             raise Unavailable(
                 f"{self.server} has not answered for {lasted_s:.0f} s: {self.error.message}",
                 reason=self.error.reason,
-            ) from self.error
+            )
 
 
 INGEST_AWAY = "INGEST_AWAY"

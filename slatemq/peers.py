@@ -297,7 +297,7 @@ def errors_translated() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise translated(error) from error
+        raise translated(error) from None
 
 
 def translated(error: grpc.RpcError) -> SlateMQError:

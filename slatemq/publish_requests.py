@@ -205,7 +205,7 @@ class PublishRequests:
             except (Unavailable, DeadlineExceeded) as error:
                 if shard is None or error.reason == "CLIENT_CLOSED":
                     raise
-                raise _waited_for(shard, error) from error
+                raise _waited_for(shard, error) from None
 
     def answered(self, shard: int) -> None:
         """An ingest has stored a request: it is up."""

@@ -25,9 +25,8 @@ def size_of(message: OutgoingMessage, where: str = "") -> int:
         size = len(message.payload) + 64
         if message.headers:
             size += sum(len(key) + len(value) + 8 for key, value in message.headers.items())
-    except (TypeError, AttributeError):
-        check(message, where)
-        raise
+    except (TypeError, AttributeError) as error:
+        raise _named(error, message, where) from None
     return size
 
 
@@ -52,7 +51,7 @@ def add(request: ingest_pb2.PublishRequest, message: OutgoingMessage) -> None:
         _fill(request.messages.add(payload=message.payload), message)
     except (TypeError, ValueError, AttributeError) as error:
         del request.messages[before:]
-        raise _named(error, message, f"messages[{before}].") from error
+        raise _named(error, message, f"messages[{before}].") from None
 
 
 def _fill(wire: ingest_pb2.PublishMessage, message: OutgoingMessage) -> None:
@@ -84,7 +83,10 @@ def _has_bytes(headers: Mapping[Any, Any]) -> bool:
 def _named(error: Exception, message: OutgoingMessage, where: str) -> InvalidArgument:
     """Which field of a message could not be set; `where` ends with a dot, or is empty."""
     # Another type, text that is no UTF-8, or a number beyond 64 bits.
-    check(message, where)
+    try:
+        check(message, where)
+    except InvalidArgument as problem:
+        return problem
     return InvalidArgument(where.rstrip(".") or "message", str(error))
 
 
@@ -208,7 +210,7 @@ def _common_of(message: OutgoingMessage, where: str) -> bytes:
     try:
         _fill(common, message)
     except (TypeError, ValueError, AttributeError) as error:
-        raise _named(error, message, where) from error
+        raise _named(error, message, where) from None
     return common.SerializeToString()
 
 

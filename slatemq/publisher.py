@@ -94,7 +94,7 @@ class Publisher:
             try:
                 shard = await self._requests.shard_of(key) if key else None
             except InvalidArgument as error:
-                raise moved(error, f"messages[{place}].dedupe_key") from error
+                raise moved(error, f"messages[{place}].dedupe_key") from None
             where, bytes_max = f"messages[{place}].", settings.payload_bytes_max
             part = parts.get(shard)
             if part is not None and (
@@ -116,10 +116,10 @@ class Publisher:
             return await self._requests.send_runs(part.runs, part.shard)
         except InvalidArgument as error:
             if error.reason != WRONG_SHARD:
-                raise _placed(error, part.runs, part.places) from error
+                raise _placed(error, part.runs, part.places) from None
             by_shard = await self._requests.places(part.runs.request().messages)
             if list(by_shard) == [part.shard]:
-                raise _placed(error, part.runs, part.places) from error
+                raise _placed(error, part.runs, part.places) from None
         told: dict[int, Published] = {}
         for shard, indexes in by_shard.items():
             moved_part = _Part(shard, part.runs.only(indexes), [part.places[at] for at in indexes])
@@ -137,7 +137,7 @@ class Publisher:
         try:
             return await self._send_batch(runs, request_id, shard)
         except InvalidArgument as error:
-            raise _placed(error, runs, range(len(runs))) from error
+            raise _placed(error, runs, range(len(runs))) from None
 
     async def _send_batch(self, runs: Runs, request_id: str, shard: int | None) -> list[Published]:
         if shard is not None or not runs.has_keys:

@@ -122,7 +122,7 @@ def raising_slatemq_errors() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise from_rpc_error(error) from error
+        raise from_rpc_error(error) from None
 
 
 def _code(kind: type[errors.SlateMQError]) -> code_pb2.Code:

@@ -118,5 +118,5 @@ def _wire(place: int, one: Settlement) -> entry_pb2.DeadLetterSettlement:
     except InvalidArgument as error:
         raise InvalidArgument(
             f"settlements[{place}].{error.field}", error.description, reason=error.reason
-        ) from error
+        ) from None
     return wire

@@ -151,7 +151,7 @@ class TopologyCache:
         try:
             answer = await stub.GetTopology(topology_pb2.GetTopologyRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
-            raise _other_server(address, error) or from_rpc_error(error) from error
+            raise _other_server(address, error) or from_rpc_error(error) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
