@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +17,7 @@ from slatemq.cli.claiming import message_fields
 from slatemq.cli.failures import EXIT_REFUSED, BadInput
 from slatemq.cli.output import json_line, note, write_bytes
 from slatemq.cli.parameters import DURATION, QUEUE, WORDS
-from slatemq.cli.programs import NOT_RUN, check_syntax, run_program
+from slatemq.cli.programs import NOT_RUN, Outcome, check_syntax, run_program
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.threads import in_thread
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.25
 """How often a consumer without messages looks whether the broker is there."""
+
+UNPROVEN_MAX = 3
+"""Messages after which a command that has ended with 126 or 127 alone cannot be run."""
+
+ALONE_S = 2.0
+"""How long fewer of them wait for another message, which may show that the command can be run."""
 
 PRINTED_MAX = 1000
 """Messages prefetched for printing, and messages printed whose acks are under way."""
@@ -43,8 +50,10 @@ Examples:
 --exec runs CMD by the shell for each message, with the payload on stdin:
 exit status 0 acks it, any other gives it back for another attempt, with the
 end of what CMD wrote to stderr as the reason. With 126 or 127 the shell says
-that it cannot run CMD: the command ends, and no attempt is counted. Once CMD
-has ended in any other way, these two are failures like all others. The
+that it cannot run CMD: where CMD ends so for the first three messages, or for
+all that come, `consume` ends with exit code 2, the messages go back, and no
+attempt is counted. Once CMD has ended in any other way, these two are
+failures like all others; CMD || exit 1 makes them so from the start. The
 environment has SLATEMQ_MESSAGE_ID, SLATEMQ_QUEUE, SLATEMQ_ATTEMPTS (1 the
 first time) and SLATEMQ_HEADERS (a JSON object; left out when it has more
 than 100,000 bytes).
@@ -168,8 +177,12 @@ class _Worker:
     async def take(self, message: Received) -> None:
         """Comes first, in order, one message at a time."""
 
-    async def finish(self, message: Received) -> None:
-        """Comes then, for several messages at once."""
+    async def finish(self, message: Received) -> Sequence[Received]:
+        """Comes then, for several messages at once; gives those that are finished with it."""
+        return [message]
+
+    def check_proven(self) -> None:
+        """Comes when no more messages come for now: raises BadInput if it cannot do its work."""
 
     async def ack(self, message: Received) -> bool:
         try:
@@ -193,8 +206,9 @@ class _Printer(_Worker):
             content = message.payload + b"\n"
         await in_thread(lambda: write_bytes(content))
 
-    async def finish(self, message: Received) -> None:
+    async def finish(self, message: Received) -> Sequence[Received]:
         await self.ack(message)
+        return [message]
 
 
 class _Executor(_Worker):
@@ -203,17 +217,36 @@ class _Executor(_Worker):
         self._program = program
         self._queue = queue
         self._can_run = False  # until it has ended in any other way
+        self._unproven: list[tuple[Received, Outcome]] = []
 
-    async def finish(self, message: Received) -> None:
+    async def finish(self, message: Received) -> Sequence[Received]:
         try:
-            status, why = await run_program(self._program, message, self._queue)
+            outcome = await run_program(self._program, message, self._queue)
         except OSError as error:
             raise BadInput(f"--exec: the shell cannot be run: {error.strerror}") from None
-        if status not in NOT_RUN:
-            self._can_run = True
-        elif not self._can_run:
-            # No fault of the message's: all that are in work go back, and no attempt is counted.
-            raise BadInput(f"--exec: {why}; exit status {status} says that it cannot be run")
+        self._unproven.append((message, outcome))
+        if outcome.status in NOT_RUN and not self._can_run:
+            if len(self._unproven) >= UNPROVEN_MAX:
+                self.check_proven()
+            return []
+        self._can_run = True
+        settled, self._unproven = self._unproven, []
+        for one, (status, why) in settled:
+            await self._settle(one, status, why)
+        return [one for one, _ in settled]
+
+    def check_proven(self) -> None:
+        """See _Worker. Raises BadInput where no message has shown that the command can be run."""
+        if self._unproven:
+            _, (status, why) = self._unproven[0]
+            # No fault of the messages': all go back, and no attempt is counted.
+            raise BadInput(
+                f"--exec: {why}; exit status {status} says that it cannot be run. The messages "
+                "were given back, and no attempt was counted; if they are at fault, `CMD || exit "
+                "1` counts them as failed"
+            )
+
+    async def _settle(self, message: Received, status: int, why: str) -> None:
         if status == 0:
             result = "acked" if await self.ack(message) else "lost"
         else:
@@ -278,6 +311,7 @@ class _Pump:
                 self._start(message)
             while self._running:
                 await self._reap()
+            self._worker.check_proven()
         except BaseException:
             await self._give_back()
             raise
@@ -319,6 +353,8 @@ class _Pump:
                 self._check(outage)
             if self._wait_s is not None and waited_s >= self._wait_s:
                 return None
+            if waited_s >= ALONE_S:
+                self._worker.check_proven()
             looked_at_s = now_s
 
     def _note_pause(self) -> None:
@@ -338,8 +374,8 @@ class _Pump:
         task.add_done_callback(self._ended)
 
     async def _finish(self, message: Received) -> None:
-        await self._worker.finish(message)
-        del self._unfinished[message.lease_token]
+        for finished in await self._worker.finish(message):
+            del self._unfinished[finished.lease_token]
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)

@@ -75,9 +75,39 @@ def test_a_message_for_which_a_script_lacks_a_tool_becomes_a_dead_letter(
     assert (done.code, "2 acked, 2 nacked" in done.err) == (0, True), done.err
     (letter,) = cli.ok("failed", "ls", queue, "--json").objects
     assert "exit status 127" in letter["reason"]
-    # But where no run shows that the script works, such a message ends the command
-    cli.ok("publish", "--to", queue, "2")
-    assert cli.run("consume", queue, "--exec", program, "--wait", "30s").code == 2
+
+
+def test_a_message_for_which_a_script_lacks_a_tool_holds_up_none_behind_it(
+    cli: Cli, queue: str
+) -> None:
+    cli.ok("queue", "update", queue, "--max-attempts", "1")
+    fill(cli, queue, 4)
+    # Given a script that lacks a tool for the first two messages, in a run of its own
+    program = 'if [ "$(cat)" -lt 2 ]; then ./no-such-tool; fi'
+
+    done = cli.run("consume", queue, "--exec", program, "--wait", "2s")
+
+    assert (done.code, "2 acked, 2 nacked" in done.err) == (0, True), done.err
+    assert cli.counts(queue)["failed_count"] == 2
+
+
+def test_a_lone_message_for_which_nothing_shows_that_the_command_runs_ends_it_uncounted(
+    cli: Cli, queue: str
+) -> None:
+    cli.ok("queue", "update", queue, "--max-attempts", "1")
+    fill(cli, queue, 1)
+
+    for options in ((), ("--max", "1"), ("--wait", "1s")):
+        done = cli.run("consume", queue, "--exec", "./no-such-tool", *options)
+
+        assert (done.code, "no attempt was counted" in done.err) == (2, True), done.err
+        (waiting,) = cli.ok("message", "ls", queue, "--json").objects
+        assert waiting["attempts_count"] == 0
+
+    # And what the advice says makes a dead letter of it
+    assert "`CMD || exit 1`" in done.err
+    done = cli.run("consume", queue, "--exec", "./no-such-tool || exit 1", "--max", "1")
+    assert (done.code, cli.counts(queue)["failed_count"]) == (1, 1)
 
 
 def test_the_end_of_stderr_is_the_reason_of_a_dead_letter(cli: Cli, queue: str) -> None:
