@@ -149,8 +149,8 @@ class ServingConfig:
         "Form of a log line, on stderr.", default="text", choices=("text", "json")
     )
     slow_step_ms: int = setting(
-        "A step of the event loop that takes the processor for longer than this, in ms, is logged "
-        "with what ran, since all calls wait for its end; 0 measures none.",
+        "A step of the event loop that takes more processor time than this, in ms, is logged with "
+        "its stack, since all calls wait for its end; 0 turns this off.",
         default=50,
         minimum=0,
     )

@@ -38,15 +38,15 @@ class BrokerConfig(ServingConfig):
         minimum=0,
     )
     delivery_bytes_max: int = setting(
-        "Bytes of messages fetched for claims and listings and in answers on their way, of all "
-        "queues together: "
-        "each takes a quarter of what is free at most; over it only answers up to 64 KiB go out.",
+        "Bytes of messages fetched for claims and listings, and in responses being sent, of all "
+        "queues together. Each takes at most a quarter of what is free; beyond it only responses "
+        "of up to 64 KiB are sent.",
         default=128 << 20,
         minimum=1 << 20,
     )
     lane_bytes_max: int = setting(
-        "Bytes of memory for which messages wait where, of all queues together; what does not fit "
-        "is read back from the store when it is claimed.",
+        "Bytes of memory for the index of waiting messages, of all queues together; what does not "
+        "fit is read back from the store when it is claimed.",
         default=lane_budget.BYTES_MAX,
         minimum=1 << 20,
     )

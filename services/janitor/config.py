@@ -73,8 +73,8 @@ class JanitorConfig(ServingConfig):
         maximum=86_400,
     )
     spark_master: str = setting(
-        "Where Spark runs the jobs: local[*] is this machine, all its cores; the "
-        "executors of a cluster need the packages and the store's credentials, and get this code.",
+        "Where Spark runs the jobs: local[*] uses all cores of this machine; the executors of a "
+        "cluster need the packages and the store's credentials, and are sent this code.",
         default="local[*]",
     )
     spark_memory: str = setting(
