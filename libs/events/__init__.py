@@ -8,7 +8,7 @@ In reading order:
 `backend`         what a system must do              `backends`     which class carries which
 `s3`              notifications of S3 stores
 `retrying`        waiting for one that is down       `deliveries`   giving events to handlers
-`composed`        a backend of two parts
+`composed`        a backend of two parts         `measured`     metrics and health of a backend
 
 `slatemq`, `redis`, `rabbitmq`, `activemq` and `kafka` are the backends; each loads its client
 library when it is chosen.

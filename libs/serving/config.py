@@ -100,6 +100,13 @@ class ServingConfig:
     port: int = setting(
         "Port to listen on; 0 takes a free one.", default=0, minimum=0, maximum=65_535
     )
+    http_port: int = setting(
+        "Port for HTTP on the same address: GET /health, GET /metrics; 0 takes a free one, -1 "
+        "opens none.",
+        default=-1,
+        minimum=-1,
+        maximum=65_535,
+    )
     advertised_address: str = setting(
         "host:port under which clients reach this process; empty means the one it listens on.",
         default="",
@@ -116,7 +123,9 @@ class ServingConfig:
         minimum=0,
     )
     ready_file: str = setting(
-        'File to write {"address": "host:port"} to once serving; empty writes none.', default=""
+        'File to write {"address": "host:port"} to once serving, with "http_address" where there '
+        "is an HTTP port; empty writes none.",
+        default="",
     )
     fenced_exit_code: int = setting(
         "Exit code once another process owns the shard, after which nobody may start this one "

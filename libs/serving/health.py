@@ -17,30 +17,36 @@ _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Health(health.aio.HealthServicer):
-    """One health for the process and all its services."""
+    """One health for the process and all its services.
+
+    Attributes:
+        is_serving: Whether it says SERVING.
+        reason: Why it does not; empty where it does.
+    """
 
     def __init__(self, services: Sequence[str]) -> None:
         """For these services, by their full names."""
         super().__init__()
         self._services = ("", *services)
-        self._reason = ""
+        self.is_serving = False
+        self.reason = ""
 
     async def serving(self) -> None:
         """Answer SERVING from now on."""
-        self._reason = ""
+        self.is_serving, self.reason = True, ""
         await self._set_all(_SERVING)
 
     async def not_serving(self, reason: str) -> None:
         """Answer NOT_SERVING from now on, with this reason."""
-        self._reason = reason.encode("ascii", "replace").decode()
+        self.is_serving, self.reason = False, reason.encode("ascii", "replace").decode()
         await self._set_all(_NOT_SERVING)
 
     async def Check(  # noqa: N802 - the RPC's name
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> Any:
         """The health of one service, with the reason in REASON_KEY."""
-        if self._reason:
-            context.set_trailing_metadata(((REASON_KEY, self._reason),))
+        if self.reason:
+            context.set_trailing_metadata(((REASON_KEY, self.reason),))
         return await super().Check(request, context)
 
     async def _set_all(self, status: Any) -> None:

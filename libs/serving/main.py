@@ -18,7 +18,8 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from libs.serving import logs, parent, telemetry
 from libs.serving.config import ServingConfig, load
@@ -32,6 +33,9 @@ try:
     from uvloop import new_event_loop
 except ImportError:  # Not on every platform; everything works without, at half the calls/s.
     from asyncio import new_event_loop  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from libs.serving.prometheus import Exposition
 
 C = TypeVar("C", bound=ServingConfig)
 
@@ -75,16 +79,30 @@ async def _serve(
     watchdog: Watchdog | None,
 ) -> ExitCause:
     instance = f"{name}-{os.getpid()}"
-    told = telemetry.configure(name, instance, config.otlp_endpoint, config.trace_sample_percent)
+    exposition = _exposition() if config.http_port >= 0 else None
+    told = telemetry.configure(
+        name,
+        instance,
+        config.otlp_endpoint,
+        config.trace_sample_percent,
+        [exposition.reader] if exposition is not None else [],
+    )
     if watchdog is not None:
         watchdog.count = told.record_slow_step
     try:
-        return await run_service(build(config, told), config, told)
+        render = exposition.render if exposition is not None else None
+        return await run_service(build(config, told), config, told, render)
     except FatalError as error:
         logging.getLogger(__name__).error("%s", error.cause.message)
         return error.cause
     finally:
         await asyncio.to_thread(told.shutdown)
+
+
+def _exposition() -> Exposition:
+    # Loaded when asked for: few processes have an HTTP port.
+    exposition: Exposition = import_module("libs.serving.prometheus").Exposition()
+    return exposition
 
 
 def _run(work: Coroutine[Any, Any, ExitCause], watchdog: Watchdog | None) -> ExitCause:

@@ -18,10 +18,11 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc.aio
 from grpc_health.v1 import health as grpc_health
@@ -34,6 +35,7 @@ from libs.serving.exits import ExitCause, FatalError
 from libs.serving.gate import Gate
 from libs.serving.guard import CallGuard
 from libs.serving.health import Health
+from libs.serving.http_parts import HttpParts
 from libs.serving.memory import keep_for_good
 from libs.serving.ownership import Announcement, Ownership, Standstill
 from libs.serving.reflection import add_reflection
@@ -41,6 +43,9 @@ from libs.serving.store_watch import StoreWatch
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
 from libs.storage.errors import Fenced, OtherFormat, StorageError, UnsafeStore
+
+if TYPE_CHECKING:
+    from libs.serving.http_server import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +76,10 @@ class Service(Protocol):
     def announcement(self) -> Announcement | None:
         """Its entry in the topology, once started: Ownership where it owns a shard."""
 
+    @property
+    def http_parts(self) -> HttpParts:
+        """What it adds to the HTTP port."""
+
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers. Called first; calls reach them only once `start` is done."""
 
@@ -92,13 +101,17 @@ class Service(Protocol):
 
 
 async def run_service(
-    service: Service, config: ServingConfig, telemetry: Telemetry | None = None
+    service: Service,
+    config: ServingConfig,
+    telemetry: Telemetry | None = None,
+    render_metrics: Callable[[], bytes] | None = None,
 ) -> ExitCause:
     """Run a service until SIGTERM, SIGINT or a fatal cause; returns why it ended.
 
-    A second signal while draining ends the calls in flight at once.
+    A second signal while draining ends the calls in flight at once. `render_metrics` gives what
+    `GET /metrics` answers.
     """
-    running = RunningService(service, config, telemetry or Telemetry())
+    running = RunningService(service, config, telemetry or Telemetry(), render_metrics)
     with _Signals() as signals:
         return await running.run(signals)
 
@@ -133,12 +146,21 @@ class RunningService:
     Attributes:
         gate: Whether calls are let in.
         address: The advertised `host:port`, once bound.
+        http_address: `host:port` of the HTTP port, once bound; empty without one.
     """
 
-    def __init__(self, service: Service, config: ServingConfig, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        service: Service,
+        config: ServingConfig,
+        telemetry: Telemetry,
+        render_metrics: Callable[[], bytes] | None = None,
+    ) -> None:
         """Prepare; nothing is bound yet."""
         self.gate = Gate(config.concurrent_calls_max)
-        self.address = ""
+        self.address = self.http_address = ""
+        self._render_metrics = render_metrics
+        self._http: HttpServer | None = None
         self._service = service
         self._config = config
         self._telemetry = telemetry
@@ -161,6 +183,7 @@ class RunningService:
         try:
             await self._bind()
         except OSError as error:
+            await self._server.stop(0)
             return self._ended(ExitCause.failed(f"cannot listen: {error}"))
         cause = await self._serve(signals)
         for watch in self._watches:
@@ -172,6 +195,8 @@ class RunningService:
             self.gate.close(cause.event.upper(), "the service is stopping")
             await self._server.stop(FATAL_GRACE_SECONDS)
         cause = await self._stop_service(cause)
+        if self._http is not None:
+            await self._http.stop()
         return self._ended(cause)
 
     async def _bind(self) -> None:
@@ -186,8 +211,28 @@ class RunningService:
         except RuntimeError as error:
             raise OSError(f"{listen}: {error}") from error
         self.address = self._config.advertised_address or f"{self._config.host}:{port}"
+        if self._config.http_port >= 0:
+            await self._bind_http()
         await self._server.start()
-        log.info("listening", extra={"address": self.address})
+        log.info("listening", extra={"address": self.address} | self._http_fact)
+
+    async def _bind_http(self) -> None:
+        # Loaded when asked for: few processes have an HTTP port.
+        module = import_module("libs.serving.http_server")
+        server: HttpServer = module.HttpServer(
+            self._health, self._render_metrics, self._service.http_parts
+        )
+        self._http = server
+        host, port = self._config.host, self._config.http_port
+        try:
+            self.http_address = await server.start(host, port)
+        except OSError as error:
+            await server.stop()
+            raise OSError(f"HTTP on {host}:{port}: {error}") from error
+
+    @property
+    def _http_fact(self) -> dict[str, str]:
+        return {"http_address": self.http_address} if self.http_address else {}
 
     async def _serve(self, signals: _Signals) -> ExitCause:
         """Start, then serve until something ends it."""
@@ -217,7 +262,10 @@ class RunningService:
         self.gate.open()
         await self._health.serving()
         if self._config.ready_file:
-            _write_whole(Path(self._config.ready_file), json.dumps({"address": self.address}))
+            _write_whole(
+                Path(self._config.ready_file),
+                json.dumps({"address": self.address} | self._http_fact),
+            )
         log.info("serving", extra={"address": self.address})
 
     def _keep_announced(self) -> None:

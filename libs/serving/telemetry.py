@@ -1,13 +1,14 @@
 """Traces and metrics by OpenTelemetry's messaging conventions, and W3C context in headers.
 
-Nothing is sent unless an OTLP endpoint is configured. Without one every tracer and instrument is
-the API's no-op, and calls are not even wrapped, so that the cost is none.
+Nothing is sent unless an OTLP endpoint is configured, and nothing is measured unless that or an
+HTTP port is. Without both every tracer and instrument is the API's no-op, and calls are not even
+wrapped, so that the cost is none.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -46,6 +47,7 @@ class Telemetry:
 
     Attributes:
         enabled: Whether anything is recorded at all.
+        traces: Whether spans are.
         tracer: For spans of the service's own.
         meter: For instruments of the service's own.
     """
@@ -54,7 +56,8 @@ class Telemetry:
         self, tracers: TracerProvider | None = None, meters: MeterProvider | None = None
     ) -> None:
         """Record with these providers; without them, nothing."""
-        self.enabled = tracers is not None
+        self.enabled = tracers is not None or meters is not None
+        self.traces = tracers is not None
         self._tracers = tracers
         self._meters = meters
         self.tracer: trace.Tracer = (
@@ -81,9 +84,9 @@ class Telemetry:
     def carrier(self) -> Carrier | None:
         """Gives the current trace context as metadata of a call to another process.
 
-        None where nothing is recorded, so that such a call costs nothing more.
+        None where there are no traces, so that such a call costs nothing more.
         """
-        return _carried if self.enabled else None
+        return _carried if self.traces else None
 
     def shutdown(self) -> None:
         """Send what is left and stop; waits for the exporter, so call it off the event loop."""
@@ -170,17 +173,19 @@ def configure(
     instance: str,
     otlp_endpoint: str = "",
     sample_percent: int = 100,
+    readers: Sequence[MetricReader] = (),
 ) -> Telemetry:
-    """Set up what the settings ask for: with an empty endpoint, nothing at all.
+    """Set up what the settings ask for: with an empty endpoint and no readers, nothing at all.
 
     Args:
         service: Name of the service, e.g. `broker`.
         instance: Tells processes of one service apart, e.g. `broker-3`.
         otlp_endpoint: URL of an OTLP/gRPC collector; `http://` means without TLS.
         sample_percent: Share of new traces to record; a caller's decision is always followed.
+        readers: What reads the metrics beside the collector.
     """
     if not otlp_endpoint:
-        return Telemetry()
+        return Telemetry(None, _meters(service, instance, readers) if readers else None)
     insecure = not otlp_endpoint.startswith("https://")
     return recording(
         service,
@@ -189,7 +194,8 @@ def configure(
         PeriodicExportingMetricReader(
             OTLPMetricExporter(endpoint=otlp_endpoint, insecure=insecure)
         ),
-        sample_percent,
+        *readers,
+        sample_percent=sample_percent,
     )
 
 
@@ -197,22 +203,29 @@ def recording(
     service: str,
     instance: str,
     spans: SpanProcessor,
-    measures: MetricReader,
+    *measures: MetricReader,
     sample_percent: int = 100,
 ) -> Telemetry:
     """Telemetry that hands its spans and metrics to these."""
-    resource = Resource.create(
+    resource = _resource(service, instance)
+    sampler = ParentBased(TraceIdRatioBased(sample_percent / 100))
+    tracers = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
+    tracers.add_span_processor(spans)
+    return Telemetry(tracers, _meters(service, instance, measures))
+
+
+def _meters(service: str, instance: str, readers: Sequence[MetricReader]) -> MeterProvider:
+    return MeterProvider(readers, resource=_resource(service, instance), shutdown_on_exit=False)
+
+
+def _resource(service: str, instance: str) -> Resource:
+    return Resource.create(
         {
             "service.name": f"slatemq-{service}",
             "service.namespace": "slatemq",
             "service.instance.id": instance,
         }
     )
-    sampler = ParentBased(TraceIdRatioBased(sample_percent / 100))
-    tracers = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
-    tracers.add_span_processor(spans)
-    meters = MeterProvider([measures], resource=resource, shutdown_on_exit=False)
-    return Telemetry(tracers, meters)
 
 
 def _carried() -> tuple[tuple[str, str], ...]:

@@ -12,6 +12,7 @@ import grpc.aio
 
 from libs.serving.channels import Channels
 from libs.serving.exits import ExitCause
+from libs.serving.http_parts import HttpParts
 from libs.serving.ownership import Ownership
 from libs.serving.shards import opened_root, wait_for_clock, wait_lost
 from libs.serving.snapshot_servicer import SERVICE_NAME as SNAPSHOT_SERVICE
@@ -166,6 +167,11 @@ class BrokerService:
     def directory(self) -> TopologyDirectory:
         """Knows where the services are that this one does not have."""
         return self._directory
+
+    @property
+    def http_parts(self) -> HttpParts:
+        """What it adds to the HTTP port: nothing yet."""
+        return HttpParts()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers all servicers."""

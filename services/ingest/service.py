@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import grpc.aio
 
 from libs.serving.exits import ExitCause
+from libs.serving.http_parts import HttpParts
 from libs.serving.ownership import Ownership
 from libs.serving.shards import opened_root
 from libs.serving.snapshot_servicer import SERVICE_NAME as SNAPSHOT_SERVICE
@@ -53,6 +54,11 @@ class IngestProcess:
     def directory(self) -> TopologyDirectory:
         """Knows where the services are that this one does not have."""
         return self._directory
+
+    @property
+    def http_parts(self) -> HttpParts:
+        """What it adds to the HTTP port: nothing yet."""
+        return HttpParts()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""

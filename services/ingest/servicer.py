@@ -60,7 +60,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self._sent = telemetry.meter.create_counter(
             told.SENT_MESSAGES, unit="{message}", description="Messages answered, repeats included"
         )
-        self.streams = PublishStreams(self._accept, self._publish, is_traced=telemetry.enabled)
+        self.streams = PublishStreams(self._accept, self._publish, is_traced=telemetry.traces)
 
     async def Publish(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.PublishRequest, context: Any
@@ -93,7 +93,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
                     raise
                 return published(first)
         count = len(accepted.payloads)
-        if not self._telemetry.enabled:
+        if not self._telemetry.traces:
             answered = await publisher.publish(accepted)
         else:
             facts: dict[str, str | int] = {**_SPAN, told.MESSAGING_BATCH_MESSAGE_COUNT: count}

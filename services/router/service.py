@@ -11,6 +11,7 @@ import grpc.aio
 
 from libs.serving.channels import Channels
 from libs.serving.exits import ExitCause, FatalError
+from libs.serving.http_parts import HttpParts
 from libs.serving.ownership import Announcement
 from libs.serving.shards import opened_root
 from libs.serving.telemetry import Telemetry
@@ -76,6 +77,11 @@ class RouterProcess:
     def directory(self) -> TopologyDirectory:
         """Knows where the services are that this one does not have."""
         return self._directory
+
+    @property
+    def http_parts(self) -> HttpParts:
+        """What it adds to the HTTP port: nothing yet."""
+        return HttpParts()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""

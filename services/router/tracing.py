@@ -32,7 +32,7 @@ class Tracing:
 
     def routing(self, broker_shard: int, pieces: Sequence[Piece]) -> AbstractContextManager[Any]:
         """Around the call that assigns these pieces."""
-        if not self._telemetry.enabled:
+        if not self._telemetry.traces:
             return nullcontext()
         traced = list(_contexts(pieces))
         links = [trace.Link(trace.get_current_span(one).get_span_context()) for one in traced[1:]]

@@ -30,12 +30,16 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         try:
             _prepare_folders(options)
             other = _other_launcher(options.data, held)
-            ports = choose_ports(options.ports, [part.name for part in PARTS])
+            names = [part.name for part in PARTS]
+            ports = choose_ports(options.ports, names)
+            http_ports: dict[str, int] = {}
+            if options.http_ports is not None:
+                http_ports = choose_ports(options.http_ports, names)
         except PortInUse as error:
             if other:
                 tell(f"{error}: a stack runs on {options.data} already (process {other})")
             else:
-                tell(f"{error}: stop what listens there, or give other --ports")
+                tell(f"{error}: stop what listens there, or give other ports")
             return EXIT_FAILED
         except OSError as error:
             tell(f"cannot write to {error.filename}: {error.strerror}")
@@ -45,7 +49,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
                 f"warning: another stack (process {other}) runs on {options.data}; it loses that "
                 "data to this one: its services will be fenced and stop"
             )
-        what = programs(options, ports, environ)
+        what = programs(options, ports, http_ports, environ)
         stack = Stack(PARTS, what, options.root, options.ready_file, tell)
         return asyncio.run(_serve(stack, options))
 

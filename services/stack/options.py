@@ -43,6 +43,7 @@ class StackOptions:
         logs: Folder for a log file per service; None sends all logs to stderr.
         ports: The first service's port, the others follow; None takes free ones.
         ready_file: Where to write the endpoints as JSON once all serve; None writes none.
+        http_ports: The first service's HTTP port, the others follow; None opens none.
         config: YAML file with the settings of event queues; empty means none.
     """
 
@@ -51,6 +52,7 @@ class StackOptions:
     logs: Path | None
     ports: int | None
     ready_file: Path | None
+    http_ports: int | None
     config: str
 
 
@@ -60,6 +62,31 @@ def parse(argv: Sequence[str], services_count: int, environ: Mapping[str, str]) 
     Raises:
         SystemExit: 0 after `--help`, 2 with a message on stderr when it is wrong.
     """
+    parser = _parser(environ)
+    given = parser.parse_args(argv)
+    for flag, base in (("--ports", given.ports), ("--http-ports", given.http_ports)):
+        if base is not None and not 1 <= base <= PORT_MAX - services_count + 1:
+            parser.error(f"{flag} must be from 1 to {PORT_MAX - services_count + 1}")
+    if given.store is not None and given.store.startswith("memory:"):
+        parser.error("--store memory:// is one process's own: services would not see each other")
+    try:
+        read_queue_settings(given.config, environ)
+    except InvalidArgument as error:
+        parser.error(error.message)
+    data = given.data.resolve() if given.data is not None else None
+    logs = given.logs or (data / "logs" if data is not None else None)
+    return StackOptions(
+        root=data.as_uri() if data is not None else given.store,
+        data=data,
+        logs=logs.resolve() if logs is not None else None,
+        ports=given.ports,
+        ready_file=given.ready_file,
+        http_ports=given.http_ports,
+        config=given.config,
+    )
+
+
+def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m services",
         description=DESCRIPTION,
@@ -80,6 +107,13 @@ def parse(argv: Sequence[str], services_count: int, environ: Mapping[str, str]) 
         help="port of the first service, the others follow; free ports when not given",
     )
     parser.add_argument(
+        "--http-ports",
+        metavar="BASE",
+        type=int,
+        help="HTTP port of the first service (GET /health, GET /metrics), the others follow; none "
+        "are opened when not given",
+    )
+    parser.add_argument(
         "--ready-file",
         metavar="F",
         type=Path,
@@ -97,22 +131,4 @@ def parse(argv: Sequence[str], services_count: int, environ: Mapping[str, str]) 
         default=environ.get("SLATEMQ_CONFIG", ""),
         help="YAML file with the settings of event queues, for every service",
     )
-    given = parser.parse_args(argv)
-    if given.ports is not None and not 1 <= given.ports <= PORT_MAX - services_count + 1:
-        parser.error(f"--ports must be from 1 to {PORT_MAX - services_count + 1}")
-    if given.store is not None and given.store.startswith("memory:"):
-        parser.error("--store memory:// is one process's own: services would not see each other")
-    try:
-        read_queue_settings(given.config, environ)
-    except InvalidArgument as error:
-        parser.error(error.message)
-    data = given.data.resolve() if given.data is not None else None
-    logs = given.logs or (data / "logs" if data is not None else None)
-    return StackOptions(
-        root=data.as_uri() if data is not None else given.store,
-        data=data,
-        logs=logs.resolve() if logs is not None else None,
-        ports=given.ports,
-        ready_file=given.ready_file,
-        config=given.config,
-    )
+    return parser

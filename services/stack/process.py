@@ -235,7 +235,15 @@ def _end_of(code: int) -> str:
 
 _OWN_SETTINGS = frozenset(
     f"SLATEMQ_{name}"
-    for name in ("HOST", "PORT", "ADVERTISED_ADDRESS", "PEER_ADDRESS", "READY_FILE", "SHARD")
+    for name in (
+        "HOST",
+        "PORT",
+        "HTTP_PORT",
+        "ADVERTISED_ADDRESS",
+        "PEER_ADDRESS",
+        "READY_FILE",
+        "SHARD",
+    )
 )
 
 

@@ -52,7 +52,10 @@ that runs on is opening its shard, which takes as long as the store needs."""
 
 
 def programs(
-    options: StackOptions, ports: Mapping[str, int], environ: Mapping[str, str]
+    options: StackOptions,
+    ports: Mapping[str, int],
+    http_ports: Mapping[str, int],
+    environ: Mapping[str, str],
 ) -> list[Program]:
     """What to run for each part."""
     logs = options.logs
@@ -65,6 +68,7 @@ def programs(
                 *("--host", HOST, "--port", str(ports[part.name])),
                 *("--parent-pid", str(os.getpid())),
                 *("--config", options.config),
+                *("--http-port", str(http_ports.get(part.name, -1))),
             ],
             address=f"{HOST}:{ports[part.name]}",
             environ=environment_of_services(environ),

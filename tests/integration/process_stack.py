@@ -46,7 +46,7 @@ class Service:
         self._command += ["--parent-pid", str(os.getpid())]  # killed tests leave nobody behind
         self._process: asyncio.subprocess.Process | None = None
         self.channel: grpc.aio.Channel | None = None
-        self.address = ""
+        self.address = self.http_address = ""
 
     async def start(self) -> None:
         self._ready.unlink(missing_ok=True)
@@ -55,7 +55,9 @@ class Service:
             while not self._ready.exists():
                 assert self._process.returncode is None, "ended while starting"
                 await asyncio.sleep(0.01)
-        self.address = str(json.loads(self._ready.read_text())["address"])
+        addresses = json.loads(self._ready.read_text())
+        self.address = str(addresses["address"])
+        self.http_address = str(addresses.get("http_address", ""))
         if self.channel is None:
             self._command += ["--port", self.address.rpartition(":")[2]]
             self.channel = open_channel(self.address)

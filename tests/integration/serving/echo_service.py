@@ -17,6 +17,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from libs.serving.config import ServingConfig, setting
 from libs.serving.exits import ExitCause, FatalError
+from libs.serving.http_parts import HttpParts
 from libs.serving.main import main
 from libs.serving.ownership import Announcement
 from libs.serving.telemetry import Telemetry
@@ -86,6 +87,7 @@ class EchoService:
     name = "echo-0"
     grpc_services: Sequence[str] = (NAME,)
     directory = None
+    http_parts = HttpParts()
 
     def __init__(self) -> None:
         self.servicer = EchoServicer()

@@ -55,6 +55,8 @@ def test_a_service_without_settings_of_event_queues_loads_nothing_of_them(
 
     assert {name for name in modules if name.startswith("libs.events")} == set()
     assert {name.partition(".")[0] for name in modules} & (BACKENDS | {"msgspec"}) == set()
+    # Nor of HTTP
+    assert {"aiohttp", "prometheus_client"} & modules == set()
 
 
 def test_a_service_with_event_queues_turned_off_loads_their_settings_alone(tmp_path: Path) -> None:

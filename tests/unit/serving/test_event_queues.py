@@ -119,7 +119,7 @@ def test_the_launcher_gives_the_file_to_every_service(file: Path) -> None:
         ([], {"SLATEMQ_CONFIG": str(file)}),
     ):
         options = parse(["--data", "d", *argv], services_count=4, environ=environ)
-        started = programs(options, ports, environ)
+        started = programs(options, ports, {}, environ)
         assert len(started) == 4
         for program in started:
             place = list(program.command).index("--config")

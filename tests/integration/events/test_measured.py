@@ -1,0 +1,143 @@
+"""The six metrics of a backend, and its health, on a real server that is killed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from libs.events.backends import open_backend
+from libs.events.envelope import Event, make_task_id
+from libs.events.measured import MeasuredBackend, QueueHealth
+from libs.events.wall_clock import now_ms
+from libs.serving.prometheus import Exposition
+from libs.serving.telemetry import configure
+from slatemq.errors import Unavailable
+from tests.integration.events.conftest import eventually
+from tests.integration.events.redis_server import RedisServer
+from tests.integration.events.servers import running
+from tests.integration.events.test_conformance import a_task, created
+
+pytestmark = pytest.mark.slow  # A real server, whose redeliveries take their delays.
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with running(RedisServer(tmp_path, "streams")) as server:
+        yield server
+
+
+class Measures:
+    """What `GET /metrics` says."""
+
+    def __init__(self) -> None:
+        self.exposition = Exposition()
+        self.telemetry = configure("ingest", "ingest-0", readers=[self.exposition.reader])
+
+    def __getitem__(self, name: str) -> dict[str, float]:
+        """Values of a metric, by kind and operation where it has them."""
+        text = self.exposition.render().decode()
+        return {
+            " ".join(re.findall(r'slatemq_queue_(?:kind|operation)="(\w+)"', labels)): float(value)
+            for labels, value in re.findall(rf"^{name}{{(.*)}} (\S+)$", text, re.MULTILINE)
+        }
+
+
+async def connected(redis: RedisServer, measures: Measures, clock: list[float]) -> MeasuredBackend:
+    inner = open_backend("redis")
+    backend = MeasuredBackend(inner, "redis", measures.telemetry.meter, lambda: clock[0])
+    await backend.connect(redis.settings("t"))
+    return backend
+
+
+async def test_each_metric_of_the_design_counts_what_it_says(redis: RedisServer) -> None:
+    measures = Measures()
+    backend = await connected(redis, measures, [0.0])
+    try:
+        # Given two events, of which a handler refuses one once
+        refused: list[str] = []
+        finished: list[str] = []
+
+        async def handler(event: Event) -> None:
+            if event.data["key"] == "bad" and not refused:
+                refused.append(event.id)
+                raise RuntimeError("refused")
+            await backend.acknowledge(event.id)
+            finished.append(event.id)
+
+        await backend.subscribe([], handler)
+        await backend.publish_batch([created("good"), created("bad")])
+        await eventually(lambda: len(finished) == 2)
+
+        # And three tasks: one is done, one fails until it is a dead letter, one waits
+        for retries in (2, 0, 2):
+            await backend.enqueue_task(a_task(task_id=make_task_id(now_ms()), max_retries=retries))
+        for _ in range(2):
+            task = None
+            while task is None:
+                task = await backend.dequeue_task()
+            if task.max_retries:
+                await backend.complete_task(task.task_id)
+            else:
+                await backend.fail_task(task.task_id, "poison")
+        health = await backend.health()
+
+        # Then the metrics say so, under their names
+        assert health == QueueHealth("redis", True, 1, 1)
+        assert measures["slatemq_queue_published_total"] == {
+            "event publish": 2.0,
+            "task publish": 3.0,
+        }
+        assert measures["slatemq_queue_consumed_total"] == {
+            "event consume": 2.0,
+            "task consume": 1.0,
+        }
+        assert measures["slatemq_queue_failed_total"] == {
+            "event consume": 1.0,
+            "task consume": 1.0,
+        }
+        assert list(measures["slatemq_queue_pending"].values()) == [1.0]
+        assert list(measures["slatemq_queue_dead_letter"].values()) == [1.0]
+        assert measures["slatemq_queue_latency_ms_count"] == {
+            "event publish": 2.0,
+            "task publish": 3.0,
+            "event consume": 2.0,
+            "task consume": 1.0,
+        }
+        # And events of last year took that long
+        assert measures["slatemq_queue_latency_ms_sum"]["event consume"] > 1_000
+
+    finally:
+        await backend.close()
+        measures.telemetry.shutdown()
+
+
+async def test_a_killed_server_is_known_to_be_away_and_to_be_back(redis: RedisServer) -> None:
+    # Given a backend with a task
+    measures, clock = Measures(), [0.0]
+    backend = await connected(redis, measures, clock)
+    try:
+        await backend.enqueue_task(a_task(task_id=make_task_id(now_ms())))
+        health = await backend.health()
+        assert health == QueueHealth("redis", True, 1, 0)
+
+        # When the server is killed, that is known once a second has passed
+        redis.kill()
+        assert await backend.health() == health, "asked more than once a second"
+        clock[0] += 10
+        assert await backend.health() == QueueHealth("redis", False, 1, 0)
+
+        # And what fails is counted
+        with pytest.raises(Unavailable):
+            await backend.publish(created("lost"))
+        assert measures["slatemq_queue_failed_total"]["event publish"] == 1.0
+
+        # When it is back, that is known, too
+        redis.start()
+        clock[0] += 10
+        assert await backend.health() == health
+    finally:
+        await backend.close()
+        measures.telemetry.shutdown()

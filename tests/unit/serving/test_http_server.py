@@ -1,0 +1,183 @@
+"""The HTTP port: health, metrics, and the paths of a service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import ClientSession
+
+from libs.events.measured import QueueHealth
+from libs.serving.health import Health
+from libs.serving.http_parts import HttpParts, HttpPost, HttpReply
+from libs.serving.http_server import REQUESTS_MAX, HttpServer
+from slatemq.errors import InvalidArgument, Unavailable
+
+BYTES_MAX = 1_000
+
+
+@asynccontextmanager
+async def served(
+    health: Health, parts: HttpParts | None = None, metrics: bytes | None = None
+) -> AsyncIterator[ClientSession]:
+    server = HttpServer(health, None if metrics is None else lambda: metrics, parts or HttpParts())
+    address = await server.start("127.0.0.1", 0)
+    try:
+        async with ClientSession(f"http://{address}") as session:
+            yield session
+    finally:
+        await server.stop()
+
+
+async def asked(session: ClientSession, path: str = "/health") -> tuple[int, object]:
+    async with session.get(path) as answer:
+        return answer.status, await answer.json()
+
+
+def echo(
+    answer: HttpReply | Exception,
+    seen: list[bytes] | None = None,
+    release: asyncio.Event | None = None,
+) -> HttpParts:
+    """A path that answers this to whoever sends the right word."""
+
+    async def answered(body: bytes) -> HttpReply:
+        if seen is not None:
+            seen.append(body)
+        if release is not None:
+            await release.wait()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def check(headers: Mapping[str, str]) -> HttpReply | None:
+        return None if headers.get("word") == "right" else HttpReply(401, {"error": "word"})
+
+    return HttpParts([HttpPost("/echo", BYTES_MAX, answered, check)])
+
+
+RIGHT = {"word": "right"}
+FINE = HttpReply(200, {"stored": 1})
+
+
+async def test_health_says_503_with_the_reason_until_the_service_serves() -> None:
+    health = Health(["slatemq.v1.IngestService"])
+    async with served(health) as session:
+        await health.not_serving("the service is starting")
+        starting = {"status": "not_serving", "reason": "the service is starting"}
+        assert await asked(session) == (503, starting)
+
+        await health.serving()
+        assert await asked(session) == (200, {"status": "ok"})
+
+        await health.not_serving("the object store has not answered for 12 s")
+        assert (await asked(session))[0] == 503
+
+
+async def test_health_tells_of_the_queue_as_the_design_writes_it() -> None:
+    queue = QueueHealth("redis", True, 0, 0)
+
+    async def look() -> QueueHealth:
+        return queue
+
+    health = Health([])
+    await health.serving()
+    async with served(health, HttpParts(queue_health=look)) as session:
+        told = {"backend": "redis", "connected": True, "pending_tasks": 0, "dead_letter_count": 0}
+        assert await asked(session) == (200, {"status": "ok", "queue": told})
+
+        # A backend that is away makes this false, though the service serves
+        queue = QueueHealth("redis", False, 7, 2)
+        status, body = await asked(session)
+        told = {"backend": "redis", "connected": False, "pending_tasks": 7, "dead_letter_count": 2}
+        assert (status, body) == (503, {"status": "queue_unavailable", "queue": told})
+        assert health.is_serving
+
+
+async def test_metrics_come_as_prometheus_reads_them() -> None:
+    async with served(Health([]), metrics=b"up 1.0\n") as session, session.get("/metrics") as got:
+        assert got.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        assert await got.read() == b"up 1.0\n"
+
+
+async def test_other_paths_and_methods_are_refused_in_json() -> None:
+    async with served(Health([]), echo(FINE)) as session:
+        assert await asked(session, "/") == (404, {"error": "Not Found"})
+        assert await asked(session, "/metrics") == (404, {"error": "Not Found"})
+        assert await asked(session, "/echo") == (405, {"error": "Method Not Allowed"})
+        async with session.get("/echo") as answer:
+            assert answer.headers["Allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "body"),
+    [
+        (FINE, 200, {"stored": 1}),
+        (
+            InvalidArgument("Records[3].s3", "is missing"),
+            400,
+            {
+                "error": "Records[3].s3: is missing",
+                "field": "Records[3].s3",
+                "reason": "INVALID_FIELD",
+            },
+        ),
+        (Unavailable("gone", reason="DOWN"), 503, {"error": "gone", "reason": "DOWN"}),
+        (RuntimeError("secret"), 500, {"error": "internal error"}),
+    ],
+)
+async def test_a_post_is_answered_and_its_errors_have_their_status(
+    outcome: HttpReply | Exception, status: int, body: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[bytes] = []
+    async with (
+        served(Health([]), echo(outcome, seen)) as session,
+        session.post("/echo", data=b"x" * BYTES_MAX, headers=RIGHT) as answer,
+    ):
+        assert (answer.status, await answer.json()) == (status, body)
+    assert seen == [b"x" * BYTES_MAX]
+    assert ("secret" in caplog.text) == (status == 500)
+
+
+async def test_a_body_that_is_too_large_is_not_taken_however_it_is_sent() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(BYTES_MAX):
+            yield b"xx"
+
+    seen: list[bytes] = []
+    async with served(Health([]), echo(FINE, seen)) as session:
+        for data in (b"x" * (BYTES_MAX + 1), chunks()):
+            async with session.post("/echo", data=data, headers=RIGHT) as answer:
+                assert answer.status == 413
+    assert seen == []
+
+
+async def test_what_is_refused_by_its_headers_is_not_read() -> None:
+    seen: list[bytes] = []
+    async with (
+        served(Health([]), echo(FINE, seen)) as session,
+        session.post("/echo", data=b"x", headers={"word": "wrong"}) as answer,
+    ):
+        assert (answer.status, await answer.json()) == (401, {"error": "word"})
+    assert seen == []
+
+
+async def test_requests_beyond_the_bound_are_refused_and_later_ones_taken() -> None:
+    seen: list[bytes] = []
+    release = asyncio.Event()
+    async with served(Health([]), echo(FINE, seen, release)) as session:
+
+        async def post() -> int:
+            async with session.post("/echo", data=b"x", headers=RIGHT) as answer:
+                return answer.status
+
+        posts = [asyncio.create_task(post()) for _ in range(REQUESTS_MAX)]
+        async with asyncio.timeout(30):
+            while len(seen) < REQUESTS_MAX:
+                await asyncio.sleep(0.01)
+        assert await post() == 503
+        release.set()
+        assert await asyncio.gather(*posts) == [200] * REQUESTS_MAX
+        assert await post() == 200
