@@ -198,7 +198,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
-_MODULES = ("codecs", "errors", "sync")
+_MODULES = ("codecs", "errors", "events", "sync")
 """The modules that users need beside the names of this one."""
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from libs.events.catalogue import CATALOGUE, EventData, ObjectCreated, make_event
-from libs.events.cloud_events import encode_cloud_event
-from libs.events.envelope import encode_event
+from slatemq.events.catalogue import CATALOGUE, EventData, ObjectCreated, make_event
+from slatemq.events.cloud_events import encode_cloud_event
+from slatemq.events.envelope import encode_event
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/reference/events.md"
 

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from libs.events.envelope import Event
 from libs.events.tasks import FailedTask, WriteTask
+from slatemq.events.envelope import Event
 
 Handler = Callable[[Event], Awaitable[None]]
 """Gets one event at a time; acknowledges it through the backend once it is done with it."""

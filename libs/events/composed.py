@@ -11,9 +11,9 @@ from typing import Protocol
 
 from libs.events.backend import BackendStats, Handler
 from libs.events.deliveries import end_task
-from libs.events.envelope import Event
 from libs.events.tasks import FailedTask, WriteTask
 from slatemq.errors import FailedPrecondition, SlateMQError
+from slatemq.events.envelope import Event
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from libs.events.backend import Handler
-from libs.events.envelope import Event
+from slatemq.events.envelope import Event
 
 log = logging.getLogger(__name__)
 

@@ -27,10 +27,10 @@ from typing import Any, Final
 from opentelemetry import metrics
 
 from libs.events.backend import BackendStats, Handler, QueueBackend
-from libs.events.envelope import Event, parse_timestamp
 from libs.events.tasks import FailedTask, WriteTask
 from libs.events.wall_clock import now_ms
 from slatemq.errors import SlateMQError
+from slatemq.events.envelope import Event, parse_timestamp
 
 __all__ = ["MeasuredBackend", "QueueHealth"]
 

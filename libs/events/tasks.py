@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from libs.events.envelope import TASK_PREFIX, check_id, decode_struct, parse_timestamp
 from slatemq.errors import InvalidArgument
+from slatemq.events.envelope import TASK_PREFIX, check_id, decode_struct, parse_timestamp
 
 
 class WriteTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,9 +9,9 @@ from libs.events.activemq.connection import Connection, message_of, translated
 from libs.events.activemq.links import Received, Receiver
 from libs.events.backend import Handler
 from libs.events.deliveries import Redeliveries
-from libs.events.envelope import Event, decode_event, encode_event
 from libs.events.retrying import Outage
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+from slatemq.events.envelope import Event, decode_event, encode_event
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ import asyncio
 
 from libs.events.activemq.connection import OPERATION_S, Connection, message_of
 from libs.events.activemq.links import Received, Receiver
-from libs.events.envelope import format_timestamp
 from libs.events.tasks import (
     FailedTask,
     WriteTask,
@@ -20,6 +19,7 @@ from libs.events.tasks import (
     encode_task,
 )
 from libs.events.wall_clock import now_ms
+from slatemq.events.envelope import format_timestamp
 
 WAIT_S = 1.0
 

@@ -12,14 +12,14 @@ from aiokafka import TopicPartition
 from aiokafka.partitioner import murmur2
 
 from libs.events.backend import Handler
-from libs.events.catalogue import CATALOGUE
-from libs.events.cloud_events import subject_of
 from libs.events.deliveries import Redeliveries
-from libs.events.envelope import Event, decode_event, encode_event
 from libs.events.kafka.connection import JOIN_S, OPERATION_S, Connection, translated
 from libs.events.kafka.offsets import Offsets
 from libs.events.retrying import Outage
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+from slatemq.events.catalogue import CATALOGUE
+from slatemq.events.cloud_events import subject_of
+from slatemq.events.envelope import Event, decode_event, encode_event
 
 log = logging.getLogger(__name__)
 

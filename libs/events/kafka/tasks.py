@@ -8,7 +8,6 @@ from typing import Any
 
 from aiokafka import TopicPartition
 
-from libs.events.envelope import format_timestamp
 from libs.events.kafka.connection import JOIN_S, OPERATION_S, Connection
 from libs.events.kafka.offsets import Offsets
 from libs.events.tasks import (
@@ -20,6 +19,7 @@ from libs.events.tasks import (
     encode_task,
 )
 from libs.events.wall_clock import now_ms
+from slatemq.events.envelope import format_timestamp
 
 WAIT_S = 1.0
 NOT_BEFORE = "not-before"

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from aio_pika.abc import AbstractIncomingMessage
 
 from libs.events.backend import Handler
-from libs.events.catalogue import CATALOGUE
 from libs.events.deliveries import Redeliveries
-from libs.events.envelope import Event, decode_event, encode_event
 from libs.events.rabbitmq.connection import (
     OPERATION_S,
     Connection,
@@ -24,6 +22,8 @@ from libs.events.rabbitmq.connection import (
 from libs.events.rabbitmq.consuming import Deliveries
 from libs.events.retrying import Outage
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+from slatemq.events.catalogue import CATALOGUE
+from slatemq.events.envelope import Event, decode_event, encode_event
 
 log = logging.getLogger(__name__)
 

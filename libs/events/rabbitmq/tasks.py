@@ -6,7 +6,6 @@ import asyncio
 
 from aio_pika.abc import AbstractIncomingMessage
 
-from libs.events.envelope import format_timestamp
 from libs.events.rabbitmq.connection import (
     OPERATION_S,
     Connection,
@@ -25,6 +24,7 @@ from libs.events.tasks import (
     encode_task,
 )
 from libs.events.wall_clock import now_ms
+from slatemq.events.envelope import format_timestamp
 
 WAIT_S = 1.0
 

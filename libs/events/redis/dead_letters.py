@@ -7,9 +7,9 @@ from typing import Any
 
 from redis import asyncio as aioredis
 
-from libs.events.envelope import format_timestamp
 from libs.events.tasks import FailedTask, WriteTask, decode_failed_task, encode_failed_task
 from libs.events.wall_clock import now_ms
+from slatemq.events.envelope import format_timestamp
 
 _PAGE = 100
 

@@ -10,13 +10,13 @@ from redis import asyncio as aioredis
 
 from libs.events.backend import Handler
 from libs.events.deliveries import run_handler
-from libs.events.envelope import Event, decode_event, encode_event
 from libs.events.redis.connection import BLOCK_MS, translated
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.held import Delivery, Group
 from libs.events.retrying import Outage
 from libs.events.settings import RedisSettings
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+from slatemq.events.envelope import Event, decode_event, encode_event
 
 log = logging.getLogger(__name__)
 

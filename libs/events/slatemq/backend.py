@@ -13,7 +13,6 @@ import msgspec
 import slatemq
 from libs.events.backend import BackendStats, Handler
 from libs.events.deliveries import end_task, run_handler
-from libs.events.envelope import Event, decode_event, encode_event, format_timestamp
 from libs.events.retrying import Outage
 from libs.events.settings import SlatemqSettings
 from libs.events.tasks import FailedTask, WriteTask, decode_task, encode_task
@@ -27,6 +26,7 @@ from slatemq.errors import (
     SlateMQError,
     Unavailable,
 )
+from slatemq.events.envelope import Event, decode_event, encode_event, format_timestamp
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from libs.events.backend import BackendStats, QueueBackend
-from libs.events.catalogue import ObjectCreated, ObjectDeleted, QueueCreated, make_event
-from libs.events.envelope import Event, format_timestamp, make_task_id
 from libs.events.tasks import WriteTask
 from slatemq.errors import Unavailable
+from slatemq.events.catalogue import ObjectCreated, ObjectDeleted, QueueCreated, make_event
+from slatemq.events.envelope import Event, format_timestamp, make_task_id
 from tests.integration.events.conftest import Rig, eventually
 
 pytestmark = pytest.mark.slow  # Real servers, whose redeliveries take their delays.

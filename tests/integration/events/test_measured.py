@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from libs.events.backends import open_backend
-from libs.events.envelope import Event, make_task_id
 from libs.events.measured import MeasuredBackend, QueueHealth
 from libs.events.wall_clock import now_ms
 from libs.serving.prometheus import Exposition
 from libs.serving.telemetry import configure
 from slatemq.errors import Unavailable
+from slatemq.events.envelope import Event, make_task_id
 from tests.integration.events.conftest import eventually
 from tests.integration.events.redis_server import RedisServer
 from tests.integration.events.servers import running

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.events.catalogue import CATALOGUE, data_of, make_event
-from libs.events.cloud_events import decode_cloud_event, encode_cloud_event
-from libs.events.envelope import (
+from slatemq.errors import InvalidArgument, NotFound
+from slatemq.events.catalogue import CATALOGUE, data_of, make_event
+from slatemq.events.cloud_events import decode_cloud_event, encode_cloud_event
+from slatemq.events.envelope import (
     Event,
     decode_event,
     derive_event_id,
@@ -20,7 +21,6 @@ from libs.events.envelope import (
     make_event_id,
     parse_timestamp,
 )
-from slatemq.errors import InvalidArgument, NotFound
 from tests.event_catalogue import EXAMPLE, PAGE, render
 
 GOLDEN = (

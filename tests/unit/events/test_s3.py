@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from libs.events.catalogue import data_of
-from libs.events.s3 import RECORDS_MAX, headers_of, read_notifications
 from slatemq.errors import InvalidArgument
+from slatemq.events.catalogue import data_of
+from slatemq.events.s3 import RECORDS_MAX, headers_of, read_notifications
 
 
 def record(name: str = "ObjectCreated:Put", **changes: Any) -> dict[str, Any]:

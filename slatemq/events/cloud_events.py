@@ -22,8 +22,8 @@ from cloudevents.core.exceptions import BaseCloudEventException
 from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 
-from libs.events.envelope import Event, format_timestamp
 from slatemq.errors import InvalidArgument
+from slatemq.events.envelope import Event, format_timestamp
 
 TYPE_PREFIX = "io.slatemq."
 SOURCE_PREFIX = "/slatemq/"

@@ -25,7 +25,8 @@ from urllib.parse import unquote_plus
 
 import msgspec
 
-from libs.events.catalogue import (
+from slatemq.errors import InvalidArgument
+from slatemq.events.catalogue import (
     BucketCreated,
     BucketDeleted,
     EventData,
@@ -34,8 +35,7 @@ from libs.events.catalogue import (
     ObjectDeleted,
     make_event,
 )
-from libs.events.envelope import Event, convert_struct, derive_event_id, parse_timestamp
-from slatemq.errors import InvalidArgument
+from slatemq.events.envelope import Event, convert_struct, derive_event_id, parse_timestamp
 
 RECORDS_MAX = 10_000
 """Of one document; stores send one to a few."""

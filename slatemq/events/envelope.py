@@ -35,7 +35,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     Attributes:
         id: `evt_` and a ULID.
-        type: Dot-separated, such as `object.created`; `libs.events.catalogue` has the known ones.
+        type: Dot-separated, such as `object.created`; the catalogue has the known ones.
         timestamp: When it happened: ISO 8601, UTC, with milliseconds.
         source: The node that it happened at, such as `ingest-0`.
         request_id: The request that caused it.

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import msgspec
 
-from libs.events.envelope import Event, convert_struct, format_timestamp, make_event_id
 from slatemq.errors import NotFound
+from slatemq.events.envelope import Event, convert_struct, format_timestamp, make_event_id
 
 
 class EventData(msgspec.Struct, frozen=True, kw_only=True):

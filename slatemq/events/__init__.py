@@ -1,0 +1,30 @@
+"""Events: the envelope, the catalogue of types, and the notifications of S3 stores.
+
+In reading order:
+
+`envelope`      one event, and its JSON
+`catalogue`     the known event types, and their data
+`s3`            notifications of S3 stores as events
+`cloud_events`  CloudEvents 1.0, for which the extra `slatemq[events]` brings the SDK
+
+It needs msgspec and python-ulid, which the extras `slatemq[events]` and `slatemq[cli]` bring.
+"""
+
+from __future__ import annotations
+
+from slatemq.events.catalogue import CATALOGUE, EventData, data_of, make_event
+from slatemq.events.envelope import Event, decode_event, encode_event
+from slatemq.events.s3 import Notifications, headers_of, read_notifications
+
+__all__ = [
+    "CATALOGUE",
+    "Event",
+    "EventData",
+    "Notifications",
+    "data_of",
+    "decode_event",
+    "encode_event",
+    "headers_of",
+    "make_event",
+    "read_notifications",
+]
