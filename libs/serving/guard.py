@@ -98,8 +98,10 @@ class CallGuard(grpc.aio.ServerInterceptor):
         codec = Codec(handler.request_deserializer or _unchanged)
         gate = OpenGate() if method.startswith(limits.PROBE_PREFIXES) else self._gate
         guarded: Callable[[Any, Context], Any]
+        encoding = _encoding
         if inspect.isasyncgenfunction(behavior):
             behavior = self._telemetry.traced_stream(method, behavior)
+            encoding = _unboxing
             if handler.request_streaming:
                 guarded = self._guard_both_streams(method, behavior, codec, gate)
             else:
@@ -119,7 +121,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
             if handler.response_streaming
             else grpc.stream_unary_rpc_method_handler
         )
-        return make(guarded, None, _encoding(handler.response_serializer))
+        return make(guarded, None, encoding(handler.response_serializer))
 
     def _guard_unary(
         self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
@@ -158,7 +160,9 @@ class CallGuard(grpc.aio.ServerInterceptor):
                         # Closed here and now when the client goes, not when the collector finds it.
                         async with aclosing(behavior(request, context)) as responses:
                             async for response in responses:
-                                yield response
+                                box = [response]
+                                del response
+                                yield box
                     finally:
                         del request  # An error would keep it as long as this frame.
                         if held_bytes:
@@ -196,7 +200,9 @@ class CallGuard(grpc.aio.ServerInterceptor):
                     parsed = self._reader.stream(requests, codec)
                     async with aclosing(behavior(parsed, context)) as responses:
                         async for response in responses:
-                            yield response
+                            box = [response]
+                            del response
+                            yield box
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
                 if isinstance(error, _CALLERS):
                     await self._reader.pass_over(requests)
@@ -245,6 +251,15 @@ def _encoding(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], byte
         return None
     encode = serializer
     return lambda answer: answer if isinstance(answer, bytes) else encode(answer)
+
+
+def _unboxing(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
+    """The same for answers of a stream, each in a list of its own, out of which it is taken.
+
+    gRPC keeps what a stream gave until it gives the next, which may be hours later.
+    """
+    encode = _encoding(serializer) or _unchanged
+    return lambda box: encode(box.pop())
 
 
 async def _fail(method: str, context: Context, error: BaseException) -> None:

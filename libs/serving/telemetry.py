@@ -124,6 +124,7 @@ class Telemetry:
                 async with aclosing(responses):
                     async for response in responses:
                         yield response
+                        del response  # It is sent: the next may be hours away.
 
         return traced
 

@@ -154,6 +154,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         async with aclosing(self._streams.consume(request_iterator)) as answers:
             async for answer in answers:
                 yield answer
+                del answer  # It is sent: the next may be hours away.
 
     # --- Finishing ----------------------------------------------------------
 

@@ -7,17 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from libs.storage.buckets import BucketKind, lane_order
+from libs.serving.guard import encoded
 from libs.storage.ids import MAX_MESSAGE_ID
-from services.broker.delayed_watch import DelayedWatches, Watched
+from services.broker.delayed_watch import DelayedWatches
 from services.broker.editing import Find, MessageEditor, replacement
-from services.broker.entry_conversion import WITH_MESSAGE, checked_view
-from services.broker.entry_handles import waiting_handle
+from services.broker.entry_conversion import checked_view
 from services.broker.queue_conversion import checked_id
-from services.broker.waiting_buckets import Place
 from slatemq.errors import InvalidArgument
-from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
-from slatemq.v1.message_pb2 import Message
+from slatemq.v1 import entry_pb2, entry_pb2_grpc
 
 
 class DelayedServicer(entry_pb2_grpc.EntryServiceServicer, ABC):
@@ -57,39 +54,10 @@ class DelayedServicer(entry_pb2_grpc.EntryServiceServicer, ABC):
     ) -> AsyncIterator[entry_pb2.WatchDelayedResponse]:
         """See the proto."""
         queue_id, view = checked_id(request.queue_id, "queue_id"), checked_view(request.view)
-        updates = self._watches.watch(
-            queue_id, request.position, with_messages=view in WITH_MESSAGE
-        )
-        with_payload = view == entry_pb2.ENTRY_VIEW_FULL
-        async with aclosing(updates):
-            async for update in updates:
-                yield entry_pb2.WatchDelayedResponse(
-                    entries=[_entry(queue_id, one, with_payload) for one in update.messages],
-                    position=update.position,
-                )
-
-
-def _entry(queue_id: str, watched: Watched, with_payload: bool) -> entry_pb2.Entry:
-    told = watched.told
-    order = lane_order(BucketKind.TIMED, told.bucket_order, told.bucket_number)
-    place = Place(told.priority, BucketKind.TIMED, order)
-    return entry_pb2.Entry(
-        handle=waiting_handle(queue_id, told.message_id, place),
-        queue_id=queue_id,
-        message_id=told.message_id,
-        state=queue_pb2.ENTRY_STATE_DELAYED,
-        priority=told.priority,
-        visible_at_ms=told.visible_at_ms,
-        retention_deadline_ms=told.retention_deadline_ms,
-        message=_shown(watched.message, with_payload),
-        etag=watched.etag,
-    )
-
-
-def _shown(message: Message | None, with_payload: bool) -> Message | None:
-    if message is None or with_payload:
-        return message
-    shown = Message()
-    shown.CopyFrom(message)
-    shown.ClearField("payload")
-    return shown
+        async with aclosing(self._watches.watch(queue_id, request.position, view)) as answers:
+            async for answer in answers:
+                # As bytes alone: until they are read, they are in memory.
+                encoding = answer.SerializeToString()
+                del answer
+                yield encoded(entry_pb2.WatchDelayedResponse, encoding)
+                del encoding

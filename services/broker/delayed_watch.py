@@ -11,20 +11,19 @@ import base64
 import hashlib
 import math
 import struct
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from libs.storage.buckets import MAX_ORDER, order_of, split_order
 from libs.storage.delayed_records import DelayedMessage, decode_delayed
-from libs.storage.ids import shard_of
 from libs.storage.own_keys import delayed_range, parse_delayed_key
 from libs.storage.slate import Database
+from services.broker.entry_conversion import WITH_MESSAGE, EntryTeller, View, delayed_entry
 from services.broker.owner import ShardOwner
-from services.broker.payloads import Ingests
 from services.broker.queue_machine import Queue
 from slatemq.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
-from slatemq.v1.message_pb2 import Message
+from slatemq.v1 import entry_pb2
 
 STREAMS_MAX: Final = 1000
 """Open streams at most."""
@@ -37,30 +36,12 @@ PAGE_MESSAGES: Final = 1000
 PAGE_ROWS: Final = 100
 """Rows read at once: of a thousand messages each, they have 3 MB."""
 
-PAGE_BYTES: Final = 32 << 20
-"""Messages with payloads in one answer at most, unless one alone is larger."""
-
 
 class Position(NamedTuple):
     """The row from which on a stream goes on, and how many of its messages it has passed."""
 
     order: int
     passed: int
-
-
-class Watched(NamedTuple):
-    """A delayed message; its content and etag, where they were asked for and it is stored."""
-
-    told: DelayedMessage
-    message: Message | None = None
-    etag: str = ""
-
-
-class Update(NamedTuple):
-    """What a stream sends; no messages: a heartbeat. `position` is where to go on."""
-
-    messages: list[Watched]
-    position: str
 
 
 class _Page(NamedTuple):
@@ -87,7 +68,7 @@ class DelayedWatches:
         self,
         owner: ShardOwner,
         database: Database,
-        ingests: Ingests,
+        teller: EntryTeller,
         *,
         streams_max: int = STREAMS_MAX,
         heartbeat_s: float = HEARTBEAT_S,
@@ -95,7 +76,7 @@ class DelayedWatches:
         """Watch the queues of this shard."""
         self._owner = owner
         self._database = database
-        self._ingests = ingests
+        self._teller = teller
         self._streams_max = streams_max
         self._heartbeat_s = heartbeat_s
         self._streams: set[_Stream] = set()
@@ -115,11 +96,12 @@ class DelayedWatches:
                 stream.wake.set()
 
     async def watch(
-        self, queue_id: str, position: str, *, with_messages: bool
-    ) -> AsyncGenerator[Update, None]:
+        self, queue_id: str, position: str, view: View
+    ) -> AsyncGenerator[entry_pb2.WatchDelayedResponse, None]:
         """The messages of a queue that are delayed, in the order in which they were routed to it.
 
-        An update comes at once, and then at least every 10 s. Raises InvalidArgument, NotFound,
+        An answer comes at once, and then at least every 10 s. What it holds counts for the budget
+        of deliveries until the next is asked for. Raises InvalidArgument, NotFound,
         ResourceExhausted, and Unavailable where the watch is to be begun again.
         """
         queue = await self._owner.find(queue_id)
@@ -128,28 +110,26 @@ class DelayedWatches:
             raise ResourceExhausted("too many open streams", reason="TOO_MANY_STREAMS")
         stream = _Stream(queue, begin)
         self._streams.add(stream)
+        sent_s, loop = -math.inf, asyncio.get_running_loop()
         try:
-            async for update in self._follow(stream, with_messages):
-                yield update
+            while True:
+                stream.wake.clear()
+                await self._check(stream)
+                page = await self._page(queue, stream.position)
+                answers, end, held_bytes = await self._filled(queue_id, page, view)
+                stream.position = end
+                try:
+                    if answers[0].entries or loop.time() - sent_s >= self._heartbeat_s:
+                        sent_s = loop.time()
+                        yield answers.pop()
+                finally:
+                    self._teller.release(held_bytes)
+                if page.is_last and end == page.end:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout_at(sent_s + self._heartbeat_s):
+                            await stream.wake.wait()
         finally:
             self._streams.discard(stream)
-
-    async def _follow(self, stream: _Stream, with_messages: bool) -> AsyncGenerator[Update, None]:
-        loop = asyncio.get_running_loop()
-        sent_s = -math.inf
-        while True:
-            stream.wake.clear()
-            await self._check(stream)
-            page = await self._page(stream.queue, stream.position)
-            messages, end = await self._filled(page, with_messages)
-            stream.position = end
-            if messages or loop.time() - sent_s >= self._heartbeat_s:
-                sent_s = loop.time()
-                yield Update(messages, encode_position(stream.queue.queue_id, end))
-            if page.is_last and end == page.end:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout_at(sent_s + self._heartbeat_s):
-                        await stream.wake.wait()
 
     async def _check(self, stream: _Stream) -> None:
         if self._closed:
@@ -197,53 +177,35 @@ class DelayedWatches:
 
     # --- Messages -----------------------------------------------------------
 
-    async def _filled(self, page: _Page, with_messages: bool) -> tuple[list[Watched], Position]:
-        """The messages of a page, or the first of them, and the position behind them."""
-        if not with_messages or not page.messages:
-            return [Watched(told) for told, _ in page.messages], page.end
-        by_shard: dict[int, list[int]] = {}
-        for told, _ in page.messages:
-            by_shard.setdefault(shard_of(told.message_id), []).append(told.message_id)
-        answers = await asyncio.gather(
-            *(self._ingests.read_with_etags(shard, ids) for shard, ids in by_shard.items())
+    async def _filled(
+        self, queue_id: str, page: _Page, view: View
+    ) -> tuple[list[entry_pb2.WatchDelayedResponse], Position, int]:
+        """An answer with the first entries of a page, the position behind them, bytes held.
+
+        The answer is in a list, out of which it is taken: nothing else may keep it.
+        """
+        entries = [delayed_entry(queue_id, told) for told, _ in page.messages]
+        end, held_bytes = page.end, 0
+        if view in WITH_MESSAGE and entries:
+            count, held_bytes = await self._teller.add_messages(entries, view)
+            if not count:
+                raise Unavailable("an ingest gave no message", reason="INGEST_AWAY")
+            if count < len(entries):
+                end = page.messages[count - 1][1]
+                del entries[count:]
+        now_ms = self._owner.clock.now_ms()  # It may have taken long to read.
+        answer = entry_pb2.WatchDelayedResponse(
+            entries=(one for one in entries if is_delayed(one, now_ms)),
+            position=encode_position(queue_id, end),
         )
-        contents = {
-            message.message_id: (message, etag)
-            for answer in answers
-            for message, etag in zip(answer.messages, answer.etags, strict=True)
-        }
-        gone = {message_id for answer in answers for message_id in answer.missing_ids}
-        now_ms = self._owner.clock.now_ms()
-        filled = list(_fitting(page.messages, contents, gone))
-        if not filled:
-            raise Unavailable("an ingest gave no message", reason="INGEST_AWAY")
-        all_fit = len(filled) == len(page.messages)
-        end = page.end if all_fit else page.messages[len(filled) - 1][1]
-        return [one for one in filled if is_delayed(one.told, now_ms)], end
+        return [answer], end, held_bytes
 
 
 def _beginning(queue: Queue) -> Position:
     return Position(order_of(queue.lane_epoch, 0, 0), 0)
 
 
-def _fitting(
-    messages: Sequence[tuple[DelayedMessage, Position]],
-    contents: dict[int, tuple[Message, str]],
-    gone: set[int],
-) -> Iterator[Watched]:
-    """Those before the first one that did not come, or no longer fits into an answer."""
-    bytes_left = PAGE_BYTES
-    for number, (told, _) in enumerate(messages):
-        message, etag = contents.get(told.message_id, (None, ""))
-        if message is None and told.message_id not in gone:
-            return
-        bytes_left -= message.ByteSize() if message is not None else 0
-        if number and bytes_left < 0:
-            return
-        yield Watched(told, message, etag)
-
-
-def is_delayed(told: DelayedMessage, now_ms: int) -> bool:
+def is_delayed(told: DelayedMessage | entry_pb2.Entry, now_ms: int) -> bool:
     """Whether a message of the journal cannot be claimed yet, and will be."""
     ends_ms = told.retention_deadline_ms
     return told.visible_at_ms > now_ms and not 0 < ends_ms <= now_ms

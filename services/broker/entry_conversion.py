@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 from libs.storage.archived_records import ArchivedMessage
+from libs.storage.buckets import BucketKind, lane_order
+from libs.storage.delayed_records import DelayedMessage
 from libs.storage.ids import shard_of
 from libs.storage.queues import (
     AvailableMessage,
@@ -36,6 +38,7 @@ WITH_ATTEMPTS: Final = frozenset(
 WITH_MESSAGE: Final = frozenset({entry_pb2.ENTRY_VIEW_HEADERS, entry_pb2.ENTRY_VIEW_FULL})
 
 View: TypeAlias = entry_pb2.EntryView.ValueType
+Entries: TypeAlias = Sequence[entry_pb2.Entry]
 
 
 def checked_view(view: View) -> View:
@@ -59,6 +62,21 @@ def waiting_entry(
         attempts_count=item.attempts,
         visible_at_ms=item.visible_at_ms,
         retention_deadline_ms=item.retention_deadline_ms,
+    )
+
+
+def delayed_entry(queue_id: str, told: DelayedMessage) -> entry_pb2.Entry:
+    """An entry that the journal of delayed messages has."""
+    order = lane_order(BucketKind.TIMED, told.bucket_order, told.bucket_number)
+    place = Place(told.priority, BucketKind.TIMED, order)
+    return entry_pb2.Entry(
+        handle=waiting_handle(queue_id, told.message_id, place),
+        queue_id=queue_id,
+        message_id=told.message_id,
+        state=queue_pb2.ENTRY_STATE_DELAYED,
+        priority=told.priority,
+        visible_at_ms=told.visible_at_ms,
+        retention_deadline_ms=told.retention_deadline_ms,
     )
 
 
@@ -156,7 +174,7 @@ class EntryTeller:
         self._database = database
         self._ingests = ingests
 
-    async def tell(self, entries: Sequence[entry_pb2.Entry], view: View, context: Any) -> int:
+    async def tell(self, entries: Entries, view: View, context: Any) -> int:
         """Adds what the view wants; gives how many of the first entries fit into an answer.
 
         Messages count for the budget until the call ends. Raises Unavailable while messages are
@@ -169,6 +187,15 @@ class EntryTeller:
             await self._add_attempts(entries)
         if view not in WITH_MESSAGE:
             return len(entries)
+        count, held_bytes = await self.add_messages(entries, view)
+        context.add_done_callback(lambda _: self._budget.release(held_bytes))
+        return count
+
+    async def add_messages(self, entries: Entries, view: View) -> tuple[int, int]:
+        """Adds messages; gives how many of the first entries fit, and what to `release` later.
+
+        Raises as `tell`.
+        """
         with_payload = view == entry_pb2.ENTRY_VIEW_FULL
         async with self._budget.fetching(MESSAGES_BYTES_MAX) as bytes_max:
             count = await self._add_messages(entries, bytes_max, with_payload=with_payload)
@@ -176,10 +203,13 @@ class EntryTeller:
         if size_bytes > SMALL_BYTES and self._budget.is_exceeded:
             raise exceeded()
         self._budget.take(size_bytes)
-        context.add_done_callback(lambda _: self._budget.release(size_bytes))
-        return count
+        return count, size_bytes
 
-    async def _add_attempts(self, entries: Sequence[entry_pb2.Entry]) -> None:
+    def release(self, held_bytes: int) -> None:
+        """Messages of so many bytes were sent."""
+        self._budget.release(held_bytes)
+
+    async def _add_attempts(self, entries: Entries) -> None:
         queues, attempts = self._owner.shard.queues, self._owner.shard.attempts
         keyed = [
             (attempts_at(queues[entry.queue_id], entry.message_id), entry)
@@ -198,9 +228,7 @@ class EntryTeller:
         finally:
             attempts.end_read(keys)
 
-    async def _add_messages(
-        self, entries: Sequence[entry_pb2.Entry], bytes_max: int, *, with_payload: bool
-    ) -> int:
+    async def _add_messages(self, entries: Entries, bytes_max: int, *, with_payload: bool) -> int:
         by_shard: dict[int, list[int]] = {}
         for entry in entries:
             by_shard.setdefault(shard_of(entry.message_id), []).append(entry.message_id)
@@ -210,7 +238,7 @@ class EntryTeller:
         for shard, ids in by_shard.items():
             wanted = list(dict.fromkeys(ids))
             while wanted and left > 0:
-                told = await self._ingests.read_with_etags(shard, wanted, bytes_max)
+                told = await self._ingests.read_with_etags(shard, wanted, left)
                 for message, etag in zip(told.messages, told.etags, strict=True):
                     stored[message.message_id] = (message, etag)
                     if not with_payload:

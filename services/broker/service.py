@@ -203,7 +203,8 @@ class BrokerService:
         delivery = Delivery(owner, payloads, config.waiting_claims_max, budget)
         sweeper = Sweeper(owner, database)
         cleaner = DelayedCleaner(owner, database, last_ms)
-        self._watches = DelayedWatches(owner, database, ingests)
+        teller = EntryTeller(owner, database, ingests, budget)
+        self._watches = DelayedWatches(owner, database, teller)
         starts = ReplayStarts(self._directory, self._channels, config.replay_window_s)
         names = UniqueNames(owner, QueueNames(self._root.objects), self._channels, config.shard)
         self._names.begin(names)
@@ -225,7 +226,7 @@ class BrokerService:
         self._entries.begin_delayed(
             MessageEditor(owner, delivery, payloads, ingests, self._forgetting), self._watches
         )
-        lists = self._look_into(owner, database, ingests, budget)
+        lists = self._look_into(owner, database, ingests, teller)
         blobs, limits = Blobs(self._root), self._limits
         runner = RedriveRunner(owner, lists.failed, ingests, others, target, blobs, limits)
         settler = LetterSettler(owner, lists.failed, target, blobs, limits, config.shard)
@@ -271,11 +272,10 @@ class BrokerService:
         )
 
     def _look_into(
-        self, owner: ShardOwner, database: Database, ingests: Ingests, budget: DeliveryBudget
+        self, owner: ShardOwner, database: Database, ingests: Ingests, teller: EntryTeller
     ) -> ListReaders:
         """Lets entries be listed, found and repaired; gives what reads lists."""
         waiting, lists = WaitingReader(database), list_readers(database)
-        teller = EntryTeller(owner, database, ingests, budget)
         self._entries.begin_entries(
             EntryFinder(owner, waiting, lists),
             EntryLister(owner, waiting, lists, teller),

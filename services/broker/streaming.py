@@ -67,6 +67,7 @@ class Streams:
                 yield consumer_pb2.ConsumeResponse(consumer_id=consumer)
                 while answer := await self._next_answer(queue, stream, told):
                     yield answer
+                    del answer
                     self._delivery.sent(stream.sent())
             finally:
                 reading.cancel()

@@ -77,6 +77,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         async with aclosing(self.streams.serve(publisher, requests)) as answers:
             async for answer in answers:
                 yield answer
+                del answer  # It is sent: the next may be hours away.
 
     def _accept(self, request: ingest_pb2.PublishRequest) -> Accepted:
         return wire.accept(request, self._rules)

@@ -207,7 +207,8 @@ class EntryServiceServicer:
         new time. One that was cancelled meanwhile may be sent.
 
         Errors: INVALID_ARGUMENT (INVALID_POSITION: not one that was given for this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
-        open), UNAVAILABLE (draining, or the ingest of a message is away: watch again from the last position).
+        open; UNREAD_ANSWERS: answers that are not read take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is
+        away). After the last two, watch again from the last position.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

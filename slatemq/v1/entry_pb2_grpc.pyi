@@ -94,7 +94,8 @@ class EntryServiceStub:
     new time. One that was cancelled meanwhile may be sent.
 
     Errors: INVALID_ARGUMENT (INVALID_POSITION: not one that was given for this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
-    open), UNAVAILABLE (draining, or the ingest of a message is away: watch again from the last position).
+    open; UNREAD_ANSWERS: answers that are not read take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is
+    away). After the last two, watch again from the last position.
     """
     StartRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.StartRedriveRequest, _entry_pb2.StartRedriveResponse]
     """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
@@ -208,7 +209,8 @@ class EntryServiceAsyncStub(EntryServiceStub):
     new time. One that was cancelled meanwhile may be sent.
 
     Errors: INVALID_ARGUMENT (INVALID_POSITION: not one that was given for this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
-    open), UNAVAILABLE (draining, or the ingest of a message is away: watch again from the last position).
+    open; UNREAD_ANSWERS: answers that are not read take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is
+    away). After the last two, watch again from the last position.
     """
     StartRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.StartRedriveRequest, _entry_pb2.StartRedriveResponse]  # type: ignore[assignment]
     """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
@@ -367,7 +369,8 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         new time. One that was cancelled meanwhile may be sent.
 
         Errors: INVALID_ARGUMENT (INVALID_POSITION: not one that was given for this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
-        open), UNAVAILABLE (draining, or the ingest of a message is away: watch again from the last position).
+        open; UNREAD_ANSWERS: answers that are not read take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is
+        away). After the last two, watch again from the last position.
         """
 
     @_abc_1.abstractmethod

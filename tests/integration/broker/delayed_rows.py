@@ -5,49 +5,55 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from libs.storage.keys import RecordType, key_head
 from libs.storage.own_keys import parse_delayed_key
-from services.broker import delayed_watch
-from services.broker.delayed_watch import DelayedWatches, Update
+from services.broker.delayed_watch import DelayedWatches
+from slatemq.v1 import entry_pb2
 from tests.integration.broker.rig import Rig
 
 MINUTE = 60_000
 YEAR = 365 * 24 * 60 * MINUTE
 
 
+Updates: TypeAlias = AsyncIterator[entry_pb2.WatchDelayedResponse]
+
+
 def watches(rig: Rig, **settings: Any) -> DelayedWatches:
     assert rig.service._database is not None
-    return DelayedWatches(rig.owner, rig.service._database, rig.ingest, **settings)
+    teller = rig.service._entries._teller
+    return DelayedWatches(rig.owner, rig.service._database, teller, **settings)
 
 
 class Watch:
     """What one observer has seen. Heartbeats are passed over."""
 
-    def __init__(self, updates: AsyncIterator[Update], position: str) -> None:
+    def __init__(
+        self, updates: AsyncIterator[entry_pb2.WatchDelayedResponse], position: str
+    ) -> None:
         self._updates = updates
         self.position = position
-        self.seen: list[delayed_watch.Watched] = []
+        self.seen: list[entry_pb2.Entry] = []
 
     async def until(self, count: int) -> list[int]:
         """The IDs of all seen, as soon as they are so many."""
         async with asyncio.timeout(60):
             while len(self.seen) < count:
                 self._take(await anext(self._updates))
-        return [one.told.message_id for one in self.seen]
+        return [one.message_id for one in self.seen]
 
     async def heartbeat(self) -> list[int]:
         """The IDs of all seen up to the next update that brings none."""
         async with asyncio.timeout(60):
             while self._take(await anext(self._updates)):
                 pass
-        return [one.told.message_id for one in self.seen]
+        return [one.message_id for one in self.seen]
 
-    def _take(self, update: Update) -> int:
-        self.seen += update.messages
+    def _take(self, update: entry_pb2.WatchDelayedResponse) -> int:
+        self.seen += update.entries
         self.position = update.position
-        return len(update.messages)
+        return len(update.entries)
 
 
 @asynccontextmanager
@@ -56,11 +62,11 @@ async def watching(
     position: str = "",
     queue_id: str = "q",
     *,
-    with_messages: bool = False,
+    view: entry_pb2.EntryView.ValueType = entry_pb2.ENTRY_VIEW_UNSPECIFIED,
     **settings: Any,
 ) -> AsyncIterator[Watch]:
     settings.setdefault("heartbeat_s", 0.05)
-    updates = watches(rig, **settings).watch(queue_id, position, with_messages=with_messages)
+    updates = watches(rig, **settings).watch(queue_id, position, view)
     async with aclosing(updates):
         yield Watch(updates, position)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.broker import delayed_watch
+from services.broker import delayed_watch, entry_conversion
 from slatemq.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
-from slatemq.v1 import queue_pb2
+from slatemq.v1 import entry_pb2, queue_pb2
 from tests.integration.broker.delayed_rows import (
     MINUTE,
     YEAR,
@@ -22,6 +22,9 @@ from tests.integration.broker.delayed_rows import (
 from tests.integration.broker.rig import Ingest, running
 from tests.manual_clock import ManualClock
 
+FULL = entry_pb2.ENTRY_VIEW_FULL
+NONE = entry_pb2.ENTRY_VIEW_UNSPECIFIED
+
 
 async def test_delayed_messages_are_told_in_order_both_those_there_and_those_to_come() -> None:
     async with running() as rig:
@@ -31,9 +34,9 @@ async def test_delayed_messages_are_told_in_order_both_those_there_and_those_to_
         await delay(rig, [2])
         async with watching(rig) as watch:
             assert await watch.until(3) == [3, 1, 2]
-            told = watch.seen[0].told
+            told = watch.seen[0]
             assert told.visible_at_ms == rig.clock.now_ms() + 9 * MINUTE
-            assert watch.seen[0].message is None
+            assert not watch.seen[0].HasField("message")
             for message_id in range(10, 20):
                 await delay(rig, [message_id], message_id * MINUTE)
             await rig.assign([30])
@@ -125,30 +128,28 @@ async def test_messages_come_with_their_content_and_etag() -> None:
     async with running(ingest=ingest) as rig:
         await rig.create()
         await delay(rig, [2, 3, 1])
-        async with watching(rig, with_messages=True) as watch:
+        async with watching(rig, view=FULL) as watch:
             assert await watch.until(3) == [2, 3, 1]
         second, third, first = watch.seen
-        assert second.message is not None
         assert second.message.payload == b"%010d" % 2
         assert second.message.headers == {"big": "xxxxx"}
         assert second.etag == "e2"
-        assert (third.message, third.etag) == (None, "")
-        assert first.message is not None
+        assert (third.HasField("message"), third.etag) == (False, "")
         assert first.message.message_id == 1
 
 
 async def test_answers_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delayed_watch, "PAGE_BYTES", 5000)
+    monkeypatch.setattr(entry_conversion, "MESSAGES_BYTES_MAX", 5000)
     ingest = Ingest()
     ingest.sizes = dict.fromkeys(range(1, 21), 2000) | {4: 9000}
     async with running(ingest=ingest) as rig:
         await rig.create()
         await delay(rig, range(1, 21))
-        updates = watches(rig).watch("q", "", with_messages=True)
+        updates = watches(rig).watch("q", "", FULL)
         async with aclosing(updates), asyncio.timeout(60):
             sizes: list[int] = []
             while sum(sizes) < 20:
-                sizes.append(len((await anext(updates)).messages))
+                sizes.append(len((await anext(updates)).entries))
         assert max(sizes) == 2
         assert 1 in sizes
 
@@ -158,14 +159,14 @@ async def test_an_ingest_that_is_away_ends_the_watch_and_it_goes_on_later() -> N
     async with running(ingest=ingest) as rig:
         await rig.create()
         await delay(rig, [1])
-        async with watching(rig, with_messages=True) as watch:
+        async with watching(rig, view=FULL) as watch:
             assert await watch.until(1) == [1]
             ingest.away = True
             await delay(rig, [2])
             with pytest.raises(Unavailable):
                 await watch.until(2)
         ingest.away = False
-        async with watching(rig, watch.position, with_messages=True) as again:
+        async with watching(rig, watch.position, view=FULL) as again:
             assert await again.until(1) == [2]
 
 
@@ -227,14 +228,14 @@ async def test_streams_are_bounded_and_end_with_the_broker() -> None:
     async with running() as rig:
         await rig.create()
         streams = watches(rig, streams_max=2)
-        open_ = [streams.watch("q", "", with_messages=False) for _ in range(3)]
+        open_ = [streams.watch("q", "", NONE) for _ in range(3)]
         async with aclosing(open_[0]), aclosing(open_[1]), aclosing(open_[2]):
             await anext(open_[0])
             await anext(open_[1])
             with pytest.raises(ResourceExhausted):
                 await anext(open_[2])
             await open_[0].aclose()
-            again = streams.watch("q", "", with_messages=False)
+            again = streams.watch("q", "", NONE)
             async with aclosing(again):
                 await anext(again)
                 waiting = asyncio.create_task(anext(again))

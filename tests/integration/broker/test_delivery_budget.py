@@ -128,6 +128,57 @@ async def test_pages_of_entries_hold_no_more_together_than_the_budget() -> None:
                 await asyncio.sleep(0.01)
 
 
+async def test_watches_of_delayed_messages_hold_no_more_together_than_the_budget() -> None:
+    # Given a budget for eight messages of a mebibyte, and sixteen delayed in each of twelve queues
+    ingest = Ingest()
+    settings = {"delivery_bytes_max": BUDGET, "payload_cache_bytes": 0}
+    async with running(ingest=ingest, settings=settings) as rig:
+        visible = [rig.clock.now_ms() + 60_000] * EACH
+        for number, queue_id in enumerate(QUEUES):
+            await rig.create(queue_id)
+            ids = range(1 + number * EACH, 1 + (number + 1) * EACH)
+            ingest.sizes.update(dict.fromkeys(ids, SIZE))
+            await rig.assign(list(ids), queue_id, visible_at_ms=visible)
+        most = watch_most(rig)
+
+        # when all of them are watched at once, with payloads, by some who do not read
+        calls = [watch(rig, queue_id) for queue_id in QUEUES]
+        budget = delivery_of(rig)._budget
+        await eventually(lambda: budget.used_bytes > BUDGET - 2 * SIZE)
+        for call in calls:
+            call.cancel()
+
+        async def watch_all(queue_id: str) -> int:
+            count, position = 0, ""
+            while count < EACH:
+                call = watch(rig, queue_id, position)
+                error = None
+                try:
+                    while count < EACH:
+                        answer = await call.read()
+                        count, position = count + len(answer.entries), answer.position
+                except grpc.aio.AioRpcError as refusal:
+                    error = from_rpc_error(refusal)
+                call.cancel()
+                assert error is None or error.reason == "UNREAD_ANSWERS"
+            return count
+
+        counts = await asyncio.gather(*map(watch_all, QUEUES))
+
+        # then all are told, and never more was held than the budget and one message
+        assert counts == [EACH] * len(QUEUES)
+        assert SIZE < most[0] <= BUDGET + 2 * SIZE
+        await eventually(lambda: not budget.used_bytes)
+
+
+def watch(rig: Rig, queue_id: str, position: str = "") -> Any:
+    return entries(rig).WatchDelayed(
+        entry_pb2.WatchDelayedRequest(
+            queue_id=queue_id, position=position, view=entry_pb2.ENTRY_VIEW_FULL
+        )
+    )
+
+
 async def test_streams_and_claims_that_end_early_give_back_what_they_held() -> None:
     ingest = Ingest()
     settings = {"delivery_bytes_max": BUDGET, "payload_cache_bytes": 0}

@@ -10,13 +10,10 @@ import grpc
 import pytest
 
 from libs.serving.topology import Peer, TopologyDirectory
-from libs.storage.buckets import BucketKind, lane_order
-from libs.storage.delayed_records import DelayedMessage
 from services.broker import editing as editing_module
-from services.broker.delayed_watch import DelayedWatches
 from services.broker.editing import Find, MessageEditor, replacement
+from services.broker.entry_handles import parse_handle
 from services.broker.payloads import Came
-from services.broker.waiting_buckets import Place
 from slatemq.errors import (
     Aborted,
     FailedPrecondition,
@@ -26,14 +23,11 @@ from slatemq.errors import (
     Unavailable,
 )
 from slatemq.v1 import assignment_pb2, consumer_pb2, entry_pb2, entry_pb2_grpc
+from tests.integration.broker.delayed_rows import watches
 from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, refusal, running
 from tests.manual_clock import ManualClock
 
 MINUTE = 60_000
-
-
-def timed_order(told: DelayedMessage) -> int:
-    return lane_order(BucketKind.TIMED, told.bucket_order, told.bucket_number)
 
 
 class Editing:
@@ -45,7 +39,7 @@ class Editing:
         assert service._delivery is not None
         self._rig = rig
         self._payloads = service._delivery._payloads
-        self._watches = DelayedWatches(rig.owner, service._database, rig.ingest)
+        self._watches = watches(rig)
         self._editor = MessageEditor(
             rig.owner, service._delivery, self._payloads, rig.ingest, service._forgetting
         )
@@ -58,16 +52,14 @@ class Editing:
 
     async def _find(self, message_id: int) -> Find:
         queue = self._rig.owner.shard.queues["q"]
-        async with aclosing(self._watches.watch("q", "", with_messages=False)) as updates:
-            update = await anext(updates)
-        places = [
-            Place(one.told.priority, BucketKind.TIMED, timed_order(one.told))
-            for one in update.messages
-            if one.told.message_id == message_id
-        ]
+        watch = self._watches.watch("q", "", entry_pb2.ENTRY_VIEW_UNSPECIFIED)
+        async with aclosing(watch) as answers:
+            entries = (await anext(answers)).entries
+        handles = [parse_handle(one.handle, 0) for one in entries]
+        places = [one.waiting for one in handles if one.message_id == message_id]
 
         def find(_: int) -> int:
-            item = queue.find(places[0], message_id) if places else None
+            item = queue.find(places[0], message_id) if places and places[0] else None
             if item is None:
                 raise NotFound("entry", str(message_id), reason="ENTRY_UNKNOWN")
             return item.visible_at_ms

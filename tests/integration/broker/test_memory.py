@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,6 +32,9 @@ REQUESTS = 24
 LISTINGS_EACH = 4
 """Pages of each queue that are asked for at once, each with payloads of up to 32 MiB."""
 
+WATCHES_EACH = 4
+"""Watches of the delayed messages of each queue, with payloads: as large as the others."""
+
 DEFAULTS = BrokerConfig(root="memory:///")
 
 BOUND_BYTES = (
@@ -53,10 +57,12 @@ async def test_the_memory_of_a_broker_stays_below_what_is_stated_under_the_worst
             await stack.create_queue(queue_id, "true")
         at_rest = measured.resident
         await publish(stack, [bytes(MEBIBYTE)] * LARGE)
+        await publish(stack, [bytes(MEBIBYTE)] * LARGE, delay_ms=3_600_000)
         await stack.routed()
 
-        # When consumers claim all that there is and read nothing of it, and pages are listed and
-        # not read either, while assignments and more large requests come than there is memory for
+        # When consumers claim all that there is and read nothing of it, and pages and watches of
+        # delayed messages are not read either, while assignments and more large requests come than
+        # there is memory for
         async with unread(stack.broker):
             await asyncio.gather(assignments(stack), requests(stack.broker))
 
@@ -65,9 +71,13 @@ async def test_the_memory_of_a_broker_stays_below_what_is_stated_under_the_worst
             await stack.create_queue("another", "true")
 
 
-async def publish(stack: Stack, payloads: list[bytes]) -> None:
+async def publish(stack: Stack, payloads: list[bytes], delay_ms: int = 0) -> None:
     stub = ingest_pb2_grpc.IngestServiceStub(stack.ingest.there)
-    messages = [ingest_pb2.PublishMessage(payload=payload) for payload in payloads]
+    visible_at_ms = int(time.time() * 1000) + delay_ms if delay_ms else None
+    messages = [
+        ingest_pb2.PublishMessage(payload=payload, visible_at_ms=visible_at_ms)
+        for payload in payloads
+    ]
     await patiently(lambda: stub.Publish(ingest_pb2.PublishRequest(messages=messages)))
 
 
@@ -97,12 +107,13 @@ async def refused(call: Awaitable[Any]) -> None:
 
 @asynccontextmanager
 async def unread(broker: Service) -> AsyncIterator[None]:
-    """Streams, claims and pages whose answers are not read."""
+    """Streams, claims, pages and watches whose answers are not read."""
     # To the client each answer is a stream: it takes no more of one than is read.
     opened = broker.there
     consume: Any = opened.stream_stream("/slatemq.v1.ConsumerService/Consume")
     claim: Any = opened.unary_stream("/slatemq.v1.ConsumerService/Claim")
     list_: Any = opened.unary_stream("/slatemq.v1.EntryService/ListEntries")
+    watch: Any = opened.unary_stream("/slatemq.v1.EntryService/WatchDelayed")
     calls = []
     for queue_id in QUEUES:
         page = entry_pb2.ListEntriesRequest(
@@ -112,6 +123,8 @@ async def unread(broker: Service) -> AsyncIterator[None]:
             view=entry_pb2.ENTRY_VIEW_FULL,
         )
         calls += [list_(page.SerializeToString()) for _ in range(LISTINGS_EACH)]
+        watched = entry_pb2.WatchDelayedRequest(queue_id=queue_id, view=entry_pb2.ENTRY_VIEW_FULL)
+        calls += [watch(watched.SerializeToString()) for _ in range(WATCHES_EACH)]
     await asyncio.sleep(2)
     for queue_id in QUEUES:
         start = consumer_pb2.ConsumeStart(queue_id=queue_id)

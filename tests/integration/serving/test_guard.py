@@ -1,7 +1,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -178,6 +178,45 @@ async def test_what_a_failed_call_held_is_free_at_once(
                 await asyncio.sleep(0.001)
     finally:
         gc.enable()
+
+
+class Answer:
+    """One to which there may be weak references, as there may be none to a message."""
+
+    data = b"answer"
+
+
+@pytest.mark.parametrize("kind", ["us", "ss"])
+async def test_an_answer_that_is_sent_is_not_kept_until_the_next(gate: Gate, kind: str) -> None:
+    sent: list[weakref.ref[Answer]] = []
+
+    def made() -> Answer:
+        answer = Answer()
+        sent.append(weakref.ref(answer))
+        return answer
+
+    async def behavior(_: Any, context: Any) -> AsyncIterator[Answer]:
+        yield made()
+        await asyncio.get_running_loop().create_future()
+
+    make: Any = (
+        grpc.unary_stream_rpc_method_handler
+        if kind == "us"
+        else grpc.stream_stream_rpc_method_handler
+    )
+    handler = make(behavior, bytes, lambda answer: answer.data)
+    server = grpc.aio.server(interceptors=[CallGuard(gate, Telemetry())])
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Test", {"m": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(30):
+        method: Any = channel.unary_stream("/Test/m")
+        calling = method(b"")
+        assert await calling.read() == b"answer"
+        while sent[0]() is not None:
+            await asyncio.sleep(0.001)
+        calling.cancel()
+    await server.stop(0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
