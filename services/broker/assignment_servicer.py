@@ -35,9 +35,7 @@ HAND_OVER_S = 2.0
 """How long an assignment waits for payloads of messages that somebody waits for; then it goes on
 without, and the claims fetch them."""
 
-
 REASON_BYTES_MAX = 1_000
-
 MATCH_BYTES = 30
 """About what a match adds to a commit."""
 
@@ -77,16 +75,18 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         if request.known_revision < 0:
             raise InvalidArgument("known_revision", "must not be negative", reason="OUT_OF_RANGE")
         owner = self._owner
-        token = request.page_token
-        after = _page_after(token) if token else (request.known_revision, None)
-        changes = owner.durable_configs.after(*after)
+        configs, known = owner.durable_configs, request.known_revision
+        learned, revision, queue_id = _page_after(request.page_token) or (known, known, None)
+        configs.check_remembered(learned, "known_revision")
+        changes = configs.after(revision, queue_id)
         page = next(pages_of(changes, owner.durable_replays, self._shard))
         answer = assignment_pb2.GetRoutingStateResponse(
             config_revision=owner.durable_revision, changes=page, broker_shard=self._shard
         )
         if len(page) < len(changes):
             last = changes[len(page) - 1]
-            answer.next_page_token = f"{last.revision:x}/{last.queue_id}"
+            learned = learned or answer.config_revision
+            answer.next_page_token = f"{learned:x}/{last.revision:x}/{last.queue_id}"
             return answer
         for log, sequence in sorted(owner.durable_cursors.items()):
             answer.cursors.add(ingest_shard=log, sequence=sequence)
@@ -292,14 +292,15 @@ def _is_current(queue: Queue, revision: int) -> bool:
     return queue.routing_revision <= revision and not queue.settings.quarantine
 
 
-def _page_after(token: str) -> tuple[int, str]:
-    """The change behind which a page begins."""
-    revision, _, queue_id = token.partition("/")
-    if not re.fullmatch("[0-9a-f]{1,15}", revision) or not QUEUE_ID.fullmatch(queue_id):
-        raise InvalidArgument(
-            "page_token", "is not one that GetRoutingState gave", reason="INVALID_PAGE_TOKEN"
-        )
-    return int(revision, 16), queue_id
+def _page_after(token: str) -> tuple[int, int, str] | None:
+    """What a caller had learned before it read a page, and the change behind which that begins."""
+    if not token:
+        return None
+    found = re.fullmatch("([0-9a-f]{1,15})/([0-9a-f]{1,15})/(.*)", token)
+    if not found or not QUEUE_ID.fullmatch(found[3]):
+        what = "is not one that GetRoutingState gave"
+        raise InvalidArgument("page_token", what, reason="INVALID_PAGE_TOKEN")
+    return int(found[1], 16), int(found[2], 16), found[3]
 
 
 def is_outdated(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from services.broker.queue_lifecycle import DELETED_KEPT
 from services.broker.queue_settings import QueueSettings
+from slatemq.errors import InvalidArgument
 
 
 class ConfigChange(NamedTuple):
@@ -34,13 +35,19 @@ class ConfigChange(NamedTuple):
 class ConfigLog:
     """The newest change of each queue."""
 
-    def __init__(self, changes: Iterable[ConfigChange] = ()) -> None:
-        """Begin with these, in any order."""
+    def __init__(
+        self, changes: Iterable[ConfigChange] = (), deleted_kept: int = DELETED_KEPT
+    ) -> None:
+        """Begin with these, in any order; remember this many deletions."""
+        self.deleted_kept = deleted_kept
         self.forgotten_revision = 0
         """Deletions up to this revision may be forgotten: who has learned no more begins anew."""
         self._newest: dict[str, ConfigChange] = {}
         self._deleted: dict[str, int] = {}  # by queue, the revision of its deletion, oldest first
         self.add(sorted(changes, key=_place))
+        if len(self._deleted) == deleted_kept:
+            # A process before this one may have forgotten those before the oldest.
+            self.forgotten_revision = next(iter(self._deleted.values())) - 1
 
     def add(self, changes: Iterable[ConfigChange]) -> None:
         """Add changes, each of a revision not below those before it, or of the same by queue."""
@@ -51,7 +58,7 @@ class ConfigLog:
             self._deleted.pop(change.queue_id, None)
             if change.settings is None:
                 self._deleted[change.queue_id] = change.revision
-        while len(self._deleted) > DELETED_KEPT:
+        while len(self._deleted) > self.deleted_kept:
             queue_id = next(iter(self._deleted))
             self.forgotten_revision = self._deleted.pop(queue_id)
             del self._newest[queue_id]
@@ -65,6 +72,18 @@ class ConfigLog:
         if queue_id is None:
             return list(self._newest_first((revision + 1, "")))[::-1]
         return list(self._newest_first((revision, f"{queue_id}\0")))[::-1]
+
+    def check_remembered(self, revision: int, field: str) -> None:
+        """Raises InvalidArgument (REVISION_FORGOTTEN) where deletions since may be forgotten.
+
+        A caller who has learned of no queue yet, at 0, misses none of them.
+        """
+        if 0 < revision < self.forgotten_revision:
+            raise InvalidArgument(
+                field,
+                "queues deleted since then may be forgotten: begin anew",
+                reason="REVISION_FORGOTTEN",
+            )
 
     def routes_differ(self, revision: int) -> bool:
         """Whether a judgement by the configs of this revision is wrong for a queue there is."""

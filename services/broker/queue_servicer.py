@@ -288,12 +288,6 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
                 f"must be 0..{self._owner.durable_revision}, not {after}",
                 reason="OUT_OF_RANGE",
             )
-        if 0 < after < self._owner.durable_configs.forgotten_revision:
-            raise InvalidArgument(
-                "after_revision",
-                "queues deleted since then may be forgotten: begin with 0",
-                reason="REVISION_FORGOTTEN",
-            )
         if len(self._watchers) >= WATCHERS_MAX:
             raise ResourceExhausted("too many open streams", reason="TOO_MANY_STREAMS")
         wake = asyncio.Event()
@@ -304,6 +298,8 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
                 wake.clear()
                 until = self._owner.durable_revision
                 if first or until > after:
+                    # Also behind a caller who was too slow with what came before.
+                    self._owner.durable_configs.check_remembered(after, "after_revision")
                     for page in self._pages(after):
                         yield page
                     first, after = False, until

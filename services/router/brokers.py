@@ -131,6 +131,7 @@ class BrokerLink:
                     await self._open()
                     await self._serve()
             except PeerFailed as failure:
+                self._reload |= isinstance(failure, PeerRefused)  # Configs must be wrong.
                 self._presence.away(failure)
             await asyncio.sleep(self._backoff.next_seconds())
 
@@ -316,8 +317,6 @@ class BrokerLink:
         except PeerFailed as failure:
             if isinstance(failure, PeerLate):
                 self._pace.was_too_much()
-            # A wrong piece was judged by wrong configs, however that came to be.
-            self._reload = self._reload or isinstance(failure, PeerRefused)
             self._has_worked = False
             self._failure = failure
         except Exception as failure:  # noqa: BLE001 - it ends the router: see `_serve`
@@ -378,9 +377,8 @@ class BrokerLink:
             try:
                 with peer_failures():
                     stub = queue_pb2_grpc.QueueServiceStub(await self._connect())
-                    known = self.rules.revision
+                    known, changes = self.rules.revision, list[queue_pb2.QueueChange]()
                     request = queue_pb2.WatchQueuesRequest(after_revision=known)
-                    changes: list[queue_pb2.QueueChange] = []
                     async for response in stub.WatchQueues(request):
                         changes += response.changes
                         if response.more:
@@ -390,6 +388,9 @@ class BrokerLink:
                         presence.there()
                         backoff.reset()
                     raise PeerFailed("the stream ended")
+            except PeerRefused as failure:
+                self._failure = failure
+                return self._wake.set()
             except PeerFailed as failure:
                 presence.away(failure)
             await asyncio.sleep(backoff.next_seconds())

@@ -90,7 +90,8 @@ class AssignmentServiceServicer:
         at most; where there are more, read on with its token. Configs may change between two pages: such a queue comes again, in a later page.
         So what all pages tell is the state at the `config_revision` of the last one, and of no other.
 
-        Errors: INVALID_ARGUMENT (negative revision, a token that no answer had), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (negative revision; a token that no answer had; REVISION_FORGOTTEN: queues deleted since the known revision, or
+        since the first page, may be forgotten: begin with 0), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,7 +51,8 @@ class AssignmentServiceStub:
     at most; where there are more, read on with its token. Configs may change between two pages: such a queue comes again, in a later page.
     So what all pages tell is the state at the `config_revision` of the last one, and of no other.
 
-    Errors: INVALID_ARGUMENT (negative revision, a token that no answer had), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (negative revision; a token that no answer had; REVISION_FORGOTTEN: queues deleted since the known revision, or
+    since the first page, may be forgotten: begin with 0), UNAVAILABLE.
     """
     Assign: _grpc.UnaryUnaryMultiCallable[_assignment_pb2.AssignRequest, _assignment_pb2.AssignResponse]
     """Assigns the matches of pieces of one or more logs. Each range is applied whole or not at all, and answered for itself. Matches for a
@@ -98,7 +99,8 @@ class AssignmentServiceAsyncStub(AssignmentServiceStub):
     at most; where there are more, read on with its token. Configs may change between two pages: such a queue comes again, in a later page.
     So what all pages tell is the state at the `config_revision` of the last one, and of no other.
 
-    Errors: INVALID_ARGUMENT (negative revision, a token that no answer had), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (negative revision; a token that no answer had; REVISION_FORGOTTEN: queues deleted since the known revision, or
+    since the first page, may be forgotten: begin with 0), UNAVAILABLE.
     """
     Assign: _aio.UnaryUnaryMultiCallable[_assignment_pb2.AssignRequest, _assignment_pb2.AssignResponse]  # type: ignore[assignment]
     """Assigns the matches of pieces of one or more logs. Each range is applied whole or not at all, and answered for itself. Matches for a
@@ -148,7 +150,8 @@ class AssignmentServiceServicer(metaclass=_abc_1.ABCMeta):
         at most; where there are more, read on with its token. Configs may change between two pages: such a queue comes again, in a later page.
         So what all pages tell is the state at the `config_revision` of the last one, and of no other.
 
-        Errors: INVALID_ARGUMENT (negative revision, a token that no answer had), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (negative revision; a token that no answer had; REVISION_FORGOTTEN: queues deleted since the known revision, or
+        since the first page, may be forgotten: begin with 0), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod

@@ -187,6 +187,7 @@ class ShardMemory:
     calls_count: int = 0
     incarnation: int = 7
     unknown_logs: set[int] = field(default_factory=set)
+    forgotten_revision: int = 0
 
     async def set_queue(self, queue_id: str, filter_source: str = "", priority: str = "") -> None:
         queue = queue_pb2.Queue(queue_id=queue_id, filter=filter_source, priority=priority)
@@ -194,6 +195,13 @@ class ShardMemory:
 
     async def delete_queue(self, queue_id: str) -> None:
         await self._change(queue_id, queue_pb2.QueueChange(deleted_queue_id=queue_id))
+
+    def forget_deletions(self) -> None:
+        """From now on nobody learns of the queues deleted so far."""
+        self.forgotten_revision = self.revision
+        for queue_id, (_, change) in list(self.changes.items()):
+            if not change.HasField("queue"):
+                del self.changes[queue_id]
 
     async def _change(self, queue_id: str, change: queue_pb2.QueueChange) -> None:
         async with self.changed:
@@ -259,6 +267,7 @@ class MemoryBroker(
         self, request: assignment_pb2.GetRoutingStateRequest, context: Any
     ) -> assignment_pb2.GetRoutingStateResponse:
         await self._check_owner(context)
+        await self._check_remembered(request.known_revision, context)
         memory = self.memory
         return assignment_pb2.GetRoutingStateResponse(
             config_revision=memory.revision,
@@ -298,11 +307,16 @@ class MemoryBroker(
         if self.is_replaced:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "another process owns the shard now")
 
+    async def _check_remembered(self, revision: int, context: Any) -> None:
+        if 0 < revision < self.memory.forgotten_revision:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "deletions are forgotten")
+
     async def WatchQueues(  # noqa: N802
         self, request: queue_pb2.WatchQueuesRequest, context: Any
     ) -> AsyncIterator[queue_pb2.WatchQueuesResponse]:
         if not self.watchable:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams")
+        await self._check_remembered(request.after_revision, context)
         memory, told = self.memory, request.after_revision
         while True:
             changes, told = memory.changes_after(told), memory.revision

@@ -50,6 +50,27 @@ async def test_a_broker_that_restarts_after_a_lost_answer_gets_nothing_twice(sta
         await eventually(lambda: stack.got("all") == first + second)
 
 
+async def test_a_router_that_was_away_while_deletions_were_forgotten_keeps_no_queue_of_them(
+    stack: Stack,
+) -> None:
+    await stack.shard.set_queue("all", "true")
+    await stack.shard.set_queue("gone", "true")
+    async with stack.router():
+        first = await stack.log.publish([{}])
+        await eventually(lambda: stack.got("gone") == stack.got("all") == first)
+
+        # When the broker is away, and more queues are deleted than it remembers
+        await stack.broker_server.stop()
+        await stack.shard.delete_queue("gone")
+        stack.shard.forget_deletions()
+        await stack.broker_server.start()
+
+        # Then the router reads all queues anew
+        second = await stack.log.publish([{}])
+        await eventually(lambda: stack.got("all") == first + second)
+        assert stack.got("gone") == first
+
+
 async def test_an_ingest_that_moves_is_found_again(stack: Stack) -> None:
     await stack.shard.set_queue("all", "true")
 

@@ -14,6 +14,7 @@ from services.broker.config_log import ConfigChange, ConfigLog
 from services.broker.queue_conversion import CHANGES_BYTES_MAX, CHANGES_MAX, pages_of
 from services.broker.queue_settings import QueueSettings
 from services.router.configs import read_state
+from slatemq.errors import InvalidArgument
 from slatemq.v1 import assignment_pb2, queue_pb2, queue_pb2_grpc
 from tests.integration.broker.queue_calls import delete, update
 from tests.integration.broker.rig import Rig, refusal, running
@@ -96,7 +97,77 @@ async def test_what_changes_between_two_pages_is_told_as_it_is_in_the_end(
         assert pages[0].config_revision == 6
 
 
-@pytest.mark.parametrize("token", ["x", "/", "1", "1/", "-1/q", "1/q q", f"{'f' * 16}/q"])
+KEPT = 3
+"""Deletions that are remembered in these tests."""
+
+FORGOTTEN = grpc.StatusCode.INVALID_ARGUMENT, "REVISION_FORGOTTEN"
+
+
+async def delete_more_than_are_remembered(rig: Rig) -> None:
+    """Deletes `a`, and so many others then that this is forgotten."""
+    rig.owner.durable_configs.deleted_kept = KEPT
+    await delete(rig, "a")
+    for number in range(KEPT):
+        await rig.create(f"other{number}")
+        await delete(rig, f"other{number}")
+
+
+async def test_one_who_may_have_missed_deletions_is_refused_and_begins_anew() -> None:
+    async with running() as rig:
+        await rig.create("a")
+        await rig.create("b")
+        known = rig.owner.durable_revision
+        await delete_more_than_are_remembered(rig)
+        forgotten = rig.owner.durable_configs.forgotten_revision
+        assert forgotten == known + 1
+
+        missed = assignment_pb2.GetRoutingStateRequest(known_revision=known)
+        code, reason, field = await refusal(rig.assignments.GetRoutingState(missed))
+        assert ((code, reason), field) == (FORGOTTEN, "known_revision")
+        missing: Any = rig.queues.WatchQueues(queue_pb2.WatchQueuesRequest(after_revision=known))
+        assert (await refusal(missing.read()))[:2] == FORGOTTEN
+
+        whole = told((await page(rig)).changes)
+        assert "a" not in whole
+        assert whole["b"] is not None
+        learned = assignment_pb2.GetRoutingStateRequest(known_revision=forgotten)
+        changes = (await rig.assignments.GetRoutingState(learned)).changes
+        assert [name for name, queue in told(changes).items() if queue is None] == [
+            f"other{number}" for number in range(KEPT)
+        ]
+
+
+async def test_what_was_deleted_and_forgotten_between_two_pages_is_not_taken_for_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_conversion, "CHANGES_MAX", 2)
+    async with running() as rig:
+        for queue_id in "abcd":
+            await rig.create(queue_id)
+        first = await page(rig)
+        assert "a" in told(first.changes)
+        await delete_more_than_are_remembered(rig)
+        assert (await refusal(page(rig, first.next_page_token)))[:2] == FORGOTTEN
+        # One who begins now has seen nothing of what is forgotten.
+        again = await page(rig)
+        assert "a" not in told(again.changes)
+        await page(rig, again.next_page_token)
+
+
+async def test_a_watcher_too_slow_for_deletions_to_be_remembered_is_sent_away() -> None:
+    async with running() as rig:
+        await rig.create("a")
+        watch = rig.service._queues.WatchQueues(queue_pb2.WatchQueuesRequest(), None)
+        assert "a" in told((await anext(watch)).changes)
+        await delete_more_than_are_remembered(rig)
+        with pytest.raises(InvalidArgument) as caught:
+            await anext(watch)
+        assert caught.value.reason == "REVISION_FORGOTTEN"
+
+
+@pytest.mark.parametrize(
+    "token", ["x", "//", "1/1", "1/1/", "1/-1/q", "1/1/q q", f"1/{'f' * 16}/q", "1/q"]
+)
 async def test_a_token_that_no_answer_had_is_refused(token: str) -> None:
     async with running() as rig:
         code, reason, field = await refusal(page(rig, token))

@@ -16,7 +16,7 @@ from libs.storage.own_keys import (
     CONFIG_REVISION_KEY,
 )
 from libs.storage.queues import FailedAttempt
-from services.broker import config_log, queue_lifecycle, timed_buckets
+from services.broker import queue_lifecycle, timed_buckets
 from services.broker.config_log import ConfigChange, ConfigLog
 from services.broker.queue_settings import QueueSettings
 from services.broker.shard_machine import Assignment, Finish, Nack, Range
@@ -298,15 +298,15 @@ async def test_queues_deleted_long_ago_are_forgotten_in_memory_and_on_disk(
     assert [one.message_id for one in await rig.claim(5, queue_id="q0")] == [2]
 
 
-def test_a_log_of_configs_forgets_deletions_and_says_up_to_where(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(config_log, "DELETED_KEPT", 2)
+def test_a_log_of_configs_forgets_deletions_and_says_up_to_where() -> None:
     settings = QueueSettings("true")
-    log = ConfigLog()
+    log = ConfigLog(deleted_kept=2)
     for revision in range(1, 11, 2):
         log.add([ConfigChange(f"q{revision}", revision, settings, revision)])
         log.add([ConfigChange(f"q{revision}", revision + 1, None, revision + 1)])
 
     assert [change.revision for change in log.after(0)] == [8, 10]
     assert log.forgotten_revision == 6
+    # After a start it cannot know of more deletions than are stored.
+    assert ConfigLog(log.after(0), deleted_kept=2).forgotten_revision == 7
+    assert ConfigLog(log.after(0), deleted_kept=3).forgotten_revision == 0
