@@ -13,7 +13,6 @@ import ctypes
 import fcntl
 import os
 import sys
-from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol
@@ -44,39 +43,45 @@ class NoSync:
         """Nothing to do."""
 
 
-class _InThread(ABC):
-    """Runs blocking syncs in one thread of its own, never on the event loop."""
+class FolderSync:
+    """Linux: a syncfs of the file system that holds the data folder; calls at one time share it.
+
+    A sync of one file is the same: fsync of it and of each folder above it would be a commit of the
+    file system's journal each, and all who write there wait for every one of those.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="sync")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sync")
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        # Numbers of syncs. All but the first are for the thread alone.
+        self._begun = self._ended = self._failed = 0
+        self._error = OSError()
 
     async def sync(self) -> None:
         """Everything in the data folder that was written before the call."""
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._sync)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._sync_after, self._begun)
 
     async def sync_file(self, path: Path) -> None:
-        """One file below the data folder and the folders that lead to it."""
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._sync_file, path)
+        """One file below the data folder and the folders that lead to it, and all others."""
+        await self.sync()
 
-    @abstractmethod
-    def _sync(self) -> None: ...
-
-    def _sync_file(self, path: Path) -> None:
-        fsync_path(path)
-        folder = path.parent
-        while folder != self._folder.parent:
-            fsync_path(folder)
-            folder = folder.parent
-
-
-class FolderSync(_InThread):
-    """Linux: one syncfs of the file system that holds the data folder."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    def _sync_after(self, begun: int) -> None:
+        """Sync, unless a sync has ended that was begun after that one."""
+        if self._failed > begun:
+            # The system reports a failure once. What it could not write may be what we wait for.
+            raise OSError(*self._error.args)
+        if self._ended > begun:
+            return
+        self._begun += 1
+        try:
+            self._sync()
+        except OSError as error:
+            self._failed, self._error = self._begun, error
+            raise
+        self._ended = self._begun
 
     def sync_now(self) -> None:
         """As `sync`, by whoever has a thread for it."""
@@ -93,12 +98,28 @@ class FolderSync(_InThread):
             os.close(descriptor)
 
 
-class FileSync(_InThread):
+class FileSync:
     """Anywhere: fsync of every file that changed since the last sync, then of every folder."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        self._folder = folder
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="sync")
         self._synced: dict[str, tuple[int, int, int]] = {}
+
+    async def sync(self) -> None:
+        """Everything in the data folder that was written before the call."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._sync)
+
+    async def sync_file(self, path: Path) -> None:
+        """One file below the data folder and the folders that lead to it."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._sync_file, path)
+
+    def _sync_file(self, path: Path) -> None:
+        fsync_path(path)
+        folder = path.parent
+        while folder != self._folder.parent:
+            fsync_path(folder)
+            folder = folder.parent
 
     def _sync(self) -> None:
         seen: dict[str, tuple[int, int, int]] = {}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from libs.storage import durability
 from libs.storage.blobs import Blobs
+from libs.storage.durability import FolderSync
 from libs.storage.errors import ForeignUri, ObjectNotFound, StoreUnavailable
 from libs.storage.roots import Root, open_root
 
@@ -58,21 +58,21 @@ async def test_a_uri_outside_the_root_is_refused(root: Root) -> None:
             await blobs.delete(uri)
 
 
-async def test_a_blob_on_a_disk_is_synced_with_its_folders_before_its_uri_is_given(
+async def test_a_blob_on_a_disk_is_synced_before_its_uri_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    real = durability.fsync_path
+    real = FolderSync.sync
 
-    def watching(path: Path) -> None:
-        real(path)
-        synced.append(path)
+    async def watching(self: FolderSync) -> None:
+        there = [path for path in tmp_path.rglob("*") if path.is_file()]
+        await real(self)
+        synced.extend(there)
 
-    monkeypatch.setattr(durability, "fsync_path", watching)
+    monkeypatch.setattr(FolderSync, "sync", watching)
     uri = await Blobs(open_root(tmp_path.as_uri())).put(b"payload")
 
-    file = Path(uri.removeprefix("file://"))
-    assert synced == [file, file.parent, tmp_path / "blobs", tmp_path]
+    assert synced == [Path(uri.removeprefix("file://"))]
 
 
 async def test_a_folder_that_is_gone_is_reported_not_swallowed(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -55,15 +57,14 @@ async def test_file_by_file_all_that_changed_is_synced_and_every_folder(
     assert synced.index(wal / "3.sst") < synced.index(wal), "a folder after the files in it"
 
 
-@pytest.mark.parametrize("kind", [FileSync, FolderSync])
-async def test_one_file_is_synced_with_the_folders_that_lead_to_it(
-    tmp_path: Path, synced: list[Path], kind: type[FileSync] | type[FolderSync]
+async def test_elsewhere_one_file_is_synced_with_the_folders_that_lead_to_it(
+    tmp_path: Path, synced: list[Path]
 ) -> None:
     file = tmp_path / "blobs" / "ab" / "cd"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"x")
 
-    await kind(tmp_path).sync_file(file)
+    await FileSync(tmp_path).sync_file(file)
 
     assert synced == [file, file.parent, tmp_path / "blobs", tmp_path]
 
@@ -79,3 +80,66 @@ async def test_a_disk_that_fails_is_an_error(
     monkeypatch.setattr(durability, "fsync_path", failing)
     with pytest.raises(OSError, match="Input/output"):
         await FileSync(tmp_path).sync()
+
+
+class Held(FolderSync):
+    """Each sync waits to be let through; `error` is what the next ones meet."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.let_through = threading.Semaphore(0)
+        self.begun = 0
+        self.error: OSError | None = None
+
+    def _sync(self) -> None:
+        self.begun += 1
+        self.let_through.acquire()
+        if self.error is not None:
+            raise self.error
+        super()._sync()
+
+
+async def begun(held: Held, count: int) -> None:
+    while held.begun < count:
+        await asyncio.sleep(0.001)
+
+
+async def test_calls_beside_a_running_sync_share_the_next_one(tmp_path: Path) -> None:
+    held = Held(tmp_path)
+    first = asyncio.create_task(held.sync_file(tmp_path / "a"))
+    await begun(held, 1)
+    others = [asyncio.create_task(held.sync_file(tmp_path / str(n))) for n in range(20)]
+    await asyncio.sleep(0)
+
+    # When the first has ended, then nobody else has: what they wrote may have come too late for it
+    held.let_through.release()
+    await first
+    await begun(held, 2)
+    assert not any(other.done() for other in others)
+
+    # And one more is for all of them
+    held.let_through.release()
+    await asyncio.gather(*others)
+    assert held.begun == 2
+
+
+async def test_a_sync_that_fails_fails_for_all_who_share_it_and_not_for_the_next(
+    tmp_path: Path,
+) -> None:
+    held = Held(tmp_path)
+    first = asyncio.create_task(held.sync())
+    await begun(held, 1)
+    others = [asyncio.create_task(held.sync_file(tmp_path / str(n))) for n in range(3)]
+    await asyncio.sleep(0)
+    held.let_through.release()
+    await first
+
+    held.error = OSError(5, "Input/output error")
+    held.let_through.release()
+    failures = await asyncio.gather(*others, return_exceptions=True)
+    assert [str(failure) for failure in failures] == ["[Errno 5] Input/output error"] * 3
+    assert held.begun == 2
+
+    held.error = None
+    held.let_through.release()
+    await held.sync()
