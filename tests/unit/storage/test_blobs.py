@@ -58,6 +58,10 @@ async def test_a_uri_outside_the_root_is_refused(root: Root) -> None:
             await blobs.delete(uri)
 
 
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
 async def test_a_blob_on_a_disk_is_synced_before_its_uri_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +69,7 @@ async def test_a_blob_on_a_disk_is_synced_before_its_uri_is_given(
     real = FolderSync.sync
 
     async def watching(self: FolderSync) -> None:
-        there = [path for path in tmp_path.rglob("*") if path.is_file()]
+        there = files_below(tmp_path)
         await real(self)
         synced.extend(there)
 
