@@ -11,41 +11,27 @@ from typing import Any
 
 from redis import asyncio as aioredis
 
-from libs.events.redis.connection import BLOCK_MS, HOLD_MS, RECLAIM_S
+from libs.events.redis.connection import HOLD_MS, RECLAIM_S
 from libs.events.redis.dead_letters import DeadLetters
+from libs.events.redis.delayed_tasks import DelayedTasks
 from libs.events.settings import RedisSettings
-from libs.events.tasks import FailedTask, WriteTask, decode_task, encode_task
-from libs.events.wall_clock import now_ms
-
-PROMOTE = """
-local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, 100)
-for _, task in ipairs(due) do
-    redis.call('ZREM', KEYS[1], task)
-    redis.call('RPUSH', KEYS[2], task)
-end
-local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
-return first[2]
-"""
-"""Moves delayed tasks that are due into the list; returns when the next one is."""
+from libs.events.tasks import WriteTask, decode_task
 
 _ALIVE_S = HOLD_MS / 1000 / 3
 
 
-class ListTasks:
+class ListTasks(DelayedTasks):
     """The tasks of one consumer."""
+
+    APPEND_SCRIPT = "redis.call('RPUSH', KEYS[2], task)"
 
     def __init__(
         self, client: aioredis.Redis, settings: RedisSettings, consumer: str, dead: DeadLetters
     ) -> None:
         """Nothing is read or written yet."""
-        self._client: Any = client
-        self._settings = settings
-        self._key = f"{settings.stream_prefix}:tasks"
-        self._delayed = f"{self._key}:delayed"
+        super().__init__(client, settings, dead)
         self._consumer = consumer
         self._processing = f"{self._key}:processing:{consumer}"
-        self._dead = dead
-        self._promote = self._client.register_script(PROMOTE)
         self._held: dict[str, bytes] = {}
         self._alive_at = 0.0
         self._reclaimed_at = 0.0
@@ -54,18 +40,16 @@ class ListTasks:
         """Lists come into being when they are written."""
         await self._client.lpos(self._key, "")
 
-    async def enqueue(self, task: WriteTask) -> None:
-        """Append a task."""
-        await self._client.rpush(self._key, encode_task(task))
+    def _append(self, client: Any, encoded: bytes) -> Any:
+        return client.rpush(self._key, encoded)
 
     async def dequeue(self) -> WriteTask | None:
         """The next task that is due, or None when none comes within a second."""
         await self._show_alive()
         await self._reclaim()
-        due_at = await self._promote(keys=[self._delayed, self._key], args=[now_ms()])
-        wait_ms = BLOCK_MS if due_at is None else int(float(due_at)) - now_ms()
+        wait_ms = await self._promoted()
         encoded = await self._client.blmove(
-            self._key, self._processing, max(1, min(BLOCK_MS, wait_ms)) / 1000, "LEFT", "RIGHT"
+            self._key, self._processing, wait_ms / 1000, "LEFT", "RIGHT"
         )
         if encoded is None:
             return None
@@ -86,37 +70,13 @@ class ListTasks:
             return
         task = decode_task(encoded)
         async with self._client.pipeline(transaction=True) as pipeline:
-            if task.has_retries_left:
-                due_ms = now_ms() + self._settings.retry_delay_ms
-                pipeline.zadd(self._delayed, {encode_task(task.after_failure()): due_ms})
-            else:
-                self._dead.add_task(pipeline, task.after_failure(), error)
+            self._put_aside(pipeline, task, error)
             pipeline.lrem(self._processing, 1, encoded)
             await pipeline.execute()
         self._held.pop(task_id, None)
 
-    async def retry_all(self) -> int:
-        """Move every task among the dead letters back; returns how many."""
-        return await self._dead.retry_tasks(self._retry)
-
-    async def failed(self, limit: int) -> list[FailedTask]:
-        """Tasks among the dead letters; they stay there."""
-        return [dead_letter for _, dead_letter in await self._dead.tasks(limit)]
-
-    async def counts(self) -> tuple[int, int]:
-        """Tasks that are waiting, delayed or given out, and dead letters."""
-        return await self._pending(), await self._dead.count()
-
-    async def _retry(self, task: WriteTask, dead_letter: bytes) -> None:
-        async with self._client.pipeline(transaction=True) as pipeline:
-            pipeline.xdel(self._dead.key, dead_letter)
-            pipeline.rpush(self._key, encode_task(task))
-            await pipeline.execute()
-
-    async def _pending(self) -> int:
-        total = int(await self._client.llen(self._key)) + int(
-            await self._client.zcard(self._delayed)
-        )
+    async def _count(self) -> int:
+        total = int(await self._client.llen(self._key))
         async for key in self._client.scan_iter(match=f"{self._key}:processing:*"):
             total += int(await self._client.llen(key))
         return total
