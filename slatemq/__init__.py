@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from slatemq.redrives import Redrive, RedriveState
     from slatemq.ref_set import ItemLease, RefSet, RefToken
     from slatemq.settling import DropLetter, NoteLetter, RedriveLetter, ReplaceLetter
+    from slatemq.tasks import Task, TaskState
     from slatemq.watching import DelayedWatch
 
 __all__ = [
@@ -140,6 +141,8 @@ __all__ = [
     "ServiceStatus",
     "Status",
     "StoredMessage",
+    "Task",
+    "TaskState",
     "TextQueueStore",
     "Topology",
     "Transfer",
@@ -193,6 +196,7 @@ _HOMES = {
     "slatemq.ref_set": ["ItemLease", "RefSet", "RefToken"],
     "slatemq.redrives": ["Redrive", "RedriveState"],
     "slatemq.settling": ["DropLetter", "NoteLetter", "RedriveLetter", "ReplaceLetter"],
+    "slatemq.tasks": ["Task", "TaskState"],
     "slatemq.watching": ["DelayedWatch"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -45,6 +45,7 @@ from slatemq.queue_calls import QueueCalls
 from slatemq.queue_locations import QueueLocations
 from slatemq.redrives import RedriveCalls
 from slatemq.settling import SettlingCalls
+from slatemq.tasks import TaskCalls
 from slatemq.termination import ending_at_sigterm
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Client(
     CommandCalls,
     OutboxCalls,
     JanitorCalls,
+    TaskCalls,
 ):
     """Publishes, consumes and administers. One event loop; any number of tasks."""
 

@@ -188,7 +188,9 @@ class PublishRequests:
                 raise
             self._away.pop(at, None)
             self.answered(at)
-            return published(answer.message_ids, answer.received_at_ms, answer.duplicates)
+            return published(
+                answer.message_ids, answer.received_at_ms, answer.duplicates, answer.task_id
+            )
 
         bound_s = min(self._peers.call_s if call_s is None else call_s, REPEAT_S_MAX)
         while True:

@@ -209,7 +209,7 @@ class PublishStream:
             sent.answer(from_status(answer.error))
             return
         told = answer.published
-        sent.answer(published(told.message_ids, told.received_at_ms, told.duplicates))
+        sent.answer(published(told.message_ids, told.received_at_ms, told.duplicates, told.task_id))
 
     # --- Its end ------------------------------------------------------------
 

@@ -15,10 +15,15 @@ class Published(int):
         received_at_ms: When ingest accepted this publish, by its clock.
         duplicate: Nothing was stored: the dedupe key was used before, and the ID is that of the
             first message.
+        task_id: Of a publish that is accepted and not stored yet, its task: the ID is 0 then, and
+            `Client.wait_task` gives it. Empty = it is stored.
+        task_place: The message's place in the task.
     """
 
     received_at_ms: int
     duplicate: bool = False
+    task_id: str = ""
+    task_place: int = 0
 
     def __new__(
         cls, message_id: int, received_at_ms: int = 0, duplicate: bool = False
@@ -45,7 +50,7 @@ class Published(int):
 
 
 def published(
-    message_ids: Sequence[int], received_at_ms: int, duplicates: Sequence[int]
+    message_ids: Sequence[int], received_at_ms: int, duplicates: Sequence[int], task_id: str = ""
 ) -> list[Published]:
     """The messages of one answer; `duplicates` are places in it."""
     # As their own constructor does, without a call of it for each.
@@ -54,4 +59,7 @@ def published(
         one.received_at_ms = received_at_ms
     for place in duplicates:
         told[place].duplicate = True
+    if task_id:
+        for place, one in enumerate(told):
+            one.task_id, one.task_place = task_id, place
     return told

@@ -31,6 +31,7 @@ SERVED_BY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "RemovalService": ("broker",),
         "RouterService": ("router",),
         "SnapshotService": ("ingest", "broker"),
+        "TaskService": ("ingest",),
         "TopologyService": ("ingest", "router", "broker", "janitor"),
     }
 )

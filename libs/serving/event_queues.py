@@ -16,7 +16,7 @@ __all__ = ["read_queue_settings"]
 
 VARIABLES: Final = "SLATEMQ_QUEUE_"
 
-BUILT: Final = frozenset[str]()
+BUILT: Final = frozenset({"async"})
 """The values of `queue.consistency` that the services implement."""
 
 

@@ -56,6 +56,7 @@ class RecordType(IntEnum):
     PAYLOAD_PACK = 0x54
     LOG_GAPS = 0x55
     FORMAT = 0x56
+    TASK = 0x57
 
 
 NUMBER = Fixed(order=">", number="Q")

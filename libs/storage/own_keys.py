@@ -21,6 +21,7 @@ from libs.storage.primitives import Fixed, KeyRange, terminated
 _IN_MINUTE = Fixed(order=">", minute="I", number="Q")
 _SLOT = Fixed(order=">", slot="H")
 _OUTBOX = Fixed(order=">", ingest_shard="Q", number="Q")
+ULID_BYTES = 16
 
 # --- Either database: single records and small series -----------------------
 #
@@ -46,6 +47,7 @@ _OUTBOX = Fixed(order=">", ingest_shard="Q", number="Q")
 #   payload pack     | 01 | 54 | ID of its first message u64 |   see payload_packs.py       ingest
 #   log gaps         | 01 | 55 |                                                          ingest
 #   format           | 01 | 56 |                                                          both
+#   task             | 01 | 57 | task, 16 bytes |                                         ingest
 
 ID_BLOCK_KEY = key_head(RecordType.ID_BLOCK)
 PURGE_EPOCH_KEY = key_head(RecordType.PURGE_EPOCH)
@@ -217,6 +219,27 @@ def parse_outbox_progress_key(key: bytes) -> int:
 def outbox_progress_range() -> KeyRange:
     """The outbox progress of all broker shards."""
     return through(outbox_progress_key(0), outbox_progress_key(LAST_NUMBER))
+
+
+def task_key(ulid: bytes) -> bytes:
+    """Key of what became of a write task; ValueError unless the ULID has 16 bytes."""
+    if len(ulid) != ULID_BYTES:
+        raise ValueError(f"a ULID has {ULID_BYTES} bytes, not {len(ulid)}")
+    return key_head(RecordType.TASK) + ulid
+
+
+def parse_task_key(key: bytes) -> bytes:
+    """The ULID of a task key."""
+    reader = open_key("task key", RecordType.TASK, key)
+    ulid = reader.take("ULID", ULID_BYTES)
+    reader.finish()
+    return ulid
+
+
+def task_range(after: bytes = b"") -> KeyRange:
+    """What is known of all tasks, the oldest first, or of those behind the ULID `after`."""
+    head = key_head(RecordType.TASK)
+    return KeyRange(task_key(after) + b"\x00" if after else head, head + ULID_BYTES * b"\xff")
 
 
 def delayed_key(queue: str, order: int) -> bytes:

@@ -15,6 +15,7 @@ One process owns one shard's database. How a publish goes:
 `pushing`        how far outboxes are stored       `replacing`   messages that change
 `purging`        the purge epoch                   `rows`        payloads and packs by number
 `wire`           from and to protobuf              `servicer`    IngestService
+`queued`         publishes as tasks                `task_*`      its parts
 `service`        the process: start, drain, stop   `config`      settings
 
 Only `wire` and `servicer` know protobuf.

@@ -6,9 +6,9 @@ whose blobs take long enters a later commit, and the log's order is the order of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from libs.storage.blobs import Blobs
 from libs.storage.clocks import Clock
@@ -30,12 +30,7 @@ from services.ingest.request_ids import Answered, RequestIds
 from services.ingest.tailing import MetadataLog, Recent
 from services.ingest.uploads import UPLOAD_AGE_MS_MAX, Uploads
 from services.ingest.waiting import Waiting
-from slatemq.errors import (
-    InvalidArgument,
-    ResourceExhausted,
-    SlateMQError,
-    Unavailable,
-)
+from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
 
 __all__ = ["Publisher", "PublisherLimits"]
 
@@ -105,9 +100,9 @@ class Publisher:
         self._then: list[Callable[[], None]] = []
         self._in_flight: dict[int, _Commit] = {}
 
-    async def publish(
+    def publish(
         self, accepted: Accepted, complete: Callable[[Columns], None] | None = None
-    ) -> Answered:
+    ) -> Coroutine[Any, Any, Answered]:
         """Store a batch, but for messages whose dedupe keys are taken; durable on return.
 
         `complete` may add to the headers what is no part of the content that a repeat must have.
@@ -115,10 +110,16 @@ class Publisher:
         A repeated request ID gets the first answer. Raises ResourceExhausted, Unavailable, the
         errors of the store, and InvalidArgument for a request ID used with other content.
         """
+        return self.publish_waiting(Waiting(accepted), complete)
+
+    async def publish_waiting(
+        self, waiting: Waiting, complete: Callable[[Columns], None] | None = None
+    ) -> Answered:
+        """The same, of a publish that does more when it gets its IDs."""
+        accepted = waiting.accepted
         known = await self._begin(accepted)
         if known is not None:
             return known
-        waiting = Waiting(accepted)
         if not accepted.dedupe_keys:
             return await self._store(waiting, complete)
         duplicates = Duplicates(self._dedupe_keys, accepted.dedupe_keys)
@@ -246,7 +247,7 @@ class Publisher:
         then: Callable[[], None],
         failed: Callable[[StorageError], None] | None = None,
     ) -> None:
-        """Write records of others with the next commit; None deletes.
+        """Write records of others with the next commit, or the one drained now; None deletes.
 
         Calls `then` when it is durable, or `failed`, whoever waits. Raises the error of a commit
         that has failed before.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 import grpc.aio
 
@@ -21,10 +24,24 @@ from services.ingest.config import IngestConfig
 from services.ingest.purge_servicer import SERVICE_NAME as PURGE_SERVICE
 from services.ingest.purge_servicer import PurgeServicer
 from services.ingest.servicer import SERVICE_NAME, IngestServicer
-from services.ingest.shard import open_shard
-from slatemq.v1 import ingest_pb2_grpc, purge_pb2_grpc, snapshot_pb2_grpc, topology_pb2_grpc
+from services.ingest.shard import Shard, open_shard
+from services.ingest.task_servicer import SERVICE_NAME as TASK_SERVICE
+from services.ingest.task_servicer import TaskServicer
+from slatemq.v1 import (
+    ingest_pb2_grpc,
+    purge_pb2_grpc,
+    snapshot_pb2_grpc,
+    task_pb2_grpc,
+    topology_pb2_grpc,
+)
+
+if TYPE_CHECKING:
+    from services.ingest.queued import Tasks
 
 __all__ = ["IngestProcess"]
+
+QUEUED: Final = ("async", "sync")
+"""The consistencies of event queues with which publishes are tasks."""
 
 
 class IngestProcess:
@@ -35,7 +52,14 @@ class IngestProcess:
         self._root = opened_root(config.root)
         self._config = config
         self._directory = TopologyDirectory(self._root.objects)
-        self._servicer = IngestServicer(config, self._directory, telemetry)
+        self._tasks: Tasks | None = None
+        if config.queue is None or config.queue.consistency not in QUEUED:
+            self._servicer = IngestServicer(config, self._directory, telemetry)
+        else:
+            # Loaded when asked for: a direct ingest has nothing of it.
+            queued = import_module("services.ingest.queued_servicer")
+            self._tasks = queued.open_tasks(config, self._root.objects, telemetry.meter)
+            self._servicer = queued.QueuedServicer(config, self._directory, telemetry, self._tasks)
         self._purges = PurgeServicer(config.shard)
         self._snapshots = SnapshotServicer()
         self.announcement: Ownership | None = None
@@ -48,7 +72,7 @@ class IngestProcess:
     @property
     def grpc_services(self) -> Sequence[str]:
         """What it serves."""
-        return (SERVICE_NAME, PURGE_SERVICE, SNAPSHOT_SERVICE, TOPOLOGY_SERVICE)
+        return (SERVICE_NAME, PURGE_SERVICE, SNAPSHOT_SERVICE, TASK_SERVICE, TOPOLOGY_SERVICE)
 
     @property
     def directory(self) -> TopologyDirectory:
@@ -57,14 +81,15 @@ class IngestProcess:
 
     @property
     def http_parts(self) -> HttpParts:
-        """What it adds to the HTTP port: nothing yet."""
-        return HttpParts()
+        """What it adds to the HTTP port."""
+        return HttpParts(queue_health=self._tasks.health if self._tasks is not None else None)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""
         ingest_pb2_grpc.add_IngestServiceServicer_to_server(self._servicer, server)
         purge_pb2_grpc.add_PurgeServiceServicer_to_server(self._purges, server)
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(self._snapshots, server)
+        task_pb2_grpc.add_TaskServiceServicer_to_server(TaskServicer(self._tasks), server)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(
             TopologyServicer(self._directory), server
         )
@@ -85,21 +110,42 @@ class IngestProcess:
         peer = Peer("ingest", config.shard, address, config.peer_address, limit)
         self.announcement = Ownership(shard.publisher.commits, self._directory, peer)
         await self.announcement.announce()
+        if self._tasks is not None:
+            self._tasks.begin(shard)
 
     async def wait_fatal(self) -> ExitCause:
         """Wait until the shard is lost; raises the error of a failed commit."""
-        if self._servicer.shard is None:
+        shard = self._servicer.shard
+        if shard is None:
             raise RuntimeError("not started")
-        return await self._servicer.shard.wait_lost()
+        if self._tasks is None:
+            return await shard.wait_lost()
+        return await _first_of(shard, self._tasks)
 
     async def drain(self) -> None:
         """End the streams; publishes in flight end by themselves."""
         self._servicer.streams.drain()
+        if self._tasks is not None:
+            self._tasks.drain()
         if self._servicer.shard is not None:
             self._servicer.shard.drain()
 
     async def stop(self) -> None:
         """Commit what was accepted, close the database."""
+        if self._tasks is not None:
+            await self._tasks.close()
         if self._servicer.shard is not None:
             await self._servicer.shard.close()
         await self._directory.close()
+
+
+async def _first_of(shard: Shard, tasks: Tasks) -> ExitCause:
+    """How the shard is lost, or its tasks."""
+    ends = [asyncio.create_task(one) for one in (shard.wait_lost(), tasks.wait_fatal())]
+    try:
+        ended, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        # The shard's end explains that of its tasks.
+        return next(end for end in ends if end in ended).result()
+    finally:
+        for end in ends:
+            end.cancel()

@@ -40,6 +40,11 @@ _SPAN: Final = {
 }
 
 
+def rules_of(config: IngestConfig) -> wire.Rules:
+    """What these settings ask of messages."""
+    return wire.Rules(config.payload_bytes_max, config.retention_s, config.max_message_delay_ms)
+
+
 class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     """Answers from the shard, once there is one."""
 
@@ -53,9 +58,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self.shard: Shard | None = None
         self._config = config
         self._directory = directory
-        self._rules = wire.Rules(
-            config.payload_bytes_max, config.retention_s, config.max_message_delay_ms
-        )
+        self._rules = rules_of(config)
         self._telemetry = telemetry
         self._sent = telemetry.meter.create_counter(
             told.SENT_MESSAGES, unit="{message}", description="Messages answered, repeats included"

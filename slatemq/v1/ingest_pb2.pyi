@@ -201,10 +201,16 @@ class PublishResponse(_message.Message):
     MESSAGE_IDS_FIELD_NUMBER: _builtins.int
     DUPLICATES_FIELD_NUMBER: _builtins.int
     RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
+    TASK_ID_FIELD_NUMBER: _builtins.int
     received_at_ms: _builtins.int
     """When ingest accepted the messages, by its clock. `<queue ID>/<message ID in hex>/p<this>` is the handle of a message in a queue
     that it reached (see EntryService). A repeated request is told the time of the first one. 0 when nothing was stored, or is stored
     any more: of duplicates it says nothing.
+    """
+    task_id: _builtins.str
+    """Set where event queues have the consistency `async` (or `sync`, when the deadline came first): the batch is in the queue backend, and is
+    stored later, under this ID (TaskService). `message_ids` has a 0 for each message then. Publish also sends it as initial metadata,
+    `slatemq-task-id`.
     """
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -222,10 +228,11 @@ class PublishResponse(_message.Message):
         message_ids: _abc.Iterable[_builtins.int] | None = ...,
         duplicates: _abc.Iterable[_builtins.int] | None = ...,
         received_at_ms: _builtins.int = ...,
+        task_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicates", b"duplicates", "message_ids", b"message_ids", "received_at_ms", b"received_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicates", b"duplicates", "message_ids", b"message_ids", "received_at_ms", b"received_at_ms", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,6 +18,7 @@ from tests.unit.storage import (
     golden_packs,
     golden_redrive,
     golden_replay,
+    golden_tasks,
 )
 from tests.unit.storage.golden import Row
 
@@ -32,6 +33,7 @@ OWN = (
     golden_packs,
     golden_redrive,
     golden_replay,
+    golden_tasks,
 )
 OWN_KEYS = [row for records in OWN for row in records.KEYS]
 OWN_VALUES = [row for records in OWN for row in records.VALUES]

@@ -18,6 +18,7 @@ from libs.storage import (
     queues,
     replay_records,
     states,
+    task_records,
 )
 from libs.storage.buckets import BucketKind
 from libs.storage.errors import CorruptRecord
@@ -316,6 +317,7 @@ def test_a_field_that_does_not_fit_is_refused_by_name(
             "log gaps",
             "the gap after 8 begins before 9",
         ),
+        (task_records.decode_task_record, "03" + "00" * 8, "task", "unknown kind 3"),
         (
             archived_records.decode_archived,
             "0100" + "00" * 35 + "0100" + "01000100" + "61",

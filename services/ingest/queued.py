@@ -1,0 +1,245 @@
+"""Publishes as tasks: what an ingest has where event queues have the consistency `async` or `sync`.
+
+::
+
+    QueuedServicer ─▶ Tasks.enqueue ─▶ body safe ─▶ queue backend ─▶ the task's ID is answered
+                                                          │
+    TaskServicer ◀── TaskOutcomes ◀── TaskConsumer ◀──────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+from opentelemetry.metrics import Meter
+
+from libs.events.backend import QueueBackend
+from libs.events.measured import QueueHealth
+from libs.events.settings import QueueSettings
+from libs.events.tasks import WriteTask
+from libs.serving.exits import ExitCause
+from libs.storage.errors import StorageError
+from libs.storage.objects import Objects
+from libs.storage.task_records import AppliedTask
+from services.ingest import wire
+from services.ingest.batches import Accepted
+from services.ingest.shard import Shard
+from services.ingest.task_backend import TaskBackend
+from services.ingest.task_bodies import ENQUEUE_MS_MAX, TaskBodies
+from services.ingest.task_consumer import OPERATION, TaskConsumer
+from services.ingest.task_outcomes import Attempt, TaskOutcomes
+from services.ingest.task_servicer import KnownTask
+from slatemq.errors import InvalidArgument, NotFound, SlateMQError, Unavailable
+from slatemq.events.envelope import format_timestamp, parse_timestamp
+from slatemq.task_ids import TaskIds, parse_task_id
+from slatemq.v1.ingest_pb2 import PublishRequest
+
+__all__ = ["Tasks"]
+
+log = logging.getLogger(__name__)
+
+DEAD_LETTERS_MAX: Final = 10_000
+"""Dead letters that are looked at; where there are more, no orphan is removed."""
+
+SWEEP_S: Final = 60.0
+
+
+class Tasks:
+    """The write tasks of one shard, from their acceptance to their end."""
+
+    def __init__(
+        self,
+        settings: QueueSettings,
+        shard: int,
+        objects: Objects,
+        rules: wire.Rules,
+        meter: Meter,
+    ) -> None:
+        """Nothing is connected yet."""
+        self.shard = shard
+        self.backend_name = settings.backend
+        self._rules = rules
+        self._ids = TaskIds(shard)
+        self._backend = TaskBackend(settings, shard, meter)
+        self._bodies = TaskBodies(objects, shard)
+        self._running: asyncio.Task[None] | None = None
+        self._draining = asyncio.Event()
+        self._retrying = asyncio.Lock()
+        self._opened: Shard
+        self._outcomes: TaskOutcomes
+        self._consumer: TaskConsumer
+
+    def begin(self, shard: Shard) -> None:
+        """Connect to the backend, and apply what waits in it."""
+        self._opened = shard
+        self._outcomes = TaskOutcomes(shard.database, shard.publisher, shard.clock)
+        self._consumer = TaskConsumer(
+            shard.publisher, self._backend, self._bodies, self._outcomes, self._accept
+        )
+        self._running = asyncio.create_task(self._run())
+
+    async def wait_fatal(self) -> ExitCause:
+        """Ends when tasks cannot be applied any more."""
+        if self._running is None:
+            raise RuntimeError("not started")
+        try:
+            await asyncio.shield(self._running)
+        except InvalidArgument as error:
+            return ExitCause.usage(f"{error.field}: {error.description}")
+        return ExitCause.failed("the consumer of tasks ended")
+
+    def drain(self) -> None:
+        """Those who wait for a task are told what is known."""
+        self._draining.set()
+
+    async def close(self) -> None:
+        """Give back what is not applied."""
+        self._draining.set()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+        await self._backend.close()
+
+    async def _run(self) -> None:
+        await self._backend.connect()
+        async with asyncio.TaskGroup() as works:
+            works.create_task(self._consumer.run())
+            works.create_task(self._tidy())
+            works.create_task(self._backend.watch())
+
+    async def health(self) -> QueueHealth:
+        """The state of the backend; never raises."""
+        return await self._backend.health()
+
+    # --- Acceptance ---------------------------------------------------------
+
+    async def enqueue(self, accepted: Accepted, body: bytes) -> str:
+        """Make a publish safe as a task; gives its ID.
+
+        Raises Unavailable (BACKEND_DOWN, or the store that a large body goes to is away): whether
+        it will be applied is unknown then.
+        """
+        clock = self._opened.clock
+        began_ms = clock.now_ms()
+        task_id = self._ids.make(began_ms)
+        # Before anything is written: a backend that is not there is known to be.
+        self._backend.connected  # noqa: B018
+        task = WriteTask(
+            task_id=task_id,
+            operation=OPERATION,
+            created_at=format_timestamp(began_ms),
+            max_retries=self._backend.max_retries,
+            payload={
+                "shard": self.shard,
+                "message_count": len(accepted.payloads),
+                **await self._bodies.put(task_id, body),
+            },
+        )
+        await self._backend.enqueue(task)
+        if clock.now_ms() - began_ms > ENQUEUE_MS_MAX:
+            raise Unavailable("the task took over five minutes, retry", reason="ENQUEUED_LATE")
+        return task_id
+
+    def _accept(self, body: bytes) -> Accepted:
+        try:
+            request = PublishRequest.FromString(body)
+        except DecodeError as error:
+            raise InvalidArgument("payload.body", f"is no PublishRequest: {error}") from error
+        return wire.accept(request, self._rules)
+
+    # --- What became of them ------------------------------------------------
+
+    async def get(self, task_id: str) -> KnownTask:
+        """What is known of a task. Raises InvalidArgument, NotFound, and the store's errors."""
+        named = self._check(task_id)
+        outcome = await self._outcomes.find(task_id)
+        if isinstance(outcome, AppliedTask):
+            # The disk may be a moment ahead of those who read messages here.
+            await self._until_readable(outcome)
+        last = self._outcomes.last_attempt(task_id)
+        if outcome is None and self._outcomes.is_over(named.accepted_at_ms):
+            raise NotFound("task", task_id)
+        return KnownTask(task_id, named.accepted_at_ms, outcome, *(last or Attempt(0, "")))
+
+    async def _until_readable(self, applied: AppliedTask) -> None:
+        last = max(applied.first_message_id + applied.message_count - 1, 0)
+        if last > self._opened.log.end.last_message_id:
+            await self._opened.publisher.commits.durable()
+
+    async def wait(self, task_id: str, seconds: float | None) -> KnownTask:
+        """The same once it is applied or has failed, or when the time is over. Raises as `get`."""
+        self._check(task_id)
+        future = self._outcomes.wait(task_id)
+        drained = asyncio.create_task(self._draining.wait())
+        try:
+            known = await self.get(task_id)
+            if known.outcome is None:
+                ends: list[asyncio.Future[Any]] = [future, drained]
+                await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                known = await self.get(task_id)
+        finally:
+            drained.cancel()
+            self._outcomes.leave(task_id, future)
+        return known
+
+    async def failed(self, limit: int) -> Sequence[KnownTask]:
+        """The tasks among the dead letters. Raises Unavailable."""
+        return [
+            KnownTask.of_dead_letter(
+                dead.task.task_id,
+                parse_timestamp("failed_at", dead.failed_at),
+                dead.task.attempts,
+                dead.error,
+            )
+            for dead in await self._backend.connected.failed_tasks(limit)
+        ]
+
+    async def retry_failed(self) -> int:
+        """Move all dead letters back; gives how many. Raises Unavailable, and the store's."""
+        backend = self._backend.connected
+        async with self._retrying:
+            dead = await backend.failed_tasks(DEAD_LETTERS_MAX)
+            # First: whoever waits for one from now on is not to be told of the last failure.
+            await self._outcomes.forget(one.task.task_id for one in dead)
+            return await backend.retry_failed_tasks()
+
+    def _check(self, task_id: str) -> Any:
+        named = parse_task_id(task_id)
+        if named.shard != self.shard:
+            raise InvalidArgument(
+                "task_id",
+                f"is of ingest shard {named.shard}, and this is {self.shard}",
+                reason="WRONG_SHARD",
+                metadata={"shard": str(named.shard)},
+            )
+        return named
+
+    # --- Tidying ------------------------------------------------------------
+
+    async def _tidy(self) -> None:
+        while True:
+            try:
+                await self._remove_orphans(self._backend.connected)
+                await self._outcomes.sweep()
+            except (SlateMQError, StorageError) as error:
+                log.info("tidying waits: %s", error)
+            await asyncio.sleep(SWEEP_S)
+
+    async def _remove_orphans(self, backend: QueueBackend[Any]) -> None:
+        """Remove bodies that no task names: those whose ingest ended before they were enqueued."""
+        old = set(await self._bodies.old(self._opened.clock.now_ms()))
+        if not old:
+            return
+        # A task is not to move from the dead letters to those that wait between the two looks.
+        async with self._retrying:
+            if not self._consumer.is_idle or (await backend.stats()).pending_tasks:
+                return
+            dead = await backend.failed_tasks(DEAD_LETTERS_MAX)
+        if len(dead) < DEAD_LETTERS_MAX:
+            named = {one.task.payload.get("data_ref") for one in dead}
+            await self._bodies.remove_orphans(old - named)
+            log.info("removed %d bodies of publishes that were never enqueued", len(old - named))

@@ -1,0 +1,111 @@
+"""IngestService where publishes are tasks: they are answered when the queue backend has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from opentelemetry.metrics import Meter
+
+from libs.serving.telemetry import Telemetry
+from libs.serving.topology import TopologyDirectory
+from libs.storage.errors import StorageError
+from libs.storage.objects import Objects
+from services.ingest.batches import Accepted
+from services.ingest.config import IngestConfig
+from services.ingest.publish_streams import PublishStreams, published
+from services.ingest.queued import Tasks
+from services.ingest.request_ids import Answered
+from services.ingest.servicer import IngestServicer, rules_of
+from slatemq.v1 import ingest_pb2
+
+__all__ = ["QueuedServicer", "open_tasks"]
+
+TASK_ID_METADATA: Final = "slatemq-task-id"
+
+REPEATED_S: Final = 1.0
+"""How long a publish waits to know whether it is a repeat."""
+
+DIRECT_HEADERS: Final = ("slatemq-tasks", "slatemq-events")
+"""What the backend `slatemq` publishes: where that is this very instance, it is stored directly."""
+
+
+class _Request(Accepted):
+    """What was accepted, and the request itself."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, accepted: Accepted, request: ingest_pb2.PublishRequest) -> None:
+        super().__init__(
+            accepted.payloads,
+            accepted.columns,
+            accepted.request_id,
+            accepted.large,
+            accepted.size_bytes,
+            accepted.dedupe_keys,
+            accepted.elsewhere,
+        )
+        self.request = request
+
+
+def open_tasks(config: IngestConfig, objects: Objects, meter: Meter) -> Tasks:
+    """The write tasks of an ingest with these settings, not begun yet."""
+    assert config.queue is not None, "event queues are on"
+    return Tasks(config.queue, config.shard, objects, rules_of(config), meter)
+
+
+class QueuedServicer(IngestServicer):
+    """Enqueues publishes; all else is as in IngestServicer."""
+
+    def __init__(
+        self,
+        config: IngestConfig,
+        directory: TopologyDirectory,
+        telemetry: Telemetry,
+        tasks: Tasks,
+    ) -> None:
+        """Enqueue here."""
+        super().__init__(config, directory, telemetry)
+        self._tasks = tasks
+        self._direct_headers = DIRECT_HEADERS if tasks.backend_name == "slatemq" else ()
+        # Traced, so that each request is handed to `_publish`, in a task of its own.
+        self.streams = PublishStreams(self._accept, self._publish, is_traced=True)
+
+    async def Publish(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.PublishRequest, context: Any
+    ) -> ingest_pb2.PublishResponse:
+        """See the proto."""
+        answer = await self._publish(self._accept(request))
+        if answer.task_id:
+            await context.send_initial_metadata(((TASK_ID_METADATA, answer.task_id),))
+        return answer
+
+    def _accept(self, request: ingest_pb2.PublishRequest) -> Accepted:
+        return _Request(super()._accept(request), request)
+
+    async def _publish(self, accepted: Accepted) -> ingest_pb2.PublishResponse:
+        assert isinstance(accepted, _Request), "comes from `_accept`"
+        if all(map(self._is_of_backend, accepted.columns.headers)):
+            return await super()._publish(accepted)
+        first = await self._first_answer(accepted)
+        if first is not None:
+            return published(first)
+        if accepted.dedupe_keys:
+            await self._check_shards(accepted.dedupe_keys)
+        task_id = await self._tasks.enqueue(accepted, accepted.request.SerializeToString())
+        return ingest_pb2.PublishResponse(message_ids=[0] * len(accepted.payloads), task_id=task_id)
+
+    async def _first_answer(self, accepted: Accepted) -> Answered | None:
+        """What a repeated request is answered whose first one is applied already."""
+        publisher = self._open().publisher
+        if not accepted.request_id:
+            return None
+        try:
+            async with asyncio.timeout(REPEATED_S):
+                return await publisher.repeated(accepted)
+        except (TimeoutError, StorageError):
+            # The first one, or the store, takes long. A second task gets the first one's IDs, too.
+            return None
+
+    def _is_of_backend(self, headers: dict[str, str]) -> bool:
+        return any(name in headers for name in self._direct_headers)

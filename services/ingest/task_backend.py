@@ -1,0 +1,123 @@
+"""The queue backend that holds this shard's write tasks: connected in the background, for ever.
+
+Each ingest shard has tasks of its own there: names begin with `<prefix>.ingest-<shard>`. Nobody
+else could apply them once, since what was applied is recorded in the shard's database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+from opentelemetry.metrics import Meter
+
+from libs.events.backend import QueueBackend
+from libs.events.backends import open_backend
+from libs.events.measured import MeasuredBackend, QueueHealth
+from libs.events.retrying import Outage
+from libs.events.settings import QueueSettings
+from libs.events.tasks import WriteTask
+from slatemq.errors import SlateMQError, Unavailable
+
+__all__ = ["BACKEND_DOWN", "TaskBackend"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BACKEND_DOWN: Final = "BACKEND_DOWN"
+
+ENQUEUES_MAX: Final = 64
+"""Tasks that are enqueued at the same time: some clients open a connection for each."""
+
+_PREFIXES: Final = ("stream_prefix", "queue_prefix", "topic_prefix", "exchange")
+"""The settings that names begin with; each backend has one of these, or two."""
+
+
+class TaskBackend:
+    """One shard's connection.
+
+    Attributes:
+        name: Of the backend, as in the settings.
+        max_retries: How many failed attempts of a task are tried again.
+    """
+
+    def __init__(self, settings: QueueSettings, shard: int, meter: Meter) -> None:
+        """Not connected yet. `meter` gets its metrics."""
+        self._meter = meter
+        self.name = settings.backend
+        section = getattr(settings, settings.backend)
+        self.max_retries: int = section.max_retries
+        own = {
+            name: f"{getattr(section, name)}.ingest-{shard}"
+            for name in _PREFIXES
+            if name in section.__struct_fields__
+        }
+        self._section = msgspec.structs.replace(section, **own)
+        self._backend: MeasuredBackend | None = None
+        self._turns = asyncio.Semaphore(ENQUEUES_MAX)
+
+    async def connect(self) -> None:
+        """Connect, however long it takes. Raises InvalidArgument for a wrong setting."""
+        outage = Outage(log, self.name)
+        while self._backend is None:
+            backend = open_backend(self.name)
+            try:
+                await backend.connect(self._section)
+            except Unavailable as error:
+                await backend.close()
+                await outage.wait(error)
+            except BaseException:
+                await backend.close()
+                raise
+            else:
+                outage.end()
+                self._backend = MeasuredBackend(backend, self.name, self._meter)
+
+    async def watch(self) -> None:
+        """Keep its metrics, until cancelled."""
+        if self._backend is not None:
+            await self._backend.watch()
+
+    async def health(self) -> QueueHealth:
+        """Its state, for `GET /health`; never raises."""
+        if self._backend is None:
+            return QueueHealth(self.name, False, 0, 0)
+        return await self._backend.health()
+
+    @property
+    def connected(self) -> QueueBackend[Any]:
+        """The backend. Raises Unavailable (BACKEND_DOWN) before it is connected."""
+        if self._backend is None:
+            raise Unavailable(f"{self.name} cannot be reached yet", reason=BACKEND_DOWN)
+        return self._backend
+
+    async def enqueue(self, task: WriteTask) -> None:
+        """Store a task. Raises Unavailable (BACKEND_DOWN): the task may be stored or not."""
+        backend = self.connected
+        async with self._turns:
+            await backend.enqueue_task(task)
+
+    async def until_done(self, call: Callable[[QueueBackend[Any]], Awaitable[T]]) -> T:
+        """Repeat a call while the backend is down."""
+        outage = Outage(log, self.name)
+        while True:
+            try:
+                done = await call(self.connected)
+            except Unavailable as error:
+                await outage.wait(error)
+            else:
+                outage.end()
+                return done
+
+    async def close(self) -> None:
+        """Give back what was dequeued, and disconnect."""
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            try:
+                await backend.close()
+            except SlateMQError as error:
+                log.info("%s was lost before it was closed: %s", self.name, error)

@@ -1,0 +1,86 @@
+"""The bodies of write tasks: small ones travel in their tasks, others are objects.
+
+An object `tasks/ingest-<shard>/<task ID>` is durable before its task is enqueued, and removed once
+the task is applied. One whose task was never enqueued is an orphan: nobody was answered. It is
+removed when it is old, nothing waits in the backend, and no dead letter names it.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from libs.storage.objects import Objects
+from slatemq.errors import InvalidArgument
+
+__all__ = ["ENQUEUE_MS_MAX", "INLINE_BODY_BYTES_MAX", "TaskBodies"]
+
+FOLDER: Final = "tasks"
+
+INLINE_BODY_BYTES_MAX: Final = 512 << 10
+"""Bodies up to this size travel in the task, in base 64: Kafka takes messages of 1 MB unless it is
+set up otherwise."""
+
+ENQUEUE_MS_MAX: Final = 5 * 60_000
+"""A task that was not enqueued so soon after its body was begun is not answered for."""
+
+ORPHAN_MS: Final = 15 * 60_000
+"""How old an object must be to be taken for an orphan: far beyond `ENQUEUE_MS_MAX`."""
+
+
+class TaskBodies:
+    """The bodies of one shard's tasks. Methods raise StoreUnavailable when the store is away."""
+
+    def __init__(self, objects: Objects, shard: int) -> None:
+        """Below the root's own folder of the shard."""
+        self._objects = objects
+        self._folder = f"{FOLDER}/ingest-{shard}"
+
+    async def put(self, task_id: str, body: bytes) -> dict[str, Any]:
+        """Make a body safe; gives the members of the task's payload that hold it, or name it."""
+        held: dict[str, Any] = {"content_length": len(body)}
+        if len(body) <= INLINE_BODY_BYTES_MAX:
+            return {**held, "body": b64encode(body).decode()}
+        path = f"{self._folder}/{task_id}"
+        await self._objects.put(path, body)
+        return {**held, "data_ref": path}
+
+    async def get(self, payload: Mapping[str, Any]) -> bytes:
+        """The body that a task's payload holds or names.
+
+        Raises ObjectNotFound, and InvalidArgument for a payload of another form.
+        """
+        path = self.path_of(payload)
+        if path is not None:
+            return await self._objects.get(path)
+        try:
+            return b64decode(str(payload["body"]), validate=True)
+        except (KeyError, binascii.Error) as error:
+            raise InvalidArgument("payload.body", f"must be base 64: {error}") from error
+
+    def path_of(self, payload: Mapping[str, Any]) -> str | None:
+        """The path of a body that is an object. Raises InvalidArgument for one of another shard."""
+        path = payload.get("data_ref")
+        if path is None:
+            return None
+        if not isinstance(path, str) or path.rpartition("/")[0] != self._folder:
+            raise InvalidArgument("payload.data_ref", f"must be below {self._folder}, not {path!r}")
+        return path
+
+    async def remove(self, payload: Mapping[str, Any]) -> None:
+        """Remove a body that is an object; no error if it is gone."""
+        path = self.path_of(payload)
+        if path is not None:
+            await self._objects.delete(path)
+
+    async def old(self, now_ms: int) -> Collection[str]:
+        """The paths of objects that are orphans, unless a task names them."""
+        found = await self._objects.describe(self._folder)
+        return {info.path for info in found if info.modified_ms < now_ms - ORPHAN_MS}
+
+    async def remove_orphans(self, paths: Collection[str]) -> None:
+        """Remove these."""
+        for path in paths:
+            await self._objects.delete(path)

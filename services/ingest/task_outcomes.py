@@ -1,0 +1,192 @@
+"""What became of write tasks, durably: a task that comes again is not applied again because of it.
+
+A record is written in the batch of the task's messages, kept for seven days, and then removed. In
+memory are only those who wait, and the last errors of tasks that will be tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from libs.storage.clocks import Clock
+from libs.storage.own_keys import parse_task_key, task_key, task_range
+from libs.storage.slate import Database
+from libs.storage.task_records import (
+    AppliedTask,
+    FailedTaskRecord,
+    decode_task_record,
+    encode_task_record,
+)
+from services.ingest.batches import Accepted
+from services.ingest.publishing import Publisher
+from services.ingest.request_ids import Answered
+from services.ingest.waiting import Waiting
+from slatemq.task_ids import parse_task_id
+
+__all__ = ["KEPT_MS", "Attempt", "Outcome", "TaskOutcomes", "TaskWaiting"]
+
+KEPT_MS: Final = 7 * 24 * 3600 * 1000
+"""How long it is known that a task was applied. A backend gives a task out again when it did not
+learn of its end: at once after a crash of ours, and when it is back after one of its own."""
+
+ERRORS_MAX: Final = 10_000
+"""Tasks whose last errors are remembered."""
+
+ERROR_BYTES_MAX: Final = 4_096
+"""Of an error in a record, which has room for 65,535."""
+
+Outcome = AppliedTask | FailedTaskRecord
+
+
+class Attempt(NamedTuple):
+    """The last attempt of a task that waits for the next one."""
+
+    attempts: int
+    error: str
+
+
+class TaskOutcomes:
+    """The outcomes of one shard's tasks. One event loop."""
+
+    def __init__(self, database: Database, publisher: Publisher, clock: Clock) -> None:
+        """Write with the publisher's commits."""
+        self._database = database
+        self._publisher = publisher
+        self._clock = clock
+        self._waiting: dict[str, list[asyncio.Future[Outcome]]] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._swept = b""
+
+    async def find(self, task_id: str) -> Outcome | None:
+        """What is durably known of a task. Raises the errors of the store."""
+        value = await self._database.get(task_key(parse_task_id(task_id).ulid), durable=True)
+        return None if value is None else decode_task_record(value)
+
+    def note(self, task_id: str, answered: Answered) -> AppliedTask:
+        """Put into the commit that gathers, or is drained, now: the task is applied with it."""
+        applied = AppliedTask(self._clock.now_ms(), *_columns_of(answered))
+        self._put(task_id, applied)
+        return applied
+
+    def is_over(self, accepted_at_ms: int) -> bool:
+        """Whether the outcome of a task may be gone that was accepted then."""
+        return accepted_at_ms < self._clock.now_ms() - KEPT_MS
+
+    async def fail(self, task_id: str, attempt: Attempt) -> None:
+        """Note that a task has failed for the last time; durable on return."""
+        error = attempt.error.encode(errors="replace")[:ERROR_BYTES_MAX].decode(errors="ignore")
+        failed = FailedTaskRecord(self._clock.now_ms(), attempt.attempts, error)
+        self._put(task_id, failed)
+        await self._publisher.commits.durable()
+        self.settle(task_id, failed)
+
+    async def forget(self, task_ids: Iterable[str]) -> None:
+        """Tasks that had failed wait again; durable on return."""
+        keys = [task_key(parse_task_id(task_id).ulid) for task_id in task_ids]
+        if keys:
+            self._publisher.put([(key, None) for key in keys], _nothing)
+            await self._publisher.commits.durable()
+
+    def _put(self, task_id: str, outcome: Outcome) -> None:
+        key = task_key(parse_task_id(task_id).ulid)
+        self._publisher.put([(key, encode_task_record(outcome))], _nothing)
+
+    # --- Those who wait -----------------------------------------------------
+
+    def wait(self, task_id: str) -> asyncio.Future[Outcome]:
+        """The outcome that this process settles next; give it to `leave` in any case."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(task_id, []).append(future)
+        return future
+
+    def leave(self, task_id: str, future: asyncio.Future[Outcome]) -> None:
+        """Wait no more."""
+        waiting = self._waiting.get(task_id, [])
+        if future in waiting:
+            waiting.remove(future)
+            if not waiting:
+                del self._waiting[task_id]
+
+    def settle(self, task_id: str, outcome: Outcome) -> None:
+        """Tell those who wait: the outcome is durable."""
+        self._attempts.pop(task_id, None)
+        for future in self._waiting.pop(task_id, []):
+            if not future.done():
+                future.set_result(outcome)
+
+    def note_attempt(self, task_id: str, attempt: Attempt) -> None:
+        """Remember why a task has failed that will be tried again."""
+        if len(self._attempts) >= ERRORS_MAX and task_id not in self._attempts:
+            del self._attempts[next(iter(self._attempts))]
+        self._attempts[task_id] = attempt
+
+    def last_attempt(self, task_id: str) -> Attempt | None:
+        """Why a task failed last, as far as this process knows."""
+        return self._attempts.get(task_id)
+
+    # --- Their end ----------------------------------------------------------
+
+    async def sweep(self) -> int:
+        """Remove the records that are older than `KEPT_MS`; gives how many.
+
+        Keys begin with the time of acceptance, which no outcome comes before. So a sweep begins at
+        the first record that the one before it left, and ends at what was accepted since.
+        """
+        over_ms = self._clock.now_ms() - KEPT_MS
+        first_kept: bytes | None = None
+        last = self._swept
+        count = 0
+        async for rows in self._database.scan(*task_range(last), durable=True):
+            old: list[tuple[bytes, None]] = []
+            for key, value in rows:
+                last = parse_task_key(key)
+                if int.from_bytes(last[:6], "big") >= over_ms:
+                    first_kept = first_kept or last
+                    break
+                if decode_task_record(value).at_ms < over_ms:
+                    old.append((key, None))
+                else:
+                    first_kept = first_kept or last
+            if old:
+                self._publisher.put(old, _nothing)
+                await self._publisher.commits.durable()
+                count += len(old)
+            if int.from_bytes(last[:6], "big") >= over_ms:
+                break
+        # A scan begins behind the ULID that it is given.
+        self._swept = _before(first_kept) if first_kept is not None else last
+        return count
+
+
+class TaskWaiting(Waiting):
+    """A publish that is a task: its outcome goes into its commit."""
+
+    __slots__ = ("_outcomes", "_task_id", "outcome")
+
+    def __init__(self, accepted: Accepted, task_id: str, outcomes: TaskOutcomes) -> None:
+        """`outcome` is set when the commit is made."""
+        super().__init__(accepted)
+        self.outcome: AppliedTask | None = None
+        self._task_id = task_id
+        self._outcomes = outcomes
+
+    def answer(self, now_ms: int) -> Answered:
+        """See Waiting. Called while the commit is drained, so that what is put is in it."""
+        answered = super().answer(now_ms)
+        self.outcome = self._outcomes.note(self._task_id, answered)
+        return answered
+
+
+def _before(ulid: bytes) -> bytes:
+    return (int.from_bytes(ulid, "big") - 1).to_bytes(len(ulid), "big")
+
+
+def _columns_of(answered: Answered) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
+    first, count, duplicates, received_at_ms = answered
+    return first, count, received_at_ms, duplicates
+
+
+def _nothing() -> None:
+    """Nobody waits for this record alone."""

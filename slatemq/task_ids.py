@@ -1,0 +1,77 @@
+"""IDs of write tasks: `task_` and a ULID, which names the ingest shard that accepted the task.
+
+    ULID    | accepted at, ms since 1970, u48 | shard u16 | number u48 | check u16 |    big-endian
+
+The number begins at random in each millisecond; the check is CRC-16/XMODEM of all before it, so
+that a mistyped ID is known for one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from binascii import crc_hqx
+from typing import Final, NamedTuple
+
+from slatemq.errors import InvalidArgument
+
+__all__ = ["TaskId", "TaskIds", "parse_task_id"]
+
+PREFIX: Final = "task_"
+
+_ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+"""Crockford's base 32, most significant digit first: 26 digits have 130 bits for 128."""
+
+_DIGITS: Final = {digit: number for number, digit in enumerate(_ALPHABET)}
+_LENGTH: Final = 26
+_BYTES: Final = 16
+_CHECK_BYTES: Final = 2
+_NUMBER_BYTES: Final = 6
+
+
+class TaskId(NamedTuple):
+    """What an ID says."""
+
+    accepted_at_ms: int
+    shard: int
+    ulid: bytes
+
+
+class TaskIds:
+    """Makes IDs; of one process, none twice."""
+
+    def __init__(self, shard: int) -> None:
+        """For tasks of this ingest shard."""
+        self._shard = shard
+        self._at_ms = 0
+        self._number = 0
+
+    def make(self, now_ms: int) -> str:
+        """A new ID."""
+        if now_ms > self._at_ms:
+            self._at_ms = now_ms
+            # Half of the numbers are left to count on in this millisecond.
+            self._number = secrets.randbits(8 * _NUMBER_BYTES - 1)
+        self._number += 1
+        head = self._at_ms.to_bytes(6, "big") + self._shard.to_bytes(2, "big")
+        named = head + self._number.to_bytes(_NUMBER_BYTES, "big")
+        number = int.from_bytes(named + _check(named), "big")
+        digits = (_ALPHABET[number >> 5 * place & 31] for place in reversed(range(_LENGTH)))
+        return PREFIX + "".join(digits)
+
+
+def parse_task_id(text: str, field: str = "task_id") -> TaskId:
+    """What an ID says. Raises InvalidArgument for what no ingest has made."""
+    digits = text.removeprefix(PREFIX)
+    if digits == text or len(digits) != _LENGTH or not _DIGITS.keys() >= set(digits):
+        raise InvalidArgument(field, f"must be {PREFIX} and 26 letters and digits, not {text!r}")
+    number = 0
+    for digit in digits:
+        number = number << 5 | _DIGITS[digit]
+    ulid = (number & (1 << 8 * _BYTES) - 1).to_bytes(_BYTES, "big")
+    if number >> 8 * _BYTES or _check(ulid[:-_CHECK_BYTES]) != ulid[-_CHECK_BYTES:]:
+        raise InvalidArgument(field, f"no task has the ID {text}: a letter of it is wrong")
+    return TaskId(int.from_bytes(ulid[:6], "big"), int.from_bytes(ulid[6:8], "big"), ulid)
+
+
+def _check(named: bytes) -> bytes:
+    return crc_hqx(named, 0).to_bytes(_CHECK_BYTES, "big")

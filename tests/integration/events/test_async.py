@@ -1,0 +1,297 @@
+"""Publishes as tasks, answered when the queue backend has them: on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from libs.events.settings import QueueSettings
+from libs.events.tasks import WriteTask
+from libs.serving.telemetry import Telemetry
+from libs.storage.roots import open_root
+from services.ingest.task_backend import TaskBackend
+from services.ingest.task_bodies import INLINE_BODY_BYTES_MAX, ORPHAN_MS
+from services.ingest.task_outcomes import KEPT_MS
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from slatemq.task_ids import TaskIds
+from slatemq.v1 import ingest_pb2, task_pb2
+from tests.integration.events.conftest import SERVERS
+from tests.integration.events.queued_ingest import QueuedIngest, eventually, queue_settings, queued
+from tests.integration.events.servers import Server, running
+from tests.integration.ingest_server import message, serving
+
+pytestmark = pytest.mark.slow  # Real servers, whose redeliveries take their delays.
+
+PENDING, APPLIED, FAILED = (
+    task_pb2.TASK_STATE_PENDING,
+    task_pb2.TASK_STATE_APPLIED,
+    task_pb2.TASK_STATE_FAILED,
+)
+LARGE = bytes(range(256)) * (INLINE_BODY_BYTES_MAX // 256 + 1)
+
+
+@pytest.fixture(scope="module", params=["redis", "redis-lists"])
+def backend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Server]]:
+    name, make = SERVERS[request.param]
+    with running(make(tmp_path_factory.mktemp(request.param))) as started:
+        yield name, started
+
+
+async def test_a_publish_is_answered_with_a_task_whose_messages_come(
+    backend: tuple[str, Server],
+) -> None:
+    async with queued(queue_settings(*backend)) as ingest:
+        # When two messages are published
+        request = ingest_pb2.PublishRequest(messages=[message(b"a", k="v"), message(b"b")])
+        call = ingest.stub.Publish(request, timeout=30)
+        answer = await call
+
+        # Then the answer names their task, in its headers, too
+        assert list(answer.message_ids) == [0, 0]
+        metadata = dict(await call.initial_metadata())
+        assert metadata["slatemq-task-id"] == answer.task_id
+
+        # And once it is applied, its messages are there, as it says
+        task = await ingest.wait(answer.task_id)
+        assert task.state == APPLIED
+        assert task.accepted_at_ms <= task.received_at_ms <= task.ended_at_ms
+        assert await ingest.payloads(*task.message_ids) == [b"a", b"b"]
+        assert [one.message_id for one in await ingest.log()] == list(task.message_ids)
+        assert await ingest.task(answer.task_id) == task
+
+
+async def test_publishes_on_a_stream_are_tasks_too(backend: tuple[str, Server]) -> None:
+    async with queued(queue_settings(*backend)) as ingest:
+        stream = ingest.stub.PublishStream(timeout=60)
+        for number in range(1, 6):
+            publish = ingest_pb2.PublishRequest(messages=[message(b"%d" % number)])
+            await stream.write(ingest_pb2.PublishStreamRequest(number=number, publish=publish))
+        await stream.done_writing()
+        answers = [answer async for response in stream for answer in response.answers]
+        assert sorted(answer.number for answer in answers) == [1, 2, 3, 4, 5]
+        for answer in answers:
+            (message_id,) = await ingest.applied(answer.published.task_id)
+            assert await ingest.payloads(message_id) == [b"%d" % answer.number]
+
+
+async def test_tasks_are_applied_in_the_order_of_their_answers(
+    backend: tuple[str, Server],
+) -> None:
+    async with queued(queue_settings(*backend)) as ingest:
+        ids = [await ingest.send_task(b"%d" % n, request_id=f"r{n}") for n in range(60)]
+        await ingest.applied(ids[-1])
+        for task_id in ids:
+            await ingest.applied(task_id)
+        assert await ingest.stored() == [b"%d" % n for n in range(60)]
+
+
+async def test_wrong_input_is_refused_at_once_as_in_direct_mode(
+    backend: tuple[str, Server],
+) -> None:
+    async with queued(queue_settings(*backend)) as ingest:
+        with pytest.raises(InvalidArgument) as refused:
+            await ingest.enqueue(message(b"x", **{"": "empty key"}))
+        assert refused.value.field.startswith("messages[0].headers")
+        with pytest.raises(InvalidArgument):
+            await ingest.enqueue()
+        assert await ingest.failed() == []
+
+
+async def test_a_repeated_request_gets_the_first_ones_messages(
+    backend: tuple[str, Server],
+) -> None:
+    async with queued(queue_settings(*backend)) as ingest:
+        # Given one request that was sent twice before it was applied, perhaps
+        both = await asyncio.gather(*(ingest.enqueue(message(b"x"), request_id="r") for _ in "ab"))
+        ids = [
+            await ingest.applied(one.task_id) if one.task_id else one.message_ids for one in both
+        ]
+        assert ids[0] == ids[1]
+
+        # When it is repeated after that, then its messages are told at once, and none is stored
+        again = await ingest.enqueue(message(b"x"), request_id="r")
+        assert list(again.message_ids) == list(ids[0])
+        assert not again.task_id
+        assert await ingest.stored() == [b"x"]
+
+        # And with other content it is refused
+        with pytest.raises(InvalidArgument) as refused:
+            await ingest.enqueue(message(b"y"), request_id="r")
+        assert refused.value.reason == "REQUEST_ID_REUSED"
+
+
+async def test_a_large_body_is_an_object_until_it_is_applied(
+    backend: tuple[str, Server], tmp_path: Path
+) -> None:
+    root = tmp_path.as_uri()
+    async with queued(queue_settings(*backend), root) as ingest:
+        (message_id,) = await ingest.applied(await ingest.send_task(LARGE))
+        assert await ingest.payloads(message_id) == [LARGE]
+        objects = open_root(root).objects
+
+        async def is_removed() -> bool:
+            return not await objects.list("tasks")
+
+        await eventually(is_removed)
+
+
+async def test_orphaned_bodies_are_removed_at_the_start_and_others_stay(
+    backend: tuple[str, Server], tmp_path: Path
+) -> None:
+    # Given bodies of publishes that were never enqueued: an old one, and one that may be on its way
+    root = tmp_path.as_uri()
+    objects = open_root(root).objects
+    old, new = (f"tasks/ingest-0/{TaskIds(0).make(int(time.time() * 1000))}" for _ in range(2))
+    for path in (old, new):
+        await objects.put(path, b"body")
+    long_ago = (tmp_path / old).stat().st_mtime - ORPHAN_MS / 1000 - 1
+    os.utime(tmp_path / old, (long_ago, long_ago))
+
+    # When the ingest starts, then the old one goes
+    async with queued(queue_settings(*backend), root):
+
+        async def is_removed() -> bool:
+            return await objects.list("tasks") == [new]
+
+        await eventually(is_removed)
+
+
+async def test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried(
+    backend: tuple[str, Server], tmp_path: Path
+) -> None:
+    root = tmp_path.as_uri()
+    settings = queue_settings(*backend, max_retries=1, retry_delay_ms=200)
+    # Given a task whose body somebody has taken away, and one behind it
+    async with queued(settings, root) as ingest:
+        objects = open_root(root).objects
+        path = f"tasks/ingest-0/{TaskIds(0).make(int(time.time() * 1000))}"
+        task_id = path.rpartition("/")[2]
+        await enqueue(settings, task_id, {"content_length": 4, "data_ref": path})
+        good = await ingest.send_task(b"good")
+
+        # Then it fails after its retries, and the other one is applied
+        await ingest.applied(good)
+        task = await ingest.wait(task_id)
+        assert (task.state, task.attempts_count) == (FAILED, 2)
+        assert "no object at" in task.error
+
+        async def is_dead() -> bool:
+            return [one.task_id for one in await ingest.failed()] == [task_id]
+
+        await eventually(is_dead)
+        assert (await ingest.failed())[0].error == task.error
+
+        # When the cause is removed and it is retried, then it is applied, once
+        request = ingest_pb2.PublishRequest(messages=[message(b"back")])
+        await objects.put(path, request.SerializeToString())
+        assert await ingest.retry() == 1
+        (message_id,) = await ingest.applied(task_id)
+        assert await ingest.payloads(message_id) == [b"back"]
+        assert await ingest.failed() == []
+        assert await ingest.retry() == 0
+        assert sorted(await ingest.stored()) == [b"back", b"good"]
+
+
+async def enqueue(settings: QueueSettings, task_id: str, payload: dict[str, object]) -> None:
+    """Put a task into the backend beside the ingest."""
+    backend = TaskBackend(settings, 0, Telemetry().meter)
+    await backend.connect()
+    await backend.enqueue(
+        WriteTask(
+            task_id=task_id,
+            operation="Publish",
+            created_at="2026-02-22T12:00:00.000Z",
+            max_retries=backend.max_retries,
+            payload=payload,
+        )
+    )
+    await backend.close()
+
+
+async def test_a_task_that_comes_again_is_not_applied_again(backend: tuple[str, Server]) -> None:
+    settings = queue_settings(*backend)
+    async with queued(settings) as ingest:
+        task_id = await ingest.send_task(b"once")
+        ids = await ingest.applied(task_id)
+        # When the backend gives it out again, with the same or another body
+        payload = {"content_length": 1, "body": "AA=="}
+        await enqueue(settings, task_id, payload)
+        await ingest.applied(await ingest.send_task(b"behind it"))
+
+        # Then nothing more is stored, and its outcome stays
+        assert await ingest.stored() == [b"once", b"behind it"]
+        assert list((await ingest.task(task_id)).message_ids) == ids
+
+
+async def test_a_wrong_task_id_is_told_from_one_that_waits(backend: tuple[str, Server]) -> None:
+    async with queued(queue_settings(*backend)) as ingest:
+        now_ms = int((await ingest.wait(await ingest.send_task(b"x"))).ended_at_ms)
+        waiting = TaskIds(0).make(now_ms)
+        assert (await ingest.task(waiting)).state == PENDING
+        assert (await ingest.wait(waiting, 0.5)).state == PENDING
+        with pytest.raises(NotFound):
+            await ingest.task(TaskIds(0).make(now_ms - KEPT_MS - 60_000))
+        with pytest.raises(InvalidArgument) as elsewhere:
+            await ingest.task(TaskIds(7).make(now_ms))
+        assert elsewhere.value.metadata["shard"] == "7"
+        with pytest.raises(InvalidArgument):
+            await ingest.task(waiting[:-1] + ("0" if waiting[-1] != "0" else "1"))
+
+
+async def test_a_killed_backend_refuses_publishes_and_goes_on_when_it_is_back(
+    backend: tuple[str, Server],
+) -> None:
+    async with queued(queue_settings(*backend)) as ingest:
+        before = [await ingest.send_task(b"%d" % n) for n in range(20)]
+        await asyncio.to_thread(backend[1].kill)
+        with pytest.raises(Unavailable) as down:
+            await ingest.send_task(b"lost")
+        assert down.value.reason == "BACKEND_DOWN"
+        await asyncio.to_thread(backend[1].start)
+
+        async def publishes() -> bool:
+            before.append(await ingest.send_task(b"after"))
+            return True
+
+        await eventually(publishes)
+        for task_id in before:
+            await ingest.applied(task_id)
+        stored = await ingest.stored()
+        assert sorted(set(stored) - {b"lost"}) == sorted(
+            {b"after", *(b"%d" % n for n in range(20))}
+        )
+        assert len([one for one in stored if one not in (b"lost", b"after")]) == 20
+
+
+async def test_an_ingest_that_starts_before_its_backend_waits_for_it(
+    backend: tuple[str, Server],
+) -> None:
+    await asyncio.to_thread(backend[1].kill)
+    started = False
+    try:
+        async with serving(queue=queue_settings(*backend)) as plain:
+            ingest = QueuedIngest(plain.channel)
+            with pytest.raises(Unavailable):
+                await ingest.send_task(b"x")
+            await asyncio.to_thread(backend[1].start)
+            started = True
+            await eventually(ingest.failed)
+            await ingest.applied(await ingest.send_task(b"x"))
+    finally:
+        if not started:
+            await asyncio.to_thread(backend[1].start)
+
+
+async def test_a_direct_ingest_says_that_it_has_no_tasks() -> None:
+    async with serving() as plain:
+        ingest = QueuedIngest(plain.channel)
+        with pytest.raises(FailedPrecondition) as direct:
+            await ingest.failed()
+        assert direct.value.reason == "DIRECT_MODE"

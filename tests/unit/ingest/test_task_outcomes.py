@@ -1,0 +1,102 @@
+"""What is known of tasks: with their messages, and for how long."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from libs.storage.roots import open_root
+from services.ingest.shard import Shard
+from services.ingest.task_outcomes import KEPT_MS, Attempt, TaskOutcomes, TaskWaiting
+from slatemq.task_ids import TaskIds
+from tests.manual_clock import ManualClock
+from tests.unit.ingest.shards import batch, opened
+
+START_MS = 1_771_761_600_000
+
+
+def outcomes_of(shard: Shard) -> TaskOutcomes:
+    return TaskOutcomes(shard.database, shard.publisher, shard.clock)
+
+
+async def apply(shard: Shard, outcomes: TaskOutcomes, task_id: str) -> None:
+    waiting = TaskWaiting(batch(b"x"), task_id, outcomes)
+    answered = await shard.publisher.publish_waiting(waiting)
+    assert waiting.outcome is not None
+    assert waiting.outcome.first_message_id == answered.first_message_id
+
+
+async def test_an_outcome_is_in_the_batch_of_its_messages() -> None:
+    # Given a shard that notes each key of a commit
+    async with opened(clock=ManualClock(START_MS)) as shard:
+        outcomes = outcomes_of(shard)
+        task_id = TaskIds(0).make(START_MS)
+        numbers: list[int] = []
+        shard.publisher.commits.on_durable(numbers.append)
+
+        # When a task is applied, then its messages and its outcome came with one commit
+        await apply(shard, outcomes, task_id)
+        assert len(numbers) == 1
+        found = await outcomes.find(task_id)
+        assert found is not None
+        assert found.at_ms == START_MS
+
+
+async def test_records_go_after_seven_days_and_never_before() -> None:
+    clock = ManualClock(START_MS)
+    async with opened(clock=clock) as shard:
+        outcomes, ids = outcomes_of(shard), TaskIds(0)
+        # Given a task that waited long, one that failed, and others
+        late = ids.make(START_MS - 10 * KEPT_MS)
+        first, failed = ids.make(START_MS), ids.make(START_MS)
+        await apply(shard, outcomes, first)
+        await outcomes.fail(failed, Attempt(4, "no room"))
+        clock.advance(1000)
+        await apply(shard, outcomes, late)
+
+        # When almost seven days are over, then all is known; and after that what came later
+        clock.advance(KEPT_MS - 1000)
+        assert await outcomes.sweep() == 0
+        clock.advance(1)
+        assert await outcomes.sweep() == 2
+        assert [await outcomes.find(one) is None for one in (late, first, failed)] == [
+            False,
+            True,
+            True,
+        ]
+        # And the last one, which stands before those that are gone
+        clock.advance(1000)
+        assert await outcomes.sweep() == 1
+        assert await outcomes.find(late) is None
+        assert await outcomes.sweep() == 0
+
+
+async def test_a_sweep_goes_on_where_the_one_before_ended() -> None:
+    clock = ManualClock(START_MS)
+    async with opened(clock=clock) as shard:
+        outcomes, ids = outcomes_of(shard), TaskIds(0)
+        for _ in range(3):
+            await apply(shard, outcomes, ids.make(clock.now_ms()))
+            clock.advance(KEPT_MS + 1)
+            assert await outcomes.sweep() == 1
+
+
+async def test_what_failed_is_forgotten_when_it_is_retried() -> None:
+    async with opened(open_root("memory:///"), ManualClock(START_MS)) as shard:
+        outcomes, task_id = outcomes_of(shard), TaskIds(0).make(START_MS)
+        waiting = outcomes.wait(task_id)
+        await outcomes.fail(task_id, Attempt(4, "ü" * 100_000))
+        failed = await waiting
+        assert failed == await outcomes.find(task_id)
+        await outcomes.forget([task_id])
+        assert await outcomes.find(task_id) is None
+
+
+def test_a_direct_ingest_loads_nothing_of_event_queues() -> None:
+    program = (
+        "import sys, services.ingest.service; "
+        "ours = ('libs.events', 'services.ingest.queued', 'msgspec', 'redis'); "
+        "print([name for name in sys.modules if name.startswith(ours)])"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.stdout.strip() == "[]", ended.stderr

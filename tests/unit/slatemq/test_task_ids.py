@@ -1,0 +1,44 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slatemq.errors import InvalidArgument
+from slatemq.events.envelope import TASK_PREFIX, check_id
+from slatemq.task_ids import TaskIds, parse_task_id
+
+times = st.integers(1, (1 << 47) - 1)
+shards = st.integers(0, 16_383)
+
+
+@given(times, shards)
+def test_an_id_tells_its_time_and_shard_and_is_a_ulid(at_ms: int, shard: int) -> None:
+    text = TaskIds(shard).make(at_ms)
+    check_id("task_id", text, TASK_PREFIX)
+    named = parse_task_id(text)
+    assert (named.accepted_at_ms, named.shard, len(named.ulid)) == (at_ms, shard, 16)
+
+
+def test_ids_of_one_process_differ_and_sort_as_they_were_made() -> None:
+    ids = TaskIds(3)
+    made = [ids.make(at_ms) for at_ms in (5, 5, 5, 4, 6, 6)]
+    ulids = [parse_task_id(text).ulid for text in made]
+    assert len(set(ulids)) == len(ulids)
+    assert ulids[:4] == sorted(ulids[:4])
+    assert ulids[3] < ulids[4]
+
+
+@given(shards, st.integers(0, 25), st.sampled_from("0123456789ABCDEFGHJKMNPQRSTVWXYZ"))
+def test_an_id_with_one_wrong_letter_is_refused(shard: int, place: int, letter: str) -> None:
+    text = TaskIds(shard).make(1_771_761_600_000)
+    at = len(TASK_PREFIX) + place
+    wrong = text[:at] + letter + text[at + 1 :]
+    if wrong != text:
+        with pytest.raises(InvalidArgument) as refused:
+            parse_task_id(wrong)
+        assert refused.value.field == "task_id"
+
+
+@pytest.mark.parametrize("text", ["", "task_", "x", "task_" + "0" * 25, "task_" + "l" * 26])
+def test_what_is_no_id_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        parse_task_id(text)
