@@ -16,7 +16,8 @@ One process owns one shard's database. How a publish goes:
 `purging`        the purge epoch                   `rows`        payloads and packs by number
 `wire`           from and to protobuf              `servicer`    IngestService
 `queued`         publishes as tasks                `task_*`      its parts
+`s3_events`      POST /s3-events over HTTP
 `service`        the process: start, drain, stop   `config`      settings
 
-Only `wire` and `servicer` know protobuf.
+Only `wire`, `servicer` and `s3_events`, a client of IngestService, know protobuf.
 """

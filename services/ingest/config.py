@@ -108,6 +108,11 @@ class IngestConfig(ServingConfig):
         minimum=1,
         maximum=10_000,
     )
+    s3_events_token: str = setting(
+        "Token that POST /s3-events on the HTTP port asks for (Authorization: Bearer …); empty "
+        "asks for none. Set it by the variable: a command line is seen by all.",
+        default="",
+    )
     blob_uploads_max: int = setting(
         "Large payloads uploaded at the same time.", default=16, minimum=1
     )

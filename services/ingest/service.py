@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc.aio
 
+from libs.serving.channels import Channels
 from libs.serving.exits import ExitCause
 from libs.serving.http_parts import HttpParts
 from libs.serving.ownership import Ownership
@@ -37,6 +38,7 @@ from slatemq.v1 import (
 
 if TYPE_CHECKING:
     from services.ingest.queued import Tasks
+    from services.ingest.s3_events import S3Events
 
 __all__ = ["IngestProcess"]
 
@@ -51,6 +53,7 @@ class IngestProcess:
         """Prepare; raises FatalError for a root that means nothing."""
         self._root = opened_root(config.root)
         self._config = config
+        self._telemetry = telemetry
         self._directory = TopologyDirectory(self._root.objects)
         self._tasks: Tasks | None = None
         if config.queue is None or config.queue.consistency not in QUEUED:
@@ -62,6 +65,7 @@ class IngestProcess:
             self._servicer = queued.QueuedServicer(config, self._directory, telemetry, self._tasks)
         self._purges = PurgeServicer(config.shard)
         self._snapshots = SnapshotServicer()
+        self._s3_events: S3Events | None = None
         self.announcement: Ownership | None = None
 
     @property
@@ -81,8 +85,20 @@ class IngestProcess:
 
     @property
     def http_parts(self) -> HttpParts:
-        """What it adds to the HTTP port."""
-        return HttpParts(queue_health=self._tasks.health if self._tasks is not None else None)
+        """What it adds to the HTTP port: a path for the notifications of S3 stores."""
+        # Loaded when asked for: few processes have an HTTP port.
+        module = import_module("services.ingest.s3_events")
+        channels = Channels(
+            self._directory,
+            payload_bytes_max=self._config.payload_bytes_max,
+            carrier=self._telemetry.carrier,
+        )
+        s3_events: S3Events = module.S3Events(
+            self._directory, channels, self._config.s3_events_token
+        )
+        self._s3_events = s3_events
+        queue_health = self._tasks.health if self._tasks is not None else None
+        return HttpParts([s3_events.post], queue_health)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""
@@ -136,6 +152,8 @@ class IngestProcess:
             await self._tasks.close()
         if self._servicer.shard is not None:
             await self._servicer.shard.close()
+        if self._s3_events is not None:
+            await self._s3_events.close()
         await self._directory.close()
 
 

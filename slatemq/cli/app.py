@@ -129,6 +129,7 @@ COMMANDS = {
         "import_",
         "Import the queued messages of FILE (- reads stdin) into a queue, or publish them.",
     ),
+    "events": Place("slatemq.cli.events", "events", "Import events of S3 stores."),
     "outbox": Place(
         "slatemq.cli.outbox",
         "outbox",

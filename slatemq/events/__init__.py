@@ -5,6 +5,7 @@ In reading order:
 `envelope`      one event, and its JSON
 `catalogue`     the known event types, and their data
 `s3`            notifications of S3 stores as events
+`messages`      events as messages of queues
 `cloud_events`  CloudEvents 1.0, for which the extra `slatemq[events]` brings the SDK
 
 It needs msgspec and python-ulid, which the extras `slatemq[events]` and `slatemq[cli]` bring.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from slatemq.events.catalogue import CATALOGUE, EventData, data_of, make_event
 from slatemq.events.envelope import Event, decode_event, encode_event
+from slatemq.events.messages import message_of
 from slatemq.events.s3 import Notifications, headers_of, read_notifications
 
 __all__ = [
@@ -26,5 +28,6 @@ __all__ = [
     "encode_event",
     "headers_of",
     "make_event",
+    "message_of",
     "read_notifications",
 ]
