@@ -60,14 +60,16 @@ class CallGuard(grpc.aio.ServerInterceptor):
         telemetry: Telemetry,
         message_bytes_max: int = limits.message_bytes_max(),
         elsewhere: Elsewhere | None = None,
+        held_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         """Guard with this gate and size limit, and trace where telemetry is on.
 
-        `elsewhere` knows where the services are that this process does not have.
+        `elsewhere` knows where the services are that this process does not have. `held_bytes` gives
+        what the service holds for its callers, requests aside.
         """
         self._gate = gate
         self._telemetry = telemetry
-        self._reader = RequestReader(message_bytes_max, _fail)
+        self._reader = RequestReader(message_bytes_max, _fail, held_bytes)
         self._elsewhere = elsewhere or Elsewhere()
         self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 

@@ -45,8 +45,9 @@ STREAM_MESSAGE_BYTES_MAX = 2 * MEBIBYTE
 Producers gather no more than a megabyte for a stream."""
 
 STREAMS_GROWTH_BYTES_MAX = 256 * MEBIBYTE
-"""By how much a process may grow within some seconds while streams wait for messages; over it they
-are ended. Above what caches and commits of a busy process take meanwhile."""
+"""By how much a process may grow within some seconds while streams wait for messages, besides twice
+what it holds for its callers; over it the streams are ended. Above what caches and commits of a
+busy process take meanwhile."""
 
 PROBES_AT_ONCE = 2
 """The same of health and reflection, which wait for no others."""

@@ -67,15 +67,20 @@ class Codec:
 class RequestReader:
     """Reads the requests of one process."""
 
-    def __init__(self, message_bytes_max: int, refuse: Refuse) -> None:
-        """Refuse requests over this size; `refuse` ends the call of a method with an error."""
+    def __init__(
+        self, message_bytes_max: int, refuse: Refuse, held_bytes: Callable[[], int] = lambda: 0
+    ) -> None:
+        """Refuse requests over this size; `refuse` ends the call of a method with an error.
+
+        `held_bytes` gives what the service holds for its callers, requests aside.
+        """
         self._message_bytes_max = message_bytes_max
         self._refuse = refuse
         growth_bytes_max = limits.ARRIVING_GROWTH_BYTES_MAX
         self._with_payloads = Arrivals(limits.ARRIVING_AT_ONCE, growth_bytes_max)
         self._others = Arrivals(limits.ARRIVING_AT_ONCE, growth_bytes_max)
         self._probes = Arrivals(limits.PROBES_AT_ONCE, growth_bytes_max)
-        self._stream_reads = StreamReads(limits.STREAMS_GROWTH_BYTES_MAX)
+        self._stream_reads = StreamReads(limits.STREAMS_GROWTH_BYTES_MAX, held_bytes)
         self._budget = ByteBudget(limits.REQUESTS_BYTES_MAX)
         self._trimmer = Trimmer()
         self._reading: set[asyncio.Task[None]] = set()

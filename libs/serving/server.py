@@ -80,6 +80,10 @@ class Service(Protocol):
     def http_parts(self) -> HttpParts:
         """What it adds to the HTTP port."""
 
+    @property
+    def held_bytes(self) -> int:
+        """What it holds for its callers now: messages on their way to them, or to the store."""
+
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers. Called first; calls reach them only once `start` is done."""
 
@@ -173,6 +177,7 @@ class RunningService:
                     telemetry,
                     limits.message_bytes_max(config.payload_bytes_max),
                     Elsewhere(service.directory, service.grpc_services),
+                    lambda: service.held_bytes,
                 )
             ],
             options=limits.server_options(config.payload_bytes_max),

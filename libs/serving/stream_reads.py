@@ -3,8 +3,8 @@
 A stream may wait for hours for its next message, so it cannot stand in line for its turn to receive
 one, as calls do (`arrivals`): each asks at once. gRPC says neither that a message has begun to
 arrive nor how much of it is there. But all that arrives shows in the memory of the process. When
-that grows faster than the work of a quiet process explains, the streams that wait are ended: what
-has arrived on them is freed, and their callers go on by calls or by other streams.
+that grows by more than its work explains, the streams that wait are ended: what has arrived on them
+is freed, and their callers go on by calls or by other streams.
 """
 
 from __future__ import annotations
@@ -27,16 +27,27 @@ LOOK_S: Final = 0.05
 LOOKS: Final = 100
 """Growth is what came since the lowest of the last looks: those of 5 s."""
 
+HELD_FACTOR: Final = 2
+"""What the service holds for its callers takes so many times its bytes, as copies on their way."""
+
 
 class StreamReads:
     """The reads of streams of one process that wait for a message, or for memory for it."""
 
-    def __init__(self, growth_bytes_max: int, resident: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        growth_bytes_max: int,
+        held_bytes: Callable[[], int],
+        resident: Callable[[], int] | None = None,
+    ) -> None:
         """End reads when the process grows by more than this within `LOOKS` looks.
 
+        It may grow besides by what `held_bytes` gives: what the service holds for its callers.
         `resident` gives the memory of the process.
         """
         self._growth_bytes_max = growth_bytes_max
+        self._held_bytes = held_bytes
+        self._held: deque[int] = deque(maxlen=LOOKS)
         self._resident = resident or resident_bytes
         self._waiting: dict[asyncio.Timeout, None] = {}
         self._resident_bytes: deque[int] = deque(maxlen=LOOKS)
@@ -57,12 +68,14 @@ class StreamReads:
         if not self._waiting:
             self._timer = None
             self._resident_bytes.clear()
+            self._held.clear()
             return
         self._look_later()
         resident = self._resident()
         self._resident_bytes.append(resident)
+        self._held.append(self._held_bytes())
         growth_bytes = resident - min(self._resident_bytes)
-        if growth_bytes <= self._growth_bytes_max:
+        if growth_bytes <= self._growth_bytes_max + HELD_FACTOR * max(self._held):
             return
         log.warning(
             "the process grew by %d MiB in a few seconds: streams that wait for messages are "

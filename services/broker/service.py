@@ -133,6 +133,7 @@ class BrokerService:
             payload_bytes_max=config.payload_bytes_max,
             carrier=telemetry.carrier,
         )
+        self._budget = DeliveryBudget(config.delivery_bytes_max)
         self._limits = PushLimits(config.payload_bytes_max, config.max_message_delay_ms)
         self._queues = QueueServicer(config.shard, config.max_message_delay_ms)
         self._consumers = ConsumerServicer(config.shard)
@@ -173,6 +174,13 @@ class BrokerService:
         """What it adds to the HTTP port: nothing yet."""
         return HttpParts()
 
+    @property
+    def held_bytes(self) -> int:
+        """Messages on their way to consumers, and what is not stored yet."""
+        if self._owner is None:
+            return 0
+        return self._budget.used_bytes + self._owner.commits.uncommitted_bytes
+
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers all servicers."""
         queue_pb2_grpc.add_QueueServiceServicer_to_server(self._queues, server)
@@ -199,7 +207,7 @@ class BrokerService:
         shard = owner.shard
         ingests = self._make_ingests(self._channels)
         payloads = Payloads(ingests, config.payload_cache_bytes)
-        budget = DeliveryBudget(config.delivery_bytes_max)
+        budget = self._budget
         delivery = Delivery(owner, payloads, config.waiting_claims_max, budget)
         sweeper = Sweeper(owner, database)
         cleaner = DelayedCleaner(owner, database, last_ms)

@@ -100,6 +100,12 @@ class IngestProcess:
         queue_health = self._tasks.health if self._tasks is not None else None
         return HttpParts([s3_events.post], queue_health)
 
+    @property
+    def held_bytes(self) -> int:
+        """What is not stored yet; once it is, the cache has it, which is bounded by itself."""
+        shard = self._servicer.shard
+        return 0 if shard is None else shard.publisher.commits.uncommitted_bytes
+
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""
         ingest_pb2_grpc.add_IngestServiceServicer_to_server(self._servicer, server)

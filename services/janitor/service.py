@@ -126,6 +126,11 @@ class JanitorProcess:
         """What it adds to the HTTP port: nothing yet."""
         return HttpParts()
 
+    @property
+    def held_bytes(self) -> int:
+        """Nothing: its answers are small."""
+        return 0
+
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""
         servicer = JanitorServicer(

@@ -83,6 +83,11 @@ class RouterProcess:
         """What it adds to the HTTP port: nothing yet."""
         return HttpParts()
 
+    @property
+    def held_bytes(self) -> int:
+        """Nothing: its answers are small."""
+        return 0
+
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""
         servicer = RouterServicer(self.router, Explainer(self.router))

@@ -87,6 +87,7 @@ class EchoService:
     name = "echo-0"
     grpc_services: Sequence[str] = (NAME,)
     directory = None
+    held_bytes = 0
     http_parts = HttpParts()
 
     def __init__(self) -> None:

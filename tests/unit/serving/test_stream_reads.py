@@ -28,7 +28,8 @@ class Reading:
     def __init__(self) -> None:
         self.memory = Memory()
         self.reader = RequestReader(limits.message_bytes_max(), refuse)
-        self.reads = StreamReads(100, self.memory)
+        self.held_bytes = 0
+        self.reads = StreamReads(100, lambda: self.held_bytes, self.memory)
         self.reader._stream_reads = self.reads
         self.tasks: list[asyncio.Task[bytes]] = []
 
@@ -133,6 +134,54 @@ async def test_a_stream_whose_message_waits_for_its_share_of_the_memory_is_ended
     # And its place in line is free again
     streams.reader.release(limits.REQUESTS_BYTES_MAX)
     assert await streams.begin(only(MESSAGE)) == MESSAGE
+
+
+@pytest.mark.parametrize("is_granted_first", [True, False])
+async def test_a_share_granted_in_the_turn_in_which_its_stream_is_ended_is_not_lost(
+    streams: Reading, is_granted_first: bool
+) -> None:
+    # Given a message that waits for its share of the memory
+    await streams.reader._reserve(limits.REQUESTS_BYTES_MAX)
+    whole = streams.begin(only(MESSAGE))
+    await turns()
+    streams.reads.look()
+    streams.memory.used_bytes += 101
+
+    # When it gets the share, and its stream is ended, before it runs again
+    if is_granted_first:
+        streams.reader.release(limits.REQUESTS_BYTES_MAX)
+        streams.reads.look()
+    else:
+        streams.reads.look()
+        streams.reader.release(limits.REQUESTS_BYTES_MAX)
+    (ended,) = await asyncio.gather(whole, return_exceptions=True)
+
+    # Then either it has both or neither
+    assert isinstance(ended, ResourceExhausted) or ended == MESSAGE
+    held = len(MESSAGE) if ended == MESSAGE else 0
+    assert streams.reader._budget.used_bytes == held
+    assert not streams.reader._budget.is_full
+
+
+async def test_growth_by_what_the_service_holds_for_its_callers_ends_no_stream(
+    streams: Reading,
+) -> None:
+    waiting = streams.begin(silence())
+    await turns()
+    streams.reads.look()
+    # When deliveries take memory, and are over before the process has given it back
+    streams.held_bytes = 1_000
+    streams.memory.used_bytes += 100 + stream_reads.HELD_FACTOR * 1_000
+    streams.reads.look()
+    streams.held_bytes = 0
+    streams.reads.look()
+    await turns()
+    assert not waiting.done()
+
+    streams.memory.used_bytes += 1
+    streams.reads.look()
+    with pytest.raises(ResourceExhausted):
+        await waiting
 
 
 async def test_a_stream_whose_message_is_being_handled_is_left_alone(streams: Reading) -> None:
