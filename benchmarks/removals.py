@@ -35,7 +35,8 @@ from services.broker.remover import ListedLetter, Remover, WaitingMessage
 from services.broker.shard_machine import Shard
 from services.broker.waiting_buckets import Place
 from services.ingest.config import IngestConfig
-from services.ingest.purging import Purge, Reason
+from services.ingest.purge_rules import Reason
+from services.ingest.purging import Purge
 from services.ingest.shard import open_shard
 
 AT_ONCE = 10_000

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         SearchProgress,
         StoredMessage,
     )
+    from slatemq.events_status import EventsStatus
     from slatemq.janitor import JobProgress, JobRun, JobRunState
     from slatemq.message_refs import MessageLease, MessageRefs, MessageToken, MessageView
     from slatemq.models import (
@@ -103,6 +104,7 @@ __all__ = [
     "EntryPage",
     "EntryState",
     "EntryView",
+    "EventsStatus",
     "Explanation",
     "Extend",
     "Fail",
@@ -176,6 +178,7 @@ _HOMES = {
         "SearchProgress",
         "StoredMessage",
     ],
+    "slatemq.events_status": ["EventsStatus"],
     "slatemq.janitor": ["JobProgress", "JobRun", "JobRunState"],
     "slatemq.published": ["Published"],
     "slatemq.queue_models": [

@@ -19,6 +19,7 @@ from slatemq.delivered import Origin, Received, received
 from slatemq.endpoints import addresses_of
 from slatemq.entries import EntryCalls
 from slatemq.errors import InvalidArgument, SlateMQError
+from slatemq.events_status import EventsCalls
 from slatemq.finishing import Finisher, nack_of
 from slatemq.forks import refuse_pickling
 from slatemq.instance_status import InstanceStatus
@@ -79,6 +80,7 @@ class Client(
     ArchivedCalls,
     CommandCalls,
     OutboxCalls,
+    EventsCalls,
     JanitorCalls,
     TaskCalls,
 ):

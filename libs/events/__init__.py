@@ -6,7 +6,7 @@ In reading order:
 `settings`        the YAML section `queue`          `backends`     which class carries which
 `backend`         what a system must do             `deliveries`   giving events to handlers
 `retrying`        waiting for one that is down      `measured`     metrics and health of a backend
-`composed`        a backend of two parts
+`composed`        a backend of two parts            `relay`        from what is durable to a backend
 
 `slatemq`, `redis`, `rabbitmq`, `activemq` and `kafka` are the backends; each loads its client
 library when it is chosen.

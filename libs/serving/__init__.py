@@ -9,6 +9,7 @@
 `elsewhere`  where the services of others are      `reflection` both versions of it
 `config`     settings from flags and environment        `logs`       structured logs
 `event_queues` the section `queue` among them            `http_parts` what services add to HTTP
+`events_servicer` how far events are published
 `http_server` /health and /metrics                  `prometheus` metrics as text
 `telemetry`  traces and metrics, W3C context in headers `exits`      exit codes and causes
 `topology`   who serves what, through the root          `channels`   one channel per peer

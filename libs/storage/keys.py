@@ -57,6 +57,7 @@ class RecordType(IntEnum):
     LOG_GAPS = 0x55
     FORMAT = 0x56
     TASK = 0x57
+    EVENT_CURSOR = 0x58
 
 
 NUMBER = Fixed(order=">", number="Q")

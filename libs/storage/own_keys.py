@@ -48,6 +48,7 @@ ULID_BYTES = 16
 #   log gaps         | 01 | 55 |                                                          ingest
 #   format           | 01 | 56 |                                                          both
 #   task             | 01 | 57 | task, 16 bytes |                                         ingest
+#   event cursor     | 01 | 58 |                                                          ingest
 
 ID_BLOCK_KEY = key_head(RecordType.ID_BLOCK)
 PURGE_EPOCH_KEY = key_head(RecordType.PURGE_EPOCH)
@@ -56,6 +57,7 @@ CONFIG_REVISION_KEY = key_head(RecordType.CONFIG_REVISION)
 LOG_BOUNDS_KEY = key_head(RecordType.LOG_BOUNDS)
 LOG_GAPS_KEY = key_head(RecordType.LOG_GAPS)
 FORMAT_KEY = key_head(RecordType.FORMAT)
+EVENT_CURSOR_KEY = key_head(RecordType.EVENT_CURSOR)
 
 
 class RequestIdsKey(NamedTuple):

@@ -13,11 +13,13 @@ One process owns one shard's database. How a publish goes:
 `dedupe_keys`    which message a key stands for    `duplicates`  those of one publish
 `payload_cache`  fresh payloads                    `reading`     messages by ID
 `pushing`        how far outboxes are stored       `replacing`   messages that change
-`purging`        the purge epoch                   `rows`        payloads and packs by number
+`purging`        messages that are removed         `rows`        payloads and packs by number
+`purge_epoch`    raised before each replay         `purge_rules` when a message may go
+`event_relay`    publishes, where events are on:   `published_events` those of the log
 `wire`           from and to protobuf              `servicer`    IngestService
 `queued`         publishes as tasks                `task_*`      its parts
 `s3_events`      POST /s3-events over HTTP
 `service`        the process: start, drain, stop   `config`      settings
 
-Only `wire`, `servicer` and `s3_events`, a client of IngestService, know protobuf.
+Only `wire`, `servicer`, `event_relay` and `s3_events`, a client of IngestService, know protobuf.
 """

@@ -69,6 +69,13 @@ class IngestConfig(ServingConfig):
         maximum=RETENTION_S_MAX,
     )
     purge_grace_s: int = purge_grace_setting()
+    events_hold_s: int = setting(
+        "For how long after its receipt a message is kept from being purged while its event is not "
+        "published (`queue.consistency: write-through`), in seconds; 0 waits for no event.",
+        default=7 * 24 * 3600,
+        minimum=0,
+        maximum=RETENTION_S_MAX,
+    )
     id_block_size: int = setting(
         "Message IDs reserved by one block record; a restart skips the rest of a block.",
         default=DEFAULT_BLOCK_SIZE,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from libs.storage.ids import shard_of
-from services.ingest.purging import Purge, Purger, Reason
+from services.ingest.purge_rules import Reason
+from services.ingest.purging import Purge, Purger
 from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.v1 import purge_pb2, purge_pb2_grpc
 

@@ -21,7 +21,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import groupby, islice
 from typing import Final, NamedTuple
 
@@ -44,11 +43,12 @@ from libs.storage.slate import Database
 from services.ingest.changes import Change, Changes
 from services.ingest.entries import Found, entries_of
 from services.ingest.purge_epoch import PurgeEpoch
+from services.ingest.purge_rules import ALL_ANNOUNCED, Reason, Rules, Unannounced
 from services.ingest.rows import PACKS, read_rows
 from services.ingest.tailing import MetadataLog
 from services.ingest.turns import Turns
 
-__all__ = ["Purge", "Purged", "Purger", "Reason", "Rules"]
+__all__ = ["Purge", "Purged", "Purger"]
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +68,6 @@ AT_ONCE: Final = 1
 """Calls that work at the same time: the others wait, and publishes do not."""
 
 BLOBS_AT_ONCE: Final = 8
-
-
-class Reason(Enum):
-    """Why a message may go."""
-
-    EXPIRED = "expired"
-    UNREFERENCED = "unreferenced"
 
 
 class Purge(NamedTuple):
@@ -98,25 +91,6 @@ class Purged:
     count: int = 0
     size_bytes: int = 0
     refused_ids: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How old is old enough: both in ms; a window of 0 never ends."""
-
-    grace_ms: int
-    replay_window_ms: int
-
-    def holds(self, reason: Reason, now_ms: int) -> Callable[[int, int], bool]:
-        """Tells, by receipt in ms and retention in seconds, whether a reason holds now."""
-        if reason is Reason.EXPIRED:
-            limit_ms = now_ms - self.grace_ms
-            return lambda received_ms, kept_s: 0 < kept_s * 1000 <= limit_ms - received_ms
-        oldest_ms = now_ms - self.grace_ms - self.replay_window_ms
-        if not self.replay_window_ms:
-            return lambda received_ms, kept_s: False
-        # A retention of 0 keeps a message for ever, whether a queue needs it or not.
-        return lambda received_ms, kept_s: kept_s > 0 and received_ms <= oldest_ms
 
 
 class _Step(NamedTuple):
@@ -146,7 +120,12 @@ class _Going:
 
 
 class Purger:
-    """Removes messages of one shard."""
+    """Removes messages of one shard.
+
+    Attributes:
+        unannounced: Tells, by the shard's time in ms, which messages wait for their events.
+        on_lost: Called with the number of messages that went before their events were published.
+    """
 
     def __init__(
         self,
@@ -169,6 +148,8 @@ class Purger:
         self._epoch = epoch
         self._rules = rules
         self._places = asyncio.Semaphore(AT_ONCE)
+        self.unannounced: Callable[[int], Unannounced] = lambda now_ms: ALL_ANNOUNCED
+        self.on_lost: Callable[[int], None] = lambda count: None
 
     async def purge(self, wanted: Purge) -> Purged:
         """Remove messages; durable on return. IDs that ascend cost least; none stands twice.
@@ -201,8 +182,10 @@ class Purger:
         try:
             async with self._turns.of(found.sequence for found in piece):
                 piece = await self._as_now(piece, self._log.rewrites_count - own)
-                holds = self._rules.holds(wanted.reason, self._clock.now_ms())
-                told = await asyncio.to_thread(_sort_out, piece, ids, holds)
+                now_ms = self._clock.now_ms()
+                holds = self._rules.holds(wanted.reason, now_ms)
+                waiting = self.unannounced(now_ms)
+                told = await asyncio.to_thread(_sort_out, piece, ids, holds, waiting)
                 purged.refused_ids += told.refused_ids
                 steps = iter(told.steps)
                 while (going := await self._next_going(steps)).removed:
@@ -270,6 +253,9 @@ class Purger:
         bounds = (LOG_BOUNDS_KEY, encode_log_bounds(self._log.bounds))
         await self._changes.make(change, [bounds])
         purged.count += len(gone)
+        lost = sum(message_id > self.unannounced(0).after_id for message_id in gone)
+        if lost:
+            self.on_lost(lost)
         purged.size_bytes += sum(size_bytes for _, size_bytes in going.removed)
         return uris
 
@@ -329,7 +315,12 @@ async def _next_piece(entries: AsyncIterator[Found], ids: list[int]) -> list[Fou
     return piece
 
 
-def _sort_out(piece: list[Found], ids: list[int], holds: Callable[[int, int], bool]) -> _Sorted:
+def _sort_out(
+    piece: list[Found],
+    ids: list[int],
+    holds: Callable[[int, int], bool],
+    waiting: Unannounced,
+) -> _Sorted:
     """Take out of each entry those of its messages that are to go, and may."""
     told = _Sorted([], [])
     for sequence, value, last_id, _ in piece:
@@ -342,7 +333,8 @@ def _sort_out(piece: list[Found], ids: list[int], holds: Callable[[int, int], bo
             retention_s: int,
             refused: list[int] = refused,
         ) -> bool:
-            if holds(received_at_ms, retention_s):
+            stays = message_id > waiting.after_id and received_at_ms > waiting.since_ms
+            if not stays and holds(received_at_ms, retention_s):
                 return True
             refused.append(message_id)
             return False

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc.aio
 
 from libs.serving.channels import Channels
+from libs.serving.events_servicer import SERVICE_NAME as EVENTS_SERVICE
+from libs.serving.events_servicer import EventsServicer, direct_mode
 from libs.serving.exits import ExitCause
 from libs.serving.http_parts import HttpParts
 from libs.serving.ownership import Ownership
@@ -25,10 +27,11 @@ from services.ingest.config import IngestConfig
 from services.ingest.purge_servicer import SERVICE_NAME as PURGE_SERVICE
 from services.ingest.purge_servicer import PurgeServicer
 from services.ingest.servicer import SERVICE_NAME, IngestServicer
-from services.ingest.shard import Shard, open_shard
+from services.ingest.shard import open_shard
 from services.ingest.task_servicer import SERVICE_NAME as TASK_SERVICE
 from services.ingest.task_servicer import TaskServicer
 from slatemq.v1 import (
+    events_pb2_grpc,
     ingest_pb2_grpc,
     purge_pb2_grpc,
     snapshot_pb2_grpc,
@@ -37,6 +40,7 @@ from slatemq.v1 import (
 )
 
 if TYPE_CHECKING:
+    from services.ingest.event_relay import IngestRelay
     from services.ingest.queued import Tasks
     from services.ingest.s3_events import S3Events
 
@@ -44,6 +48,9 @@ __all__ = ["IngestProcess"]
 
 QUEUED: Final = ("async", "sync")
 """The consistencies of event queues with which publishes are tasks."""
+
+EVENT_MODES: Final = ("write-through", "fire-and-forget")
+"""Those with which messages have events."""
 
 
 class IngestProcess:
@@ -66,6 +73,12 @@ class IngestProcess:
         self._purges = PurgeServicer(config.shard)
         self._snapshots = SnapshotServicer()
         self._s3_events: S3Events | None = None
+        self._events = EventsServicer()
+        self._relay: IngestRelay | None = None
+        if config.queue is not None and config.queue.consistency in EVENT_MODES:
+            # Loaded when it is wanted: direct mode has nothing of it.
+            relays = import_module("services.ingest.event_relay")
+            self._relay = relays.IngestRelay(config, config.queue, telemetry)
         self.announcement: Ownership | None = None
 
     @property
@@ -76,7 +89,14 @@ class IngestProcess:
     @property
     def grpc_services(self) -> Sequence[str]:
         """What it serves."""
-        return (SERVICE_NAME, PURGE_SERVICE, SNAPSHOT_SERVICE, TASK_SERVICE, TOPOLOGY_SERVICE)
+        return (
+            SERVICE_NAME,
+            PURGE_SERVICE,
+            SNAPSHOT_SERVICE,
+            EVENTS_SERVICE,
+            TASK_SERVICE,
+            TOPOLOGY_SERVICE,
+        )
 
     @property
     def directory(self) -> TopologyDirectory:
@@ -97,8 +117,8 @@ class IngestProcess:
             self._directory, channels, self._config.s3_events_token
         )
         self._s3_events = s3_events
-        queue_health = self._tasks.health if self._tasks is not None else None
-        return HttpParts([s3_events.post], queue_health)
+        queue = self._tasks or self._relay
+        return HttpParts([s3_events.post], queue.health if queue is not None else None)
 
     @property
     def held_bytes(self) -> int:
@@ -111,6 +131,7 @@ class IngestProcess:
         ingest_pb2_grpc.add_IngestServiceServicer_to_server(self._servicer, server)
         purge_pb2_grpc.add_PurgeServiceServicer_to_server(self._purges, server)
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(self._snapshots, server)
+        events_pb2_grpc.add_EventsServiceServicer_to_server(self._events, server)
         task_pb2_grpc.add_TaskServiceServicer_to_server(TaskServicer(self._tasks), server)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(
             TopologyServicer(self._directory), server
@@ -134,15 +155,21 @@ class IngestProcess:
         await self.announcement.announce()
         if self._tasks is not None:
             self._tasks.begin(shard)
+        if self._relay is None:
+            self._events.status = direct_mode
+        else:
+            await self._relay.start(shard)
+            self._events.status = self._relay.status
 
     async def wait_fatal(self) -> ExitCause:
         """Wait until the shard is lost; raises the error of a failed commit."""
         shard = self._servicer.shard
         if shard is None:
             raise RuntimeError("not started")
-        if self._tasks is None:
+        queue = self._tasks or self._relay
+        if queue is None:
             return await shard.wait_lost()
-        return await _first_of(shard, self._tasks)
+        return await _first(shard.wait_lost(), queue.wait_fatal())
 
     async def drain(self) -> None:
         """End the streams; publishes in flight end by themselves."""
@@ -156,6 +183,8 @@ class IngestProcess:
         """Commit what was accepted, close the database."""
         if self._tasks is not None:
             await self._tasks.close()
+        if self._relay is not None:
+            await self._relay.stop()
         if self._servicer.shard is not None:
             await self._servicer.shard.close()
         if self._s3_events is not None:
@@ -163,12 +192,11 @@ class IngestProcess:
         await self._directory.close()
 
 
-async def _first_of(shard: Shard, tasks: Tasks) -> ExitCause:
-    """How the shard is lost, or its tasks."""
-    ends = [asyncio.create_task(one) for one in (shard.wait_lost(), tasks.wait_fatal())]
+async def _first(*causes: Coroutine[Any, Any, ExitCause]) -> ExitCause:
+    """The cause that comes first; of several at once the first one here explains the others."""
+    ends = [asyncio.create_task(cause) for cause in causes]
     try:
         ended, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        # The shard's end explains that of its tasks.
         return next(end for end in ends if end in ended).result()
     finally:
         for end in ends:

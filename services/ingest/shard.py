@@ -29,7 +29,8 @@ from services.ingest.id_gaps import IdGaps
 from services.ingest.payload_cache import PayloadCache
 from services.ingest.publishing import Publisher, PublisherLimits
 from services.ingest.purge_epoch import PurgeEpoch
-from services.ingest.purging import Purger, Rules
+from services.ingest.purge_rules import Rules
+from services.ingest.purging import Purger
 from services.ingest.pushing import Outboxes
 from services.ingest.reading import Reader
 from services.ingest.replacing import Replacer

@@ -129,7 +129,11 @@ COMMANDS = {
         "import_",
         "Import the queued messages of FILE (- reads stdin) into a queue, or publish them.",
     ),
-    "events": Place("slatemq.cli.events", "events", "Import events of S3 stores."),
+    "events": Place(
+        "slatemq.cli.events",
+        "events",
+        "Import events of S3 stores, and see how far SlateMQ's own are published.",
+    ),
     "outbox": Place(
         "slatemq.cli.outbox",
         "outbox",

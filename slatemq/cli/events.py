@@ -1,4 +1,4 @@
-"""`slatemq events`: events of other systems into SlateMQ."""
+"""`slatemq events`: events of other systems into SlateMQ, and its own in other systems."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from slatemq.cli.event_files import read_documents
+from slatemq.cli.events_status import status
 from slatemq.cli.failures import BadInput
 from slatemq.cli.groups import Group
 from slatemq.cli.output import note, say, write_json
@@ -56,7 +57,10 @@ twice: after a failure, run the same command again.
 
 @click.group("events", cls=Group)
 def events() -> None:
-    """Import events of S3 stores."""
+    """Import events of S3 stores, and see how far SlateMQ's own are published."""
+
+
+events.add_command(status)
 
 
 @events.command("import", epilog=IMPORT_EPILOG)

@@ -216,7 +216,10 @@ class QueuePurged(EventData, frozen=True, kw_only=True):
 
 
 class MessagePublished(EventData, frozen=True, kw_only=True):
-    """A message is durable. Its payload stays in SlateMQ; `size` is its length in bytes."""
+    """A message is durable. Its payload stays in SlateMQ; `size` is its length in bytes.
+
+    Headers of more than 128 KiB are left out.
+    """
 
     event_type = "message.published"
     cause = "Publish, PublishStream, a pushed command, an applied write task"
@@ -225,6 +228,7 @@ class MessagePublished(EventData, frozen=True, kw_only=True):
     headers: dict[str, str]
     size: int
     visible_at: str = ""
+    headers_omitted: bool = False
 
 
 class MessageEdited(EventData, frozen=True, kw_only=True):

@@ -21,7 +21,8 @@ from libs.storage.settings import Kind
 from libs.storage.slate import Database, Row
 from libs.storage.snapshots import SnapshotReader
 from services.ingest.config import IngestConfig
-from services.ingest.purging import PIECE_MESSAGES, Purge, Reason
+from services.ingest.purge_rules import Reason
+from services.ingest.purging import PIECE_MESSAGES, Purge
 from services.ingest.shard import open_shard
 from services.janitor.instance import held_snapshots
 from services.janitor.jobs.owners import Owners

@@ -15,6 +15,7 @@ from libs.events.backend import BackendStats, Handler
 from libs.events.deliveries import end_task, run_handler
 from libs.events.retrying import Outage
 from libs.events.settings import SlatemqSettings
+from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
 from libs.events.tasks import FailedTask, WriteTask, decode_task, encode_task
 from slatemq.errors import (
     AlreadyExists,
@@ -30,8 +31,6 @@ from slatemq.events.envelope import Event, decode_event, encode_event, format_ti
 
 log = logging.getLogger(__name__)
 
-EVENTS_HEADER = "slatemq-events"
-TASKS_HEADER = "slatemq-tasks"
 TYPE_HEADER = "type"
 
 WAIT_S = 1.0

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import CoroutineType
 
 import pytest
+
+from tests.integration.ingest_server import ROOT, serving
 
 pytestmark = pytest.mark.slow
 """Each starts a process, 0.7 s."""
@@ -68,3 +72,15 @@ def test_a_service_with_event_queues_turned_off_loads_their_settings_alone(tmp_p
     ours = {name for name in modules if name.startswith("libs.events")}
     assert ours == {"libs.events", "libs.events.settings"}
     assert {name.partition(".")[0] for name in modules} & BACKENDS == set()
+
+
+async def test_an_ingest_in_direct_mode_has_no_task_for_events() -> None:
+    async with serving():
+        files = {
+            coroutine.cr_code.co_filename
+            for coroutine in (task.get_coro() for task in asyncio.all_tasks())
+            if isinstance(coroutine, CoroutineType)
+        }
+    modules = {str(Path(file).relative_to(ROOT)) for file in files if file.startswith(str(ROOT))}
+    assert "libs/storage/commits.py" in modules
+    assert not {name for name in modules if name.startswith("libs/events/") or "event" in name}

@@ -23,7 +23,8 @@ from libs.storage.payloads import encode_inline
 from libs.storage.roots import Root, open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch
-from services.ingest.purging import Purge, Purged, Reason
+from services.ingest.purge_rules import Reason
+from services.ingest.purging import Purge, Purged
 from services.ingest.reading import Room
 from services.ingest.replacing import Replacement
 from services.ingest.shard import Shard

@@ -17,7 +17,8 @@ from libs.storage.settings import Kind
 from libs.storage.slate import Batch, Database
 from services.ingest import entries
 from services.ingest.entries import entries_of
-from services.ingest.purging import Purge, Purged, Reason
+from services.ingest.purge_rules import Reason
+from services.ingest.purging import Purge, Purged
 from services.ingest.reading import Room
 from services.ingest.replacing import Replacement
 from services.ingest.shard import Shard

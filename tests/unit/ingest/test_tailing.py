@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.ingest.purging import Purge, Reason
+from services.ingest.purge_rules import Reason
+from services.ingest.purging import Purge
 from services.ingest.reading import Room
 from services.ingest.tailing import Update
 from slatemq.errors import Unavailable

@@ -1,6 +1,14 @@
 """Golden bytes of delayed records, outbox progress, log bounds: golden.py's rule holds here too."""
 
-from libs.storage import delayed_records, keys, log_bounds, log_gaps, outbox_progress, own_keys
+from libs.storage import (
+    delayed_records,
+    event_cursor,
+    keys,
+    log_bounds,
+    log_gaps,
+    outbox_progress,
+    own_keys,
+)
 from tests.unit.storage.golden import Row
 from tests.unit.storage.golden_own import ORDER
 
@@ -9,6 +17,7 @@ DELAYED = [
     delayed_records.DelayedMessage(43, 128, 4922899200000, 0, 0, 0),
 ]
 
+CURSOR = event_cursor.EventCursorRecord(0x0123456789ABCDEF, 0x1000000000007, 258)
 BOUNDS = log_bounds.LogBoundsRecord(42, 0x1000000000007, 0x1000000000009)
 GAPS = [log_gaps.LogGap(7, 1048577), log_gaps.LogGap(1048580, 2097153)]
 
@@ -66,5 +75,13 @@ VALUES = [
         GAPS,
         "02000700000000000000010010000000000004001000000000000100200000000000",
         lambda: log_gaps.encode_log_gaps(GAPS),
+    ),
+    Row(
+        "event cursor value",
+        "event cursor",
+        event_cursor.decode_event_cursor,
+        CURSOR,
+        "efcdab896745230107000000000001000201000000000000",
+        lambda: event_cursor.encode_event_cursor(CURSOR),
     ),
 ]

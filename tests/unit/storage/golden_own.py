@@ -142,6 +142,7 @@ CONSTANT_KEYS = {
     "clock": (own_keys.CLOCK_KEY, "0148"),
     "config revision": (own_keys.CONFIG_REVISION_KEY, "0149"),
     "format": (own_keys.FORMAT_KEY, "0156"),
+    "event cursor": (own_keys.EVENT_CURSOR_KEY, "0158"),
 }
 
 VALUES = [

@@ -1,0 +1,209 @@
+"""Publishing what is durable: from a source that can be read again, to a backend.
+
+::
+
+    source ──batches, in order──▶ publish_batch ──▶ done(position) ──▶ a durable cursor, behind
+       ▲                              │ down
+       └──── the same batch again ◀───┘ waits, longer each time
+
+A batch is in memory and no more: while the backend is down nothing is read, and what waits stays
+where it is durable. The cursor follows what was published, so a crash in between publishes again,
+with the IDs of before. In `fire-and-forget` a batch whose publish fails is dropped, and with it all
+that was committed until the next try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+from libs.events.backend import QueueBackend
+from libs.events.retrying import Outage
+from libs.events.settings import QueueSettings
+from slatemq.errors import InvalidArgument, SlateMQError
+from slatemq.events.envelope import Event
+
+__all__ = ["EventBatch", "EventSource", "Relay", "RelayCounts"]
+
+log = logging.getLogger(__name__)
+
+BATCH_EVENTS: Final = 128
+"""Events published at once: making them takes the event loop some 3 ms."""
+
+ANSWER_S: Final = 3.0
+
+
+class EventBatch(NamedTuple):
+    """Events in order, and where the source goes on once they are published.
+
+    Attributes:
+        events: May be none, where a stretch of the source has none.
+        position: Of the last thing that the batch stands for.
+        began_ms: When the first one happened, in ms since the Unix epoch.
+    """
+
+    events: list[Event]
+    position: int
+    began_ms: int
+
+
+class EventSource(Protocol):
+    """What is durable and may become events."""
+
+    def batches(self) -> AsyncGenerator[EventBatch, None]:
+        """What is not done yet, from there on without end; each call begins anew."""
+        ...
+
+    def done(self, position: int) -> None:
+        """Everything up to this position needs no event any more."""
+
+    def skip_to_end(self) -> int:
+        """Give up what is not done; returns how many events that may have been."""
+        ...
+
+
+@dataclass
+class RelayCounts:
+    """What a relay has done since it began.
+
+    Attributes:
+        published: Events that the backend has; some of them twice, perhaps.
+        failed: Events in publishes that failed, whether they were repeated or dropped.
+        dropped: Events given up, in `fire-and-forget` alone.
+        connected: Whether the last call of the backend succeeded.
+        error: What the last call that failed said.
+        waiting_since_ms: When the first event happened that is being published; 0: none is.
+    """
+
+    published: int = 0
+    failed: int = 0
+    dropped: int = 0
+    connected: bool = False
+    error: str = ""
+    waiting_since_ms: int = 0
+
+
+class Relay:
+    """Publishes the events of one source, in their order; `run` does it.
+
+    Attributes:
+        counts: See RelayCounts.
+        is_open: Whether the backend was connected to; it comes back by itself from then on.
+    """
+
+    def __init__(
+        self,
+        settings: QueueSettings,
+        backend: QueueBackend[Any],
+        source: EventSource,
+        faults: tuple[type[Exception], ...] = (),
+    ) -> None:
+        """Nothing is published yet.
+
+        Args:
+            settings: How to connect, and what to do about failures.
+            backend: Not connected yet.
+            source: What is published.
+            faults: What the source may raise when it cannot be read now.
+        """
+        self.counts = RelayCounts()
+        self.is_open = False
+        self._settings = settings
+        self._backend = backend
+        self._source = source
+        self._faults: tuple[type[Exception], ...] = (*faults, SlateMQError)
+        self._keeps = settings.consistency != "fire-and-forget"
+        self._connecting = asyncio.Lock()
+        self._outage = Outage(log, f"the backend of events, {settings.backend},")
+        self._unread = Outage(log, "the store of what is to be published")
+
+    async def run(self) -> None:
+        """Publish until cancelled.
+
+        Raises InvalidArgument, which names the key, where the first connection shows that a setting
+        is wrong. Nothing else ends it.
+        """
+        try:
+            await self._connect()
+        except InvalidArgument:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the shard serves on
+            self._failed(error)
+        try:
+            while True:
+                await self._publish_all()
+        finally:
+            if self.is_open:
+                await self._backend.close()
+
+    async def answers(self) -> bool:
+        """Whether the backend answers now, within some seconds; connects where that is left."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._connect()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is no answer
+            self._failed(error)
+            return False
+        return await self._backend.health_check()
+
+    async def _connect(self) -> None:
+        async with self._connecting:
+            if self.is_open:
+                return
+            try:
+                await self._backend.connect(getattr(self._settings, self._settings.backend))
+            except BaseException:
+                await self._backend.close()
+                raise
+            self.is_open = True
+            self._succeeded()
+
+    async def _publish_all(self) -> None:
+        """Publish from where the source stands, until it cannot be read."""
+        try:
+            async with aclosing(self._source.batches()) as batches:
+                async for batch in batches:
+                    self._unread.end()
+                    if not await self._publish(batch):
+                        return
+        except self._faults as error:
+            log.info("what is to be published cannot be read: %s", error)
+            await self._unread.wait(error)
+
+    async def _publish(self, batch: EventBatch) -> bool:
+        """Publish a batch; False where the source goes on elsewhere."""
+        self.counts.waiting_since_ms = batch.began_ms if batch.events else 0
+        while batch.events:
+            try:
+                await self._connect()
+                await self._backend.publish_batch(batch.events)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the shard serves on
+                self.counts.failed += len(batch.events)
+                self._failed(error)
+                await self._outage.wait(error)
+                if not self._keeps:
+                    self.counts.dropped += self._source.skip_to_end()
+                    self.counts.waiting_since_ms = 0
+                    return False
+            else:
+                self.counts.published += len(batch.events)
+                break
+        if batch.events:
+            self._succeeded()
+        self._source.done(batch.position)
+        self.counts.waiting_since_ms = 0
+        return True
+
+    def _succeeded(self) -> None:
+        self._outage.end()
+        self.counts.connected = True
+
+    def _failed(self, error: Exception) -> None:
+        if not isinstance(error, SlateMQError | TimeoutError):
+            log.error("the backend %s failed", self._settings.backend, exc_info=error)
+        self.counts.connected = False
+        self.counts.error = str(error) or type(error).__name__
