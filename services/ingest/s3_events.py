@@ -69,16 +69,22 @@ class S3Events:
     async def _answer(self, body: bytes) -> HttpReply:
         notifications = read_notifications(body)
         messages = [message_of(event) for event in notifications.events]
-        duplicates = await self._publish(messages) if messages else 0
-        counts = {
-            "published_count": len(messages) - duplicates,
+        answers = await self._publish(messages) if messages else []
+        task_ids = [answer.task_id for answer in answers if answer.task_id]
+        duplicates = sum(len(answer.duplicates) for answer in answers)
+        accepted = sum(len(answer.message_ids) for answer in answers if answer.task_id)
+        told: dict[str, object] = {
+            "published_count": len(messages) - duplicates - accepted,
             "duplicate_count": duplicates,
             "skipped_count": notifications.skipped_count,
         }
-        return HttpReply(HTTPStatus.OK, counts)
+        if not task_ids:
+            return HttpReply(HTTPStatus.OK, told)
+        told |= {"accepted_count": accepted, "task_ids": task_ids}
+        return HttpReply(HTTPStatus.ACCEPTED, told)
 
-    async def _publish(self, messages: Sequence[OutgoingMessage]) -> int:
-        """Publish all; returns how many were stored already."""
+    async def _publish(self, messages: Sequence[OutgoingMessage]) -> list[PublishResponse]:
+        """Publish all, by shard."""
         try:
             return await self._publish_by(messages, await self._shards())
         except InvalidArgument as error:
@@ -100,15 +106,14 @@ class S3Events:
             raise Unavailable("no ingest has announced itself", reason="PEER_UNKNOWN")
         return shards
 
-    async def _publish_by(self, messages: Sequence[OutgoingMessage], shards: Sequence[int]) -> int:
+    async def _publish_by(
+        self, messages: Sequence[OutgoingMessage], shards: Sequence[int]
+    ) -> list[PublishResponse]:
         by_shard: dict[int, list[OutgoingMessage]] = {}
         for message in messages:
             shard = dedupe_shard(message.dedupe_key or "", shards)
             by_shard.setdefault(shard, []).append(message)
-        answers = await asyncio.gather(
-            *(self._send(shard, part) for shard, part in by_shard.items())
-        )
-        return sum(len(answer.duplicates) for answer in answers)
+        return await asyncio.gather(*(self._send(shard, part) for shard, part in by_shard.items()))
 
     async def _send(self, shard: int, messages: Sequence[OutgoingMessage]) -> PublishResponse:
         request = PublishRequest(

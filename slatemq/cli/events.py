@@ -7,12 +7,14 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+import slatemq
 from slatemq.cli.event_files import read_documents
 from slatemq.cli.events_status import status
 from slatemq.cli.failures import BadInput
@@ -21,11 +23,13 @@ from slatemq.cli.output import note, say, write_json
 from slatemq.cli.progress import Update, progress
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.threads import in_thread
+from slatemq.errors import FailedPrecondition
 from slatemq.events import message_of
 
 if TYPE_CHECKING:
     from slatemq.client import Client
     from slatemq.models import OutgoingMessage
+    from slatemq.published import Published
 
 STDIN = "-"
 
@@ -77,13 +81,13 @@ def import_(session: Session, file: str) -> None:
             await in_thread(lambda: _check(stream, name))
             async with session.connect() as client:
                 with progress(not session.json, "import", size) as update:
-                    await _publish(client, _batches(stream, name, counts, update), counts)
+                    batches = _batches(stream, name, counts, update)
+                    await _publish(client, batches, counts, session.timeout)
 
     try:
         run(work())
     except BaseException:
-        if counts["published"] or counts["duplicate"]:
-            done = counts["published"] + counts["duplicate"]
+        if done := counts["published"] + counts["duplicate"]:
             session.at_end.append(lambda: note(f"durable until then: {done}; run it again"))
         raise
     if session.json:
@@ -92,6 +96,7 @@ def import_(session: Session, file: str) -> None:
                 "file": file,
                 "published_count": counts["published"],
                 "duplicate_count": counts["duplicate"],
+                "accepted_count": counts["accepted"],
                 "skipped_count": counts["skipped"],
             }
         )
@@ -100,6 +105,8 @@ def import_(session: Session, file: str) -> None:
         f"published: {counts['published']}  there already: {counts['duplicate']}  "
         f"left out: {counts['skipped']}"
     )
+    if counts["accepted"]:
+        note(f"accepted, and not stored yet: {counts['accepted']}")
 
 
 @contextmanager
@@ -148,10 +155,24 @@ def _batches(
 
 
 async def _publish(
-    client: Client, batches: Iterator[list[OutgoingMessage]], counts: Counter[str]
+    client: Client,
+    batches: Iterator[list[OutgoingMessage]],
+    counts: Counter[str],
+    timeout: timedelta,
 ) -> None:
     while batch := await in_thread(lambda: next(batches, None)):
         published = await client.publish_many(batch)
-        duplicates = sum(message.duplicate for message in published)
-        counts["duplicate"] += duplicates
-        counts["published"] += len(published) - duplicates
+        _count(counts, [message for message in published if not message.task_id])
+        # Of accepted tasks only their end tells what was stored already.
+        for task_id, accepted in Counter(one.task_id for one in published if one.task_id).items():
+            task = await client.wait_task(task_id, timeout)
+            if task.state is slatemq.TaskState.FAILED:
+                raise FailedPrecondition("TASK_FAILED", f"{task_id} failed: {task.error}")
+            _count(counts, task.published)
+            counts["accepted"] += accepted - len(task.published)
+
+
+def _count(counts: Counter[str], published: Sequence[Published]) -> None:
+    duplicates = sum(message.duplicate for message in published)
+    counts["duplicate"] += duplicates
+    counts["published"] += len(published) - duplicates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,7 +16,9 @@ from aiohttp import ClientSession
 import slatemq
 from slatemq.events import decode_event
 from tests.acceptance.local_stack import LocalStack
-from tests.integration.events.servers import free_ports
+from tests.integration.cli_stack import Cli
+from tests.integration.events.redis_server import RedisServer
+from tests.integration.events.servers import free_ports, running
 from tests.integration.ingest_server import Ingest
 from tests.integration.process_stack import Service
 from tests.integration.s3_servers import CREDENTIALS, moto
@@ -104,9 +107,13 @@ async def test_an_event_whose_shard_is_away_is_refused_for_the_store_to_send_aga
         await second.kill()
         status, body = await post(first, document(*records))
         assert status == 503, body
+        # When it is back, and the store sends the document until it is taken
         await second.start()
-        status, body = await post(first, document(*records))
-        assert status == 200
+        async with asyncio.timeout(60):
+            while status == 503:
+                await asyncio.sleep(0.05)
+                status, body = await post(first, document(*records))
+        assert status == 200, body
         assert body["published_count"] + body["duplicate_count"] == 20
         logs = [await Ingest(service.there).log() for service in (first, second)]
         assert sum(map(len, logs)) == 20
@@ -178,3 +185,47 @@ async def take(client: slatemq.Client, queue: str, count: int) -> list[bytes]:
             if len(found) == count:
                 break
     return found
+
+
+@pytest.mark.stack
+async def test_in_async_mode_the_events_are_accepted_and_stored_once(tmp_path: Path) -> None:
+    # Given a stack whose publishes are tasks in Redis
+    whole = document(record(), record(eventTime="2026-02-22T12:00:01Z"))
+    file = tmp_path / "notifications.json"
+    file.write_bytes(whole)
+    config = tmp_path / "slatemq.yaml"
+    http_ports = free_ports(4)
+    folder = tmp_path / "stack"
+    arguments = ["--data", str(folder / "data"), "--http-ports", str(http_ports.start)]
+    with running(RedisServer(tmp_path, "streams")) as redis:
+        config.write_text(
+            "queue:\n  enabled: true\n  backend: redis\n  consistency: async\n"
+            f"  redis:\n    url: redis://127.0.0.1:{redis.port}\n"
+        )
+        with LocalStack(folder, *arguments, "--config", str(config)) as stack:
+            # When a document is sent
+            async with (
+                ClientSession(f"http://127.0.0.1:{http_ports.start}") as session,
+                session.post("/s3-events", data=whole) as answer,
+            ):
+                body = await answer.json()
+
+            # Then it is accepted as a task, which is applied
+            assert (answer.status, body["accepted_count"], body["published_count"]) == (202, 2, 0)
+            async with slatemq.connect(stack.endpoint) as client:
+                task = await client.wait_task(body["task_ids"][0], timeout=60)
+            assert task.state is slatemq.TaskState.APPLIED
+            assert [message.duplicate for message in task.published] == [False, False]
+
+            # And the command, which waits for its tasks, says that all of it was there already
+            cli = Cli(stack, tmp_path / "state")
+            told = await asyncio.to_thread(cli.ok, "events", "import", str(file), "--json")
+            assert told.objects == [
+                {
+                    "file": str(file),
+                    "published_count": 0,
+                    "duplicate_count": 2,
+                    "accepted_count": 0,
+                    "skipped_count": 0,
+                }
+            ]
