@@ -69,7 +69,7 @@ def changes_of(
 ) -> dict[str, Any]:
     """The settings named, checked one by one; those absent go to their default.
 
-    Checking an expression may take 50 ms: call it in a thread.
+    Checking an expression may take 50 ms: call it in a thread where there is one.
     """
     changes: dict[str, Any] = {}
     defaults = QueueSettings(filter=DEFAULT_FILTER(queue.queue_id), backoff=DEFAULT_BACKOFF)

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import bisect
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from libs.filters import DEFAULT_FILTER
@@ -84,7 +84,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     ) -> queue_pb2.CreateQueueResponse:
         """See the proto."""
         queue_id = checked_id(request.queue.queue_id, "queue.queue_id")
-        changes = await asyncio.to_thread(changes_of, request.queue, SETTINGS, self._max_delay_ms)
+        changes = await self._changes(request.queue, SETTINGS)
         base = QueueSettings(DEFAULT_FILTER(queue_id))
         wanted = changed(base, changes)
         beside = checked_id(request.with_queue_id, "with_queue_id") if request.with_queue_id else ""
@@ -169,7 +169,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             if path not in SETTINGS:
                 known = ", ".join(SETTINGS)
                 raise InvalidArgument(f"update_mask.paths[{index}]", f"{path!r} is none of {known}")
-        changes = await asyncio.to_thread(changes_of, request.queue, paths, self._max_delay_ms)
+        changes = await self._changes(request.queue, paths)
         self._owner.admit()
 
         def update(now_ms: int) -> Queue:
@@ -326,6 +326,11 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     def _wake_watchers(self) -> None:
         for wake in self._watchers:
             wake.set()
+
+    async def _changes(self, queue: queue_pb2.Queue, names: Iterable[str]) -> dict[str, Any]:
+        if queue.HasField("filter"):
+            return await asyncio.to_thread(changes_of, queue, names, self._max_delay_ms)
+        return changes_of(queue, names, self._max_delay_ms)
 
     def _current(self, queue_id: str, etag: str) -> Queue:
         queue = self._owner.queue(queue_id)
