@@ -16,15 +16,16 @@ class SlatemqServer:
 
     settle_s = 0.0
 
-    def __init__(self, folder: Path) -> None:
-        """Nothing runs yet."""
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        """Nothing runs yet; `arguments` are those of the stack."""
         self._folder = folder
         self._ready = folder / "ready.json"
-        self._ports = free_ports(4).start
+        self.port = free_ports(4).start
         self._process = Process(
             [
                 *(sys.executable, "-m", "services", "--data", str(folder / "data")),
-                *("--ready-file", str(self._ready), "--ports", str(self._ports)),
+                *("--ready-file", str(self._ready), "--ports", str(self.port)),
+                *arguments,
             ],
             REPOSITORY,
             {},

@@ -17,12 +17,15 @@ import msgspec
 import pytest
 import yaml
 
+import slatemq
+from libs.events.slatemq.headers import EVENTS_HEADER
 from libs.serving.exits import EXIT_USAGE
 from slatemq.errors import SlateMQError
-from slatemq.events.envelope import Event
+from slatemq.events.envelope import Event, decode_event
 from slatemq.v1 import events_pb2, events_pb2_grpc
 from tests.integration.events.conftest import SERVERS, Rig, eventually
 from tests.integration.events.servers import Server, running
+from tests.integration.events.slatemq_server import SlatemqServer
 from tests.integration.ingest_server import ROOT, Ingest, message, process
 
 pytestmark = pytest.mark.slow  # Real servers, killed and restarted.
@@ -281,6 +284,31 @@ async def test_fire_and_forget_drops_what_cannot_be_published_and_goes_on_behind
                 await asyncio.sleep(0.2)
         assert not set(dropped) & set(suite.recorder.message_ids)
         suite.recorder.check(first)
+
+
+async def test_slatemq_as_its_own_backend_makes_one_event_of_each_message(tmp_path: Path) -> None:
+    config = tmp_path / "slatemq.yaml"
+    server = SlatemqServer(tmp_path, "--config", str(config))
+    endpoint = f"127.0.0.1:{server.port}"
+    config.write_text(
+        yaml.safe_dump({"queue": {"enabled": True, "slatemq": {"endpoint": endpoint}}})
+    )
+    with running(server):
+        async with slatemq.connect(endpoint) as client:
+            await client.create_queue("audit", filter=f'"{EVENTS_HEADER}" in headers')
+            published = [(await client.publish(b"x", {"queue": "orders"})).message_id]
+            claimed = await client.claim("audit", wait=EVENTUALLY_S)
+            published.append((await client.publish(b"y", {"queue": "orders"})).message_id)
+            claimed += await client.claim("audit", wait=EVENTUALLY_S)
+            async with asyncio.timeout(EVENTUALLY_S):
+                while (told := (await client.events_status())[0]).lag_count:
+                    await asyncio.sleep(0.1)
+            counts = (await client.get_queue("audit")).counts
+
+    events = [decode_event(message.payload) for message in claimed]
+    assert [event.data["message_id"] for event in events] == published
+    assert told.published_count == len(published)
+    assert counts.available_count == 0
 
 
 async def test_a_wrong_setting_ends_the_process_with_its_key(tmp_path: Path) -> None:

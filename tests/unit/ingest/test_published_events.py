@@ -90,8 +90,11 @@ async def test_an_event_tells_what_was_published() -> None:
     assert {event.source for event in told} == {"ingest-0"}
 
 
-async def test_every_message_has_one_event_in_the_order_of_the_log_in_bounded_batches() -> None:
-    async with opened() as (shard, events):
+@pytest.mark.parametrize("log_cache_bytes", [0, 1 << 20], ids=["from disk", "from memory"])
+async def test_every_message_has_one_event_in_the_order_of_the_log_in_bounded_batches(
+    log_cache_bytes: int,
+) -> None:
+    async with opened(log_cache_bytes=log_cache_bytes) as (shard, events):
         wanted: list[int] = []
         for count in (1, 2, 3 * BATCH_EVENTS + 1, 5):
             wanted += await publish(shard, *(PublishMessage(payload=b"x") for _ in range(count)))
