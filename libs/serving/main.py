@@ -67,7 +67,8 @@ def main(
     if config.parent_pid:
         parent.end_with(config.parent_pid)
     watchdog = Watchdog(config.slow_step_ms) if config.slow_step_ms else None
-    cause = _run(_serve(name, config, build, watchdog), watchdog)
+    exposition = _exposition() if config.http_port >= 0 else None
+    cause = _run(_serve(name, config, build, watchdog, exposition), watchdog)
     logging.shutdown()
     sys.exit(config.fenced_exit_code if cause.code == EXIT_FENCED else cause.code)
 
@@ -77,9 +78,9 @@ async def _serve(
     config: C,
     build: Callable[[C, telemetry.Telemetry], Service],
     watchdog: Watchdog | None,
+    exposition: Exposition | None,
 ) -> ExitCause:
     instance = f"{name}-{os.getpid()}"
-    exposition = _exposition() if config.http_port >= 0 else None
     told = telemetry.configure(
         name,
         instance,
@@ -100,7 +101,9 @@ async def _serve(
 
 
 def _exposition() -> Exposition:
-    # Loaded when asked for: few processes have an HTTP port.
+    # Loaded when asked for, since few processes have an HTTP port; and before there is an event
+    # loop that would wait for it.
+    import_module("libs.serving.http_server")
     exposition: Exposition = import_module("libs.serving.prometheus").Exposition()
     return exposition
 

@@ -27,6 +27,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if unknown := unknown_variables(environ):
         tell(f"warning: {unknown}")
     with ExitStack() as held:
+        flag = "--ports"
         try:
             _prepare_folders(options)
             other = _other_launcher(options.data, held)
@@ -34,12 +35,13 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             ports = choose_ports(options.ports, names)
             http_ports: dict[str, int] = {}
             if options.http_ports is not None:
+                flag = "--http-ports"
                 http_ports = choose_ports(options.http_ports, names)
         except PortInUse as error:
             if other:
                 tell(f"{error}: a stack runs on {options.data} already (process {other})")
             else:
-                tell(f"{error}: stop what listens there, or give other ports")
+                tell(f"{error}: stop what listens there, or give other {flag}")
             return EXIT_FAILED
         except OSError as error:
             tell(f"cannot write to {error.filename}: {error.strerror}")

@@ -104,17 +104,18 @@ def test_data_outlive_the_stack(tmp_path: Path) -> None:
         assert asyncio.run(listed(second.endpoint)) == ["kept"]
 
 
-def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", ["--ports", "--http-ports"])
+def test_a_port_in_use_is_a_clear_error(tmp_path: Path, flag: str) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
 
-        ended = launch("--data", str(tmp_path), "--ports", str(port))
+        ended = launch("--data", str(tmp_path), flag, str(port))
 
     assert ended.returncode == 1
     assert f"port {port}" in ended.stderr
-    assert "--ports" in ended.stderr
+    assert f"give other {flag}" in ended.stderr
     assert ended.stdout == ""
 
 
