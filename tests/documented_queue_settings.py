@@ -31,8 +31,9 @@ value that its key does not allow end the process with exit code 2; the message 
 the line of the file or the variable.
 
 While `queue.enabled` is false, the services run in **direct mode**: the settings are checked, and
-nothing of event queues is loaded. Of `queue.consistency`, `async` is built
-([how](../how-to/async.md)): a service with another one ends with exit code 2 and says so.
+nothing of event queues is loaded. Of `queue.consistency`, `async` and `sync`
+take publishes [through the backend](../how-to/async.md); with `write-through` and `fire-and-forget`
+what was stored is [published as events](../how-to/write-through.md).
 
 This page is written by `python -m tests.documented_queue_settings`; a test compares it with the
 code.

@@ -16,7 +16,7 @@ __all__ = ["read_queue_settings"]
 
 VARIABLES: Final = "SLATEMQ_QUEUE_"
 
-BUILT: Final = frozenset({"write-through", "fire-and-forget", "async"})
+BUILT: Final = frozenset({"write-through", "fire-and-forget", "async", "sync"})
 """The values of `queue.consistency` that the services implement."""
 
 

@@ -62,6 +62,7 @@ class Tasks:
         """Nothing is connected yet."""
         self.shard = shard
         self.backend_name = settings.backend
+        self.consistency = settings.consistency
         self._rules = rules
         self._ids = TaskIds(shard)
         self._backend = TaskBackend(settings, shard, meter)

@@ -11,17 +11,23 @@ from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
 from libs.storage.errors import StorageError
 from libs.storage.objects import Objects
+from libs.storage.task_records import AppliedTask, FailedTaskRecord
 from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
 from services.ingest.publish_streams import PublishStreams, published
 from services.ingest.queued import Tasks
 from services.ingest.request_ids import Answered
 from services.ingest.servicer import IngestServicer, rules_of
+from services.ingest.task_servicer import answered_of, seconds_to_wait
+from slatemq.errors import FailedPrecondition
 from slatemq.v1 import ingest_pb2
 
 __all__ = ["QueuedServicer", "open_tasks"]
 
 TASK_ID_METADATA: Final = "slatemq-task-id"
+
+STREAM_WAIT_S: Final = 20.0
+"""How long a `sync` publish on a stream waits, where each has no deadline of its own."""
 
 REPEATED_S: Final = 1.0
 """How long a publish waits to know whether it is a repeat."""
@@ -67,6 +73,7 @@ class QueuedServicer(IngestServicer):
         """Enqueue here."""
         super().__init__(config, directory, telemetry)
         self._tasks = tasks
+        self._waits = tasks.consistency == "sync"
         self._direct_headers = DIRECT_HEADERS if tasks.backend_name == "slatemq" else ()
         # Traced, so that each request is handed to `_publish`, in a task of its own.
         self.streams = PublishStreams(self._accept, self._publish, is_traced=True)
@@ -75,7 +82,8 @@ class QueuedServicer(IngestServicer):
         self, request: ingest_pb2.PublishRequest, context: Any
     ) -> ingest_pb2.PublishResponse:
         """See the proto."""
-        answer = await self._publish(self._accept(request))
+        accepted = self._accept(request)
+        answer = await self._publish(accepted, seconds_to_wait(context))
         if answer.task_id:
             await context.send_initial_metadata(((TASK_ID_METADATA, answer.task_id),))
         return answer
@@ -83,7 +91,10 @@ class QueuedServicer(IngestServicer):
     def _accept(self, request: ingest_pb2.PublishRequest) -> Accepted:
         return _Request(super()._accept(request), request)
 
-    async def _publish(self, accepted: Accepted) -> ingest_pb2.PublishResponse:
+    async def _publish(
+        self, accepted: Accepted, wait_s: float | None = STREAM_WAIT_S
+    ) -> ingest_pb2.PublishResponse:
+        """Enqueue; where publishes are `sync`, wait so long at most for the outcome."""
         assert isinstance(accepted, _Request), "comes from `_accept`"
         if all(map(self._is_of_backend, accepted.columns.headers)):
             return await super()._publish(accepted)
@@ -93,6 +104,12 @@ class QueuedServicer(IngestServicer):
         if accepted.dedupe_keys:
             await self._check_shards(accepted.dedupe_keys)
         task_id = await self._tasks.enqueue(accepted, accepted.request.SerializeToString())
+        if self._waits:
+            outcome = (await self._tasks.wait(task_id, wait_s)).outcome
+            if isinstance(outcome, AppliedTask):
+                return published(answered_of(outcome))
+            if outcome is not None:
+                raise _failed(task_id, outcome)
         return ingest_pb2.PublishResponse(message_ids=[0] * len(accepted.payloads), task_id=task_id)
 
     async def _first_answer(self, accepted: Accepted) -> Answered | None:
@@ -109,3 +126,12 @@ class QueuedServicer(IngestServicer):
 
     def _is_of_backend(self, headers: dict[str, str]) -> bool:
         return any(name in headers for name in self._direct_headers)
+
+
+def _failed(task_id: str, outcome: FailedTaskRecord) -> FailedPrecondition:
+    return FailedPrecondition(
+        "TASK_FAILED",
+        f"task {task_id} failed after {outcome.attempts} attempts: {outcome.error}",
+        subject=task_id,
+        metadata={"task_id": task_id},
+    )

@@ -139,6 +139,11 @@ COMMANDS = {
         "outbox",
         "See which pushes have not arrived, and retry or discard those refused.",
     ),
+    "task": Place(
+        "slatemq.cli.tasks",
+        "task",
+        "See what became of publishes accepted as tasks, and retry those that failed.",
+    ),
     "janitor": Place(
         "slatemq.cli.janitor", "janitor", "Run the jobs that clean up, archive and report."
     ),

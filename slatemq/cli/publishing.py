@@ -189,7 +189,7 @@ async def _publish_one(
             await check_taken(client, checked, headers, len(payload), **options)
         published = await client.publish(payload, headers, dedupe_key=dedupe_key, **options)
         if not session.json:
-            say(str(published))
+            say(published.task_id or str(published))
         reached = None
         if not published.duplicate:
             reached = await queues_reached(client, headers, len(payload), **options)
@@ -198,7 +198,8 @@ async def _publish_one(
         if session.json:
             write_json(
                 {
-                    "message_id": str(published),
+                    "message_id": None if published.task_id else str(published),
+                    **({"task_id": published.task_id} if published.task_id else {}),
                     "received_at_ms": published.received_at_ms,
                     "duplicate": published.duplicate,
                     "queues_count": None if reached is None else len(reached),
@@ -207,6 +208,8 @@ async def _publish_one(
         elif published.duplicate:
             note("nothing was stored: the dedupe key was used before, for the message of this ID")
         else:
+            if published.task_id:
+                note("accepted as a task, stored later: `slatemq task wait` tells the message's ID")
             note_reach(reached)
         if options["delay"] is not None and reached:
             await note_unheeded_delay(client, reached)

@@ -132,7 +132,9 @@ class IngestServiceServicer:
 
         Errors: INVALID_ARGUMENT (empty batch, a limit passed, a request ID used before with other content),
         RESOURCE_EXHAUSTED (too much waits to be stored: retry after RetryInfo; SHARD_FULL: no message IDs are left),
-        UNAVAILABLE (starting, draining or fenced; the store is away).
+        UNAVAILABLE (starting, draining or fenced; the store is away). Where publishes are tasks (PublishResponse) also UNAVAILABLE
+        (BACKEND_DOWN, ENQUEUED_LATE: the outcome is unknown, repeat it) and FAILED_PRECONDITION (TASK_FAILED: of `sync`; the ErrorInfo's
+        metadata has `task_id`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -60,7 +60,9 @@ class IngestServiceStub:
 
     Errors: INVALID_ARGUMENT (empty batch, a limit passed, a request ID used before with other content),
     RESOURCE_EXHAUSTED (too much waits to be stored: retry after RetryInfo; SHARD_FULL: no message IDs are left),
-    UNAVAILABLE (starting, draining or fenced; the store is away).
+    UNAVAILABLE (starting, draining or fenced; the store is away). Where publishes are tasks (PublishResponse) also UNAVAILABLE
+    (BACKEND_DOWN, ENQUEUED_LATE: the outcome is unknown, repeat it) and FAILED_PRECONDITION (TASK_FAILED: of `sync`; the ErrorInfo's
+    metadata has `task_id`).
     """
     PublishStream: _grpc.StreamStreamMultiCallable[_ingest_pb2.PublishStreamRequest, _ingest_pb2.PublishStreamResponse]
     """Publishes batch after batch over one call, for producers of many small ones: a message costs a quarter of what a call of its own
@@ -163,7 +165,9 @@ class IngestServiceAsyncStub(IngestServiceStub):
 
     Errors: INVALID_ARGUMENT (empty batch, a limit passed, a request ID used before with other content),
     RESOURCE_EXHAUSTED (too much waits to be stored: retry after RetryInfo; SHARD_FULL: no message IDs are left),
-    UNAVAILABLE (starting, draining or fenced; the store is away).
+    UNAVAILABLE (starting, draining or fenced; the store is away). Where publishes are tasks (PublishResponse) also UNAVAILABLE
+    (BACKEND_DOWN, ENQUEUED_LATE: the outcome is unknown, repeat it) and FAILED_PRECONDITION (TASK_FAILED: of `sync`; the ErrorInfo's
+    metadata has `task_id`).
     """
     PublishStream: _aio.StreamStreamMultiCallable[_ingest_pb2.PublishStreamRequest, _ingest_pb2.PublishStreamResponse]  # type: ignore[assignment]
     """Publishes batch after batch over one call, for producers of many small ones: a message costs a quarter of what a call of its own
@@ -269,7 +273,9 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_ARGUMENT (empty batch, a limit passed, a request ID used before with other content),
         RESOURCE_EXHAUSTED (too much waits to be stored: retry after RetryInfo; SHARD_FULL: no message IDs are left),
-        UNAVAILABLE (starting, draining or fenced; the store is away).
+        UNAVAILABLE (starting, draining or fenced; the store is away). Where publishes are tasks (PublishResponse) also UNAVAILABLE
+        (BACKEND_DOWN, ENQUEUED_LATE: the outcome is unknown, repeat it) and FAILED_PRECONDITION (TASK_FAILED: of `sync`; the ErrorInfo's
+        metadata has `task_id`).
         """
 
     @_abc_1.abstractmethod

@@ -44,6 +44,11 @@ def backend(
         yield name, started
 
 
+def new_task_id() -> str:
+    """The ID of a task that the ingest of shard 0 might have accepted now."""
+    return TaskIds(0).make(int(time.time() * 1000))
+
+
 async def test_a_publish_is_answered_with_a_task_whose_messages_come(
     backend: tuple[str, Server],
 ) -> None:
@@ -148,7 +153,7 @@ async def test_orphaned_bodies_are_removed_at_the_start_and_others_stay(
     # Given bodies of publishes that were never enqueued: an old one, and one that may be on its way
     root = tmp_path.as_uri()
     objects = open_root(root).objects
-    old, new = (f"tasks/ingest-0/{TaskIds(0).make(int(time.time() * 1000))}" for _ in range(2))
+    old, new = (f"tasks/ingest-0/{new_task_id()}" for _ in range(2))
     for path in (old, new):
         await objects.put(path, b"body")
     long_ago = (tmp_path / old).stat().st_mtime - ORPHAN_MS / 1000 - 1
@@ -171,7 +176,7 @@ async def test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried
     # Given a task whose body somebody has taken away, and one behind it
     async with queued(settings, root) as ingest:
         objects = open_root(root).objects
-        path = f"tasks/ingest-0/{TaskIds(0).make(int(time.time() * 1000))}"
+        path = f"tasks/ingest-0/{new_task_id()}"
         task_id = path.rpartition("/")[2]
         await enqueue(settings, task_id, {"content_length": 4, "data_ref": path})
         good = await ingest.send_task(b"good")

@@ -1,0 +1,173 @@
+"""Publishes that wait for their tasks; a store that is away; several ingests on one backend."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+import slatemq
+from libs.events.settings import Consistency
+from libs.serving.channels import open_channel
+from slatemq.errors import FailedPrecondition
+from slatemq.v1 import ingest_pb2, task_pb2
+from tests.faults.faulty_store import Fault, Outcome, faulty_store
+from tests.integration.events.conftest import SERVERS
+from tests.integration.events.queued_ingest import (
+    QueuedIngest,
+    queue_settings,
+    queued,
+    until_connected,
+    write_config,
+)
+from tests.integration.events.servers import Server, running
+from tests.integration.events.test_async import LARGE
+from tests.integration.ingest_server import message, process
+from tests.integration.s3_servers import CREDENTIALS, moto, root_url
+
+pytestmark = pytest.mark.slow  # Real servers, and a store that is away for a while.
+
+
+@pytest.fixture(scope="module", params=["redis", "redis-lists"])
+def backend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Server]]:
+    name, make = SERVERS[request.param]
+    with running(make(tmp_path_factory.mktemp(request.param))) as started:
+        yield name, started
+
+
+async def test_a_sync_publish_is_answered_as_a_direct_one(backend: tuple[str, Server]) -> None:
+    async with queued(queue_settings(*backend, "sync")) as ingest:
+        small, large = await asyncio.gather(
+            ingest.enqueue(message(b"a"), message(b"b"), request_id="r"),
+            ingest.enqueue(message(LARGE)),
+        )
+        for answer in (small, large):
+            assert not answer.task_id
+            assert answer.received_at_ms
+        assert await ingest.payloads(*small.message_ids) == [b"a", b"b"]
+        assert await ingest.payloads(*large.message_ids) == [LARGE]
+        again = await ingest.enqueue(message(b"a"), message(b"b"), request_id="r")
+        assert list(again.message_ids) == list(small.message_ids)
+
+
+async def test_a_sync_publish_whose_task_fails_gets_its_error(
+    backend: tuple[str, Server],
+) -> None:
+    settings = queue_settings(*backend, "sync", max_retries=0)
+    async with queued(settings) as ingest:
+        # Given two requests of one ID at the same time, with other content
+        answers = await asyncio.gather(
+            *(ingest.enqueue(message(b"%d" % n), request_id="r") for n in range(2)),
+            return_exceptions=True,
+        )
+        # Then one of them is stored, and the other one is told why not
+        refused = [one for one in answers if isinstance(one, FailedPrecondition)]
+        assert len(refused) == 1, answers
+        assert "other content" in refused[0].message
+        assert refused[0].reason == "TASK_FAILED"
+        assert len(await ingest.stored()) == 1
+        assert [one.task_id for one in await ingest.failed()] == [refused[0].metadata["task_id"]]
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+async def test_a_store_that_is_away_costs_latency_and_no_task(
+    consistency: Consistency, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "server").mkdir()
+    with (
+        moto() as port,
+        faulty_store(port) as store,
+        running(SERVERS["redis"][1](tmp_path / "server")) as server,
+    ):
+        settings = queue_settings("redis", server, consistency)
+        flags = ("--config", str(write_config(tmp_path, settings)))
+        root, ready = root_url(store.port, f"away-{consistency}"), tmp_path / "ready"
+        async with process(root, ready, *flags) as (_, address), open_channel(address) as channel:
+            ingest = QueuedIngest(channel)
+            await until_connected(ingest)
+            before = await ingest.enqueue(message(b"before"))
+
+            # When nothing reaches the store, then publishes are answered with their tasks
+            store.set(Fault(Outcome.HOLD))
+            names = [b"away %d" % n for n in range(5)]
+            request = [ingest_request(name) for name in names]
+            answers = await asyncio.gather(
+                *(ingest.stub.Publish(one, timeout=3) for one in request)
+            )
+            tasks = [answer.task_id for answer in answers]
+            assert all(tasks)
+            assert all(list(answer.message_ids) == [0] for answer in answers)
+            await asyncio.sleep(12)  # longer than a process takes to say that its store hangs
+
+            # And when it is back, all are applied, once, without an attempt that counts
+            store.set()
+            for task_id in tasks:
+                task = await ingest.wait(task_id)
+                assert (task.state, task.attempts_count) == (task_pb2.TASK_STATE_APPLIED, 0)
+            if before.task_id:
+                await ingest.applied(before.task_id)
+            assert sorted(await ingest.stored()) == sorted([b"before", *names])
+
+
+def ingest_request(payload: bytes) -> ingest_pb2.PublishRequest:
+    return ingest_pb2.PublishRequest(messages=[message(payload)])
+
+
+async def test_two_ingests_on_one_backend_apply_what_each_accepted(
+    backend: tuple[str, Server], tmp_path: Path
+) -> None:
+    # Given two ingests of one instance, with one file of settings
+    settings = queue_settings(*backend)
+    root = tmp_path.as_uri()
+    async with AsyncExitStack() as stack:
+        both = [
+            await stack.enter_async_context(queued(settings, root, shard=shard))
+            for shard in range(2)
+        ]
+        # When both publish, then each has applied its own, and none of the other's
+        tasks = [
+            await ingest.send_task(b"%d %d" % (shard, n), request_id=f"{shard} {n}")
+            for n in range(30)
+            for shard, ingest in enumerate(both)
+        ]
+        for at, task_id in enumerate(tasks):
+            (message_id,) = await both[at % 2].applied(task_id)
+            assert message_id >> 48 == at % 2
+        for shard, ingest in enumerate(both):
+            assert await ingest.stored() == [b"%d %d" % (shard, n) for n in range(30)]
+
+
+async def test_the_client_publishes_and_waits_for_its_tasks(
+    backend: tuple[str, Server], tmp_path: Path
+) -> None:
+    settings = queue_settings(*backend)
+    flags = ("--config", str(write_config(tmp_path, settings)))
+    async with (
+        process((tmp_path / "data").as_uri(), tmp_path / "ready", *flags) as (_, address),
+        slatemq.connect(address) as client,
+    ):
+        # When it publishes singly and in a batch
+        single = await client.publish(b"single")
+        batch = await client.publish_batch([slatemq.OutgoingMessage(b"%d" % n) for n in range(3)])
+        assert int(single) == 0
+        assert [one.task_place for one in batch] == [0, 1, 2]
+        assert len({one.task_id for one in batch}) == 1
+
+        # Then its tasks tell the IDs
+        for published in [single, *batch]:
+            task = await client.wait_task(published.task_id, timeout=60)
+            assert task.state is slatemq.TaskState.APPLIED
+            assert task.published[published.task_place].message_id > 0
+            assert await client.get_task(published.task_id) == task
+        assert [one async for one in client.failed_tasks()] == []
+        assert await client.retry_failed_tasks() == 0
