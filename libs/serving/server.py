@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc.aio
 from grpc_health.v1 import health as grpc_health
 from grpc_health.v1 import health_pb2_grpc
+from opentelemetry import metrics
 
 from libs.serving import limits
 from libs.serving.config import ServingConfig
@@ -169,6 +170,11 @@ class RunningService:
         self._config = config
         self._telemetry = telemetry
         self._health = Health(service.grpc_services)
+        telemetry.meter.create_observable_gauge(
+            "slatemq.serving",
+            callbacks=[lambda _: [metrics.Observation(int(self._health.is_serving))]],
+            description="1 while the health of the process says SERVING, else 0",
+        )
         self._watches: list[asyncio.Task[None]] = []
         self._server = grpc.aio.server(
             interceptors=[
