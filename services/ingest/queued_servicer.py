@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from opentelemetry.metrics import Meter
 
+from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
 from libs.storage.errors import StorageError
@@ -32,7 +33,7 @@ STREAM_WAIT_S: Final = 20.0
 REPEATED_S: Final = 1.0
 """How long a publish waits to know whether it is a repeat."""
 
-DIRECT_HEADERS: Final = ("slatemq-tasks", "slatemq-events")
+DIRECT_HEADERS: Final = (TASKS_HEADER, EVENTS_HEADER)
 """What the backend `slatemq` publishes: where that is this very instance, it is stored directly."""
 
 

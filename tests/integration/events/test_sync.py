@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+import yaml
 
 import slatemq
 from libs.events.settings import Consistency
@@ -25,6 +26,7 @@ from tests.integration.events.queued_ingest import (
     write_config,
 )
 from tests.integration.events.servers import Server, running
+from tests.integration.events.slatemq_server import SlatemqServer
 from tests.integration.events.test_async import LARGE
 from tests.integration.ingest_server import message, process
 from tests.integration.s3_servers import CREDENTIALS, moto, root_url
@@ -171,3 +173,24 @@ async def test_the_client_publishes_and_waits_for_its_tasks(
             assert await client.get_task(published.task_id) == task
         assert [one async for one in client.failed_tasks()] == []
         assert await client.retry_failed_tasks() == 0
+
+
+@pytest.mark.stack
+async def test_slatemq_as_its_own_backend_applies_each_publish_once(tmp_path: Path) -> None:
+    config = tmp_path / "slatemq.yaml"
+    server = SlatemqServer(tmp_path, "--config", str(config))
+    endpoint = f"127.0.0.1:{server.port}"
+    queue = {"enabled": True, "consistency": "async", "slatemq": {"endpoint": endpoint}}
+    config.write_text(yaml.safe_dump({"queue": queue}))
+    with running(server):
+        async with slatemq.connect(endpoint) as client:
+            await client.create_queue("orders")
+            published = [await client.publish(b"%d" % n, {"queue": "orders"}) for n in range(20)]
+            for one in published:
+                task = await client.wait_task(one.task_id, timeout=60)
+                assert task.state is slatemq.TaskState.APPLIED
+            claimed = await client.claim("orders", 100, wait=60)
+            while len(claimed) < len(published):
+                claimed += await client.claim("orders", 100, wait=60)
+            assert sorted(one.payload for one in claimed) == sorted(b"%d" % n for n in range(20))
+            assert (await client.get_queue("orders")).counts.available_count == 0
