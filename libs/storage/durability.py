@@ -55,12 +55,16 @@ class FolderSync:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sync")
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        # Numbers of syncs. All but the first are for the thread alone.
-        self._begun = self._ended = self._failed = 0
-        self._error = OSError()
+        # Numbers of syncs, for the thread that makes them; others only read the first.
+        self._begun = self._ended = 0
+        self._failure: OSError | None = None
 
     async def sync(self) -> None:
-        """Everything in the data folder that was written before the call."""
+        """Everything in the data folder that was written before the call.
+
+        After a failure each call raises it: what could not be written is lost, and the system says
+        so once.
+        """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, self._sync_after, self._begun)
 
@@ -70,22 +74,22 @@ class FolderSync:
 
     def _sync_after(self, begun: int) -> None:
         """Sync, unless a sync has ended that was begun after that one."""
-        if self._failed > begun:
-            # The system reports a failure once. What it could not write may be what we wait for.
-            raise OSError(*self._error.args)
-        if self._ended > begun:
+        if self._ended > begun and self._failure is None:
             return
         self._begun += 1
-        try:
-            self._sync()
-        except OSError as error:
-            self._failed, self._error = self._begun, error
-            raise
+        self.sync_now()
         self._ended = self._begun
 
     def sync_now(self) -> None:
         """As `sync`, by whoever has a thread for it."""
-        self._sync()
+        if self._failure is None:
+            try:
+                self._sync()
+            except OSError as error:
+                self._failure = error
+        # Another thread may have met it meanwhile, and what it was about may be ours.
+        if self._failure is not None:
+            raise OSError(*self._failure.args)
 
     def _sync(self) -> None:
         if self._libc.syncfs(self._descriptor) != 0:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from libs.serving.config import Scope, ServingConfig, purge_grace_setting, setting
 from libs.serving.limits import MESSAGE_DELAY_MS_MAX, RETENTION_S_MAX
 from libs.storage.ids import MAX_SHARD
-from services.broker import lane_budget, outbox, redrives
+from services.broker import change_pace, lane_budget, outbox, redrives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,14 @@ class BrokerConfig(ServingConfig):
         scope=Scope.INSTANCE,
         minimum=0,
         maximum=MESSAGE_DELAY_MS_MAX,
+    )
+    queue_changes_per_s: int = setting(
+        "Queues that may be created, updated and deleted in a second, so that messages keep "
+        "moving meanwhile. The others wait for their turn, up to 10 s; then their callers get "
+        "RESOURCE_EXHAUSTED.",
+        default=change_pace.PER_S,
+        minimum=1,
+        maximum=1_000_000,
     )
     replay_window_s: int = setting(
         "How far back a new queue may start, in seconds; 0 = for ever. What no queue needs any "

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from libs.filters import DEFAULT_FILTER
+from services.broker.change_pace import ChangePace
 from services.broker.commands import Purge
 from services.broker.delivery import Delivery
 from services.broker.owner import ShardOwner
@@ -56,10 +57,11 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     _starts: ReplayStarts
     _names: UniqueNames
 
-    def __init__(self, shard: int, max_delay_ms: int) -> None:
+    def __init__(self, shard: int, max_delay_ms: int, changes_per_s: int) -> None:
         """Serve this broker shard, from `begin` on; queues may delay for `max_delay_ms` at most."""
         self._shard = shard
         self._max_delay_ms = max_delay_ms
+        self._pace = ChangePace(changes_per_s)
         self._watchers: set[asyncio.Event] = set()
         self.draining = False
 
@@ -89,6 +91,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         wanted = changed(base, changes)
         beside = checked_id(request.with_queue_id, "with_queue_id") if request.with_queue_id else ""
         self._owner.admit()
+        await self._pace.turn()
         with self._starts.creating():
             return await self._create(request, queue_id, wanted, beside)
 
@@ -171,6 +174,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
                 raise InvalidArgument(f"update_mask.paths[{index}]", f"{path!r} is none of {known}")
         changes = await self._changes(request.queue, paths)
         self._owner.admit()
+        await self._pace.turn()
 
         def update(now_ms: int) -> Queue:
             current = self._current(queue_id, request.queue.etag)
@@ -194,6 +198,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     ) -> queue_pb2.DeleteQueueResponse:
         """See the proto."""
         queue_id = checked_id(request.queue_id, "queue_id")
+        await self._pace.turn()
 
         def delete(_: int) -> Queue:
             queue = self._current(queue_id, request.etag)

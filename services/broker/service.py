@@ -135,7 +135,9 @@ class BrokerService:
         )
         self._budget = DeliveryBudget(config.delivery_bytes_max)
         self._limits = PushLimits(config.payload_bytes_max, config.max_message_delay_ms)
-        self._queues = QueueServicer(config.shard, config.max_message_delay_ms)
+        self._queues = QueueServicer(
+            config.shard, config.max_message_delay_ms, config.queue_changes_per_s
+        )
         self._consumers = ConsumerServicer(config.shard)
         self._assignments = AssignmentServicer(config.shard)
         self._entries = EntryServicer(config.shard)

@@ -167,7 +167,12 @@ class Rig:
         self.disk = disk
         self.signals = _Signals()
         config = BrokerConfig(
-            root="memory:///", port=0, drain_ms=2000, shard=shard, **(settings or {})
+            queue_changes_per_s=1_000_000,
+            root="memory:///",
+            port=0,
+            drain_ms=2000,
+            shard=shard,
+            **(settings or {}),
         )
         self.service = BrokerService(
             config,
