@@ -29,16 +29,18 @@ __all__ = ["HttpServer"]
 
 log = logging.getLogger(__name__)
 
-READ_S: Final = 30.0
-"""How long a request's body may take to arrive."""
+READ_S: Final = 10.0
+"""How long a request's body may take to arrive; then 408."""
 
 KEEP_ALIVE_S: Final = 75.0
 
 STOP_S: Final = 2.0
 """How long requests in work may go on while the process ends."""
 
-REQUESTS_MAX: Final = 64
-"""Requests in work at once; over it 503. Each holds its body in memory."""
+POSTS_MAX: Final = 64
+"""POST requests in work at once; over it 503. Each holds its body in memory."""
+
+_TOO_MANY: Final = HttpReply(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "too many POST requests"})
 
 
 class HttpServer:
@@ -51,7 +53,7 @@ class HttpServer:
         self._health = health
         self._render = render
         self._parts = parts
-        self._working_count = 0
+        self._posts_count = 0
 
         @web.middleware
         async def guarded(request: web.Request, handler: Any) -> web.StreamResponse:
@@ -78,10 +80,7 @@ class HttpServer:
         await self._runner.cleanup()
 
     async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Bounds how many requests are in work; no error is told but those of HTTP."""
-        if self._working_count >= REQUESTS_MAX:
-            return _reply(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "too many requests in work"})
-        self._working_count += 1
+        """Answers every error as HTTP does; the log has what else is known of it."""
         try:
             answer: web.StreamResponse = await handler(request)
         except web.HTTPException as error:
@@ -91,8 +90,6 @@ class HttpServer:
             return _reply(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "internal error"})
         else:
             return answer
-        finally:
-            self._working_count -= 1
 
     async def _get_health(self, _: web.Request) -> web.Response:
         body: dict[str, object] = {"status": "ok"}
@@ -115,14 +112,19 @@ class HttpServer:
     def _handler_of(self, post: HttpPost) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.Response:
             headers = {name.lower(): value for name, value in request.headers.items()}
+            refused = post.check(headers)
+            if refused is None and self._posts_count >= POSTS_MAX:
+                refused = _TOO_MANY
+            if refused is not None:
+                return _reply(refused.status, refused.body)
+            self._posts_count += 1
             try:
-                refused = post.check(headers)
-                if refused is not None:
-                    return _reply(refused.status, refused.body)
                 body = await _read(request, post.body_bytes_max)
                 answer = await post.answer(body)
             except SlateMQError as error:
                 answer = _refusal(error)
+            finally:
+                self._posts_count -= 1
             return _reply(answer.status, answer.body)
 
         return handle

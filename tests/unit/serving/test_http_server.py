@@ -10,9 +10,10 @@ import pytest
 from aiohttp import ClientSession
 
 from libs.events.measured import QueueHealth
+from libs.serving import http_server
 from libs.serving.health import Health
 from libs.serving.http_parts import HttpParts, HttpPost, HttpReply
-from libs.serving.http_server import REQUESTS_MAX, HttpServer
+from libs.serving.http_server import POSTS_MAX, HttpServer
 from slatemq.errors import InvalidArgument, Unavailable
 
 BYTES_MAX = 1_000
@@ -164,20 +165,50 @@ async def test_what_is_refused_by_its_headers_is_not_read() -> None:
     assert seen == []
 
 
-async def test_requests_beyond_the_bound_are_refused_and_later_ones_taken() -> None:
+async def test_posts_beyond_the_bound_are_refused_while_health_and_metrics_answer() -> None:
     seen: list[bytes] = []
     release = asyncio.Event()
-    async with served(Health([]), echo(FINE, seen, release)) as session:
+    health = Health([])
+    await health.serving()
+    async with served(health, echo(FINE, seen, release), b"up 1.0\n") as session:
 
         async def post() -> int:
             async with session.post("/echo", data=b"x", headers=RIGHT) as answer:
                 return answer.status
 
-        posts = [asyncio.create_task(post()) for _ in range(REQUESTS_MAX)]
+        posts = [asyncio.create_task(post()) for _ in range(POSTS_MAX)]
         async with asyncio.timeout(30):
-            while len(seen) < REQUESTS_MAX:
+            while len(seen) < POSTS_MAX:
                 await asyncio.sleep(0.01)
         assert await post() == 503
+        assert await asked(session) == (200, {"status": "ok"})
+        async with session.get("/metrics") as answer:
+            assert answer.status == 200
         release.set()
-        assert await asyncio.gather(*posts) == [200] * REQUESTS_MAX
+        assert await asyncio.gather(*posts) == [200] * POSTS_MAX
         assert await post() == 200
+
+
+async def test_a_body_that_does_not_arrive_is_given_up_and_its_place_is_free_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "READ_S", 0.2)
+    seen: list[bytes] = []
+    more = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"x"
+        await more.wait()
+
+    async with served(Health([]), echo(FINE, seen)) as session:
+
+        async def post() -> int:
+            async with session.post("/echo", data=slow(), headers=RIGHT) as answer:
+                return answer.status
+
+        # Given as many slow bodies as there are places
+        async with asyncio.timeout(30):
+            assert await asyncio.gather(*(post() for _ in range(POSTS_MAX))) == [408] * POSTS_MAX
+        async with session.post("/echo", data=b"y", headers=RIGHT) as answer:
+            assert answer.status == 200
+    assert seen == [b"y"]
