@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from slatemq.errors import InvalidArgument
 
-__all__ = ["TaskId", "TaskIds", "parse_task_id"]
+__all__ = ["TaskId", "TaskIds", "is_task_id", "parse_task_id"]
 
 PREFIX: Final = "task_"
 
@@ -71,6 +71,15 @@ def parse_task_id(text: str, field: str = "task_id") -> TaskId:
     if number >> 8 * _BYTES or _check(ulid[:-_CHECK_BYTES]) != ulid[-_CHECK_BYTES:]:
         raise InvalidArgument(field, f"no task has the ID {text}: a letter of it is wrong")
     return TaskId(int.from_bytes(ulid[:6], "big"), int.from_bytes(ulid[6:8], "big"), ulid)
+
+
+def is_task_id(text: str) -> bool:
+    """Whether an ingest may have made this ID."""
+    try:
+        parse_task_id(text)
+    except InvalidArgument:
+        return False
+    return True
 
 
 def _check(named: bytes) -> bytes:

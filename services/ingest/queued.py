@@ -205,7 +205,8 @@ class Tasks:
         async with self._retrying:
             dead = await backend.failed_tasks(DEAD_LETTERS_MAX)
             # First: whoever waits for one from now on is not to be told of the last failure.
-            await self._outcomes.forget(one.task.task_id for one in dead)
+            names = (one.task.task_id for one in dead)
+            await self._outcomes.forget(one for one in names if not self._consumer.is_running(one))
             return await backend.retry_failed_tasks()
 
     def _check(self, task_id: str) -> Any:

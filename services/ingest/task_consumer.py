@@ -72,6 +72,10 @@ class TaskConsumer:
         """Whether it has no task."""
         return not self._running
 
+    def is_running(self, task_id: str) -> bool:
+        """Whether it is at work on this task."""
+        return task_id in self._running
+
     async def run(self) -> None:
         """Apply tasks. Raises the error of a commit that failed, as does the commit loop."""
         outage = Outage(log, self._backend.name)

@@ -23,7 +23,7 @@ from services.ingest.batches import Accepted
 from services.ingest.publishing import Publisher
 from services.ingest.request_ids import Answered
 from services.ingest.waiting import Waiting
-from slatemq.task_ids import parse_task_id
+from slatemq.task_ids import is_task_id, parse_task_id
 
 __all__ = ["KEPT_MS", "Attempt", "Outcome", "TaskOutcomes", "TaskWaiting"]
 
@@ -57,6 +57,7 @@ class TaskOutcomes:
         self._clock = clock
         self._waiting: dict[str, list[asyncio.Future[Outcome]]] = {}
         self._attempts: dict[str, Attempt] = {}
+        self._unchanged: set[str] = set()
         self._swept = b""
 
     async def find(self, task_id: str) -> Outcome | None:
@@ -83,13 +84,23 @@ class TaskOutcomes:
         self.settle(task_id, failed)
 
     async def forget(self, task_ids: Iterable[str]) -> None:
-        """Tasks that had failed wait again; durable on return."""
-        keys = [task_key(parse_task_id(task_id).ulid) for task_id in task_ids]
+        """Tasks that had failed wait again; durable on return. One forgets at a time.
+
+        What is applied stays known: a dead letter of it is then only completed. Give no task that
+        runs: its outcome may be on its way to the disk, where this looks.
+        """
+        self._unchanged = {task_id for task_id in task_ids if is_task_id(task_id)}
+        looked = list(self._unchanged)
+        failed = [one for one in looked if isinstance(await self.find(one), FailedTaskRecord)]
+        # Without what got an outcome since its look.
+        keys = [task_key(parse_task_id(one).ulid) for one in failed if one in self._unchanged]
+        self._unchanged.clear()
         if keys:
             self._publisher.put([(key, None) for key in keys], _nothing)
             await self._publisher.commits.durable()
 
     def _put(self, task_id: str, outcome: Outcome) -> None:
+        self._unchanged.discard(task_id)
         key = task_key(parse_task_id(task_id).ulid)
         self._publisher.put([(key, encode_task_record(outcome))], _nothing)
 

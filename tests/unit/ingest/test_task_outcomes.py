@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 
 from libs.storage.roots import open_root
+from libs.storage.task_records import AppliedTask
+from services.ingest.request_ids import Answered
 from services.ingest.shard import Shard
 from services.ingest.task_outcomes import KEPT_MS, Attempt, TaskOutcomes, TaskWaiting
 from slatemq.task_ids import TaskIds
@@ -90,6 +93,35 @@ async def test_what_failed_is_forgotten_when_it_is_retried() -> None:
         assert failed == await outcomes.find(task_id)
         await outcomes.forget([task_id])
         assert await outcomes.find(task_id) is None
+
+
+async def test_retrying_a_dead_letter_forgets_no_task_that_is_applied() -> None:
+    async with opened(clock=ManualClock(START_MS)) as shard:
+        outcomes, ids = outcomes_of(shard), TaskIds(0)
+        applied, failed = ids.make(START_MS), ids.make(START_MS)
+        await apply(shard, outcomes, applied)
+        await outcomes.fail(failed, Attempt(4, "no room"))
+        await outcomes.forget([applied, failed, "task_01KJ2KH1G0J9FEYRWH6ATYF8WE"])
+        assert isinstance(await outcomes.find(applied), AppliedTask)
+        assert await outcomes.find(failed) is None
+
+
+async def test_a_task_that_is_applied_while_it_is_to_be_forgotten_stays_known() -> None:
+    async with opened(clock=ManualClock(START_MS)) as shard:
+        outcomes, task_id = outcomes_of(shard), TaskIds(0).make(START_MS)
+        await outcomes.fail(task_id, Attempt(4, "no room"))
+        # Given one who has begun to look at what is known of the task
+        forgetting = asyncio.ensure_future(outcomes.forget([task_id]))
+        await asyncio.sleep(0)
+        assert not forgetting.done()
+
+        # When its outcome is noted before the look is over
+        outcomes.note(task_id, Answered(1, 1, received_at_ms=START_MS))
+        await forgetting
+        await shard.publisher.commits.durable()
+
+        # Then that stays
+        assert isinstance(await outcomes.find(task_id), AppliedTask)
 
 
 def test_a_direct_ingest_loads_nothing_of_event_queues() -> None:
