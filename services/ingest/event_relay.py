@@ -70,7 +70,9 @@ class IngestRelay:
         """Begin where the cursor stands. Raises the errors of libs.storage."""
         config, keeps = self._config, self._settings.consistency != "fire-and-forget"
         name = f"ingest-{config.shard}"
-        source = await PublishedEvents.open(shard, config.shard, name, from_end=not keeps)
+        source = await PublishedEvents.open(
+            shard, config.shard, name, self._settings.backend, from_end=not keeps
+        )
         if keeps:
             hold_for(shard, source, config.events_hold_s * 1000)
         relay = Relay(self._settings, self._backend, source, (StorageError,))

@@ -5,8 +5,8 @@ and each message's event comes, in the order of the log, whatever ends this proc
 only follows. The ID of an event is derived from its message, and so is the same when it comes
 again.
 
-Messages that carry events or tasks of SlateMQ's own backend are passed over: each event would make
-another.
+With the backend `slatemq`, messages that carry its events or tasks are passed over: each event
+would make another. With other backends these headers mean nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterator
 from contextlib import aclosing
 from typing import Final, NamedTuple
 
@@ -46,6 +46,9 @@ HEADERS_BYTES_MAX: Final = 128 << 10
 """Headers in an event: escaped as JSON they may take six times as much, and Kafka's brokers take
 1 MiB."""
 
+BACKEND_HEADERS: Final = (EVENTS_HEADER, TASKS_HEADER)
+"""What messages have by which the backend `slatemq` carries events and tasks."""
+
 
 class _Logged(NamedTuple):
     """A message in the log."""
@@ -64,12 +67,20 @@ class PublishedEvents:
         lost_count: Messages purged before their events were published, since the first cursor.
     """
 
-    def __init__(self, shard: Shard, number: int, source: str, cursor: EventCursorRecord) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        number: int,
+        source: str,
+        cursor: EventCursorRecord,
+        own_headers: Collection[str],
+    ) -> None:
         """Go on behind this cursor, in the log of shard `number`."""
         self.lost_count = cursor.lost_count
         self._shard = shard
         self._first_id = message_id(number, 1)
         self._source = source
+        self._own_headers = own_headers
         self._stream = cursor.stream
         self._position = cursor.message_id
         self._saved = cursor
@@ -77,10 +88,11 @@ class PublishedEvents:
 
     @classmethod
     async def open(
-        cls, shard: Shard, number: int, source: str, *, from_end: bool
+        cls, shard: Shard, number: int, source: str, backend: str, *, from_end: bool
     ) -> PublishedEvents:
         """Where the cursor stands; at the end of the log for the first time, or when asked to.
 
+        `backend` is the name of the one that gets the events.
         Durable on return, so that the first event has its ID for ever. Raises the errors of
         libs.storage.
         """
@@ -92,7 +104,8 @@ class PublishedEvents:
             cursor = decode_event_cursor(stored)
             if from_end:
                 cursor = cursor._replace(message_id=end)
-        events = cls(shard, number, source, cursor)
+        own_headers = BACKEND_HEADERS if backend == "slatemq" else ()
+        events = cls(shard, number, source, cursor, own_headers)
         events._put(cursor)
         await shard.publisher.commits.durable()
         return events
@@ -159,7 +172,7 @@ class PublishedEvents:
         try:
             for logged in _messages_of(value):
                 last = logged.message_id
-                if last <= self._position or _is_ours(logged.headers):
+                if last <= self._position or self._is_of_backend(logged.headers):
                     continue
                 began_ms = began_ms or logged.received_at_ms
                 events.append(self._event_of(logged))
@@ -171,6 +184,9 @@ class PublishedEvents:
         last = max(last, sequence)
         if last > self._position:
             yield EventBatch(events, last, began_ms)
+
+    def _is_of_backend(self, headers: dict[str, str]) -> bool:
+        return any(name in headers for name in self._own_headers)
 
     def _event_of(self, logged: _Logged) -> Event:
         headers = logged.headers
@@ -212,7 +228,3 @@ def _messages_of(value: bytes) -> Iterator[_Logged]:
         visible_at = visible or (received + delay if delay > 0 else 0)
         for number, size in enumerate(sizes, first_id):
             yield _Logged(number, received, visible_at, headers, size)
-
-
-def _is_ours(headers: dict[str, str]) -> bool:
-    return EVENTS_HEADER in headers or TASKS_HEADER in headers

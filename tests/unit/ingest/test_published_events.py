@@ -29,12 +29,15 @@ GRACE_MS = 60_000
 
 @asynccontextmanager
 async def opened(
-    root: Root | None = None, clock: ManualClock | None = None, **settings: Any
+    root: Root | None = None,
+    clock: ManualClock | None = None,
+    backend: str = "redis",
+    **settings: Any,
 ) -> AsyncIterator[tuple[Shard, PublishedEvents]]:
     """A shard and its events; the cursor is saved at the end."""
     settings = {"heartbeat_ms": 20, **settings}
     async with shards.opened(root, clock, **settings) as shard:
-        events = await PublishedEvents.open(shard, 0, "ingest-0", from_end=False)
+        events = await PublishedEvents.open(shard, 0, "ingest-0", backend, from_end=False)
         yield shard, events
         events.save()
 
@@ -163,12 +166,20 @@ async def test_two_instances_give_no_id_to_two_events() -> None:
 
 
 @pytest.mark.parametrize("header", [EVENTS_HEADER, TASKS_HEADER])
-async def test_what_carries_an_event_or_a_task_makes_no_event(header: str) -> None:
-    async with opened() as (shard, events):
+async def test_with_slatemq_as_backend_its_events_and_tasks_make_no_events(header: str) -> None:
+    async with opened(backend="slatemq") as (shard, events):
         await publish(shard, PublishMessage(headers={header: "slatemq"}))
         assert events.lag == 1
         assert await take(events) == []
         assert events.lag == 0
+
+
+@pytest.mark.parametrize("header", [EVENTS_HEADER, TASKS_HEADER])
+@pytest.mark.parametrize("backend", ["redis", "rabbitmq", "activemq", "kafka"])
+async def test_with_other_backends_every_message_has_an_event(backend: str, header: str) -> None:
+    async with opened(backend=backend) as (shard, events):
+        wanted = await publish(shard, PublishMessage(headers={header: "slatemq"}))
+        assert ids(await take(events)) == wanted
 
 
 async def test_headers_that_no_backend_may_take_are_left_out() -> None:
