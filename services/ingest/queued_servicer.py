@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from opentelemetry.metrics import Meter
@@ -20,7 +22,7 @@ from services.ingest.queued import Tasks
 from services.ingest.request_ids import Answered
 from services.ingest.servicer import IngestServicer, rules_of
 from services.ingest.task_servicer import answered_of, seconds_to_wait
-from slatemq.errors import FailedPrecondition
+from slatemq.errors import FailedPrecondition, ResourceExhausted
 from slatemq.v1 import ingest_pb2
 
 __all__ = ["QueuedServicer", "open_tasks"]
@@ -32,6 +34,9 @@ STREAM_WAIT_S: Final = 20.0
 
 REPEATED_S: Final = 1.0
 """How long a publish waits to know whether it is a repeat."""
+
+RETRY_MS: Final = 200
+"""When a publish that was refused since others wait for the backend may come again."""
 
 DIRECT_HEADERS: Final = (TASKS_HEADER, EVENTS_HEADER)
 """What the backend `slatemq` publishes: where that is this very instance, it is stored directly."""
@@ -75,9 +80,15 @@ class QueuedServicer(IngestServicer):
         super().__init__(config, directory, telemetry)
         self._tasks = tasks
         self._waits = tasks.consistency == "sync"
+        self._unanswered_bytes = 0
         self._direct_headers = DIRECT_HEADERS if tasks.backend_name == "slatemq" else ()
         # Traced, so that each request is handed to `_publish`, in a task of its own.
         self.streams = PublishStreams(self._accept, self._publish, is_traced=True)
+
+    @property
+    def held_bytes(self) -> int:
+        """Also what waits for the backend, and, with `sync`, for the outcome of its task."""
+        return super().held_bytes + self._unanswered_bytes
 
     async def Publish(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.PublishRequest, context: Any
@@ -99,12 +110,18 @@ class QueuedServicer(IngestServicer):
         assert isinstance(accepted, _Request), "comes from `_accept`"
         if all(map(self._is_of_backend, accepted.columns.headers)):
             return await super()._publish(accepted)
+        with self._counted(accepted.size_bytes):
+            return await self._publish_task(accepted, accepted.request, wait_s)
+
+    async def _publish_task(
+        self, accepted: Accepted, request: ingest_pb2.PublishRequest, wait_s: float | None
+    ) -> ingest_pb2.PublishResponse:
         first = await self._first_answer(accepted)
         if first is not None:
             return published(first)
         if accepted.dedupe_keys:
             await self._check_shards(accepted.dedupe_keys)
-        task_id = await self._tasks.enqueue(accepted, accepted.request.SerializeToString())
+        task_id = await self._tasks.enqueue(accepted, request.SerializeToString())
         if self._waits:
             outcome = (await self._tasks.wait(task_id, wait_s)).outcome
             if isinstance(outcome, AppliedTask):
@@ -124,6 +141,25 @@ class QueuedServicer(IngestServicer):
         except (TimeoutError, StorageError):
             # The first one, or the store, takes long. A second task gets the first one's IDs, too.
             return None
+
+    @contextmanager
+    def _counted(self, size_bytes: int) -> Iterator[None]:
+        """Count a publish until it is answered. Raises ResourceExhausted as a direct one does.
+
+        What tasks are storing has no part in it: publishes are taken while the store is away.
+        """
+        bytes_max = self._config.uncommitted_bytes_max
+        if self._unanswered_bytes and self._unanswered_bytes + size_bytes > bytes_max:
+            raise ResourceExhausted(
+                f"too much waits for {self._tasks.backend_name}",
+                reason="UNCOMMITTED_BYTES",
+                retry_after_ms=RETRY_MS,
+            )
+        self._unanswered_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self._unanswered_bytes -= size_bytes
 
     def _is_of_backend(self, headers: dict[str, str]) -> bool:
         return any(name in headers for name in self._direct_headers)

@@ -122,9 +122,8 @@ class IngestProcess:
 
     @property
     def held_bytes(self) -> int:
-        """What is not stored yet; once it is, the cache has it, which is bounded by itself."""
-        shard = self._servicer.shard
-        return 0 if shard is None else shard.publisher.commits.uncommitted_bytes
+        """What publishes hold until they are answered, or stored."""
+        return self._servicer.held_bytes
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""

@@ -65,6 +65,11 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         )
         self.streams = PublishStreams(self._accept, self._publish, is_traced=telemetry.traces)
 
+    @property
+    def held_bytes(self) -> int:
+        """What is not stored yet; once it is, the cache has it, which is bounded by itself."""
+        return 0 if self.shard is None else self.shard.publisher.commits.uncommitted_bytes
+
     async def Publish(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.PublishRequest, context: Any
     ) -> ingest_pb2.PublishResponse:
