@@ -19,6 +19,9 @@ VARIABLES: Final = "SLATEMQ_QUEUE_"
 BUILT: Final = frozenset({"write-through", "fire-and-forget", "async", "sync"})
 """The values of `queue.consistency` that the services implement."""
 
+TASKS_BUILT: Final = frozenset({"redis", "slatemq"})
+"""The values of `queue.backend` that carry publishes as tasks: what is tested from end to end."""
+
 
 def read_queue_settings(file: str, environ: Mapping[str, str]) -> QueueSettings | None:
     """The `queue` section of a YAML file, overridden by the environment; None in direct mode.
@@ -36,5 +39,11 @@ def read_queue_settings(file: str, environ: Mapping[str, str]) -> QueueSettings 
         raise InvalidArgument(
             "queue.consistency",
             f"{settings.consistency} is not built yet; leave queue.enabled false",
+        )
+    if settings.consistency in ("async", "sync") and settings.backend not in TASKS_BUILT:
+        raise InvalidArgument(
+            "queue.backend",
+            f"must be {' or '.join(sorted(TASKS_BUILT))} where queue.consistency is "
+            f"{settings.consistency}, not {settings.backend}: it carries events only",
         )
     return settings
