@@ -28,6 +28,7 @@ from services.ingest.purge_servicer import SERVICE_NAME as PURGE_SERVICE
 from services.ingest.purge_servicer import PurgeServicer
 from services.ingest.servicer import SERVICE_NAME, IngestServicer
 from services.ingest.shard import open_shard
+from services.ingest.task_bodies import warn_of_stranded
 from services.ingest.task_servicer import SERVICE_NAME as TASK_SERVICE
 from services.ingest.task_servicer import TaskServicer
 from slatemq.v1 import (
@@ -79,6 +80,7 @@ class IngestProcess:
             # Loaded when it is wanted: direct mode has nothing of it.
             relays = import_module("services.ingest.event_relay")
             self._relay = relays.IngestRelay(config, config.queue, telemetry)
+        self._looking: asyncio.Task[None] | None = None
         self.announcement: Ownership | None = None
 
     @property
@@ -154,6 +156,9 @@ class IngestProcess:
         await self.announcement.announce()
         if self._tasks is not None:
             self._tasks.begin(shard)
+        else:
+            # Beside the start: it serves meanwhile.
+            self._looking = asyncio.create_task(warn_of_stranded(self._root.objects, config.shard))
         if self._relay is None:
             self._events.status = direct_mode
         else:
@@ -180,6 +185,8 @@ class IngestProcess:
 
     async def stop(self) -> None:
         """Commit what was accepted, close the database."""
+        if self._looking is not None:
+            self._looking.cancel()
         if self._tasks is not None:
             await self._tasks.close()
         if self._relay is not None:

@@ -8,14 +8,18 @@ removed when it is old, nothing waits in the backend, and no dead letter names i
 from __future__ import annotations
 
 import binascii
+import logging
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from libs.storage.errors import StoreUnavailable
 from libs.storage.objects import Objects
 from slatemq.errors import InvalidArgument
 
-__all__ = ["ENQUEUE_MS_MAX", "INLINE_BODY_BYTES_MAX", "TaskBodies"]
+__all__ = ["ENQUEUE_MS_MAX", "INLINE_BODY_BYTES_MAX", "TaskBodies", "warn_of_stranded"]
+
+log = logging.getLogger(__name__)
 
 FOLDER: Final = "tasks"
 
@@ -36,7 +40,7 @@ class TaskBodies:
     def __init__(self, objects: Objects, shard: int) -> None:
         """Below the root's own folder of the shard."""
         self._objects = objects
-        self._folder = f"{FOLDER}/ingest-{shard}"
+        self._folder = _folder_of(shard)
 
     async def put(self, task_id: str, body: bytes) -> dict[str, Any]:
         """Make a body safe; gives the members of the task's payload that hold it, or name it."""
@@ -84,3 +88,25 @@ class TaskBodies:
         """Remove these."""
         for path in paths:
             await self._objects.delete(path)
+
+
+async def warn_of_stranded(objects: Objects, shard: int) -> None:
+    """Warn where a shard whose settings apply no tasks has bodies of tasks: some may wait."""
+    folder = _folder_of(shard)
+    try:
+        count = len(await objects.describe(folder))
+    except StoreUnavailable as error:
+        log.info("whether tasks of async or sync mode wait is not known: %s", error)
+        return
+    if count:
+        log.warning(
+            "%s has %d bodies of publishes accepted in async or sync mode, and these settings "
+            "apply none: start with the earlier settings until no task is pending "
+            "(docs/how-to/async.md, Switch it off)",
+            folder,
+            count,
+        )
+
+
+def _folder_of(shard: int) -> str:
+    return f"{FOLDER}/ingest-{shard}"
