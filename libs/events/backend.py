@@ -85,7 +85,7 @@ class QueueBackend(Protocol[Config]):
         ...
 
     async def dequeue_task(self) -> WriteTask | None:
-        """The next task that is due, or None when none comes within a second or so.
+        """The next task that is due, or None when none comes within a second or so: ask again.
 
         Nobody else gets it until it is completed, failed, or the consumer that has it is gone.
         """

@@ -192,6 +192,7 @@ class Tasks:
         return [
             KnownTask.of_dead_letter(
                 dead.task.task_id,
+                parse_timestamp("created_at", dead.task.created_at),
                 parse_timestamp("failed_at", dead.failed_at),
                 dead.task.attempts,
                 dead.error,

@@ -102,12 +102,15 @@ class TaskBackend:
             await backend.enqueue_task(task)
 
     async def until_done(self, call: Callable[[QueueBackend[Any]], Awaitable[T]]) -> T:
-        """Repeat a call while the backend is down."""
+        """Repeat a call until the backend has done it, whatever is wrong with that."""
         outage = Outage(log, self.name)
         while True:
             try:
                 done = await call(self.connected)
             except Unavailable as error:
+                await outage.wait(error)
+            except Exception as error:  # what is enqueued is safe, and waits for a remedy
+                log.exception("%s fails", self.name)
                 await outage.wait(error)
             else:
                 outage.end()

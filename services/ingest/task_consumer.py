@@ -28,6 +28,7 @@ from services.ingest.task_backend import TaskBackend
 from services.ingest.task_bodies import TaskBodies
 from services.ingest.task_outcomes import Attempt, Outcome, TaskOutcomes, TaskWaiting
 from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
+from slatemq.task_ids import is_task_id
 
 __all__ = ["OPERATION", "TaskConsumer"]
 
@@ -78,16 +79,10 @@ class TaskConsumer:
 
     async def run(self) -> None:
         """Apply tasks. Raises the error of a commit that failed, as does the commit loop."""
-        outage = Outage(log, self._backend.name)
         try:
             while True:
                 await self._room_for(0)
-                try:
-                    task = await self._backend.connected.dequeue_task()
-                except Unavailable as error:
-                    await outage.wait(error)
-                    continue
-                outage.end()
+                task = await self._backend.until_done(lambda backend: backend.dequeue_task())
                 # One that is here already comes again when its backend has missed us for long.
                 if task is not None and task.task_id not in self._running:
                     await self._begin(task)
@@ -175,12 +170,15 @@ class TaskConsumer:
         return outcome
 
     async def _fail(self, task: WriteTask, error: str) -> None:
+        error = error.encode(errors="replace").decode()
         attempt = Attempt(task.attempts + 1, error)
         if task.has_retries_left:
             self._outcomes.note_attempt(task.task_id, attempt)
         else:
             log.warning("task %s failed for the last time: %s", task.task_id, error)
-            await self._patiently(lambda: self._outcomes.fail(task.task_id, attempt))
+            # No record has a key for an ID that no ingest made: the dead letter says it all.
+            if is_task_id(task.task_id):
+                await self._patiently(lambda: self._outcomes.fail(task.task_id, attempt))
         await self._backend.until_done(lambda backend: backend.fail_task(task.task_id, error))
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:

@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple, Protocol
 from libs.storage.task_records import AppliedTask, FailedTaskRecord
 from services.ingest.request_ids import Answered
 from slatemq.errors import FailedPrecondition, InvalidArgument
-from slatemq.task_ids import parse_task_id
 from slatemq.v1 import task_pb2, task_pb2_grpc
 
 __all__ = ["SERVICE_NAME", "KnownTask", "TaskLedger", "TaskServicer"]
@@ -34,10 +33,9 @@ class KnownTask(NamedTuple):
 
     @classmethod
     def of_dead_letter(
-        cls, task_id: str, failed_at_ms: int, attempts: int, error: str
+        cls, task_id: str, accepted_at_ms: int, failed_at_ms: int, attempts: int, error: str
     ) -> KnownTask:
-        """One in the dead-letter place."""
-        accepted_at_ms = parse_task_id(task_id).accepted_at_ms
+        """One in the dead-letter place, whose ID may be none of ours."""
         return cls(task_id, accepted_at_ms, FailedTaskRecord(failed_at_ms, attempts, error))
 
 

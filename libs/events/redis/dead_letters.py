@@ -34,8 +34,12 @@ class DeadLetters:
         """Add an event, as a part of a transaction."""
         pipeline.xadd(self.key, {"kind": "event", "data": event, "deliveries": str(deliveries)})
 
+    def add_unreadable(self, pipeline: Pipeline, raw: bytes, error: str) -> None:
+        """Add what is not a task, for an operator to look at; it is not retried."""
+        pipeline.xadd(self.key, {"kind": "unreadable", "data": raw, "error": error})
+
     async def count(self) -> int:
-        """Tasks and events."""
+        """All of them."""
         return int(await self._client.xlen(self.key))
 
     async def tasks(self, limit: int) -> list[tuple[bytes, FailedTask]]:

@@ -6,6 +6,7 @@ is alive by a key with a lifetime; what a dead one has in its list goes back to 
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -16,6 +17,9 @@ from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.delayed_tasks import DelayedTasks
 from libs.events.settings import RedisSettings
 from libs.events.tasks import WriteTask, decode_task
+from slatemq.errors import InvalidArgument
+
+log = logging.getLogger(__name__)
 
 _ALIVE_S = HOLD_MS / 1000 / 3
 
@@ -53,7 +57,15 @@ class ListTasks(DelayedTasks):
         )
         if encoded is None:
             return None
-        task = decode_task(encoded)
+        try:
+            task = decode_task(encoded)
+        except InvalidArgument as error:
+            log.error("what is not a task goes to the dead letters: %s", error)
+            async with self._client.pipeline(transaction=True) as pipeline:
+                self._dead.add_unreadable(pipeline, encoded, str(error))
+                pipeline.lrem(self._processing, 1, encoded)
+                await pipeline.execute()
+            return None
         self._held[task.task_id] = encoded
         return task
 

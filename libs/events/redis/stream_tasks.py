@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import Any
 
@@ -12,6 +13,9 @@ from libs.events.redis.delayed_tasks import DelayedTasks
 from libs.events.redis.held import Delivery, Group
 from libs.events.settings import RedisSettings
 from libs.events.tasks import WriteTask, decode_task
+from slatemq.errors import InvalidArgument
+
+log = logging.getLogger(__name__)
 
 
 class StreamTasks(DelayedTasks):
@@ -45,8 +49,22 @@ class StreamTasks(DelayedTasks):
                 self._read.extend(await self._group.read(block_ms))
         if not self._read:
             return None
-        delivery = self._read.popleft()
-        task = decode_task(delivery.fields[b"task"])
+        # Taken off when it is settled: a server that goes away here is not to hide it.
+        delivery = self._read[0]
+        raw = delivery.fields.get(b"task", b"")
+        try:
+            task = decode_task(raw)
+        except InvalidArgument as error:
+            log.error("what is not a task goes to the dead letters: %s", error)
+            async with self._client.pipeline(transaction=True) as pipeline:
+                self._dead.add_unreadable(
+                    pipeline, raw or repr(delivery.fields).encode(), str(error)
+                )
+                self._group.finish(pipeline, delivery.entry_id, remove=True)
+                await pipeline.execute()
+            self._read.popleft()
+            return None
+        self._read.popleft()
         self._held[task.task_id] = delivery.entry_id, task
         return task
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis import asyncio as aioredis
 
 from libs.events.settings import QueueSettings
 from libs.events.tasks import WriteTask
@@ -218,6 +219,69 @@ async def enqueue(settings: QueueSettings, task_id: str, payload: dict[str, obje
         )
     )
     await backend.close()
+
+
+async def test_what_is_not_a_task_goes_to_the_dead_letters_and_others_are_applied(
+    backend: tuple[str, Server],
+) -> None:
+    settings = queue_settings(*backend, max_retries=0)
+    redis = settings.redis
+    async with queued(settings) as ingest, aioredis.Redis.from_url(redis.url) as client:
+        # Given what no ingest has made, and a task whose ID no ingest has made
+        key = f"{redis.stream_prefix}.ingest-0:tasks"
+        strange: list[dict[str, bytes]] = [{"task": b"not JSON"}]
+        if redis.task_structure == "lists":
+            await client.rpush(key, strange[0]["task"])
+        else:
+            strange.append({"another": b"field"})
+            for fields in strange:
+                await client.xadd(key, dict(fields))
+        foreign = "task_01KJ2KH1G0J9FEYRWH6ATYF8WE"
+        await enqueue(settings, foreign, {"content_length": 1, "body": "AA=="})
+
+        # When a publish comes behind them, then it is applied
+        await ingest.applied(await ingest.send_task(b"behind it"))
+        assert await ingest.stored() == [b"behind it"]
+
+        # And the others are dead letters with their errors, and nowhere else
+        async def are_dead() -> bool:
+            return [one.task_id for one in await ingest.failed()] == [foreign]
+
+        await eventually(are_dead)
+        assert "a letter of it is wrong" in (await ingest.failed())[0].error
+        letters = [fields for _, fields in await client.xrange(f"{key[:-5]}dead-letter")]
+        unreadable = [one for one in letters if one[b"kind"] == b"unreadable"]
+        assert len(unreadable) == len(strange)
+        assert unreadable[0][b"data"] == b"not JSON"
+        assert all(one[b"error"] for one in unreadable)
+        waiting = TaskBackend(settings, 0, Telemetry().meter)
+        await waiting.connect()
+        assert (await waiting.connected.stats()).pending_tasks == 0
+        await waiting.close()
+
+
+async def test_a_backend_that_refuses_commands_is_waited_for(
+    backend: tuple[str, Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = queue_settings(*backend)
+    key = f"{settings.redis.stream_prefix}.ingest-0:tasks"
+    async with queued(settings) as ingest, aioredis.Redis.from_url(settings.redis.url) as client:
+        await ingest.applied(await ingest.send_task(b"before"))
+        # Given a key that holds something else for a while
+        if await client.exists(key):  # an empty list does not
+            await client.rename(key, "aside")
+        await client.set(key, "no tasks")
+
+        async def is_refused() -> bool:
+            return "redis fails" in caplog.text
+
+        await eventually(is_refused)
+        # When that is mended, then the ingest goes on
+        await client.delete(key)
+        if await client.exists("aside"):
+            await client.rename("aside", key)
+        await ingest.applied(await ingest.send_task(b"after"))
+        assert await ingest.stored() == [b"before", b"after"]
 
 
 async def test_a_task_that_comes_again_is_not_applied_again(backend: tuple[str, Server]) -> None:
