@@ -24,6 +24,7 @@ from libs.storage.errors import StorageError, StoreUnavailable
 from libs.storage.task_records import AppliedTask
 from services.ingest.batches import Accepted
 from services.ingest.publishing import Publisher
+from services.ingest.request_ids import Answered
 from services.ingest.task_backend import TaskBackend
 from services.ingest.task_bodies import TaskBodies
 from services.ingest.task_outcomes import Attempt, Outcome, TaskOutcomes, TaskWaiting
@@ -83,9 +84,13 @@ class TaskConsumer:
             while True:
                 await self._room_for(0)
                 task = await self._backend.until_done(lambda backend: backend.dequeue_task())
-                # One that is here already comes again when its backend has missed us for long.
-                if task is not None and task.task_id not in self._running:
-                    await self._begin(task)
+                if task is None:
+                    continue
+                # It comes again when its backend has missed us for long, or has it twice: this
+                # delivery is finished, too, once what the first one led to is known.
+                while (running := self._running.get(task.task_id)) is not None:
+                    await asyncio.wait([running])
+                await self._begin(task)
         finally:
             await self._end()
 
@@ -160,10 +165,15 @@ class TaskConsumer:
         await self._backend.until_done(lambda backend: backend.complete_task(task.task_id))
 
     async def _store(self, task_id: str, accepted: Accepted) -> AppliedTask:
-        waiting = TaskWaiting(accepted, task_id, self._outcomes)
-        answered = await self._patiently(lambda: self._publisher.publish_waiting(waiting))
-        if waiting.outcome is not None:
-            return waiting.outcome
+        async def publish() -> tuple[Answered, AppliedTask | None]:
+            # A new one each time: a refusal, and the time its blobs were begun, are of one try.
+            waiting = TaskWaiting(accepted, task_id, self._outcomes)
+            answered = await self._publisher.publish_waiting(waiting)
+            return answered, waiting.outcome
+
+        answered, applied = await self._patiently(publish)
+        if applied is not None:
+            return applied
         # Another publish of the same request ID came first: its messages are this task's.
         outcome = self._outcomes.note(task_id, answered)
         await self._patiently(self._publisher.commits.durable)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 from redis import asyncio as aioredis
 
+from libs.events.held import HeldTasks
 from libs.events.redis.connection import HOLD_MS, RECLAIM_S
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.delayed_tasks import DelayedTasks
@@ -22,6 +24,13 @@ from slatemq.errors import InvalidArgument
 log = logging.getLogger(__name__)
 
 _ALIVE_S = HOLD_MS / 1000 / 3
+
+UNDO = """
+if redis.call('LREM', KEYS[1], -1, ARGV[1]) == 1 then
+    redis.call('LPUSH', KEYS[2], ARGV[1])
+end
+"""
+"""Moves a task back to the head of the queue, unless it is finished meanwhile."""
 
 
 class ListTasks(DelayedTasks):
@@ -36,7 +45,8 @@ class ListTasks(DelayedTasks):
         super().__init__(client, settings, dead)
         self._consumer = consumer
         self._processing = f"{self._key}:processing:{consumer}"
-        self._held: dict[str, bytes] = {}
+        self._held = HeldTasks[bytes]()
+        self._undo = self._client.register_script(UNDO)
         self._alive_at = 0.0
         self._reclaimed_at = 0.0
 
@@ -66,18 +76,19 @@ class ListTasks(DelayedTasks):
                 pipeline.lrem(self._processing, 1, encoded)
                 await pipeline.execute()
             return None
-        self._held[task.task_id] = encoded
+        self._held.add(task.task_id, encoded)
         return task
 
     async def complete(self, task_id: str) -> None:
         """Remove a task."""
-        encoded = self._held.pop(task_id, None)
+        encoded = self._held.first(task_id)
         if encoded is not None:
             await self._client.lrem(self._processing, 1, encoded)
+            self._held.drop(task_id)
 
     async def fail(self, task_id: str, error: str) -> None:
         """Put a task behind its delay, or among the dead letters."""
-        encoded = self._held.get(task_id)
+        encoded = self._held.first(task_id)
         if encoded is None:
             return
         task = decode_task(encoded)
@@ -85,7 +96,7 @@ class ListTasks(DelayedTasks):
             self._put_aside(pipeline, task, error)
             pipeline.lrem(self._processing, 1, encoded)
             await pipeline.execute()
-        self._held.pop(task_id, None)
+        self._held.drop(task_id)
 
     async def _count(self) -> int:
         total = int(await self._client.llen(self._key))
@@ -107,10 +118,20 @@ class ListTasks(DelayedTasks):
         if time.monotonic() - self._reclaimed_at < RECLAIM_S:
             return
         self._reclaimed_at = time.monotonic()
+        await self._give_back_unheard()
         async for key in self._client.scan_iter(match=f"{self._key}:processing:*"):
             consumer = key.decode().rpartition(":processing:")[2]
             if not await self._client.exists(self._alive_key(consumer)):
                 await self._give_back(key)
+
+    async def _give_back_unheard(self) -> None:
+        """Give back what was moved for this consumer by a command whose answer was lost."""
+        held = Counter(self._held)
+        if int(await self._client.llen(self._processing)) <= held.total():
+            return
+        moved = Counter(await self._client.lrange(self._processing, 0, -1))
+        for encoded in (moved - held).elements():
+            await self._undo(keys=[self._processing, self._key], args=[encoded])
 
     async def _give_back(self, processing: str | bytes) -> None:
         while await self._client.lmove(processing, self._key, "RIGHT", "LEFT") is not None:

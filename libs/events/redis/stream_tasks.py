@@ -8,6 +8,7 @@ from typing import Any
 
 from redis import asyncio as aioredis
 
+from libs.events.held import HeldTasks
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.delayed_tasks import DelayedTasks
 from libs.events.redis.held import Delivery, Group
@@ -30,7 +31,7 @@ class StreamTasks(DelayedTasks):
         super().__init__(client, settings, dead)
         self._group = Group(client, self._key, settings.consumer_group, consumer)
         self._read: deque[Delivery] = deque()
-        self._held: dict[str, tuple[bytes, WriteTask]] = {}
+        self._held = HeldTasks[tuple[bytes, WriteTask]]()
 
     async def connect(self) -> None:
         """Create the group; it gets every task that is in the stream."""
@@ -65,20 +66,22 @@ class StreamTasks(DelayedTasks):
             self._read.popleft()
             return None
         self._read.popleft()
-        self._held[task.task_id] = delivery.entry_id, task
+        if delivery.entry_id not in {entry_id for entry_id, _ in self._held}:
+            self._held.add(task.task_id, (delivery.entry_id, task))
         return task
 
     async def complete(self, task_id: str) -> None:
         """Remove a task."""
-        held = self._held.pop(task_id, None)
+        held = self._held.first(task_id)
         if held is not None:
             async with self._client.pipeline(transaction=True) as pipeline:
                 self._group.finish(pipeline, held[0], remove=True)
                 await pipeline.execute()
+            self._held.drop(task_id)
 
     async def fail(self, task_id: str, error: str) -> None:
         """Put a task behind its delay, or among the dead letters."""
-        held = self._held.get(task_id)
+        held = self._held.first(task_id)
         if held is None:
             return
         entry_id, task = held
@@ -86,7 +89,7 @@ class StreamTasks(DelayedTasks):
             self._put_aside(pipeline, task, error)
             self._group.finish(pipeline, entry_id, remove=True)
             await pipeline.execute()
-        self._held.pop(task_id, None)
+        self._held.drop(task_id)
 
     async def _count(self) -> int:
         return int(await self._client.xlen(self._key))
@@ -96,5 +99,5 @@ class StreamTasks(DelayedTasks):
         await self._group.leave()
 
     def _entry_ids(self) -> set[bytes]:
-        held = {entry_id for entry_id, _ in self._held.values()}
+        held = {entry_id for entry_id, _ in self._held}
         return held | {delivery.entry_id for delivery in self._read}

@@ -13,6 +13,7 @@ import msgspec
 import slatemq
 from libs.events.backend import BackendStats, Handler
 from libs.events.deliveries import end_task, run_handler
+from libs.events.held import HeldTasks
 from libs.events.retrying import Outage
 from libs.events.settings import SlatemqSettings
 from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
@@ -61,7 +62,7 @@ class SlatemqBackend:
         self._settings: SlatemqSettings
         self._client: slatemq.Client | None = None
         self._tasks: slatemq.Consumer | None = None
-        self._held_tasks: dict[str, tuple[WriteTask, slatemq.Received]] = {}
+        self._held_tasks = HeldTasks[tuple[WriteTask, slatemq.Received]]()
         self._held_events: dict[str, slatemq.Received] = {}
         self._delivering: asyncio.Task[None] | None = None
 
@@ -83,7 +84,7 @@ class SlatemqBackend:
             return
         if self._delivering is not None:
             await end_task(self._delivering)
-        held = [message for _, message in self._held_tasks.values()]
+        held = [message for _, message in self._held_tasks]
         results = await asyncio.gather(
             *(message.release() for message in [*held, *self._held_events.values()]),
             return_exceptions=True,
@@ -191,19 +192,20 @@ class SlatemqBackend:
         task = msgspec.structs.replace(
             decode_task(message.payload), attempts=message.attempts_count - 1
         )
-        self._held_tasks[task.task_id] = task, message
+        self._held_tasks.add(task.task_id, (task, message))
         return task
 
     async def complete_task(self, task_id: str) -> None:
         """See QueueBackend."""
-        held = self._held_tasks.pop(task_id, None)
+        held = self._held_tasks.first(task_id)
         if held is not None:
             with _translated():
                 await self._finish(held[1].ack())
+            self._held_tasks.drop(task_id)
 
     async def fail_task(self, task_id: str, error: str) -> None:
         """See QueueBackend."""
-        held = self._held_tasks.pop(task_id, None)
+        held = self._held_tasks.first(task_id)
         if held is None:
             return
         task, message = held
@@ -213,6 +215,7 @@ class SlatemqBackend:
                 await self._finish(message.nack(error, delay_s))
             else:
                 await self._finish(message.fail(error))
+        self._held_tasks.drop(task_id)
 
     async def retry_failed_tasks(self) -> int:
         """See QueueBackend."""

@@ -1,0 +1,35 @@
+"""What a consumer was given of each task, and has not finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+D = TypeVar("D")
+
+
+class HeldTasks(Generic[D]):
+    """Deliveries by task. A task may be delivered again while it is held: each has its own end."""
+
+    def __init__(self) -> None:
+        """Nothing is held yet."""
+        self._held: dict[str, list[D]] = {}
+
+    def add(self, task_id: str, delivery: D) -> None:
+        """One more delivery of a task."""
+        self._held.setdefault(task_id, []).append(delivery)
+
+    def first(self, task_id: str) -> D | None:
+        """The delivery to finish next; None when none is held."""
+        return next(iter(self._held.get(task_id, ())), None)
+
+    def drop(self, task_id: str) -> None:
+        """The first one is finished: the server has said so."""
+        deliveries = self._held[task_id]
+        del deliveries[0]
+        if not deliveries:
+            del self._held[task_id]
+
+    def __iter__(self) -> Iterator[D]:
+        """All that are held."""
+        return (delivery for deliveries in self._held.values() for delivery in deliveries)

@@ -1,0 +1,85 @@
+"""Tasks in Redis whose ends, or whose hand-over, are lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from redis import asyncio as aioredis
+
+from libs.events.backend import QueueBackend
+from libs.events.backends import open_backend
+from libs.events.tasks import WriteTask
+from slatemq.errors import Unavailable
+from tests.integration.events.conftest import SERVERS
+from tests.integration.events.servers import Server, running
+from tests.integration.events.test_conformance import a_task
+
+pytestmark = pytest.mark.slow  # A real server.
+
+
+@pytest.fixture(params=["redis", "redis-lists"])
+def server(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Server]:
+    with running(SERVERS[request.param][1](tmp_path)) as started:
+        yield started
+
+
+async def dequeued(backend: QueueBackend[Any]) -> WriteTask:
+    async with asyncio.timeout(30):
+        while (task := await backend.dequeue_task()) is None:
+            pass
+    return task
+
+
+async def test_a_task_is_completed_by_the_call_that_repeats_one_in_an_outage(
+    server: Server,
+) -> None:
+    backend = open_backend("redis")
+    await backend.connect(server.settings("once"))
+    task = a_task()
+    await backend.enqueue_task(task)
+    await dequeued(backend)
+    await asyncio.to_thread(server.kill)
+    with pytest.raises(Unavailable):
+        await backend.complete_task(task.task_id)
+    await asyncio.to_thread(server.start)
+    await backend.complete_task(task.task_id)
+    assert (await backend.stats()).pending_tasks == 0
+    await backend.close()
+
+
+async def test_each_delivery_of_a_task_has_its_own_end(server: Server) -> None:
+    backend = open_backend("redis")
+    await backend.connect(server.settings("twice"))
+    task = a_task()
+    for _ in range(2):
+        await backend.enqueue_task(task)
+    assert [await dequeued(backend) for _ in range(2)] == [task, task]
+    for left in (1, 0):
+        await backend.complete_task(task.task_id)
+        assert (await backend.stats()).pending_tasks == left
+    await backend.close()
+
+
+async def test_a_task_whose_move_was_never_heard_of_comes_again(tmp_path: Any) -> None:
+    with running(SERVERS["redis-lists"][1](tmp_path)) as server:
+        backend = open_backend("redis")
+        settings = server.settings("moved")
+        await backend.connect(settings)
+        held, lost = a_task(), a_task()
+        await backend.enqueue_task(held)
+        assert await dequeued(backend) == held
+        # Given a task that the server has moved for this consumer, whose answer was lost
+        await backend.enqueue_task(lost)
+        async with aioredis.Redis.from_url(settings.url) as client:
+            key = "moved:tasks"
+            (processing,) = [one async for one in client.scan_iter(f"{key}:processing:*")]
+            assert await client.lmove(key, processing, "LEFT", "RIGHT")
+        # Then it comes again, and the one that is held does not
+        assert await dequeued(backend) == lost
+        for task in (held, lost):
+            await backend.complete_task(task.task_id)
+        assert (await backend.stats()).pending_tasks == 0
+        await backend.close()
