@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -95,7 +95,7 @@ class QueuedServicer(IngestServicer):
     ) -> ingest_pb2.PublishResponse:
         """See the proto."""
         accepted = self._accept(request)
-        answer = await self._publish(accepted, seconds_to_wait(context))
+        answer = await self._publish(accepted, lambda: seconds_to_wait(context))
         if answer.task_id:
             await context.send_initial_metadata(((TASK_ID_METADATA, answer.task_id),))
         return answer
@@ -104,7 +104,7 @@ class QueuedServicer(IngestServicer):
         return _Request(super()._accept(request), request)
 
     async def _publish(
-        self, accepted: Accepted, wait_s: float | None = STREAM_WAIT_S
+        self, accepted: Accepted, wait_s: Callable[[], float | None] = lambda: STREAM_WAIT_S
     ) -> ingest_pb2.PublishResponse:
         """Enqueue; where publishes are `sync`, wait so long at most for the outcome."""
         assert isinstance(accepted, _Request), "comes from `_accept`"
@@ -114,7 +114,10 @@ class QueuedServicer(IngestServicer):
             return await self._publish_task(accepted, accepted.request, wait_s)
 
     async def _publish_task(
-        self, accepted: Accepted, request: ingest_pb2.PublishRequest, wait_s: float | None
+        self,
+        accepted: Accepted,
+        request: ingest_pb2.PublishRequest,
+        wait_s: Callable[[], float | None],
     ) -> ingest_pb2.PublishResponse:
         first = await self._first_answer(accepted)
         if first is not None:
@@ -123,7 +126,7 @@ class QueuedServicer(IngestServicer):
             await self._check_shards(accepted.dedupe_keys)
         task_id = await self._tasks.enqueue(accepted, request.SerializeToString())
         if self._waits:
-            outcome = (await self._tasks.wait(task_id, wait_s)).outcome
+            outcome = (await self._tasks.wait(task_id, wait_s())).outcome
             if isinstance(outcome, AppliedTask):
                 return published(answered_of(outcome))
             if outcome is not None:

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from redis import asyncio as aioredis
 
 import slatemq
 from libs.events.settings import Consistency
+from libs.events.tasks import WriteTask
 from libs.serving.channels import open_channel
+from services.ingest.task_consumer import TaskConsumer
 from slatemq.errors import FailedPrecondition
 from slatemq.v1 import ingest_pb2, task_pb2
 from tests.faults.faulty_store import Fault, Outcome, faulty_store
@@ -75,6 +78,23 @@ async def test_a_sync_publish_whose_task_fails_gets_its_error(
         assert refused[0].reason == "TASK_FAILED"
         assert len(await ingest.stored()) == 1
         assert [one.task_id for one in await ingest.failed()] == [refused[0].metadata["task_id"]]
+
+
+async def test_a_sync_publish_is_answered_in_time_though_its_backend_took_long(
+    backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = queue_settings(*backend, "sync")
+
+    async def hang(consumer: TaskConsumer, task: WriteTask) -> None:
+        await asyncio.Event().wait()
+
+    # Given an ingest that does not come to its tasks, and a backend that is slow to take one
+    monkeypatch.setattr(TaskConsumer, "_begin", hang)
+    async with queued(settings) as ingest, aioredis.Redis.from_url(settings.redis.url) as client:
+        await client.client_pause(2000, all=False)
+        # Then the call ends with its task, before its deadline
+        answer = await ingest.stub.Publish(ingest_request(b"x"), timeout=4)
+        assert answer.task_id
 
 
 @pytest.mark.s3
