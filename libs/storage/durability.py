@@ -77,11 +77,14 @@ class FolderSync:
         if self._ended > begun and self._failure is None:
             return
         self._begun += 1
-        self.sync_now()
+        self._sync_or_fail()
         self._ended = self._begun
 
     def sync_now(self) -> None:
-        """As `sync`, by whoever has a thread for it."""
+        """As `sync`, for a caller with a thread of its own."""
+        self._sync_or_fail()
+
+    def _sync_or_fail(self) -> None:
         if self._failure is None:
             try:
                 self._sync()
