@@ -16,9 +16,6 @@ __all__ = ["read_queue_settings"]
 
 VARIABLES: Final = "SLATEMQ_QUEUE_"
 
-BUILT: Final = frozenset({"write-through", "fire-and-forget", "async", "sync"})
-"""The values of `queue.consistency` that the services implement."""
-
 TASKS_BUILT: Final = frozenset({"redis", "slatemq"})
 """The values of `queue.backend` that carry publishes as tasks: what is tested from end to end."""
 
@@ -35,11 +32,6 @@ def read_queue_settings(file: str, environ: Mapping[str, str]) -> QueueSettings 
     settings: QueueSettings = module.read_settings(Path(file) if file else None, environ)
     if not settings.enabled:
         return None
-    if settings.consistency not in BUILT:
-        raise InvalidArgument(
-            "queue.consistency",
-            f"{settings.consistency} is not built yet; leave queue.enabled false",
-        )
     if settings.consistency in ("async", "sync") and settings.backend not in TASKS_BUILT:
         raise InvalidArgument(
             "queue.backend",

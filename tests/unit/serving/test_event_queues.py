@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from libs.serving import event_queues
 from libs.serving.config import load
 from services.broker.config import BrokerConfig
 from services.ingest.config import IngestConfig
@@ -37,9 +36,8 @@ def test_a_service_without_a_file_or_with_event_queues_off_runs_in_direct_mode(
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_service_has_the_settings_of_the_file_and_the_environment_over_it(
-    config: type[IngestConfig], file: Path, monkeypatch: pytest.MonkeyPatch
+    config: type[IngestConfig], file: Path
 ) -> None:
-    monkeypatch.setattr(event_queues, "BUILT", frozenset({"write-through", "async"}))
     file.write_text(ENABLED)
     environ = {"SLATEMQ_CONFIG": str(file), "SLATEMQ_QUEUE_CONSISTENCY": "async"}
 
@@ -96,19 +94,6 @@ def test_a_file_that_cannot_be_read_is_named(
 
     assert ended.value.code == 2
     assert f"cannot read {file}" in capsys.readouterr().err
-
-
-def test_a_consistency_that_is_not_built_stops_the_start(
-    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(event_queues, "BUILT", frozenset[str]())
-    file.write_text(ENABLED)
-
-    with pytest.raises(SystemExit) as ended:
-        load(IngestConfig, "it", [*ROOT, "--config", str(file)], {})
-
-    assert ended.value.code == 2
-    assert "queue.consistency: write-through is not built yet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("consistency", ["async", "sync"])
