@@ -58,6 +58,7 @@ class RecordType(IntEnum):
     FORMAT = 0x56
     TASK = 0x57
     EVENT_CURSOR = 0x58
+    FORGOTTEN_REVISION = 0x59
 
 
 NUMBER = Fixed(order=">", number="Q")

@@ -49,6 +49,7 @@ ULID_BYTES = 16
 #   format           | 01 | 56 |                                                          both
 #   task             | 01 | 57 | task, 16 bytes |                                         ingest
 #   event cursor     | 01 | 58 |                                                          ingest
+#   forgotten rev.   | 01 | 59 |                                                          broker
 
 ID_BLOCK_KEY = key_head(RecordType.ID_BLOCK)
 PURGE_EPOCH_KEY = key_head(RecordType.PURGE_EPOCH)
@@ -58,6 +59,7 @@ LOG_BOUNDS_KEY = key_head(RecordType.LOG_BOUNDS)
 LOG_GAPS_KEY = key_head(RecordType.LOG_GAPS)
 FORMAT_KEY = key_head(RecordType.FORMAT)
 EVENT_CURSOR_KEY = key_head(RecordType.EVENT_CURSOR)
+FORGOTTEN_REVISION_KEY = key_head(RecordType.FORGOTTEN_REVISION)
 
 
 class RequestIdsKey(NamedTuple):

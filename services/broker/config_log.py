@@ -36,18 +36,19 @@ class ConfigLog:
     """The newest change of each queue."""
 
     def __init__(
-        self, changes: Iterable[ConfigChange] = (), deleted_kept: int = DELETED_KEPT
+        self,
+        changes: Iterable[ConfigChange] = (),
+        *,
+        forgotten_revision: int = 0,
+        deleted_kept: int = DELETED_KEPT,
     ) -> None:
         """Begin with these, in any order; remember this many deletions."""
         self.deleted_kept = deleted_kept
-        self.forgotten_revision = 0
+        self.forgotten_revision = forgotten_revision
         """Deletions up to this revision may be forgotten: who has learned no more begins anew."""
         self._newest: dict[str, ConfigChange] = {}
         self._deleted: dict[str, int] = {}  # by queue, the revision of its deletion, oldest first
         self.add(sorted(changes, key=_place))
-        if len(self._deleted) == deleted_kept:
-            # A process before this one may have forgotten those before the oldest.
-            self.forgotten_revision = next(iter(self._deleted.values())) - 1
 
     def add(self, changes: Iterable[ConfigChange]) -> None:
         """Add changes, each of a revision not below those before it, or of the same by queue."""
@@ -60,7 +61,9 @@ class ConfigLog:
                 self._deleted[change.queue_id] = change.revision
         while len(self._deleted) > self.deleted_kept:
             queue_id = next(iter(self._deleted))
-            self.forgotten_revision = self._deleted.pop(queue_id)
+            revision = self._deleted.pop(queue_id)
+            # After a start it may be one whose rows were swept later than those of newer ones.
+            self.forgotten_revision = max(self.forgotten_revision, revision)
             del self._newest[queue_id]
 
     def after(self, revision: int, queue_id: str | None = None) -> list[ConfigChange]:

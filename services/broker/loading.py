@@ -30,6 +30,7 @@ from libs.storage.keys import (
 from libs.storage.own_keys import (
     CLOCK_KEY,
     CONFIG_REVISION_KEY,
+    FORGOTTEN_REVISION_KEY,
     executed_range,
     finished_leases_range,
     outbox_counter_range,
@@ -54,6 +55,7 @@ from libs.storage.states import (
     decode_clock,
     decode_config_revision,
     decode_finished_leases,
+    decode_forgotten_revision,
     decode_queue_state,
     decode_routing_cursor,
 )
@@ -109,8 +111,10 @@ async def last_clock_ms(database: Store) -> int:
 async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
     """The shard as the last commit left it; `last_ms` is the time of that commit."""
     revision = await database.get(CONFIG_REVISION_KEY)
+    forgotten = await database.get(FORGOTTEN_REVISION_KEY)
     shard = Shard(
         revision=decode_config_revision(revision) if revision else 0,
+        forgotten_revision=decode_forgotten_revision(forgotten) if forgotten else 0,
         cursors={
             parse_routing_cursor_key(key): decode_routing_cursor(value)
             async for key, value in _rows(database, routing_cursor_range())

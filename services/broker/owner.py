@@ -79,7 +79,9 @@ class ShardOwner:
         self.durable_revision = shard.revision
         self.durable_cursors: Mapping[int, int] = dict(shard.cursors)
         self.durable_replays = shard.replays.by_queue
-        self.durable_configs = ConfigLog(shard.stored_configs())
+        self.durable_configs = ConfigLog(
+            shard.stored_configs(), forgotten_revision=shard.forgotten_revision
+        )
         self.on_revision: list[Callable[[], None]] = []
         """Called when a change of the queues' configs has become durable."""
         self._stepped_ms = clock.stepped_ms

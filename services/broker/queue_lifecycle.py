@@ -6,14 +6,14 @@ meet those of the former one, which are cleaned up behind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import islice
 
 from libs.storage.buckets import MAX_EPOCH, MAX_ORDER_N, order_of, split_order
 from libs.storage.configs import encode_config
-from libs.storage.keys import active_key, config_key, done_key, failed_key
+from libs.storage.keys import active_key, config_key, done_key, failed_key, queue_state_key
+from libs.storage.own_keys import FORGOTTEN_REVISION_KEY
 from libs.storage.queues import encode_active, encode_done, encode_failed
-from libs.storage.states import QueueStateRecord
+from libs.storage.states import QueueStateRecord, encode_forgotten_revision
 from services.broker.orders import free_epoch
 from services.broker.queue_machine import Queue, Row
 from services.broker.queue_settings import QueueSettings
@@ -23,11 +23,23 @@ DELETED_KEPT = 10_000
 """Deleted queues remembered at least, for those who learn late that they are deleted."""
 
 
-def swept_surplus(deleted: Mapping[str, QueueStateRecord]) -> list[str]:
-    """The queues deleted first that need not be remembered any more: no row of theirs is left."""
-    surplus = len(deleted) - DELETED_KEPT
-    oldest = islice(deleted.items(), max(surplus, 0))
-    return [queue_id for queue_id, state in oldest if not state.garbage_epochs]
+def forget_surplus(
+    deleted: dict[str, QueueStateRecord], forgotten_revision: int
+) -> tuple[int, list[Row]]:
+    """Forgets the queues deleted first that no other row is left of, beyond those kept.
+
+    Gives up to which revision deletions are forgotten since, and the rows that say so.
+    """
+    oldest = list(islice(deleted.items(), max(len(deleted) - DELETED_KEPT, 0)))
+    rows: list[Row] = []
+    for queue_id, state in oldest:
+        if not state.garbage_epochs:
+            del deleted[queue_id]
+            rows.append((queue_state_key(queue_id), None))
+            forgotten_revision = max(forgotten_revision, state.created_revision)
+    if rows:
+        rows.append((FORGOTTEN_REVISION_KEY, encode_forgotten_revision(forgotten_revision)))
+    return forgotten_revision, rows
 
 
 def new_state(before: QueueStateRecord | None, revision: int) -> QueueStateRecord:

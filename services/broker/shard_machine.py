@@ -29,8 +29,8 @@ from services.broker.queue_lifecycle import (
     config_row,
     creation_rows,
     deleted_state,
+    forget_surplus,
     new_state,
-    swept_surplus,
 )
 from services.broker.queue_machine import Notes, Queue, Row
 from services.broker.queue_settings import QueueSettings
@@ -60,12 +60,15 @@ class Shard(ShardLeases):
         self,
         *,
         revision: int = 0,
+        forgotten_revision: int = 0,
         cursors: Mapping[int, int] | None = None,
         finished: Sequence[FinishedLeasesRecord] = (),
         blocks: Iterator[int] | None = None,
     ) -> None:
         super().__init__(finished, blocks)
         self.revision = revision
+        self.forgotten_revision = forgotten_revision
+        """Of some queues deleted up to this revision no row is left."""
         self.cursors = dict(cursors or {})
         self.queues: dict[str, Queue] = {}
         self.notes = Notes()
@@ -189,9 +192,8 @@ class Shard(ShardLeases):
         left = tuple(e for e in state.garbage_epochs if e != epoch)
         self.deleted[queue_id] = state = state._replace(garbage_epochs=left)
         self._rows.append((queue_state_key(queue_id), encode_queue_state(state)))
-        for forgotten in swept_surplus(self.deleted):
-            del self.deleted[forgotten]
-            self._rows.append((queue_state_key(forgotten), None))
+        self.forgotten_revision, rows = forget_surplus(self.deleted, self.forgotten_revision)
+        self._rows += rows
 
     def _next_revision(self) -> None:
         self.revision += 1

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
-from services.broker import queue_conversion
+from services.broker import queue_conversion, queue_lifecycle
 from services.broker.config_log import ConfigChange, ConfigLog
 from services.broker.queue_conversion import CHANGES_BYTES_MAX, CHANGES_MAX, pages_of
 from services.broker.queue_settings import QueueSettings
@@ -135,6 +137,35 @@ async def test_one_who_may_have_missed_deletions_is_refused_and_begins_anew() ->
         assert [name for name, queue in told(changes).items() if queue is None] == [
             f"other{number}" for number in range(KEPT)
         ]
+
+
+async def test_what_is_forgotten_stays_so_over_a_restart_whatever_was_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(queue_lifecycle, "DELETED_KEPT", KEPT)
+    async with running(tmp_path) as rig:
+        await rig.create("a")
+        known = rig.owner.durable_revision
+        await delete_more_than_are_remembered(rig)
+        while any(one.garbage_epochs for one in rig.owner.shard.deleted.values()):  # not swept yet
+            await asyncio.sleep(0.01)
+        assert "a" not in rig.owner.shard.deleted
+        await rig.create("other1")  # fewer are remembered now than could be
+        await rig.owner.durable()
+
+    async with running(tmp_path) as rig:
+        assert rig.owner.durable_configs.forgotten_revision == known + 1
+        missed = assignment_pb2.GetRoutingStateRequest(known_revision=known)
+        assert (await refusal(rig.assignments.GetRoutingState(missed)))[:2] == FORGOTTEN
+        missing: Any = rig.queues.WatchQueues(queue_pb2.WatchQueuesRequest(after_revision=known))
+        assert (await refusal(missing.read()))[:2] == FORGOTTEN
+        learned = assignment_pb2.GetRoutingStateRequest(known_revision=known + 1)
+        changes = told((await rig.assignments.GetRoutingState(learned)).changes)
+        assert {name: one is None for name, one in changes.items()} == {
+            "other0": True,
+            "other1": False,
+            "other2": True,
+        }
 
 
 async def test_what_was_deleted_and_forgotten_between_two_pages_is_not_taken_for_there(

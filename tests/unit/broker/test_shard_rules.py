@@ -288,8 +288,17 @@ async def test_queues_deleted_long_ago_are_forgotten_in_memory_and_on_disk(
 
     remembered = ["q2", "q7", "q8", "q9"]
     assert list(rig.shard.deleted) == remembered
+    assert rig.shard.forgotten_revision == 14  # the deletion of q6
     await rig.restart()
     assert list(rig.shard.deleted) == remembered
+    assert rig.shard.forgotten_revision == 14
+
+    # The cleaning that lagged is done: an older deletion takes back nothing
+    rig.shard.swept("q2", 0)
+    rig.commit()
+    await rig.restart()
+    assert list(rig.shard.deleted) == remembered[1:]
+    assert rig.shard.forgotten_revision == 14
 
     # One made again under a name that was forgotten is as new
     rig.create("q0")
@@ -307,6 +316,13 @@ def test_a_log_of_configs_forgets_deletions_and_says_up_to_where() -> None:
 
     assert [change.revision for change in log.after(0)] == [8, 10]
     assert log.forgotten_revision == 6
-    # After a start it cannot know of more deletions than are stored.
-    assert ConfigLog(log.after(0), deleted_kept=2).forgotten_revision == 7
-    assert ConfigLog(log.after(0), deleted_kept=3).forgotten_revision == 0
+    again = ConfigLog(log.after(0), forgotten_revision=6, deleted_kept=2)
+    assert again.forgotten_revision == 6
+    again.add([ConfigChange("q11", 11, None, 11)])
+    assert again.forgotten_revision == 8
+
+
+def test_a_deletion_that_is_stored_for_longer_than_newer_ones_forgets_no_less() -> None:
+    log = ConfigLog([ConfigChange("swept late", 2, None, 2)], forgotten_revision=6, deleted_kept=1)
+    log.add([ConfigChange("q", 7, None, 7)])
+    assert log.forgotten_revision == 6

@@ -91,7 +91,9 @@ class Broker:
         self.store, self.reports = self.store.crash(0), []
         self.shard = asyncio.run(load_shard(self.store, START_MS, START_MS))
         self.incarnation += 1
-        self.configs = ConfigLog(self.shard.stored_configs())
+        self.configs = ConfigLog(
+            self.shard.stored_configs(), forgotten_revision=self.shard.forgotten_revision
+        )
         assert self.shard.revision == self.durable.revision
         assert self.shard.cursors.get(LOG, 0) == self.durable.cursor
 

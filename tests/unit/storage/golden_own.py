@@ -143,6 +143,7 @@ CONSTANT_KEYS = {
     "config revision": (own_keys.CONFIG_REVISION_KEY, "0149"),
     "format": (own_keys.FORMAT_KEY, "0156"),
     "event cursor": (own_keys.EVENT_CURSOR_KEY, "0158"),
+    "forgotten revision": (own_keys.FORGOTTEN_REVISION_KEY, "0159"),
 }
 
 VALUES = [
@@ -268,6 +269,14 @@ VALUES = [
         7,
         "0700000000000000",
         lambda: states.encode_config_revision(7),
+    ),
+    Row(
+        "forgotten revision",
+        "forgotten revision",
+        states.decode_forgotten_revision,
+        6,
+        "0600000000000000",
+        lambda: states.encode_forgotten_revision(6),
     ),
     Row(
         "finished leases",
