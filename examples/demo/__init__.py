@@ -5,4 +5,5 @@
 `consumers` what they do with a message, and how they fail
 `judge`     says what was lost or routed wrongly, from the JSONL and the consumers' notes alone
 `report`    the table
+`tasks`     the other one, `--events`: publishes that a queue backend answers, through kills
 """

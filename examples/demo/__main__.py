@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import shutil
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -15,15 +17,22 @@ from examples.demo.judge import compare_dead_letters, drop_one, judge
 from examples.demo.queues import QUEUES
 from examples.demo.report import as_json, show
 from examples.demo.script import play
-from examples.demo.stack import DemoStack, StackFailed
+from examples.demo.stack import DemoStack, StackFailed, demo_folder
+from examples.demo.tasks.run import SERVERS, show_tasks
 
 EVENTS_FILE = Path(__file__).parents[1] / "events.jsonl"
+
+Tell = Callable[[str], None]
 
 DESCRIPTION = """\
 Starts SlateMQ on a temporary folder, publishes a shop's events through three queues with
 overlapping filters to competing consumers that sometimes fail, and kills the broker half-way.
 Then a judge, who knows only the events and what the consumers wrote down, says what was lost or
-routed wrongly: exit code 0 if nothing was, else 1."""
+routed wrongly: exit code 0 if nothing was, else 1.
+
+With --events publishes are answered by a queue backend and stored afterwards (queue.consistency:
+async). The ingest is killed while they go on, then the backend. The judge says what was lost or
+stored twice. What a killed ingest had taken may come again only after 30 s."""
 
 
 def _parse() -> argparse.Namespace:
@@ -40,16 +49,27 @@ def _parse() -> argparse.Namespace:
         action="store_true",
         help="drop one delivery from the consumers' notes: the judge must find it missing",
     )
+    parser.add_argument(
+        "--events", action="store_true", help="show publishes that a queue backend answers"
+    )
+    parser.add_argument(
+        "--backend",
+        choices=sorted(SERVERS),
+        help="of --events: redis where redis-server is installed, else slatemq, unless given",
+    )
     given = parser.parse_args()
     if given.messages is not None and given.messages < 1:
         parser.error("--messages must be at least 1")
+    if given.backend and not given.events:
+        parser.error("--backend goes with --events")
+    given.backend = given.backend or ("redis" if shutil.which("redis-server") else "slatemq")
     return given
 
 
 def main() -> int:
     """Run the demo; returns the exit code."""
     given = _parse()
-    # Consumers forget messages on purpose, and the broker is killed: the judge tells what matters.
+    # Consumers forget messages on purpose, and services are killed: the judge tells what matters.
     logging.getLogger("slatemq").setLevel(logging.ERROR)
     words = Console(stderr=given.json)
     began = time.monotonic()
@@ -59,25 +79,42 @@ def main() -> int:
 
     lines = EVENTS_FILE.read_bytes().splitlines()[: given.messages]
     try:
-        with DemoStack(given.keep) as stack:
-            tell(f"ingest, router and broker serve at {stack.endpoint}")
-            played = asyncio.run(play(stack, lines, tell))
-            tell("all queues are empty: stopping")
+        with demo_folder(given.keep) as folder:
+            if given.keep:
+                tell(f"data and logs are in {folder}")
+            if given.events:
+                return show_tasks(
+                    folder, given.backend, lines, words, tell, given.json, given.sabotage
+                )
+            return _show_queues(folder, lines, words, tell, given.json, given.sabotage)
     except StackFailed as error:
         words.print(str(error), markup=False)
         return 1
     except KeyboardInterrupt:
         return 130
-    if given.keep:
-        tell(f"data and logs are in {stack.folder}")
+
+
+def _show_queues(
+    folder: Path,
+    lines: Sequence[bytes],
+    words: Console,
+    tell: Tell,
+    is_json: bool,
+    is_sabotaged: bool,
+) -> int:
+    began = time.monotonic()
+    with DemoStack(folder) as stack:
+        tell(f"ingest, router and broker serve at {stack.endpoint}")
+        played = asyncio.run(play(stack, lines, tell))
+        tell("all queues are empty: stopping")
     deliveries = played.deliveries
-    if given.sabotage:
+    if is_sabotaged:
         deliveries = drop_one(deliveries)
         tell("sabotage: one delivery is gone from the notes")
     verdict = judge(lines, QUEUES, deliveries)
     compare_dead_letters(verdict, played.dead_letters)
     seconds = time.monotonic() - began
-    if given.json:
+    if is_json:
         print(as_json(verdict, seconds))
     else:
         show(words, verdict, seconds)

@@ -1,4 +1,4 @@
-"""A local stack for the demo: started, asked where it is, hurt, and ended without a trace."""
+"""A local stack for the demo: started, asked where it is, killed in part, and ended."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 START_SECONDS = 60.0
@@ -21,15 +22,26 @@ class StackFailed(Exception):
     """The stack did not start; the message holds what it said."""
 
 
-class DemoStack:
-    """`python -m services` on a temporary folder. A context manager that leaves nothing behind."""
+@contextmanager
+def demo_folder(keep: bool) -> Iterator[Path]:
+    """A temporary folder, removed at the end unless it is to be kept."""
+    folder = Path(tempfile.mkdtemp(prefix="slatemq-demo-"))
+    try:
+        yield folder
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
-    def __init__(self, keep: bool = False) -> None:
-        """Start it later; `keep` leaves the folder."""
-        self.folder = Path(tempfile.mkdtemp(prefix="slatemq-demo-"))
-        self._keep = keep
-        self._ready_file = self.folder / "ready.json"
-        self._said = self.folder / "launcher.log"
+
+class DemoStack:
+    """`python -m services` in a folder, as a context manager that ends it."""
+
+    def __init__(self, folder: Path, config: Path | None = None) -> None:
+        """Start it later, with the event queues that the file `config` sets, if any."""
+        self._folder = folder
+        self._config = config
+        self._ready_file = folder / "ready.json"
+        self._said = folder / "launcher.log"
         self._launcher: subprocess.Popen[bytes] | None = None
 
     @property
@@ -44,7 +56,10 @@ class DemoStack:
         return pid
 
     def __enter__(self) -> DemoStack:
-        command = [sys.executable, "-m", "services", "--data", str(self.folder / "data")]
+        self._folder.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "services", "--data", str(self._folder / "data")]
+        if self._config is not None:
+            command += ["--config", str(self._config)]
         with self._said.open("wb") as said:
             # A session of its own: Ctrl-C is for the demo, which then ends the stack.
             self._launcher = subprocess.Popen(
@@ -60,9 +75,7 @@ class DemoStack:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def _wait_ready(self, launcher: subprocess.Popen[bytes]) -> None:
@@ -80,8 +93,6 @@ class DemoStack:
             except subprocess.TimeoutExpired:
                 self._launcher.kill()  # Its services end with it.
                 self._launcher.wait()
-        if not self._keep:
-            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _ready(self) -> Any:
         return json.loads(self._ready_file.read_text(encoding="utf-8"))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.local_stack import REPOSITORY, LocalStack
+from tests.integration.events.servers import program
 
 pytestmark = pytest.mark.stack
 
@@ -49,6 +50,25 @@ def test_the_demo_fails_when_one_delivery_is_dropped_from_the_notes(tmp_path: Pa
     code, told = demo(tmp_path, "--messages", "200", "--sabotage")
 
     assert (code, told["ok"], told["lost"]) == (1, False, 1)
+
+
+@pytest.mark.slow  # Two servers are killed; what a dead one had comes again after 30 s.
+@pytest.mark.parametrize("backend", ["redis", pytest.param("slatemq", marks=pytest.mark.proof)])
+def test_the_demo_of_tasks_loses_nothing_and_stores_nothing_twice(
+    backend: str, tmp_path: Path
+) -> None:
+    if backend == "redis":
+        program("redis-server")
+    code, told = demo(tmp_path, "--events", "--backend", backend, "--messages", "300")
+
+    assert (code, told["ok"], told["faults"]) == (0, True, [])
+    assert told["backend"] == backend
+    assert (told["published"], told["lost"], told["doubled"]) == (300, 0, 0)
+    assert told["applied"] == told["arrived"] == 300
+    # A repeated request of a task that is applied already is none.
+    assert 20 <= told["tasks"] <= 30
+    assert [phase["published"] > 0 for phase in told["phases"].values()] == [True] * 3
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_quick_start_publishes_and_consumes(stack: LocalStack) -> None:
