@@ -43,7 +43,7 @@ $(SPARK): requirements/janitor.txt | $(STACK)
 	@requirements/install $(BIN)/python requirements/janitor.txt
 	@touch $@
 
-demo: $(STACK) ## Show it all: publish, route, consume, kill a broker, lose nothing; ARGS=--events
+demo: $(STACK) ## Show it all: publish, route, consume, kill a broker, lose nothing (ARGS=--events: through Redis)
 	$(BIN)/python -m examples.demo $(ARGS)
 
 up: $(STACK) ## Run the whole stack on this machine, data in ./data

@@ -25,6 +25,7 @@ from slatemq.forks import refuse_pickling
 from slatemq.instance_status import InstanceStatus
 from slatemq.janitor import JanitorCalls
 from slatemq.keeping import LeaseKeeper
+from slatemq.message_reads import MessageReads
 from slatemq.models import (
     BatchSettings,
     OutgoingMessage,
@@ -79,6 +80,7 @@ class Client(
     SettlingCalls,
     ArchivedCalls,
     CommandCalls,
+    MessageReads,
     OutboxCalls,
     EventsCalls,
     JanitorCalls,

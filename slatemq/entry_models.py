@@ -176,7 +176,7 @@ def entry_of(told: entry_pb2.Entry) -> Entry:
             Attempt(each.consumer_id, each.claimed_at_ms, each.outcome, each.queue_id)
             for each in told.attempts
         ),
-        message=_message_of(told.message) if told.HasField("message") else None,
+        message=stored_message(told.message) if told.HasField("message") else None,
         etag=told.etag,
         archived=_archived_of(told.archived) if told.HasField("archived") else None,
     )
@@ -186,7 +186,8 @@ def _archived_of(told: entry_pb2.Archived) -> Archived:
     return Archived(told.run, told.archived_at_ms, told.bucket_order)
 
 
-def _message_of(told: message_pb2.Message) -> StoredMessage:
+def stored_message(told: message_pb2.Message) -> StoredMessage:
+    """From its wire form."""
     return StoredMessage(
         told.message_id,
         told.payload,

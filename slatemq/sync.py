@@ -237,6 +237,7 @@ class SyncClient(ViewCalls):
     cancel_entry = method_of(asynchronous.Client.cancel_entry)
     reschedule_entry = method_of(asynchronous.Client.reschedule_entry)
     edit_message = method_of(asynchronous.Client.edit_message)
+    read_messages = method_of(asynchronous.Client.read_messages)
     start_redrive = method_of(asynchronous.Client.start_redrive)
     get_redrive = method_of(asynchronous.Client.get_redrive)
     cancel_redrive = method_of(asynchronous.Client.cancel_redrive)

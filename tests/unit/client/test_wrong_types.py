@@ -88,6 +88,8 @@ CALLS: list[tuple[str, str, Call]] = [
     ("page_size", "a whole number", lambda c: c.entry_page("q", "done", page_size="x")),
     ("handle", "text", lambda c: c.get_entry(5)),
     ("message_id", "a whole number", lambda c: first(c.find_message("5"))),
+    ("message_ids", "a list of whole numbers", lambda c: c.read_messages("5")),
+    ("message_ids[1]", "a whole number", lambda c: c.read_messages([1, "5"])),
     ("queue_ids", "a list of text, not str", lambda c: first(c.find_message(5, "q"))),
     ("position", "text", lambda c: first(c.watch_delayed("q", position=5))),
     ("message_ids", "a list of whole numbers", lambda c: c.start_redrive("q", message_ids="12")),
