@@ -384,16 +384,6 @@ def decode_config_revision(data: bytes) -> int:
     return _single("config revision", "Q", data)
 
 
-def encode_forgotten_revision(revision: int) -> bytes:
-    """Forgotten revision value: no row is left of some queues deleted up to it."""
-    return _U64.pack(revision)
-
-
-def decode_forgotten_revision(data: bytes) -> int:
-    """Forgotten revision value."""
-    return _single("forgotten revision", "Q", data)
-
-
 def _single(record: str, code: str, data: bytes) -> int:
     reader = Reader(record, data)
     number = reader.number("number", code)

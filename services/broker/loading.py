@@ -17,6 +17,7 @@ from libs.storage.buckets import (
 )
 from libs.storage.configs import decode_config
 from libs.storage.execution_records import decode_executed, decode_outbox_counter
+from libs.storage.forgotten_revision import decode_forgotten_revision
 from libs.storage.keys import (
     active_range,
     config_range,
@@ -55,7 +56,6 @@ from libs.storage.states import (
     decode_clock,
     decode_config_revision,
     decode_finished_leases,
-    decode_forgotten_revision,
     decode_queue_state,
     decode_routing_cursor,
 )

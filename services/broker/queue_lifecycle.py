@@ -10,10 +10,11 @@ from itertools import islice
 
 from libs.storage.buckets import MAX_EPOCH, MAX_ORDER_N, order_of, split_order
 from libs.storage.configs import encode_config
+from libs.storage.forgotten_revision import encode_forgotten_revision
 from libs.storage.keys import active_key, config_key, done_key, failed_key, queue_state_key
 from libs.storage.own_keys import FORGOTTEN_REVISION_KEY
 from libs.storage.queues import encode_active, encode_done, encode_failed
-from libs.storage.states import QueueStateRecord, encode_forgotten_revision
+from libs.storage.states import QueueStateRecord
 from services.broker.orders import free_epoch
 from services.broker.queue_machine import Queue, Row
 from services.broker.queue_settings import QueueSettings

@@ -1,8 +1,9 @@
-"""Golden bytes of delayed records, outbox progress, log bounds: golden.py's rule holds here too."""
+"""Golden bytes of delayed records and of small ones: golden.py's rule holds here too."""
 
 from libs.storage import (
     delayed_records,
     event_cursor,
+    forgotten_revision,
     keys,
     log_bounds,
     log_gaps,
@@ -83,5 +84,13 @@ VALUES = [
         CURSOR,
         "efcdab896745230107000000000001000201000000000000",
         lambda: event_cursor.encode_event_cursor(CURSOR),
+    ),
+    Row(
+        "forgotten revision value",
+        "forgotten revision",
+        forgotten_revision.decode_forgotten_revision,
+        6,
+        "0600000000000000",
+        lambda: forgotten_revision.encode_forgotten_revision(6),
     ),
 ]

@@ -271,14 +271,6 @@ VALUES = [
         lambda: states.encode_config_revision(7),
     ),
     Row(
-        "forgotten revision",
-        "forgotten revision",
-        states.decode_forgotten_revision,
-        6,
-        "0600000000000000",
-        lambda: states.encode_forgotten_revision(6),
-    ),
-    Row(
         "finished leases",
         "finished leases",
         states.decode_finished_leases,

@@ -154,7 +154,6 @@ def test_single_numbers_read_back(number: int, now_ms: int) -> None:
     assert states.decode_routing_cursor(states.encode_routing_cursor(number)) == number
     assert states.decode_purge_epoch(states.encode_purge_epoch(number)) == number
     assert states.decode_config_revision(states.encode_config_revision(number)) == number
-    assert states.decode_forgotten_revision(states.encode_forgotten_revision(number)) == number
     assert states.decode_clock(states.encode_clock(now_ms)) == now_ms
 
 
