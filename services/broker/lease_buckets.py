@@ -272,6 +272,23 @@ class LeaseBucket:
             return []
         return [lease for lease in self.leases.values() if lease.deadline_ms <= now_ms]
 
+    def lengthen(self, since_ms: int, now_ms: int, grace_ms: int) -> bool:
+        """Gives leases alive at `since_ms` their length from `now_ms` on, or `grace_ms` if shorter.
+
+        Tells whether the end of any has moved; none moves back.
+        """
+        if self._claimed is not None:
+            terms = self._claimed.terms
+            if not since_ms < terms.deadline_ms < now_ms + min(terms.length_ms, grace_ms):
+                return False
+        has_moved = False
+        for lease in self.leases.values():
+            deadline_ms = now_ms + min(lease.length_ms, grace_ms)
+            if since_ms < lease.deadline_ms < deadline_ms:
+                lease.deadline_ms = deadline_ms
+                has_moved = True
+        return has_moved
+
     def clear(self) -> None:
         """Drops all leases."""
         self._claimed, self.whole, self._waited, self._leases = None, (), {}, {}

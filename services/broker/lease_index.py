@@ -64,10 +64,6 @@ class LeaseIndex:
         if self._singles.pop(token, None) is None:
             self._leave(token >> PLACE_BITS, 1)
 
-    def buckets(self) -> set[LeaseBucket]:
-        """Those with a lease that runs."""
-        return {*self._singles.values(), *self._blocks.values()}
-
     def take(self, tokens: Sequence[int]) -> Iterator[Taken]:
         """Ends leases, in the order given; the caller takes them out of their bucket at once."""
         at, count = 0, len(tokens)

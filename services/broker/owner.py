@@ -19,6 +19,7 @@ from libs.storage.slate import Batch, Database
 from services.broker.config_log import ConfigChange, ConfigLog
 from services.broker.due_queues import DueQueues
 from services.broker.lease_buckets import Lease
+from services.broker.lease_grace import LeaseGrace
 from services.broker.letter_turns import LetterTurns
 from services.broker.loading import Loader
 from services.broker.queue_machine import NeedsLane, Queue
@@ -261,7 +262,7 @@ class ShardOwner:
             if slept_s > STANDSTILL_S:
                 # Paused, or starved: acks that came meanwhile are still to be read.
                 log.warning("stood still for %.1f s: leases go on", slept_s)
-                await self.run(partial(self.shard.resumed, slept_ms))
+                await self._give_grace(slept_ms)
 
     async def end_leases_once(self) -> None:
         """Ends the leases whose time has come, unless the disk is behind."""
@@ -285,7 +286,25 @@ class ShardOwner:
             log.warning("the clock stepped by %.1f s: leases go on", step_ms / 1000)
             # Whoever was alive before the step; what ended in the last moments before it, too.
             since_ms = self.clock.now_ms() - step_ms - TICK_MAX_MS
-            await self.run(partial(self.shard.resumed, since_ms))
+            await self._give_grace(since_ms)
+
+    async def _give_grace(self, since_ms: int) -> None:
+        """Gives the leases alive at `since_ms` the grace of a restart, in steps.
+
+        Whoever ends leases waits for this. A standstill between two steps begins it anew: who has
+        the grace lost it then, and nobody has ended since.
+        """
+        loop = asyncio.get_running_loop()
+        grace = LeaseGrace(self.shard.queues.values(), since_ms, self.clock.now_ms())
+        while not grace.is_done:
+            changed = grace.step()
+            self._note_due(changed)
+            self.shard.drain_early(changed, self.clock.now_ms())
+            self._note_changes(0)
+            at = loop.time()
+            await asyncio.sleep(0)
+            if loop.time() - at > STANDSTILL_S:
+                grace = LeaseGrace(self.shard.queues.values(), since_ms, self.clock.now_ms())
 
     def _expire(self, leases: list[Lease], until_ms: int, _: int) -> None:
         self.shard.expire(leases, until_ms)

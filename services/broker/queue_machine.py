@@ -145,7 +145,11 @@ class Queue(QueueEntries):
     def extended(self, lease: Lease, deadline_ms: int) -> None:
         """Moves the end of a lease."""
         lease.deadline_ms = deadline_ms
-        self.in_flight.changed(lease.bucket)
+        self.lengthened(lease.bucket)
+
+    def lengthened(self, bucket: LeaseBucket) -> None:
+        """Notes that the ends of leases in a bucket have moved."""
+        self.in_flight.changed(bucket)
         self.touch()
 
     def ack(self, leases: Sequence[Lease], now_ms: int, transferred_to: str = "") -> None:

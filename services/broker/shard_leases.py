@@ -11,7 +11,7 @@ from services.broker.attempts import Attempts, attempts_at
 from services.broker.commands import Finish, Nack, Needs
 from services.broker.lease_buckets import Claimed, Lease
 from services.broker.lease_index import LeaseIndex
-from services.broker.leases import GRACE_MS, Deadlines, FinishedLeases
+from services.broker.leases import Deadlines, FinishedLeases
 from services.broker.queue_machine import Chooser, Queue
 from services.broker.walks import Many
 
@@ -127,15 +127,6 @@ class ShardLeases:
             self.deadlines.watch(lease.bucket, lease.deadline_ms)
             results.append((Finish.OK, lease.deadline_ms))
         return results
-
-    def resumed(self, since_ms: int, now_ms: int) -> None:
-        """After a standstill, gives the leases alive at `since_ms` the grace of a restart."""
-        leases = [lease for one in self._running.buckets() for lease in one.leases.values()]
-        for lease in leases:
-            deadline_ms = now_ms + min(lease.length_ms, GRACE_MS)
-            if since_ms < lease.deadline_ms < deadline_ms:
-                lease.queue.extended(lease, deadline_ms)
-                self.deadlines.watch(lease.bucket, deadline_ms)
 
     def due(self, now_ms: int, limit: int) -> list[Lease]:
         """Up to `limit` leases to end now, fairly of all queues; see `expire`."""

@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
-from tests.integration.broker.rig import running
+import pytest
+
+from services.broker import lease_grace
+from services.broker.lease_grace import LeaseGrace
+from services.broker.queue_machine import Queue
+from tests.integration.broker.rig import Rig, running
 
 
 async def test_a_lease_that_was_alive_when_the_broker_stood_still_goes_on() -> None:
@@ -40,3 +45,67 @@ async def test_a_lease_that_was_alive_when_the_clock_stepped_goes_on() -> None:
         await rig.pass_time(5001)  # nobody acks in its grace
         assert await rig.ack(ended.lease_token) == [9]
         assert await rig.counts() == {"done": 1, "failed": 1}
+
+
+async def leased(rig: Rig, count: int) -> list[str]:
+    """Messages in flight, each in a bucket of its own."""
+    await rig.create(max_attempts=1, lease_ms=5000)
+    await rig.assign(range(1, count + 1))
+    return [(await rig.claim())[0].lease_token for _ in range(count)]
+
+
+async def test_others_have_turns_while_leases_get_their_grace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_grace, "STEP_LEASES", 1)
+    async with running() as rig:
+        tokens = await leased(rig, 8)
+        turns, seen = 0, list[int]()
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        def step(grace: LeaseGrace) -> list[Queue]:
+            seen.append(turns)
+            return take(grace)
+
+        take = LeaseGrace.step
+        monkeypatch.setattr(LeaseGrace, "step", step)
+        beside = asyncio.create_task(other())
+        rig.clock.step(120_000)
+        await rig.owner.end_leases_once()
+        beside.cancel()
+
+        assert len(set(seen)) == len(seen) > len(tokens)
+        assert await rig.ack(*tokens) == [0] * len(tokens)
+
+
+async def test_a_standstill_while_leases_get_their_grace_gives_all_of_them_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_grace, "STEP_LEASES", 1)
+    async with running() as rig:
+        tokens = await leased(rig, 4)
+        steps = 0
+
+        def step(grace: LeaseGrace) -> list[Queue]:
+            nonlocal steps
+            steps += 1
+            if steps == 3:
+                asyncio.get_running_loop().call_soon(stand_still)
+            return take(grace)
+
+        def stand_still() -> None:
+            rig.clock.advance(8000)
+            time.sleep(1.3)
+
+        take = LeaseGrace.step
+        monkeypatch.setattr(LeaseGrace, "step", step)
+        rig.clock.step(120_000)
+        await rig.owner.end_leases_once()
+
+        assert steps > len(tokens) + 3
+        assert await rig.ack(*tokens) == [0] * len(tokens)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from services.broker.lease_buckets import Lease
+from services.broker.lease_grace import LeaseGrace
 from services.broker.leases import GRACE_MS
 from services.broker.shard_machine import Finish, Nack
 from tests.unit.broker.histories import QUEUES, slowly
@@ -147,7 +148,9 @@ class LeaseHistory(RemovalHistory):
             return
         since_ms = self.now_ms
         self.tick(asleep_ms)
-        self.shard.resumed(since_ms, self.now_ms)
+        grace = LeaseGrace(self.shard.queues.values(), since_ms, self.now_ms)
+        while not grace.is_done:
+            grace.step()
         for queue in self.model.queues.values():
             for message_id, held in queue.held().items():
                 grace_ms = self.now_ms + min(held.length_ms, GRACE_MS)

@@ -259,20 +259,6 @@ def test_the_last_100_000_finished_leases_are_remembered_however_large_commits_a
     assert not finished._blocks
 
 
-async def test_a_lease_that_ended_before_a_standstill_gets_no_more_time() -> None:
-    rig = Rig()
-    rig.create()
-    await rig.route([1, 2])
-    (over,) = await rig.claim(1, lease_ms=1000)
-    (alive,) = await rig.claim(1, lease_ms=2000)
-    rig.now_ms += 1500
-
-    rig.shard.resumed(rig.now_ms, rig.now_ms + 40_000)
-
-    assert over.deadline_ms == START_MS + 1000
-    assert alive.deadline_ms == rig.now_ms + 42_000
-
-
 async def test_what_is_visible_before_the_last_look_waits_for_nothing_but_a_claim() -> None:
     # Given a lease that ends, while what fell due later is looked at already
     rig = Rig()
