@@ -59,6 +59,8 @@ class RecordType(IntEnum):
     TASK = 0x57
     EVENT_CURSOR = 0x58
     FORGOTTEN_REVISION = 0x59
+    EVENTS = 0x5A
+    EVENT_COUNTER = 0x5B
 
 
 NUMBER = Fixed(order=">", number="Q")

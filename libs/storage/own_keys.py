@@ -50,6 +50,8 @@ ULID_BYTES = 16
 #   task             | 01 | 57 | task, 16 bytes |                                         ingest
 #   event cursor     | 01 | 58 |                                                          ingest
 #   forgotten rev.   | 01 | 59 |                                                          broker
+#   events           | 01 | 5A | number of the first event u64 |                          both
+#   event counter    | 01 | 5B |                                                          both
 
 ID_BLOCK_KEY = key_head(RecordType.ID_BLOCK)
 PURGE_EPOCH_KEY = key_head(RecordType.PURGE_EPOCH)
@@ -60,6 +62,7 @@ LOG_GAPS_KEY = key_head(RecordType.LOG_GAPS)
 FORMAT_KEY = key_head(RecordType.FORMAT)
 EVENT_CURSOR_KEY = key_head(RecordType.EVENT_CURSOR)
 FORGOTTEN_REVISION_KEY = key_head(RecordType.FORGOTTEN_REVISION)
+EVENT_COUNTER_KEY = key_head(RecordType.EVENT_COUNTER)
 
 
 class RequestIdsKey(NamedTuple):
@@ -244,6 +247,21 @@ def task_range(after: bytes = b"") -> KeyRange:
     """What is known of all tasks, the oldest first, or of those behind the ULID `after`."""
     head = key_head(RecordType.TASK)
     return KeyRange(task_key(after) + b"\x00" if after else head, head + ULID_BYTES * b"\xff")
+
+
+def events_key(first_number: int) -> bytes:
+    """Key of events that wait to be published, by the number of the first."""
+    return key_head(RecordType.EVENTS) + NUMBER.pack(first_number)
+
+
+def parse_events_key(key: bytes) -> int:
+    """The number of the first event of an events key."""
+    return _read_number("events key", RecordType.EVENTS, key)
+
+
+def events_range(first_number: int, last_number: int = LAST_NUMBER) -> KeyRange:
+    """The rows of events from `first_number` to `last_number`, both included."""
+    return through(events_key(first_number), events_key(last_number))
 
 
 def delayed_key(queue: str, order: int) -> bytes:

@@ -16,6 +16,7 @@ One process owns one shard's database. How a publish goes:
 `purging`        messages that are removed         `rows`        payloads and packs by number
 `purge_epoch`    raised before each replay         `purge_rules` when a message may go
 `event_relay`    publishes, where events are on:   `published_events` those of the log
+`shard_events`   these and those of edits
 `wire`           from and to protobuf              `servicer`    IngestService
 `queued`         publishes as tasks                `task_*`      its parts
 `s3_events`      POST /s3-events over HTTP

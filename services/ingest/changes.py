@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -14,7 +14,11 @@ from services.ingest.publishing import Publisher
 from services.ingest.reading import Reader
 from services.ingest.tailing import MetadataLog
 
-__all__ = ["Change", "Changes"]
+__all__ = ["Change", "Changes", "Record"]
+
+
+Record = tuple[bytes, bytes | None]
+"""A key and its value; None removes it."""
 
 
 class Change(NamedTuple):
@@ -42,11 +46,17 @@ class Changes:
         self._log = log
         self._reader = reader
 
-    async def make(self, change: Change, also: Sequence[tuple[bytes, bytes | None]] = ()) -> None:
+    async def make(
+        self,
+        change: Change,
+        also: Sequence[Record] = (),
+        events: Callable[[], Sequence[Record]] = tuple,
+    ) -> None:
         """Write a change, and other records with it; durable on return.
 
         It is in the commit that gathers now: whoever looked at something before the call and did
-        not wait since can rely on it. Raises ResourceExhausted, and the errors of the store.
+        not wait since can rely on it. `events` makes the rows of its events, once it is certain.
+        Raises ResourceExhausted, and the errors of the store.
         """
         records = [(log_key(sequence), value) for sequence, value in change.entries.items()]
         payloads = change.payloads
@@ -54,6 +64,7 @@ class Changes:
         records += [(pack_key(first_id), value) for first_id, value in change.packs.items()]
         records += also
         self._publisher.admit(sum(len(value) for _, value in records if value is not None))
+        records += events()
         self._publisher.put(records, partial(self._done, change), partial(self._failed, change))
         self._log.rewriting(change.entries)
         self._reader.changing(change.message_ids)

@@ -116,6 +116,11 @@ class PublishedEvents:
         return self._position
 
     @property
+    def end(self) -> int:
+        """The last durable message."""
+        return self._shard.log.end.last_message_id
+
+    @property
     def lag(self) -> int:
         """How many messages of the log are behind it."""
         ids = LogIds(self._first_id, self._shard.gaps.gaps)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +25,7 @@ from libs.storage.payloads import (
     encode_uri,
 )
 from libs.storage.slate import Database
-from services.ingest.changes import Change, Changes
+from services.ingest.changes import Change, Changes, Record
 from services.ingest.entries import entry_before
 from services.ingest.etags import Etag, etag_of
 from services.ingest.publishing import Publisher
@@ -44,16 +45,30 @@ ENTRY_BYTES_MAX: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What a message is to be. None: as it is. An empty `etag` fits every message."""
+    """What a message is to be. None: as it is. An empty `etag` fits every message.
+
+    `queue_id` is the queue whose entry is edited, for those who are told of it.
+    """
 
     message_id: int
     etag: str
     payload: bytes | None
     headers: dict[str, str] | None
+    queue_id: str = ""
+
+
+OnEdited = Callable[[int, str, int], Sequence[Record]]
+"""Makes the rows of an edit's event: of the message, for a queue, with so many payload bytes."""
 
 
 class Replacer:
-    """Replaces messages of one shard."""
+    """Replaces messages of one shard.
+
+    Attributes:
+        on_edited: Makes the rows that go with an edit: none in direct mode.
+    """
+
+    on_edited: OnEdited = staticmethod(lambda message_id, queue_id, payload_bytes: ())
 
     def __init__(
         self,
@@ -145,7 +160,11 @@ class Replacer:
         packs = {}
         if payloads and message_id in packed:
             packs[pack_id] = without(pack_id, packed, payloads)
-        await self._changes.make(Change({sequence: encoded}, payloads, [message_id], packs))
+        change = Change({sequence: encoded}, payloads, [message_id], packs)
+        size = messages[at].payload_bytes
+        await self._changes.make(
+            change, events=lambda: self.on_edited(message_id, wanted.queue_id, size)
+        )
         return str(etag_of(record or stored, messages[at].headers))
 
     async def _is_repeat(

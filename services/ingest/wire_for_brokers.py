@@ -117,6 +117,7 @@ def to_replacement(
         request.etag,
         None if request.keep_payload else request.payload,
         None if request.keep_headers else headers,
+        request.queue_id,
     )
 
 

@@ -927,6 +927,7 @@ class ReplaceMessageRequest(_message.Message):
     HEADERS_FIELD_NUMBER: _builtins.int
     KEEP_PAYLOAD_FIELD_NUMBER: _builtins.int
     KEEP_HEADERS_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
     message_id: _builtins.int
     """The message, of this shard."""
     etag: _builtins.str
@@ -937,6 +938,8 @@ class ReplaceMessageRequest(_message.Message):
     """Leave the payload as it is; `payload` must be empty then."""
     keep_headers: _builtins.bool
     """Leave the headers as they are; `headers` must be empty then."""
+    queue_id: _builtins.str
+    """The queue whose entry is edited, for the event `message.edited`; empty = none is told."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The new headers, all of them."""
@@ -950,10 +953,11 @@ class ReplaceMessageRequest(_message.Message):
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         keep_payload: _builtins.bool = ...,
         keep_headers: _builtins.bool = ...,
+        queue_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "headers", b"headers", "keep_headers", b"keep_headers", "keep_payload", b"keep_payload", "message_id", b"message_id", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "headers", b"headers", "keep_headers", b"keep_headers", "keep_payload", b"keep_payload", "message_id", b"message_id", "payload", b"payload", "queue_id", b"queue_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

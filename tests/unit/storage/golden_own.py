@@ -144,6 +144,7 @@ CONSTANT_KEYS = {
     "format": (own_keys.FORMAT_KEY, "0156"),
     "event cursor": (own_keys.EVENT_CURSOR_KEY, "0158"),
     "forgotten revision": (own_keys.FORGOTTEN_REVISION_KEY, "0159"),
+    "event counter": (own_keys.EVENT_COUNTER_KEY, "015b"),
 }
 
 VALUES = [
