@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.suite import comparison, own, report, servers
+from benchmarks.suite.event_queues import BACKENDS, MODES, STORES
 from benchmarks.suite.profiling import FORMATS, Profiling
 from benchmarks.suite.results import Results, machine, read
 
@@ -19,6 +20,10 @@ def _number(text: str) -> int:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(_number(part) for part in text.split(","))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,6 +55,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--intervals", type=_numbers, help="i: commit intervals in ms: 100,1000")
     made.add_argument("--seconds", type=float, help="i: how long each point of the curve is held")
     made.add_argument("--limits", type=_number, help="limits: messages each: 100000")
+    made.add_argument("--event-backends", type=_names, help=f"k: {','.join(BACKENDS)}")
+    made.add_argument("--event-modes", type=_names, help=f"k: {','.join(MODES)}")
+    made.add_argument("--event-stores", type=_names, help=f"k: {','.join(STORES)}")
+    made.add_argument("--callers", type=_numbers, help="k: publishes under way at once: 1,16")
+    made.add_argument("--event-turns", type=_number, help="k: turns of each point: 3")
+    made.add_argument("--event-seconds", type=float, help="k: how long a turn is: 3")
     made.add_argument("--short", action="store_true", help="small counts: for CI, no figures")
     made.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     made.add_argument(

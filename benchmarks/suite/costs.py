@@ -34,10 +34,10 @@ Counts = dict[str, list[int]]
 
 
 @contextmanager
-def counting_store(folder: Path) -> Iterator[int]:
-    """A fresh one with a bucket; gives its port."""
+def counting_store(folder: Path, put_ms: int = 0) -> Iterator[int]:
+    """A fresh one with a bucket, whose writes take so much longer; gives its port."""
     port = servers.free_port()
-    command = [sys.executable, "-m", "benchmarks.suite.counting_store", str(port)]
+    command = [sys.executable, "-m", "benchmarks.suite.counting_store", str(port), str(put_ms)]
     log = folder / "store.log"
     with servers.started(command, log, cwd=servers.REPOSITORY) as process:
         servers.wait_for_port(port, process, log)
@@ -46,6 +46,11 @@ def counting_store(folder: Path) -> Iterator[int]:
         connection.getresponse().read()
         connection.close()
         yield port
+
+
+def store_url(port: int) -> str:
+    """What a stack takes for its store."""
+    return f"s3://{BUCKET}/x?endpoint=http://127.0.0.1:{port}&region=us-east-1&allow_http=true"
 
 
 def _counts(port: int) -> Counts:
@@ -66,7 +71,7 @@ def _requests(before: Counts, after: Counts, methods: Sequence[str], kind: str =
 
 def _point(folder: Path, rate: int, interval_ms: int, seconds: float) -> dict[str, float]:
     with counting_store(folder) as port:
-        url = f"s3://{BUCKET}/x?endpoint=http://127.0.0.1:{port}&region=us-east-1&allow_http=true"
+        url = store_url(port)
         settings = {**CREDENTIALS, "SLATEMQ_COMMIT_INTERVAL_MS": str(interval_ms)}
         with servers.slatemq(folder, settings, url) as server:
             if not rate:

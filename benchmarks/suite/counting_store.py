@@ -1,7 +1,8 @@
-"""An S3 server that counts requests: `python -m benchmarks.suite.counting_store PORT`.
+"""An S3 server that counts requests: `python -m benchmarks.suite.counting_store PORT [PUT_MS]`.
 
-moto behind a counter. GET /_counts tells, as JSON, how many requests of each method there were, how
-many bytes came with them, by whose object it is (ingest, broker) and its kind (wal, compacted, …).
+moto behind a counter, which lets each PUT and POST take PUT_MS longer. GET /_counts tells, as JSON,
+how many requests of each method there were, how many bytes came with them, by whose object it is
+(ingest, broker) and its kind (wal, compacted, …).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Any
@@ -28,8 +30,9 @@ KINDS = ("wal", "compacted", "manifest", "compactions", "gc", "topology", "blobs
 class Counting:
     """A WSGI application in front of another one."""
 
-    def __init__(self, application: Any) -> None:
+    def __init__(self, application: Any, put_s: float = 0.0) -> None:
         self._application = application
+        self._put_s = put_s
         self._lock = Lock()
         self._counts: dict[str, list[int]] = {}
 
@@ -48,13 +51,16 @@ class Counting:
             counted = self._counts.setdefault(f"{method} {kind}", [0, 0])
             counted[0] += 1
             counted[1] += size
+        if self._put_s and method in ("PUT", "POST"):
+            time.sleep(self._put_s)
         answer: Iterable[bytes] = self._application(environ, start)
         return answer
 
 
 def main() -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    application = Counting(DomainDispatcherApplication(create_backend_app))
+    put_ms = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+    application = Counting(DomainDispatcherApplication(create_backend_app), put_ms / 1000)
     run_simple(
         "127.0.0.1",
         int(sys.argv[1]),

@@ -1,4 +1,4 @@
-"""(g) to (j) and the limits: what is measured on our own stack alone."""
+"""(g) to (k) and the limits: what is measured on our own stack alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from benchmarks.suite import servers
 from benchmarks.suite.backlog import backlog
 from benchmarks.suite.costs import costs
 from benchmarks.suite.crew import Failed
+from benchmarks.suite.event_queues import (
+    BACKENDS,
+    FILE,
+    MODES,
+    STORES,
+    Choice,
+    event_queues,
+)
 from benchmarks.suite.limits import limits
 from benchmarks.suite.payloads import RANDOM
 from benchmarks.suite.results import OURS, Results
@@ -35,6 +43,24 @@ class Sizes:
     intervals: tuple[int, ...] = (100, 1_000)
     seconds: float = 30.0
     limits: int = 100_000
+    event_backends: tuple[str, ...] = tuple(BACKENDS)
+    event_modes: tuple[str, ...] = MODES
+    event_stores: tuple[str, ...] = STORES
+    callers: tuple[int, ...] = (1, 16)
+    event_turns: int = 3
+    event_seconds: float = 3.0
+
+    @property
+    def event_queues(self) -> Choice:
+        """What of (k) is measured."""
+        return Choice(
+            self.event_backends,
+            self.event_modes,
+            self.event_stores,
+            self.callers,
+            self.event_turns,
+            self.event_seconds,
+        )
 
     def with_given(self, given: Mapping[str, Any]) -> Sizes:
         """The same with what the command line says."""
@@ -54,6 +80,12 @@ SHORT = Sizes(
     intervals=(100,),
     seconds=2.0,
     limits=3_000,
+    event_backends=("redis streams",),
+    event_modes=("async",),
+    event_stores=(FILE,),
+    callers=(2,),
+    event_turns=1,
+    event_seconds=0.3,
 )
 
 
@@ -67,6 +99,7 @@ def run(sizes: Sizes, chosen: str, results: Results) -> None:
         "i1024r": lambda folder: written(folder, 1024, sizes.written, RANDOM),
         "i100": lambda folder: written(folder, 100, sizes.written),
         "icost": lambda folder: costs(folder, sizes.rates, sizes.intervals, sizes.seconds),
+        "k": lambda folder: event_queues(folder, sizes.event_queues),
     }
     names = chosen.split(",") if chosen else list(every)
     for name, work in every.items():

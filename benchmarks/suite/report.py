@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.suite import picture
+from benchmarks.suite.event_queues import BACKENDS
 from benchmarks.suite.results import OURS, Results
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -23,6 +26,7 @@ TITLES = {
     "i1024r": "(i) written to the store, 1 KiB of random bytes",
     "i100": "(i) written to the store, 100 B",
     "icost": "(i) requests to the store, by rate and commit interval",
+    "k": "(k) one publish, by mode of event queues",
     "limits": "limits: gRPC and SlateDB bare",
 }
 
@@ -59,6 +63,9 @@ def _own(results: Results) -> list[str]:
             continue
         points = sorted({int(what.rsplit("@", 1)[1]) for what in medians if "@" in what})
         lines += ["", f"**{title}**", ""]
+        if name == "k":
+            lines += _by_mode(medians, results.chosen[name][OURS])
+            continue
         if not points:
             lines += ["| what | |", "|---|---|"]
             lines += [f"| {what} | {_number(value)} |" for what, value in medians.items()]
@@ -70,6 +77,28 @@ def _own(results: Results) -> list[str]:
             cells = [medians.get(f"{row} @{point}") for point in points]
             told = ["–" if cell is None else _number(cell) for cell in cells]
             lines.append(f"| {row} | {' | '.join(told)} |")
+    return lines
+
+
+def _by_mode(medians: Mapping[str, float], settings: Mapping[str, Any]) -> list[str]:
+    """(k): a table for each store, with a row for each mode on each backend."""
+    cells: dict[str, dict[str, dict[tuple[str, str], float]]] = {}
+    for name, value in medians.items():
+        row, callers, what = name.rsplit(", ", 2)
+        store, _, mode = row.partition(", ")
+        cells.setdefault(store, {}).setdefault(mode, {})[callers, what] = value
+    lines = []
+    for store, rows in cells.items():
+        columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+        columns.sort(key=lambda column: int(column[0].split()[0]))
+        lines += [f"| {store} | {' | '.join(', '.join(column) for column in columns)} |"]
+        lines += [f"|---|{'---|' * len(columns)}"]
+        for mode, found in rows.items():
+            told = [_number(found[one]) if one in found else "–" for one in columns]
+            lines.append(f"| {mode} | {' | '.join(told)} |")
+        lines.append("")
+    lines += [f"- {what}: {told}" for what, told in settings.items() if what in BACKENDS]
+    lines += [f"- left out: {what}: {why}" for what, why in settings.get("left out", {}).items()]
     return lines
 
 

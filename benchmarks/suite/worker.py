@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import itertools
 import json
 import sys
 import time
@@ -75,6 +76,21 @@ class Worker:
 
         await asyncio.gather(*(one(c) for c in self.clients for _ in range(self.depth)))
         return {"count": self.count}
+
+    async def timed(self) -> dict[str, Any]:
+        """`callers` that publish one message after the other, for so many seconds."""
+        queue, client = self.queue, self.clients[0]
+        numbers = itertools.count(self.first)
+        took_s: list[float] = []
+        ends_at = time.monotonic() + float(self.spec["seconds"])
+
+        async def one() -> None:
+            while (began := time.monotonic()) < ends_at:
+                await client.publish(queue, [payloads.make(next(numbers), self.size, self.kind)])
+                took_s.append(time.monotonic() - began)
+
+        await asyncio.gather(*(one() for _ in range(int(self.spec["callers"]))))
+        return {"count": next(numbers) - self.first, "took_s": sorted(took_s)}
 
     async def paced(self) -> dict[str, Any]:
         """Single messages at `rate` a second, however long each takes."""

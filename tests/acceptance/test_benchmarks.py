@@ -71,6 +71,23 @@ def test_what_is_routed_and_written_comes_back_whole(tmp_path: Path) -> None:
     assert told["failures"] == []
 
 
+def test_what_is_published_as_tasks_comes_back_whole(tmp_path: Path) -> None:
+    # When
+    told = short_form(tmp_path, "--systems", "slatemq", "--workloads", "k")
+
+    # Then a turn of bare Redis and one of async on it, whose messages were all there
+    settings = told["chosen"]["k"]["slatemq"]
+    if "left out" in settings:  # without Redis
+        assert {*settings["left out"]} == {"redis streams"}
+        return
+    assert {what.rsplit(", ", 2)[0] for what in told["numbers"]["k"]} == {
+        "file://, bare redis streams",
+        "file://, async on redis streams",
+    }
+    assert told["counted"]["k"]["slatemq"] > 0
+    assert told["failures"] == []
+
+
 def test_what_the_peers_are_given_comes_back_whole(tmp_path: Path) -> None:
     # When
     told = short_form(tmp_path, "--systems", ",".join(PEERS), "--workloads", "a,f")

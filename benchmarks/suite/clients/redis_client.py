@@ -36,6 +36,9 @@ class Client:
             await self._redis.hset(f"topic:{queue}", mapping={"of": queues[0], "n": len(queues)})
 
     async def publish(self, queue: str, payloads: Sequence[bytes]) -> None:
+        if len(payloads) == 1:
+            await self._redis.xadd(queue, {"p": payloads[0]})
+            return
         async with self._redis.pipeline(transaction=False) as pipe:
             for payload in payloads:
                 pipe.xadd(queue, {"p": payload})

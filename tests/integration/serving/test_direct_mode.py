@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import CoroutineType
+from types import CoroutineType, FrameType
 
 import pytest
 
@@ -25,6 +26,13 @@ atexit.register(lambda: out.write_text(" ".join(sys.modules)))
 runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
 """
 WAIT_S = 60
+
+ASKS = re.compile(r"config\.queue\b|consistency|_relay\b|libs\.events")
+TASK_AND_EVENT_FILES = {
+    file.name
+    for pattern in ("queued*.py", "task_*.py", "event_*.py", "published_events.py")
+    for file in (ROOT / "services" / "ingest").glob(pattern)
+}
 
 
 def loaded(folder: Path, service: str, *arguments: str) -> set[str]:
@@ -84,3 +92,26 @@ async def test_an_ingest_in_direct_mode_has_no_task_for_events() -> None:
     modules = {str(Path(file).relative_to(ROOT)) for file in files if file.startswith(str(ROOT))}
     assert "libs/storage/commits.py" in modules
     assert not {name for name in modules if name.startswith("libs/events/") or "event" in name}
+
+
+async def test_a_publish_in_direct_mode_meets_nothing_that_asks_for_event_queues() -> None:
+    async with serving() as ingest:
+        await ingest.send(b"one that loads and caches what is loaded and cached once")
+        files: set[str] = set()
+
+        def note(frame: FrameType, event: str, _: object) -> None:
+            if event == "call":
+                files.add(frame.f_code.co_filename)
+
+        sys.setprofile(note)
+        try:
+            await ingest.send(b"a", b"b", queue="orders")
+        finally:
+            sys.setprofile(None)
+
+    ran = {Path(file).relative_to(ROOT) for file in files if file.startswith(f"{ROOT}/services")}
+    assert {"servicer.py", "publishing.py"} < {file.name for file in ran}
+    assert "queued_servicer.py" in TASK_AND_EVENT_FILES
+    # Neither code of event queues, nor a branch on their settings
+    assert not {file.name for file in ran} & TASK_AND_EVENT_FILES
+    assert [file for file in ran if ASKS.search((ROOT / file).read_text())] == []
