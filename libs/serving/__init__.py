@@ -12,6 +12,7 @@
 `events_servicer` how far events are published
 `http_server` /health and /metrics                  `prometheus` metrics as text
 `telemetry`  traces and metrics, W3C context in headers `exits`      exit codes and causes
+`recording`  the SDK behind it, loaded where something is recorded
 `topology`   who serves what, through the root          `channels`   one channel per peer
 `shards`     what every owner of a shard does alike       `delays`     the bound on delays
 `peers`      calling other processes: backoff, what counts as a failure, what is logged of it

@@ -10,22 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from libs.serving import limits
 from libs.serving.channels import Carrier
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import MetricReader
+    from opentelemetry.sdk.trace import TracerProvider
 
 SCOPE_NAME = "slatemq"
 
@@ -185,48 +183,13 @@ def configure(
         sample_percent: Share of new traces to record; a caller's decision is always followed.
         readers: What reads the metrics beside the collector.
     """
-    if not otlp_endpoint:
-        return Telemetry(None, _meters(service, instance, readers) if readers else None)
-    insecure = not otlp_endpoint.startswith("https://")
-    return recording(
-        service,
-        instance,
-        BatchSpanProcessor(OTLPSpanExporter(endpoint=otlp_endpoint, insecure=insecure)),
-        PeriodicExportingMetricReader(
-            OTLPMetricExporter(endpoint=otlp_endpoint, insecure=insecure)
-        ),
-        *readers,
-        sample_percent=sample_percent,
+    if not otlp_endpoint and not readers:
+        return Telemetry()
+    # Loaded where something is recorded: the SDK and its exporters are a tenth of a second.
+    told: Telemetry = import_module("libs.serving.recording").exporting(
+        service, instance, otlp_endpoint, sample_percent, readers
     )
-
-
-def recording(
-    service: str,
-    instance: str,
-    spans: SpanProcessor,
-    *measures: MetricReader,
-    sample_percent: int = 100,
-) -> Telemetry:
-    """Telemetry that hands its spans and metrics to these."""
-    resource = _resource(service, instance)
-    sampler = ParentBased(TraceIdRatioBased(sample_percent / 100))
-    tracers = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
-    tracers.add_span_processor(spans)
-    return Telemetry(tracers, _meters(service, instance, measures))
-
-
-def _meters(service: str, instance: str, readers: Sequence[MetricReader]) -> MeterProvider:
-    return MeterProvider(readers, resource=_resource(service, instance), shutdown_on_exit=False)
-
-
-def _resource(service: str, instance: str) -> Resource:
-    return Resource.create(
-        {
-            "service.name": f"slatemq-{service}",
-            "service.namespace": "slatemq",
-            "service.instance.id": instance,
-        }
-    )
+    return told
 
 
 def _carried() -> tuple[tuple[str, str], ...]:

@@ -15,7 +15,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from libs.serving import telemetry
+from libs.serving import recording, telemetry
 from libs.serving.channels import open_channel
 from services.ingest import publish_streams
 from services.ingest.config import IngestConfig
@@ -307,7 +307,7 @@ async def test_a_producer_that_goes_leaves_nothing_behind() -> None:
 
 async def test_spans_are_made_for_each_request_as_for_calls() -> None:
     spans = InMemorySpanExporter()
-    told = telemetry.recording(
+    told = recording.recording(
         "ingest", "ingest-0", SimpleSpanProcessor(spans), InMemoryMetricReader()
     )
     async with serving(telemetry=told) as ingest:

@@ -2,14 +2,14 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from libs.serving import telemetry
+from libs.serving import recording
 from slatemq.v1.ingest_pb2 import PublishMessage
 from tests.integration.ingest_server import message, serving
 
 
 async def test_a_publish_is_traced_counted_and_carried_on_in_the_headers() -> None:
     spans, measures = InMemorySpanExporter(), InMemoryMetricReader()
-    told = telemetry.recording("ingest", "ingest-0", SimpleSpanProcessor(spans), measures)
+    told = recording.recording("ingest", "ingest-0", SimpleSpanProcessor(spans), measures)
     full = {f"k{n}": "" for n in range(255)}
     async with serving(telemetry=told) as ingest:
         ids = await ingest.publish(

@@ -16,8 +16,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from libs.serving.channels import open_channel
 from libs.serving.config import load
+from libs.serving.recording import recording
 from libs.serving.server import RunningService, _Signals
-from libs.serving.telemetry import Telemetry, recording
+from libs.serving.telemetry import Telemetry
 from services.broker.config import BrokerConfig
 from services.broker.service import BrokerService
 from services.ingest.config import IngestConfig

@@ -7,7 +7,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from libs.serving.telemetry import Telemetry, recording
+from libs.serving.recording import recording
+from libs.serving.telemetry import Telemetry
 from tests.integration.serving.echo_service import METHODS
 
 TRACE = "1" * 32

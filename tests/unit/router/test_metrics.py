@@ -6,7 +6,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoi
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from libs.serving.telemetry import MESSAGING_DESTINATION_NAME, recording
+from libs.serving.recording import recording
+from libs.serving.telemetry import MESSAGING_DESTINATION_NAME
 from services.router.entries import LogEntry
 from services.router.metrics import Metrics
 from services.router.pieces import Piece

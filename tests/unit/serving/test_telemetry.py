@@ -7,11 +7,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from libs.serving import telemetry
+from libs.serving.recording import recording
 
 
 @pytest.fixture
-def recording() -> Iterator[telemetry.Telemetry]:
-    made = telemetry.recording(
+def recorded() -> Iterator[telemetry.Telemetry]:
+    made = recording(
         "broker", "broker-0", SimpleSpanProcessor(InMemorySpanExporter()), InMemoryMetricReader()
     )
     yield made
@@ -30,10 +31,10 @@ def test_nothing_is_recorded_or_wrapped_without_an_endpoint() -> None:
         assert not span.is_recording()
 
 
-def test_the_context_crosses_in_the_headers(recording: telemetry.Telemetry) -> None:
+def test_the_context_crosses_in_the_headers(recorded: telemetry.Telemetry) -> None:
     headers = {"type": "order"}
 
-    with recording.tracer.start_as_current_span("publish") as span:
+    with recorded.tracer.start_as_current_span("publish") as span:
         telemetry.inject(headers)
 
     found = trace.get_current_span(telemetry.extract(headers)).get_span_context()
@@ -41,20 +42,20 @@ def test_the_context_crosses_in_the_headers(recording: telemetry.Telemetry) -> N
     assert headers["type"] == "order"
 
 
-def test_a_message_with_255_headers_gets_no_context(recording: telemetry.Telemetry) -> None:
+def test_a_message_with_255_headers_gets_no_context(recorded: telemetry.Telemetry) -> None:
     headers = {f"k{n}": "" for n in range(255)}
 
-    with recording.tracer.start_as_current_span("publish"):
+    with recorded.tracer.start_as_current_span("publish"):
         telemetry.inject(headers)
 
     assert len(headers) == 255
     assert "traceparent" not in headers
 
 
-def test_a_context_set_by_the_producer_stays(recording: telemetry.Telemetry) -> None:
+def test_a_context_set_by_the_producer_stays(recorded: telemetry.Telemetry) -> None:
     headers = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
 
-    with recording.tracer.start_as_current_span("publish"):
+    with recorded.tracer.start_as_current_span("publish"):
         telemetry.inject(headers)
 
     assert headers["traceparent"].startswith("00-1111")
