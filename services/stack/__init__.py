@@ -5,6 +5,8 @@
 `process`   one service's process through its restarts
 `backoff`   how long to wait before a restart        `ports`  free ports, and one after another
 `options`   the command line                         `tail`   the last thing a log says
+`environment` what of it the services get, and a warning about the rest
 
-Imports go down only: launcher → stack → process → backoff, tail; both → options, ports.
+Imports go down only: launcher → stack → process → backoff, tail; both → options, ports,
+environment.
 """

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from libs.serving.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_FENCED
+from services.stack.environment import variables_without_effect
 from services.stack.options import StackOptions, parse
 from services.stack.ports import PortInUse, choose_ports
 from services.stack.stack import PARTS, Stack, StartFailed, programs
@@ -24,8 +25,9 @@ _END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the local stack until told to stop; returns the exit code (see `--help`)."""
     options = parse(argv, len(PARTS), environ)
-    if unknown := unknown_variables(environ):
-        tell(f"warning: {unknown}")
+    for warning in (unknown_variables(environ), variables_without_effect(environ)):
+        if warning:
+            tell(f"warning: {warning}")
     with ExitStack() as held:
         flag = "--ports"
         try:

@@ -231,22 +231,3 @@ def _end_of(code: int) -> str:
     if code == EXIT_USAGE:
         return f"refused its settings (exit {code})"
     return f"ended (exit {code})"
-
-
-_OWN_SETTINGS = frozenset(
-    f"SLATEMQ_{name}"
-    for name in (
-        "HOST",
-        "PORT",
-        "HTTP_PORT",
-        "ADVERTISED_ADDRESS",
-        "PEER_ADDRESS",
-        "READY_FILE",
-        "SHARD",
-    )
-)
-
-
-def environment_of_services(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the settings that several processes cannot share."""
-    return {name: value for name, value in environ.items() if name not in _OWN_SETTINGS}

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.serving.exits import EXIT_FENCED
+from services.stack.environment import environment_of_services
 from services.stack.options import StackOptions
 from services.stack.ports import HOST
-from services.stack.process import Program, Supervised, environment_of_services
+from services.stack.process import Program, Supervised
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from services.stack.options import parse
-from services.stack.process import environment_of_services
 
 
 def test_a_data_folder_becomes_the_root_and_holds_the_logs(tmp_path: Path) -> None:
@@ -38,9 +37,3 @@ def test_a_wrong_command_line_ends_with_2_and_names_what_is_wrong(
 
     assert ended.value.code == 2
     assert word in capsys.readouterr().err
-
-
-def test_services_do_not_get_the_settings_that_they_cannot_share() -> None:
-    environ = {"SLATEMQ_PORT": "1", "SLATEMQ_READY_FILE": "f", "SLATEMQ_LEASE_MS": "5", "PORT": "2"}
-
-    assert environment_of_services(environ) == {"SLATEMQ_LEASE_MS": "5", "PORT": "2"}
