@@ -22,7 +22,7 @@ from slatemq.cli.exporting import write_export
 from slatemq.cli.failures import EXIT_REFUSED, BadInput
 from slatemq.cli.letter_plans import session_of, steps
 from slatemq.cli.letter_settling import LetterDesk, review
-from slatemq.cli.output import note, say
+from slatemq.cli.output import note, remark, say
 from slatemq.cli.parameters import QUEUE
 from slatemq.cli.runs import STATE_VARIABLE
 from slatemq.cli.session import Session, pass_session, run, session_options
@@ -210,7 +210,9 @@ def _act(session: Session, queue: str, file: str, archived: bool, yes: bool) -> 
     async def look() -> Counter[str]:
         async with session.connect() as client:
             with told():
-                return await review(desk_of(client, who, session.json), steps(file, queue))
+                desk = desk_of(client, who, session.json)
+                # With JSON that is the result, and all of stdout.
+                return await review(desk, steps(file, queue), remark if session.json else say)
 
     async def settle() -> Counter[str]:
         async with session.connect() as client:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slatemq.cli.entry_output import one_line
 from slatemq.cli.letter_plans import Step, with_note
-from slatemq.cli.output import note, say, write_json
+from slatemq.cli.output import note, write_json
 from slatemq.cli.queue_files import notes_of
 from slatemq.cli.queue_options import format_time
 from slatemq.entry_models import Entry, EntryState, EntryView
@@ -256,7 +256,9 @@ class LetterDesk:
 # --- What people see --------------------------------------------------------
 
 
-async def review(desk: LetterDesk, steps: Iterable[Step]) -> Counter[str]:
+async def review(
+    desk: LetterDesk, steps: Iterable[Step], show: Callable[[str], None]
+) -> Counter[str]:
     """Shows what the file asks for; counts it by action, conflicts and what is left alone."""
     counts: Counter[str] = Counter()
     shown = 0
@@ -269,9 +271,9 @@ async def review(desk: LetterDesk, steps: Iterable[Step]) -> Counter[str]:
         shown += 1
         if shown <= SHOWN_MAX:
             for line in _lines(await desk.with_message(decision)):
-                say(line)
+                show(line)
     if shown > SHOWN_MAX:
-        say(f"… and {shown - SHOWN_MAX} more")
+        show(f"… and {shown - SHOWN_MAX} more")
     return counts
 
 

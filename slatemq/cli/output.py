@@ -42,6 +42,11 @@ def note(text: str) -> None:
     print(f"slatemq: {printable(text)}", file=sys.stderr, flush=True)
 
 
+def remark(text: str) -> None:
+    """A line beside the result, for people, of which several belong together."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
 def write_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, headed: bool = True
 ) -> None:

@@ -229,6 +229,29 @@ def test_a_file_that_was_acted_on_is_done_already_the_next_time(cli: Cli, tmp_pa
     assert counts(cli, queue) == {"available": 2, "done": 2}
 
 
+def test_with_json_what_is_shown_and_asked_is_no_part_of_stdout(cli: Cli, tmp_path: Path) -> None:
+    queue, file = new_queue(cli, "--max-attempts", "1"), tmp_path / "f.tq"
+    dead_letters(cli, queue, b"back", b"mend me")
+    cli.ok("export", queue, "--state", "failed", "--out", str(file))
+    text = file.read_text().replace("!back", "-back").replace("!mend me", "-mended")
+    file.write_text(text + "-new, by hand\n")
+    act = ("failed", "edit", queue, "--file", str(file), "--json")
+
+    refused = cli.run(*act, stdin=b"n\n")
+    assert refused.out == b""
+    done = cli.run(*act, stdin=b"y\n")
+
+    assert {(one["action"], one["ok"]) for one in done.objects} >= {
+        ("redrive", True),
+        ("replace", True),
+    }
+    assert [one["ok"] for one in done.objects].count(False) == 1
+    for told in (refused.err, done.err):
+        assert "+mended" in told
+        assert "NOT " in told
+        assert "1 to come back, 1 to be replaced, 1 that cannot be done. Do it?" in told
+
+
 def test_an_entry_that_stands_twice_counts_once_and_strangers_are_left_alone(
     cli: Cli, tmp_path: Path
 ) -> None:
