@@ -1,8 +1,8 @@
 """The command `slatemq`, loaded before: that is most of the time that a short one takes.
 
-One process loads it and forks for each command line. The fork has the streams, environment and
-folder that a process of its own would have, and ends as that would. What tests start, signal or
-time is a process of its own from the beginning.
+One process loads it, and what commands load late, and forks for each command line. The fork has the
+streams, environment and folder that a process of its own would have, and ends as that would. What
+tests start, signal or time is a process of its own from the beginning.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import gc
 import io
 import json
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
@@ -21,14 +22,17 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import slatemq.cli
-import slatemq.cli.app
 
 MODULE: Final = "tests.integration.ready_command"
 ROOT: Final = Path(__file__).resolve().parents[2]
+
+_LOADED_LATE: Final = ("slatemq.client", "slatemq.sync", "rich.console", "rich.table")
+_NO_COMMANDS: Final = ("__main__", "windows_lines")
 
 _ASKED_BYTES_MAX: Final = 1 << 17
 _FILES: Final = 4
@@ -138,9 +142,21 @@ def become(asked: Mapping[str, Any]) -> None:
     slatemq.cli.main()
 
 
+def load() -> None:
+    """Load every command and what they load late; no thread may begin that a fork would lose."""
+    names = [module.name for module in pkgutil.iter_modules(slatemq.cli.__path__)]
+    for name in (
+        *(f"slatemq.cli.{name}" for name in names if name not in _NO_COMMANDS),
+        *_LOADED_LATE,
+    ):
+        import_module(name)
+    assert threading.active_count() == 1
+
+
 def main() -> None:
     """Ready to fork; the process itself ends without a word at Ctrl-C, as it is not the command."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    load()
     gc.freeze()
     asked = serve(socket.socket(fileno=int(sys.argv[1])))
     if asked is not None:
