@@ -84,7 +84,8 @@ class TaskCalls:
     async def failed_tasks(self, limit: int = 100) -> AsyncIterator[Task]:
         """The tasks that failed for the last time, the oldest of each ingest first.
 
-        At most `limit` of each ingest. When one does not answer, those of the others come first,
+        At most `limit` of each ingest; what lies there and is no task has an empty ID, and an error
+        that names its place. When one does not answer, those of the others come first,
         then its error is raised. FailedPrecondition (DIRECT_MODE): publishes are no tasks there.
         """
         check_whole("limit", limit, 1)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from libs.events.tasks import FailedTask, WriteTask
+from libs.events.tasks import FailedTask, UnreadableTask, WriteTask
 from slatemq.events.envelope import Event
 
 Handler = Callable[[Event], Awaitable[None]]
@@ -110,6 +110,9 @@ class QueueBackend(Protocol[Config]):
         """How much waits; numbers that a moment later are others."""
         ...
 
-    async def failed_tasks(self, limit: int) -> list[FailedTask]:
-        """The tasks of the dead-letter place, the oldest first, at most `limit`."""
+    async def failed_tasks(self, limit: int) -> Sequence[FailedTask | UnreadableTask]:
+        """The tasks of the dead-letter place, the oldest first, at most `limit`.
+
+        With them what lies there and is no task, so that somebody learns of it.
+        """
         ...

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from libs.events.backend import BackendStats, Handler
 from libs.events.deliveries import end_task
-from libs.events.tasks import FailedTask, WriteTask
+from libs.events.tasks import FailedTask, UnreadableTask, WriteTask
 from slatemq.errors import FailedPrecondition, SlateMQError
 from slatemq.events.envelope import Event
 
@@ -61,7 +61,7 @@ class TaskCarrier(Protocol):
         """Tasks that are not finished, and dead letters of both kinds."""
         ...
 
-    async def failed(self, limit: int) -> list[FailedTask]:
+    async def failed(self, limit: int) -> Sequence[FailedTask | UnreadableTask]:
         """Tasks among the dead letters, the oldest first; they stay there."""
         ...
 
@@ -160,7 +160,7 @@ class ComposedBackend(ABC):
         with self._translated():
             return BackendStats(*await self._tasks.counts())
 
-    async def failed_tasks(self, limit: int) -> list[FailedTask]:
+    async def failed_tasks(self, limit: int) -> Sequence[FailedTask | UnreadableTask]:
         """See QueueBackend."""
         with self._translated():
             return await self._tasks.failed(limit)

@@ -27,7 +27,7 @@ from typing import Any, Final
 from opentelemetry import metrics
 
 from libs.events.backend import BackendStats, Handler, QueueBackend
-from libs.events.tasks import FailedTask, WriteTask
+from libs.events.tasks import FailedTask, UnreadableTask, WriteTask
 from libs.events.wall_clock import now_ms
 from slatemq.errors import SlateMQError
 from slatemq.events.envelope import Event, parse_timestamp
@@ -76,8 +76,13 @@ class MeasuredBackend:
         name: str,
         meter: metrics.Meter,
         monotonic_s: Callable[[], float] = time.monotonic,
+        *,
+        has_gauges: bool = True,
     ) -> None:
-        """`name` is that of the backend in the settings."""
+        """`name` is that of the backend in the settings.
+
+        `has_gauges` is for one backend of a process: another one's values would stand beside them.
+        """
         self._inner = inner
         self._monotonic_s = monotonic_s
         self._attributes = {"slatemq.queue.backend": name}
@@ -100,6 +105,8 @@ class MeasuredBackend:
             description="ms from an event or a task until it was published, or finished",
             explicit_bucket_boundaries_advisory=BOUNDS_MS,
         )
+        if not has_gauges:
+            return
         meter.create_observable_gauge(
             "slatemq.queue.pending",
             callbacks=[lambda _: self._observe(self._health.pending_tasks)],
@@ -121,6 +128,11 @@ class MeasuredBackend:
                 self._health = await self._look()
                 self._looked_at_s = self._monotonic_s()
         return self._health
+
+    @property
+    def was_connected(self) -> bool:
+        """Whether the backend answered at the last look."""
+        return self._health.connected
 
     async def watch(self) -> None:
         """Look until cancelled, for the gauges."""
@@ -242,7 +254,7 @@ class MeasuredBackend:
         """See QueueBackend."""
         return await self._inner.stats()
 
-    async def failed_tasks(self, limit: int) -> list[FailedTask]:
+    async def failed_tasks(self, limit: int) -> Sequence[FailedTask | UnreadableTask]:
         """See QueueBackend."""
         return await self._inner.failed_tasks(limit)
 

@@ -72,6 +72,20 @@ class FailedTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     failed_at: str
 
 
+class UnreadableTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies in the dead-letter place, and is no task: for an operator; it is not retried.
+
+    Attributes:
+        place: Where it lies, in the words of the backend.
+        error: Why it is none.
+        failed_at: When it was put there.
+    """
+
+    place: str
+    error: str
+    failed_at: str
+
+
 def encode_task(task: WriteTask) -> bytes:
     """The task as JSON, keys in the order of the class."""
     return msgspec.json.encode(task)

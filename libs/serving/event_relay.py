@@ -59,8 +59,13 @@ class ProcessRelay:
         keeps: Whether no event is given up: not in `fire-and-forget`.
     """
 
-    def __init__(self, settings: QueueSettings, telemetry: Telemetry) -> None:
-        """Load the backend's client, which takes a while; raises FatalError where it is missing."""
+    def __init__(
+        self, settings: QueueSettings, telemetry: Telemetry, *, beside_tasks: bool = False
+    ) -> None:
+        """Load the backend's client, which takes a while; raises FatalError where it is missing.
+
+        `beside_tasks`: the backend's state is that of the tasks, and known without this one.
+        """
         try:
             inner = open_backend(settings.backend)
         except ImportError as error:
@@ -68,8 +73,10 @@ class ProcessRelay:
             raise FatalError(cause) from error
         self.keeps = settings.consistency != "fire-and-forget"
         self._settings = settings
-        self._backend = MeasuredBackend(inner, settings.backend, telemetry.meter)
-        self._is_measured = telemetry.enabled
+        self._backend = MeasuredBackend(
+            inner, settings.backend, telemetry.meter, has_gauges=not beside_tasks
+        )
+        self._is_measured = telemetry.enabled and not beside_tasks
         self._attributes = {_BACKEND: settings.backend}
         self._begun: _Begun | None = None
         meter = telemetry.meter

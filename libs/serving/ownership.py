@@ -113,9 +113,15 @@ class Ownership(Announcement):
         directory: TopologyDirectory,
         peer: Peer,
         check_s: float = CHECK_S,
+        serves_without_store: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Prove by these commits. See Announcement."""
+        """Prove by these commits. See Announcement.
+
+        `serves_without_store`: whether the process does its callers' work now while the store does
+        not answer.
+        """
         super().__init__(directory, peer, check_s)
+        self.serves_without_store = serves_without_store
         self._commits = commits
 
     async def prove(self) -> None:

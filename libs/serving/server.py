@@ -286,7 +286,12 @@ class RunningService:
         works = [announcement.keep()]
         if isinstance(announcement, Ownership):
             standstill = self.gate.standstill = Standstill(announcement.prove)
-            store = StoreWatch(self._health, announcement.waits_ms, self._telemetry.meter)
+            store = StoreWatch(
+                self._health,
+                announcement.waits_ms,
+                self._telemetry.meter,
+                announcement.serves_without_store,
+            )
             works += [standstill.watch(), store.run()]
         self._watches = [asyncio.create_task(work) for work in works]
 

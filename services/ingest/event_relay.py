@@ -28,9 +28,16 @@ def hold_for(shard: Shard, source: PublishedEvents, hold_ms: int) -> None:
 class IngestRelay(ProcessRelay):
     """Publishes the events of a shard from `start` until `stop`."""
 
-    def __init__(self, config: IngestConfig, settings: QueueSettings, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        config: IngestConfig,
+        settings: QueueSettings,
+        telemetry: Telemetry,
+        *,
+        beside_tasks: bool = False,
+    ) -> None:
         """See ProcessRelay."""
-        super().__init__(settings, telemetry)
+        super().__init__(settings, telemetry, beside_tasks=beside_tasks)
         self._config = config
         self._backend_name = settings.backend
 

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
-from opentelemetry.metrics import Meter
 
 from libs.events.backend import QueueBackend
 from libs.events.measured import QueueHealth
 from libs.events.settings import QueueSettings
-from libs.events.tasks import WriteTask
+from libs.events.tasks import FailedTask, UnreadableTask, WriteTask
 from libs.serving.exits import ExitCause
+from libs.serving.telemetry import Telemetry
 from libs.storage.errors import StorageError
 from libs.storage.objects import Objects
 from libs.storage.task_records import AppliedTask
@@ -33,6 +33,7 @@ from services.ingest.task_bodies import ENQUEUE_MS_MAX, TaskBodies
 from services.ingest.task_consumer import OPERATION, TaskConsumer
 from services.ingest.task_outcomes import Attempt, TaskOutcomes
 from services.ingest.task_servicer import KnownTask
+from services.ingest.task_traces import TaskTraces
 from slatemq.errors import InvalidArgument, NotFound, SlateMQError, Unavailable
 from slatemq.events.envelope import format_timestamp, parse_timestamp
 from slatemq.task_ids import TaskIds, parse_task_id
@@ -57,7 +58,7 @@ class Tasks:
         shard: int,
         objects: Objects,
         rules: wire.Rules,
-        meter: Meter,
+        telemetry: Telemetry,
     ) -> None:
         """Nothing is connected yet."""
         self.shard = shard
@@ -65,8 +66,9 @@ class Tasks:
         self.consistency = settings.consistency
         self._rules = rules
         self._ids = TaskIds(shard)
-        self._backend = TaskBackend(settings, shard, meter)
-        self._bodies = TaskBodies(objects, shard)
+        self._backend = TaskBackend(settings, shard, telemetry.meter)
+        self._bodies = TaskBodies(objects, shard, self._backend.place)
+        self._traces = TaskTraces(telemetry)
         self._running: asyncio.Task[None] | None = None
         self._draining = asyncio.Event()
         self._retrying = asyncio.Lock()
@@ -79,7 +81,12 @@ class Tasks:
         self._opened = shard
         self._outcomes = TaskOutcomes(shard.database, shard.publisher, shard.clock)
         self._consumer = TaskConsumer(
-            shard.publisher, self._backend, self._bodies, self._outcomes, self._accept
+            shard.publisher,
+            self._backend,
+            self._bodies,
+            self._outcomes,
+            self._accept,
+            self._traces,
         )
         self._running = asyncio.create_task(self._run())
 
@@ -112,6 +119,15 @@ class Tasks:
             works.create_task(self._tidy())
             works.create_task(self._backend.watch())
 
+    def serves_without_store(self) -> bool:
+        """Whether publishes are accepted though the store is away: the backend has answered."""
+        return self._backend.was_connected
+
+    @property
+    def held_bytes(self) -> int:
+        """What tasks hold that are being applied."""
+        return 0 if self._running is None else self._consumer.held_bytes
+
     async def health(self) -> QueueHealth:
         """The state of the backend; never raises."""
         return await self._backend.health()
@@ -137,6 +153,7 @@ class Tasks:
             payload={
                 "shard": self.shard,
                 "message_count": len(accepted.payloads),
+                **self._traces.carried(),
                 **await self._bodies.put(task_id, body),
             },
         )
@@ -188,17 +205,8 @@ class Tasks:
         return known
 
     async def failed(self, limit: int) -> Sequence[KnownTask]:
-        """The tasks among the dead letters. Raises Unavailable."""
-        return [
-            KnownTask.of_dead_letter(
-                dead.task.task_id,
-                parse_timestamp("created_at", dead.task.created_at),
-                parse_timestamp("failed_at", dead.failed_at),
-                dead.task.attempts,
-                dead.error,
-            )
-            for dead in await self._backend.connected.failed_tasks(limit)
-        ]
+        """The tasks among the dead letters, and what is none. Raises Unavailable."""
+        return [_known(dead) for dead in await self._backend.connected.failed_tasks(limit)]
 
     async def retry_failed(self) -> int:
         """Move all dead letters back; gives how many. Raises Unavailable, and the store's."""
@@ -206,7 +214,7 @@ class Tasks:
         async with self._retrying:
             dead = await backend.failed_tasks(DEAD_LETTERS_MAX)
             # First: whoever waits for one from now on is not to be told of the last failure.
-            names = (one.task.task_id for one in dead)
+            names = (one.task.task_id for one in dead if isinstance(one, FailedTask))
             await self._outcomes.forget(one for one in names if not self._consumer.is_running(one))
             return await backend.retry_failed_tasks()
 
@@ -242,7 +250,20 @@ class Tasks:
             if not self._consumer.is_idle or (await backend.stats()).pending_tasks:
                 return
             dead = await backend.failed_tasks(DEAD_LETTERS_MAX)
-        if len(dead) < DEAD_LETTERS_MAX:
-            named = {one.task.payload.get("data_ref") for one in dead}
-            await self._bodies.remove_orphans(old - named)
-            log.info("removed %d bodies of publishes that were never enqueued", len(old - named))
+        if len(dead) == DEAD_LETTERS_MAX:
+            return
+        named = {one.task.payload.get("data_ref") for one in dead if isinstance(one, FailedTask)}
+        orphans = old - named
+        if orphans:
+            await self._bodies.remove_orphans(orphans)
+            log.info("removed %d bodies of publishes that were never enqueued", len(orphans))
+
+
+def _known(dead: FailedTask | UnreadableTask) -> KnownTask:
+    failed_at_ms = parse_timestamp("failed_at", dead.failed_at)
+    if isinstance(dead, UnreadableTask):
+        return KnownTask.of_unreadable(dead.place, failed_at_ms, dead.error)
+    accepted_at_ms = parse_timestamp("created_at", dead.task.created_at)
+    return KnownTask.of_dead_letter(
+        dead.task.task_id, accepted_at_ms, failed_at_ms, dead.task.attempts, dead.error
+    )

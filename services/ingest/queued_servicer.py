@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from opentelemetry.metrics import Meter
-
 from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
@@ -20,7 +18,7 @@ from services.ingest.config import IngestConfig
 from services.ingest.publish_streams import PublishStreams, published
 from services.ingest.queued import Tasks
 from services.ingest.request_ids import Answered
-from services.ingest.servicer import IngestServicer, rules_of
+from services.ingest.servicer import SPAN, IngestServicer, rules_of
 from services.ingest.task_servicer import answered_of, seconds_to_wait
 from slatemq.errors import FailedPrecondition, ResourceExhausted
 from slatemq.v1 import ingest_pb2
@@ -60,10 +58,10 @@ class _Request(Accepted):
         self.request = request
 
 
-def open_tasks(config: IngestConfig, objects: Objects, meter: Meter) -> Tasks:
+def open_tasks(config: IngestConfig, objects: Objects, telemetry: Telemetry) -> Tasks:
     """The write tasks of an ingest with these settings, not begun yet."""
     assert config.queue is not None, "event queues are on"
-    return Tasks(config.queue, config.shard, objects, rules_of(config), meter)
+    return Tasks(config.queue, config.shard, objects, rules_of(config), telemetry)
 
 
 class QueuedServicer(IngestServicer):
@@ -87,8 +85,11 @@ class QueuedServicer(IngestServicer):
 
     @property
     def held_bytes(self) -> int:
-        """Also what waits for the backend, and, with `sync`, for the outcome of its task."""
-        return super().held_bytes + self._unanswered_bytes
+        """Also what waits for the backend or, with `sync`, for its outcome, and running tasks.
+
+        A task that is being stored has its body twice: as it came, and in the commit.
+        """
+        return super().held_bytes + self._unanswered_bytes + self._tasks.held_bytes
 
     async def Publish(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.PublishRequest, context: Any
@@ -110,8 +111,11 @@ class QueuedServicer(IngestServicer):
         assert isinstance(accepted, _Request), "comes from `_accept`"
         if all(map(self._is_of_backend, accepted.columns.headers)):
             return await super()._publish(accepted)
-        with self._counted(accepted.size_bytes):
-            return await self._publish_task(accepted, accepted.request, wait_s)
+        count = len(accepted.payloads)
+        with self._counted(accepted.size_bytes), self._publish_span(count):
+            answer = await self._publish_task(accepted, accepted.request, wait_s)
+        self._sent.add(count, SPAN)
+        return answer
 
     async def _publish_task(
         self,

@@ -50,9 +50,6 @@ __all__ = ["IngestProcess"]
 QUEUED: Final = ("async", "sync")
 """The consistencies of event queues with which publishes are tasks."""
 
-EVENT_MODES: Final = ("write-through", "fire-and-forget")
-"""Those with which messages have events."""
-
 
 class IngestProcess:
     """One ingest shard as `libs.serving.server` runs it."""
@@ -69,17 +66,20 @@ class IngestProcess:
         else:
             # Loaded when asked for: a direct ingest has nothing of it.
             queued = import_module("services.ingest.queued_servicer")
-            self._tasks = queued.open_tasks(config, self._root.objects, telemetry.meter)
+            self._tasks = queued.open_tasks(config, self._root.objects, telemetry)
             self._servicer = queued.QueuedServicer(config, self._directory, telemetry, self._tasks)
         self._purges = PurgeServicer(config.shard)
         self._snapshots = SnapshotServicer()
         self._s3_events: S3Events | None = None
         self._events = EventsServicer()
         self._relay: IngestRelay | None = None
-        if config.queue is not None and config.queue.consistency in EVENT_MODES:
-            # Loaded when it is wanted: direct mode has nothing of it.
+        if config.queue is not None:
+            # Loaded when it is wanted: direct mode has nothing of it. What tasks store has events
+            # as anything else in the log.
             relays = import_module("services.ingest.event_relay")
-            self._relay = relays.IngestRelay(config, config.queue, telemetry)
+            self._relay = relays.IngestRelay(
+                config, config.queue, telemetry, beside_tasks=self._tasks is not None
+            )
         self._looking: asyncio.Task[None] | None = None
         self.announcement: Ownership | None = None
 
@@ -152,7 +152,16 @@ class IngestProcess:
         config = self._config
         limit = config.payload_bytes_max
         peer = Peer("ingest", config.shard, address, config.peer_address, limit)
-        self.announcement = Ownership(shard.publisher.commits, self._directory, peer)
+        commits = shard.publisher.commits
+        if self._tasks is None:
+            self.announcement = Ownership(commits, self._directory, peer)
+        else:
+            self.announcement = Ownership(
+                commits,
+                self._directory,
+                peer,
+                serves_without_store=self._tasks.serves_without_store,
+            )
         await self.announcement.announce()
         if self._tasks is not None:
             self._tasks.begin(shard)
@@ -170,10 +179,10 @@ class IngestProcess:
         shard = self._servicer.shard
         if shard is None:
             raise RuntimeError("not started")
-        queue = self._tasks or self._relay
-        if queue is None:
+        queues = [queue for queue in (self._tasks, self._relay) if queue is not None]
+        if not queues:
             return await shard.wait_lost()
-        return await _first(shard.wait_lost(), queue.wait_fatal())
+        return await _first(shard.wait_lost(), *(queue.wait_fatal() for queue in queues))
 
     async def drain(self) -> None:
         """End the streams; publishes in flight end by themselves."""

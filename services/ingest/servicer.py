@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, Final, cast
 
 from opentelemetry import trace
@@ -33,11 +33,12 @@ READ_BYTES: Final = 32 << 20
 HASHES_INLINE_MAX: Final = 4096
 """Hashes of dedupe keys computed on the event loop: 4 ms."""
 
-_SPAN: Final = {
+SPAN: Final = {
     told.MESSAGING_SYSTEM: "slatemq",
     told.MESSAGING_OPERATION_NAME: "publish",
     told.MESSAGING_OPERATION_TYPE: "send",
 }
+"""What the span of a publish and the count of its messages have."""
 
 
 def rules_of(config: IngestConfig) -> wire.Rules:
@@ -105,14 +106,18 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         if not self._telemetry.traces:
             answered = await publisher.publish(accepted)
         else:
-            facts: dict[str, str | int] = {**_SPAN, told.MESSAGING_BATCH_MESSAGE_COUNT: count}
-            tracer = self._telemetry.tracer
-            with tracer.start_as_current_span(
-                "publish", kind=trace.SpanKind.PRODUCER, attributes=facts
-            ):
+            with self._publish_span(count):
                 answered = await publisher.publish(accepted, wire.carry_trace)
-        self._sent.add(count, _SPAN)
+        self._sent.add(count, SPAN)
         return published(answered)
+
+    def _publish_span(self, count: int) -> AbstractContextManager[object]:
+        """The current span from now on: of a publish of so many messages."""
+        return self._telemetry.tracer.start_as_current_span(
+            "publish",
+            kind=trace.SpanKind.PRODUCER,
+            attributes={**SPAN, told.MESSAGING_BATCH_MESSAGE_COUNT: count},
+        )
 
     async def BatchGetPayloads(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.BatchGetPayloadsRequest, context: Any

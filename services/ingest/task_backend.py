@@ -7,6 +7,7 @@ else could apply them once, since what was applied is recorded in the shard's da
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
@@ -36,6 +37,9 @@ ENQUEUES_MAX: Final = 64
 _PREFIXES: Final = ("stream_prefix", "queue_prefix", "topic_prefix", "exchange")
 """The settings that names begin with; each backend has one of these, or two."""
 
+_ADDRESSES: Final = ("url", "endpoint", "brokers")
+"""The settings that say where a backend is; each has one of these."""
+
 
 class TaskBackend:
     """One shard's connection.
@@ -43,6 +47,7 @@ class TaskBackend:
     Attributes:
         name: Of the backend, as in the settings.
         max_retries: How many failed attempts of a task are tried again.
+        place: Tells apart where tasks are held: another backend, address or prefix has another one.
     """
 
     def __init__(self, settings: QueueSettings, shard: int, meter: Meter) -> None:
@@ -57,6 +62,7 @@ class TaskBackend:
             if name in section.__struct_fields__
         }
         self._section = msgspec.structs.replace(section, **own)
+        self.place = f"{self.name}-{_digest_of(self._section)}"
         self._backend: MeasuredBackend | None = None
         self._turns = asyncio.Semaphore(ENQUEUES_MAX)
 
@@ -87,6 +93,11 @@ class TaskBackend:
         if self._backend is None:
             return QueueHealth(self.name, False, 0, 0)
         return await self._backend.health()
+
+    @property
+    def was_connected(self) -> bool:
+        """Whether it answered when it was last looked at."""
+        return self._backend is not None and self._backend.was_connected
 
     @property
     def connected(self) -> QueueBackend[Any]:
@@ -124,3 +135,20 @@ class TaskBackend:
                 await backend.close()
             except SlateMQError as error:
                 log.info("%s was lost before it was closed: %s", self.name, error)
+
+
+def _digest_of(section: Any) -> str:
+    """Of the address and the names of a backend, without the login."""
+    facts = {
+        name: _without_login(getattr(section, name))
+        for name in (*_ADDRESSES, *_PREFIXES)
+        if name in section.__struct_fields__
+    }
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:8]
+
+
+def _without_login(value: Any) -> Any:
+    if not isinstance(value, str) or "@" not in value:
+        return value
+    scheme, _, rest = value.rpartition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"

@@ -1,8 +1,9 @@
 """The bodies of write tasks: small ones travel in their tasks, others are objects.
 
-An object `tasks/ingest-<shard>/<task ID>` is durable before its task is enqueued, and removed once
-the task is applied. One whose task was never enqueued is an orphan: nobody was answered. It is
-removed when it is old, nothing waits in the backend, and no dead letter names it.
+An object `tasks/ingest-<shard>/<backend>/<task ID>` is durable before its task is enqueued, and
+removed once the task is applied. One whose task was never enqueued is an orphan: nobody was
+answered. It is removed when it is old, nothing waits in the backend, and no dead letter names it.
+Those of other backends, which this one cannot speak for, stay.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ ORPHAN_MS: Final = 15 * 60_000
 class TaskBodies:
     """The bodies of one shard's tasks. Methods raise StoreUnavailable when the store is away."""
 
-    def __init__(self, objects: Objects, shard: int) -> None:
-        """Below the root's own folder of the shard."""
+    def __init__(self, objects: Objects, shard: int, backend: str) -> None:
+        """`backend` is the name of the folder in the shard's; see TaskBackend.place."""
         self._objects = objects
-        self._folder = _folder_of(shard)
+        self._of_shard = _folder_of(shard)
+        self._folder = f"{self._of_shard}/{backend}"
+        self._others_count = 0
 
     async def put(self, task_id: str, body: bytes) -> dict[str, Any]:
         """Make a body safe; gives the members of the task's payload that hold it, or name it."""
@@ -65,12 +68,16 @@ class TaskBodies:
             raise InvalidArgument("payload.body", f"must be base 64: {error}") from error
 
     def path_of(self, payload: Mapping[str, Any]) -> str | None:
-        """The path of a body that is an object. Raises InvalidArgument for one of another shard."""
+        """The path of a body that is an object. Raises InvalidArgument for one of another shard.
+
+        It may lie in the folder of another backend: the same one at an earlier address, perhaps.
+        """
         path = payload.get("data_ref")
         if path is None:
             return None
-        if not isinstance(path, str) or path.rpartition("/")[0] != self._folder:
-            raise InvalidArgument("payload.data_ref", f"must be below {self._folder}, not {path!r}")
+        folder = self._of_shard
+        if not isinstance(path, str) or not path.startswith(f"{folder}/") or ".." in path:
+            raise InvalidArgument("payload.data_ref", f"must be below {folder}, not {path!r}")
         return path
 
     async def remove(self, payload: Mapping[str, Any]) -> None:
@@ -80,9 +87,21 @@ class TaskBodies:
             await self._objects.delete(path)
 
     async def old(self, now_ms: int) -> Collection[str]:
-        """The paths of objects that are orphans, unless a task names them."""
-        found = await self._objects.describe(self._folder)
-        return {info.path for info in found if info.modified_ms < now_ms - ORPHAN_MS}
+        """The paths of this backend's objects that are orphans, unless a task names them."""
+        found = await self._objects.describe(self._of_shard)
+        own = [info for info in found if info.path.startswith(f"{self._folder}/")]
+        self._tell_of_others(len(found) - len(own))
+        return {info.path for info in own if info.modified_ms < now_ms - ORPHAN_MS}
+
+    def _tell_of_others(self, count: int) -> None:
+        if count > self._others_count:
+            log.warning(
+                "%s has %d bodies of publishes that another backend has the tasks of: these "
+                "settings apply none of them (docs/how-to/async.md, Switch it off)",
+                self._of_shard,
+                count,
+            )
+        self._others_count = count
 
     async def remove_orphans(self, paths: Collection[str]) -> None:
         """Remove these."""

@@ -28,6 +28,7 @@ from services.ingest.request_ids import Answered
 from services.ingest.task_backend import TaskBackend
 from services.ingest.task_bodies import TaskBodies
 from services.ingest.task_outcomes import Attempt, Outcome, TaskOutcomes, TaskWaiting
+from services.ingest.task_traces import TaskTraces
 from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
 from slatemq.task_ids import is_task_id
 
@@ -58,6 +59,7 @@ class TaskConsumer:
         bodies: TaskBodies,
         outcomes: TaskOutcomes,
         accept: Callable[[bytes], Accepted],
+        traces: TaskTraces,
     ) -> None:
         """Apply with this publisher; `accept` checks a body."""
         self._publisher = publisher
@@ -65,9 +67,15 @@ class TaskConsumer:
         self._bodies = bodies
         self._outcomes = outcomes
         self._accept = accept
+        self._traces = traces
         self._running: dict[str, asyncio.Task[None]] = {}
         self._bytes = 0
         self._changed = asyncio.Event()
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the bodies of the tasks that it has begun."""
+        return self._bytes
 
     @property
     def is_idle(self) -> bool:
@@ -152,7 +160,8 @@ class TaskConsumer:
                 if accepted is None:
                     assert error is not None, "neither a body nor why not"
                     raise error
-                outcome = await self._store(task.task_id, accepted)
+                with self._traces.applying(task, accepted):
+                    outcome = await self._store(task.task_id, accepted)
             except (SlateMQError, StorageError) as refused:
                 await self._fail(task, str(refused))
                 return
@@ -167,8 +176,9 @@ class TaskConsumer:
     async def _store(self, task_id: str, accepted: Accepted) -> AppliedTask:
         async def publish() -> tuple[Answered, AppliedTask | None]:
             # A new one each time: a refusal, and the time its blobs were begun, are of one try.
-            waiting = TaskWaiting(accepted, task_id, self._outcomes)
-            answered = await self._publisher.publish_waiting(waiting)
+            one_try = self._traces.of_one_try(accepted)
+            waiting = TaskWaiting(one_try, task_id, self._outcomes)
+            answered = await self._publisher.publish_waiting(waiting, self._traces.complete)
             return answered, waiting.outcome
 
         answered, applied = await self._patiently(publish)

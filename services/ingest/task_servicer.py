@@ -38,6 +38,11 @@ class KnownTask(NamedTuple):
         """One in the dead-letter place, whose ID may be none of ours."""
         return cls(task_id, accepted_at_ms, FailedTaskRecord(failed_at_ms, attempts, error))
 
+    @classmethod
+    def of_unreadable(cls, place: str, failed_at_ms: int, error: str) -> KnownTask:
+        """What lies in the dead-letter place, and is no task: it has no ID."""
+        return cls("", 0, FailedTaskRecord(failed_at_ms, 0, f"unreadable: {place}: {error}"))
+
 
 class TaskLedger(Protocol):
     """Who knows the tasks of this shard; see services.ingest.queued."""

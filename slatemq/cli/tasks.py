@@ -39,6 +39,16 @@ Exit codes: 0 it is applied, 1 it failed for the last time, 3 it is still
 pending when the time is over. The work goes on.
 """
 
+FAILED_EPILOG = """\
+\b
+Example:
+  slatemq task failed --limit 10
+
+\b
+What lies in the dead-letter place and is no task is listed as unreadable,
+with its place in the backend. It is not retried: look at it there.
+"""
+
 RETRY_EPILOG = """\
 \b
 Example:
@@ -93,7 +103,7 @@ def wait(session: Session, task_id: str, length: timedelta | None) -> None:
         raise DeadlineExceeded(f"{task_id} is still pending")
 
 
-@task.command("failed", epilog="\b\nExample:\n  slatemq task failed --limit 10")
+@task.command("failed", epilog=FAILED_EPILOG)
 @click.option(
     "--limit",
     type=click.IntRange(1, 10_000),
@@ -125,8 +135,8 @@ def failed(session: Session, limit: int) -> None:
             ("task", "accepted", "failed", "attempts", "error"),
             (
                 (
-                    one.task_id,
-                    format_time(one.accepted_at_ms),
+                    one.task_id or "unreadable",
+                    format_time(one.accepted_at_ms) if one.task_id else "",
                     format_time(one.ended_at_ms),
                     one.attempts_count,
                     one.error,

@@ -90,7 +90,8 @@ class TaskServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListFailedTasks(self, request, context):
-        """Lists the tasks in this ingest's dead-letter place of the backend, the oldest first.
+        """Lists the tasks in this ingest's dead-letter place of the backend, the oldest first. What lies there and is no task is listed too: its
+        `task_id` is empty, and its `error` begins with `unreadable` and names its place. It is never retried.
 
         Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN).
         """

@@ -51,7 +51,8 @@ class TaskServiceStub:
     Errors: as of GetTask.
     """
     ListFailedTasks: _grpc.UnaryUnaryMultiCallable[_task_pb2.ListFailedTasksRequest, _task_pb2.ListFailedTasksResponse]
-    """Lists the tasks in this ingest's dead-letter place of the backend, the oldest first.
+    """Lists the tasks in this ingest's dead-letter place of the backend, the oldest first. What lies there and is no task is listed too: its
+    `task_id` is empty, and its `error` begins with `unreadable` and names its place. It is never retried.
 
     Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN).
     """
@@ -84,7 +85,8 @@ class TaskServiceAsyncStub(TaskServiceStub):
     Errors: as of GetTask.
     """
     ListFailedTasks: _aio.UnaryUnaryMultiCallable[_task_pb2.ListFailedTasksRequest, _task_pb2.ListFailedTasksResponse]  # type: ignore[assignment]
-    """Lists the tasks in this ingest's dead-letter place of the backend, the oldest first.
+    """Lists the tasks in this ingest's dead-letter place of the backend, the oldest first. What lies there and is no task is listed too: its
+    `task_id` is empty, and its `error` begins with `unreadable` and names its place. It is never retried.
 
     Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN).
     """
@@ -132,7 +134,8 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_pb2.ListFailedTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_pb2.ListFailedTasksResponse, _abc.Awaitable[_task_pb2.ListFailedTasksResponse]]:
-        """Lists the tasks in this ingest's dead-letter place of the backend, the oldest first.
+        """Lists the tasks in this ingest's dead-letter place of the backend, the oldest first. What lies there and is no task is listed too: its
+        `task_id` is empty, and its `error` begins with `unreadable` and names its place. It is never retried.
 
         Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN).
         """

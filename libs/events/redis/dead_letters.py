@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from redis import asyncio as aioredis
 
-from libs.events.tasks import FailedTask, WriteTask, decode_failed_task, encode_failed_task
+from libs.events.tasks import (
+    FailedTask,
+    UnreadableTask,
+    WriteTask,
+    decode_failed_task,
+    encode_failed_task,
+)
 from libs.events.wall_clock import now_ms
+from slatemq.errors import InvalidArgument
 from slatemq.events.envelope import format_timestamp
 
 _PAGE = 100
@@ -42,30 +49,50 @@ class DeadLetters:
         """All of them."""
         return int(await self._client.xlen(self.key))
 
-    async def tasks(self, limit: int) -> list[tuple[bytes, FailedTask]]:
-        """Tasks with the IDs of their entries, the oldest first."""
-        found: list[tuple[bytes, FailedTask]] = []
-        after = "-"
-        while len(found) < limit:
-            page: Any = await self._client.xrange(self.key, min=after, count=_PAGE)
-            found += [
-                (entry_id, decode_failed_task(fields[b"data"]))
-                for entry_id, fields in page
-                if fields[b"kind"] == b"task"
-            ]
-            if len(page) < _PAGE:
+    async def tasks(self, limit: int) -> list[FailedTask | UnreadableTask]:
+        """Tasks, and what is none, the oldest first."""
+        found: list[FailedTask | UnreadableTask] = []
+        async for _, dead_letter in self._tasks():
+            if len(found) == limit:
                 break
-            after = "(" + page[-1][0].decode()
-        return found[:limit]
+            found.append(dead_letter)
+        return found
 
     async def retry_tasks(self, retry: Callable[[WriteTask, bytes], Awaitable[None]]) -> int:
         """Give each task, as if new, and the ID of its entry to `retry`; returns how many.
 
-        `retry` removes the entry.
+        `retry` removes the entry. What is no task stays, and so does what fails meanwhile.
         """
         count = 0
-        while failed := await self.tasks(_PAGE):
-            for entry_id, dead_letter in failed:
+        async for entry_id, dead_letter in self._tasks():
+            if isinstance(dead_letter, FailedTask):
                 await retry(dead_letter.task.renewed(), entry_id)
                 count += 1
         return count
+
+    async def _tasks(self) -> AsyncIterator[tuple[bytes, FailedTask | UnreadableTask]]:
+        """The entries that are no events and stand there now."""
+        client: Any = self._client
+        newest = await client.xrevrange(self.key, count=1)
+        after = "-"
+        page = newest
+        while page:
+            page = await client.xrange(self.key, min=after, max=newest[0][0], count=_PAGE)
+            for entry_id, fields in page:
+                if fields.get(b"kind") != b"event":
+                    yield entry_id, self._read(entry_id, fields)
+                after = "(" + entry_id.decode()
+
+    def _read(self, entry_id: bytes, fields: Mapping[bytes, bytes]) -> FailedTask | UnreadableTask:
+        kind, error = fields.get(b"kind"), fields.get(b"error", b"").decode(errors="replace")
+        if kind == b"task":
+            try:
+                return decode_failed_task(fields.get(b"data", b""))
+            except InvalidArgument as wrong:
+                error = str(wrong)
+        milliseconds, _, _ = entry_id.decode().partition("-")
+        return UnreadableTask(
+            place=f"entry {entry_id.decode()} of {self.key}",
+            error=error or f"an entry of the kind {kind!r}",
+            failed_at=format_timestamp(int(milliseconds)),
+        )

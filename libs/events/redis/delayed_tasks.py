@@ -10,7 +10,7 @@ from redis import asyncio as aioredis
 from libs.events.redis.connection import BLOCK_MS
 from libs.events.redis.dead_letters import DeadLetters, Pipeline
 from libs.events.settings import RedisSettings
-from libs.events.tasks import FailedTask, WriteTask, encode_task
+from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, encode_task
 from libs.events.wall_clock import now_ms
 
 PROMOTE = """
@@ -76,9 +76,9 @@ class DelayedTasks(ABC):
             self._append(pipeline, encode_task(task))
             await pipeline.execute()
 
-    async def failed(self, limit: int) -> list[FailedTask]:
-        """Tasks among the dead letters; they stay there."""
-        return [dead_letter for _, dead_letter in await self._dead.tasks(limit)]
+    async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
+        """Tasks among the dead letters, and what is none; they stay there."""
+        return await self._dead.tasks(limit)
 
     async def counts(self) -> tuple[int, int]:
         """Tasks that are waiting, delayed or given out, and dead letters."""

@@ -11,8 +11,8 @@ from redis import asyncio as aioredis
 from libs.events.backend import Handler
 from libs.events.deliveries import run_handler
 from libs.events.redis.connection import BLOCK_MS, translated
+from libs.events.redis.consumer_group import Delivery, Group
 from libs.events.redis.dead_letters import DeadLetters
-from libs.events.redis.held import Delivery, Group
 from libs.events.retrying import Outage
 from libs.events.settings import RedisSettings
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable

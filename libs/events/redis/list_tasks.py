@@ -13,7 +13,7 @@ from typing import Any
 
 from redis import asyncio as aioredis
 
-from libs.events.held import HeldTasks
+from libs.events.held_tasks import HeldTasks
 from libs.events.redis.connection import HOLD_MS, RECLAIM_S
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.delayed_tasks import DelayedTasks

@@ -8,10 +8,10 @@ from typing import Any
 
 from redis import asyncio as aioredis
 
-from libs.events.held import HeldTasks
+from libs.events.held_tasks import HeldTasks
+from libs.events.redis.consumer_group import Delivery, Group
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.delayed_tasks import DelayedTasks
-from libs.events.redis.held import Delivery, Group
 from libs.events.settings import RedisSettings
 from libs.events.tasks import WriteTask, decode_task
 from slatemq.errors import InvalidArgument

@@ -13,11 +13,11 @@ import msgspec
 import slatemq
 from libs.events.backend import BackendStats, Handler
 from libs.events.deliveries import end_task, run_handler
-from libs.events.held import HeldTasks
+from libs.events.held_tasks import HeldTasks
 from libs.events.retrying import Outage
 from libs.events.settings import SlatemqSettings
 from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
-from libs.events.tasks import FailedTask, WriteTask, decode_task, encode_task
+from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, decode_task, encode_task
 from slatemq.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -189,9 +189,14 @@ class SlatemqBackend:
                 if self._tasks.outage is not None:
                     raise Unavailable("SlateMQ is down", reason="BACKEND_DOWN") from None
                 return None
-        task = msgspec.structs.replace(
-            decode_task(message.payload), attempts=message.attempts_count - 1
-        )
+        try:
+            task = decode_task(message.payload)
+        except InvalidArgument as error:
+            log.error("what is not a task goes to the dead letters: %s", error)
+            with _translated():
+                await self._finish(message.fail(str(error)))
+            return None
+        task = msgspec.structs.replace(task, attempts=message.attempts_count - 1)
         self._held_tasks.add(task.task_id, (task, message))
         return task
 
@@ -237,23 +242,31 @@ class SlatemqBackend:
         pending = tasks.available_count + tasks.delayed_count + tasks.in_flight_count
         return BackendStats(pending, dead)
 
-    async def failed_tasks(self, limit: int) -> list[FailedTask]:
+    async def failed_tasks(self, limit: int) -> list[FailedTask | UnreadableTask]:
         """See QueueBackend."""
-        found: list[FailedTask] = []
+        found: list[FailedTask | UnreadableTask] = []
         with _translated():
             async for entry in self._running.list_entries(
                 self._tasks_queue, slatemq.EntryState.FAILED, view=slatemq.EntryView.FULL
             ):
-                if entry.message is not None and len(found) < limit:
-                    task = decode_task(entry.message.payload)
-                    found.append(
-                        FailedTask(
-                            task=msgspec.structs.replace(task, attempts=entry.attempts_count),
-                            error=entry.reason.removeprefix(FAIL_PREFIX),
-                            failed_at=format_timestamp(entry.finished_at_ms),
-                        )
-                    )
+                if len(found) == limit:
+                    break
+                if entry.message is not None:
+                    found.append(self._failed_task(entry, entry.message.payload))
         return found
+
+    def _failed_task(self, entry: slatemq.Entry, payload: bytes) -> FailedTask | UnreadableTask:
+        failed_at = format_timestamp(entry.finished_at_ms)
+        try:
+            task = decode_task(payload)
+        except InvalidArgument as error:
+            place = f"message {entry.message_id} of the queue {self._tasks_queue}"
+            return UnreadableTask(place=place, error=str(error), failed_at=failed_at)
+        return FailedTask(
+            task=msgspec.structs.replace(task, attempts=entry.attempts_count),
+            error=entry.reason.removeprefix(FAIL_PREFIX),
+            failed_at=failed_at,
+        )
 
     # --- What they share ----------------------------------------------------
 

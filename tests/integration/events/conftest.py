@@ -87,6 +87,16 @@ def server(
         yield backend, started
 
 
+@pytest.fixture(scope="module", params=["redis", "redis-lists"])
+def backend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Server]]:
+    """A backend of tasks: its name in the settings, and its server."""
+    name, make = SERVERS[request.param]
+    with running(make(tmp_path_factory.mktemp(request.param))) as started:
+        yield name, started
+
+
 @pytest.fixture
 async def rig(server: tuple[str, Server]) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as closing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,13 +14,21 @@ import msgspec
 import yaml
 
 from libs.events.settings import Consistency, QueueSettings
+from libs.events.tasks import WriteTask
+from libs.serving.telemetry import Telemetry
+from services.ingest.task_backend import TaskBackend
+from services.ingest.task_bodies import INLINE_BODY_BYTES_MAX
 from slatemq.errors import Unavailable
 from slatemq.rpc_status import raising_slatemq_errors
+from slatemq.task_ids import TaskIds
 from slatemq.v1 import ingest_pb2, task_pb2, task_pb2_grpc
 from tests.integration.events.servers import Server
 from tests.integration.ingest_server import Ingest, message, serving
 
 EVENTUALLY_S = 60.0
+
+LARGE = bytes(range(256)) * (INLINE_BODY_BYTES_MAX // 256 + 1)
+"""A payload that does not travel in its task."""
 
 
 def queue_settings(
@@ -138,3 +147,24 @@ async def eventually(call: Callable[[], Any], seconds: float = EVENTUALLY_S) -> 
             except Unavailable:
                 pass
             await asyncio.sleep(0.05)
+
+
+def new_task_id() -> str:
+    """The ID of a task that the ingest of shard 0 might have accepted now."""
+    return TaskIds(0).make(int(time.time() * 1000))
+
+
+async def enqueue(settings: QueueSettings, task_id: str, payload: dict[str, object]) -> None:
+    """Put a task into the backend beside the ingest."""
+    backend = TaskBackend(settings, 0, Telemetry().meter)
+    await backend.connect()
+    await backend.enqueue(
+        WriteTask(
+            task_id=task_id,
+            operation="Publish",
+            created_at="2026-02-22T12:00:00.000Z",
+            max_retries=backend.max_retries,
+            payload=payload,
+        )
+    )
+    await backend.close()

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import asyncio as aioredis
 
-from libs.events.settings import QueueSettings
-from libs.events.tasks import WriteTask
 from libs.serving.telemetry import Telemetry
 from libs.storage.roots import open_root
 from services.ingest.task_backend import TaskBackend
-from services.ingest.task_bodies import INLINE_BODY_BYTES_MAX, ORPHAN_MS
+from services.ingest.task_bodies import ORPHAN_MS
 from services.ingest.task_outcomes import KEPT_MS
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.task_ids import TaskIds
 from slatemq.v1 import ingest_pb2, task_pb2
-from tests.integration.events.conftest import SERVERS
-from tests.integration.events.queued_ingest import QueuedIngest, eventually, queue_settings, queued
-from tests.integration.events.servers import Server, running
+from tests.integration.events.queued_ingest import (
+    LARGE,
+    QueuedIngest,
+    enqueue,
+    eventually,
+    new_task_id,
+    queue_settings,
+    queued,
+)
+from tests.integration.events.servers import Server
 from tests.integration.ingest_server import message, serving
 
 pytestmark = pytest.mark.slow  # Real servers, whose redeliveries take their delays.
@@ -33,21 +38,6 @@ PENDING, APPLIED, FAILED = (
     task_pb2.TASK_STATE_APPLIED,
     task_pb2.TASK_STATE_FAILED,
 )
-LARGE = bytes(range(256)) * (INLINE_BODY_BYTES_MAX // 256 + 1)
-
-
-@pytest.fixture(scope="module", params=["redis", "redis-lists"])
-def backend(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, Server]]:
-    name, make = SERVERS[request.param]
-    with running(make(tmp_path_factory.mktemp(request.param))) as started:
-        yield name, started
-
-
-def new_task_id() -> str:
-    """The ID of a task that the ingest of shard 0 might have accepted now."""
-    return TaskIds(0).make(int(time.time() * 1000))
 
 
 async def test_a_publish_is_answered_with_a_task_whose_messages_come(
@@ -149,24 +139,47 @@ async def test_a_large_body_is_an_object_until_it_is_applied(
 
 
 async def test_orphaned_bodies_are_removed_at_the_start_and_others_stay(
-    backend: tuple[str, Server], tmp_path: Path
+    backend: tuple[str, Server], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Given bodies of publishes that were never enqueued: an old one, and one that may be on its way
+    caplog.set_level(logging.INFO, "services.ingest")
+    # Given bodies of publishes that were never enqueued: an old one, one that may be on its way,
+    # and two old ones of another backend
     root = tmp_path.as_uri()
     objects = open_root(root).objects
-    old, new = (f"tasks/ingest-0/{new_task_id()}" for _ in range(2))
-    for path in (old, new):
+    settings = queue_settings(*backend)
+    place = TaskBackend(settings, 0, Telemetry().meter).place
+    elsewhere = TaskBackend(queue_settings(*backend), 0, Telemetry().meter).place
+    assert elsewhere != place
+    folders = (place, place, elsewhere, elsewhere)
+    old, new, *others = [f"tasks/ingest-0/{folder}/{new_task_id()}" for folder in folders]
+    for path in (old, new, *others):
         await objects.put(path, b"body")
     long_ago = (tmp_path / old).stat().st_mtime - ORPHAN_MS / 1000 - 1
-    os.utime(tmp_path / old, (long_ago, long_ago))
+    for path in (old, *others):
+        os.utime(tmp_path / path, (long_ago, long_ago))
 
-    # When the ingest starts, then the old one goes
-    async with queued(queue_settings(*backend), root):
+    # When the ingest starts, then the old one goes, and the log tells of the others
+    async with queued(settings, root):
 
         async def is_removed() -> bool:
-            return await objects.list("tasks") == [new]
+            return set(await objects.list("tasks")) == {new, *others}
 
         await eventually(is_removed)
+        # It is told of once it has happened
+        while "removed 1 bodies" not in caplog.text:
+            await asyncio.sleep(0.01)
+    assert "tasks/ingest-0 has 2 bodies of publishes that another backend has" in caplog.text
+
+    # And where none is left, none is told of
+    caplog.clear()
+    async with queued(settings, root) as ingest:
+        await ingest.applied(await ingest.send_task(b"x"))
+
+        async def is_told() -> bool:
+            return "has 2 bodies" in caplog.text
+
+        await eventually(is_told)
+    assert "removed" not in caplog.text
 
 
 async def test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried(
@@ -205,22 +218,6 @@ async def test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried
         assert sorted(await ingest.stored()) == [b"back", b"good"]
 
 
-async def enqueue(settings: QueueSettings, task_id: str, payload: dict[str, object]) -> None:
-    """Put a task into the backend beside the ingest."""
-    backend = TaskBackend(settings, 0, Telemetry().meter)
-    await backend.connect()
-    await backend.enqueue(
-        WriteTask(
-            task_id=task_id,
-            operation="Publish",
-            created_at="2026-02-22T12:00:00.000Z",
-            max_retries=backend.max_retries,
-            payload=payload,
-        )
-    )
-    await backend.close()
-
-
 async def test_what_is_not_a_task_goes_to_the_dead_letters_and_others_are_applied(
     backend: tuple[str, Server],
 ) -> None:
@@ -245,19 +242,59 @@ async def test_what_is_not_a_task_goes_to_the_dead_letters_and_others_are_applie
 
         # And the others are dead letters with their errors, and nowhere else
         async def are_dead() -> bool:
-            return [one.task_id for one in await ingest.failed()] == [foreign]
+            wanted = ["", *([""] * (len(strange) - 1)), foreign]
+            return [one.task_id for one in await ingest.failed()] == wanted
 
         await eventually(are_dead)
-        assert "a letter of it is wrong" in (await ingest.failed())[0].error
-        letters = [fields for _, fields in await client.xrange(f"{key[:-5]}dead-letter")]
-        unreadable = [one for one in letters if one[b"kind"] == b"unreadable"]
-        assert len(unreadable) == len(strange)
-        assert unreadable[0][b"data"] == b"not JSON"
-        assert all(one[b"error"] for one in unreadable)
+        *unreadable, last = await ingest.failed()
+        assert "a letter of it is wrong" in last.error
+        dead = f"{key[:-5]}dead-letter"
+        assert all(f" of {dead}: " in one.error for one in unreadable)
+        letters = [fields for _, fields in await client.xrange(dead)]
+        assert letters[0][b"data"] == b"not JSON"
         waiting = TaskBackend(settings, 0, Telemetry().meter)
         await waiting.connect()
         assert (await waiting.connected.stats()).pending_tasks == 0
         await waiting.close()
+
+
+async def test_a_damaged_dead_letter_is_told_of_and_hinders_no_other(
+    backend: tuple[str, Server], tmp_path: Path
+) -> None:
+    root = tmp_path.as_uri()
+    settings = queue_settings(*backend, max_retries=0)
+    dead = f"{settings.redis.stream_prefix}.ingest-0:dead-letter"
+    path = f"tasks/ingest-0/{new_task_id()}"
+    task_id = path.rpartition("/")[2]
+    async with queued(settings, root) as ingest, aioredis.Redis.from_url(settings.redis.url) as one:
+        # Given damaged dead letters before and behind one that is whole
+        damaged: list[dict[Any, Any]] = [
+            {"kind": "task", "data": "{"},
+            {"kind": "task"},
+            {"x": "y"},
+        ]
+        for fields in damaged:
+            await one.xadd(dead, fields)
+        await enqueue(settings, task_id, {"content_length": 4, "data_ref": path})
+        assert (await ingest.wait(task_id)).state == FAILED
+
+        async def is_dead() -> bool:
+            return task_id in [failed.task_id for failed in await ingest.failed()]
+
+        await eventually(is_dead)
+        await one.xadd(dead, damaged[0])
+
+        # Then all are listed, and the whole one can be retried
+        listed = await ingest.failed()
+        assert [failed.task_id for failed in listed] == ["", "", "", task_id, ""]
+        assert all(failed.ended_at_ms for failed in listed)
+        assert listed[0].error.startswith("unreadable: entry ")
+        request = ingest_pb2.PublishRequest(messages=[message(b"back")])
+        await open_root(root).objects.put(path, request.SerializeToString())
+        assert await ingest.retry() == 1
+        await ingest.applied(task_id)
+        assert [failed.task_id for failed in await ingest.failed()] == [""] * 4
+        assert await ingest.retry() == 0
 
 
 async def test_a_backend_that_refuses_commands_is_waited_for(

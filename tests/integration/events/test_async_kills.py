@@ -16,9 +16,8 @@ from libs.storage.roots import open_root
 from slatemq.errors import SlateMQError
 from tests.integration.events.conftest import SERVERS
 from tests.integration.events.killed_ingest import STEPS
-from tests.integration.events.queued_ingest import QueuedIngest, queue_settings, write_config
+from tests.integration.events.queued_ingest import LARGE, QueuedIngest, queue_settings, write_config
 from tests.integration.events.servers import Server, running
-from tests.integration.events.test_async import LARGE
 from tests.integration.ingest_server import message, process
 
 pytestmark = pytest.mark.slow  # Processes are killed, and what they had comes again after 30 s.

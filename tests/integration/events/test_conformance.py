@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from libs.events.backend import BackendStats, QueueBackend
-from libs.events.tasks import WriteTask
+from libs.events.tasks import FailedTask, WriteTask
 from slatemq.errors import Unavailable
 from slatemq.events.catalogue import ObjectCreated, ObjectDeleted, QueueCreated, make_event
 from slatemq.events.envelope import Event, format_timestamp, make_task_id
@@ -267,10 +267,10 @@ async def test_a_task_without_retries_left_is_a_dead_letter_until_it_is_retried(
     # Then it is a dead letter with its last error
     await eventually_stats(producer, lambda stats: stats == BackendStats(0, 1))
     failed = await producer.failed_tasks(10)
-    assert [(f.task.task_id, f.error) for f in failed] == [
-        (poison.task_id, "attempt 1: bad filter")
-    ]
-    assert failed[0].task.attempts == 2
+    (one,) = failed
+    assert isinstance(one, FailedTask)
+    assert (one.task.task_id, one.error) == (poison.task_id, "attempt 1: bad filter")
+    assert one.task.attempts == 2
 
     # When failed tasks are retried, then it comes as if new, once
     assert await producer.retry_failed_tasks() == 1

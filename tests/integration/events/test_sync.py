@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from slatemq.v1 import ingest_pb2, task_pb2
 from tests.faults.faulty_store import Fault, Outcome, faulty_store
 from tests.integration.events.conftest import SERVERS
 from tests.integration.events.queued_ingest import (
+    LARGE,
     QueuedIngest,
     queue_settings,
     queued,
@@ -30,20 +30,10 @@ from tests.integration.events.queued_ingest import (
 )
 from tests.integration.events.servers import Server, running
 from tests.integration.events.slatemq_server import SlatemqServer
-from tests.integration.events.test_async import LARGE
 from tests.integration.ingest_server import message, process
 from tests.integration.s3_servers import CREDENTIALS, moto, root_url
 
 pytestmark = pytest.mark.slow  # Real servers, and a store that is away for a while.
-
-
-@pytest.fixture(scope="module", params=["redis", "redis-lists"])
-def backend(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, Server]]:
-    name, make = SERVERS[request.param]
-    with running(make(tmp_path_factory.mktemp(request.param))) as started:
-        yield name, started
 
 
 async def test_a_sync_publish_is_answered_as_a_direct_one(backend: tuple[str, Server]) -> None:

@@ -16,9 +16,14 @@ from slatemq.v1 import ingest_pb2
 from tests.integration import ready_command
 from tests.integration.cli_stack import RUN_SECONDS
 from tests.integration.events.conftest import SERVERS
-from tests.integration.events.queued_ingest import queue_settings, write_config
+from tests.integration.events.queued_ingest import (
+    LARGE,
+    enqueue,
+    new_task_id,
+    queue_settings,
+    write_config,
+)
 from tests.integration.events.servers import Server, running
-from tests.integration.events.test_async import LARGE, enqueue, new_task_id
 from tests.integration.ingest_server import message, process
 
 pytestmark = pytest.mark.slow  # Commands and an ingest in processes of their own.

@@ -1,0 +1,195 @@
+"""The consumer of tasks on a shard whose blobs are held back: what comes twice, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from libs.events.backend import BackendStats
+from libs.events.settings import QueueSettings
+from libs.events.tasks import WriteTask
+from libs.serving.telemetry import Telemetry
+from libs.storage.roots import Root, open_root
+from libs.storage.task_records import AppliedTask, FailedTaskRecord
+from services.ingest import wire
+from services.ingest.batches import Accepted
+from services.ingest.shard import Shard
+from services.ingest.task_backend import TaskBackend
+from services.ingest.task_bodies import TaskBodies
+from services.ingest.task_consumer import TaskConsumer
+from services.ingest.task_outcomes import TaskOutcomes
+from services.ingest.task_traces import TaskTraces
+from services.ingest.uploads import UPLOAD_AGE_MS_MAX
+from slatemq.errors import InvalidArgument
+from slatemq.task_ids import TaskIds
+from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest
+from tests.integration.events.conftest import SERVERS, eventually
+from tests.integration.events.queued_ingest import queue_settings
+from tests.integration.events.servers import Server, running
+from tests.manual_clock import ManualClock
+from tests.unit.ingest.shards import GatedObjects, opened, sequences
+
+pytestmark = pytest.mark.slow  # Real servers.
+
+BLOB = bytes(65_536)
+"""A payload that is stored as an object: it waits at the gate."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=["redis", "redis-lists", pytest.param("slatemq", marks=pytest.mark.stack)],
+)
+def backend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Server]]:
+    name, make = SERVERS[request.param]
+    with running(make(tmp_path_factory.mktemp(request.param))) as started:
+        yield name, started
+
+
+class Consuming:
+    """A consumer at work on a shard, and the backend that its tasks come from."""
+
+    def __init__(self, settings: QueueSettings, root: Root, shard: Shard) -> None:
+        self.shard = shard
+        self.backend = TaskBackend(settings, 0, Telemetry().meter)
+        self.outcomes = TaskOutcomes(shard.database, shard.publisher, shard.clock)
+        self.consumer = TaskConsumer(
+            shard.publisher,
+            self.backend,
+            TaskBodies(root.objects, 0, self.backend.place),
+            self.outcomes,
+            self._accept,
+            TaskTraces(Telemetry()),
+        )
+
+    def _accept(self, body: bytes) -> Accepted:
+        if body == b"poison":
+            raise InvalidArgument("payload.body", "is poison")
+        return wire.accept(PublishRequest.FromString(body), wire.Rules(64 << 20, 3600, 900_000))
+
+    async def enqueue(self, payload: bytes, count: int = 1) -> str:
+        """A task with one message, enqueued as often; poison is no request."""
+        request = PublishRequest(messages=[PublishMessage(payload=payload)])
+        body = b"poison" if payload == b"poison" else request.SerializeToString()
+        task_id = TaskIds(0).make(self.shard.clock.now_ms())
+        bodies = TaskBodies(open_root("memory:///").objects, 0, "none")
+        task = WriteTask(
+            task_id=task_id,
+            operation="Publish",
+            created_at="2026-02-22T12:00:00.000Z",
+            max_retries=self.backend.max_retries,
+            payload=await bodies.put(task_id, body),
+        )
+        for _ in range(count):
+            await self.backend.enqueue(task)
+        return task_id
+
+    async def until(self, stored_count: int, dead_count: int = 0) -> None:
+        """Wait until so many are stored, so many are dead letters, and nothing waits."""
+        wanted = BackendStats(0, dead_count)
+        async with asyncio.timeout(60):
+            while len(await sequences(self.shard)) < stored_count:
+                await asyncio.sleep(0.05)
+            while await self.backend.connected.stats() != wanted:
+                await asyncio.sleep(0.05)
+        assert len(await sequences(self.shard)) == stored_count
+
+
+@asynccontextmanager
+async def consuming(
+    settings: QueueSettings, root: Root, clock: ManualClock | None = None
+) -> AsyncIterator[Consuming]:
+    async with opened(root, clock) as shard:
+        made = Consuming(settings, root, shard)
+        await made.backend.connect()
+        running = asyncio.create_task(made.consumer.run())
+        try:
+            yield made
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            await made.backend.close()
+
+
+def gated() -> tuple[Root, GatedObjects]:
+    root = open_root("memory:///")
+    objects = root.objects = GatedObjects(root.objects)
+    return root, objects
+
+
+async def test_a_task_that_comes_twice_while_it_is_applied_is_stored_once_and_completed_twice(
+    backend: tuple[str, Server],
+) -> None:
+    root, store = gated()
+    async with consuming(queue_settings(*backend), root) as made:
+        # Given a task that the backend has twice, and another one behind it
+        task_id = await made.enqueue(BLOB, count=2)
+        await eventually(lambda: store.writes)
+        behind = await made.enqueue(b"behind it")
+        # Nothing else is begun while the first delivery is being applied
+        await asyncio.sleep(0.2)
+        assert store.writes == 1
+
+        # When it can be stored, then it is, once, and both deliveries have their end
+        store.gate.set()
+        await made.until(2)
+        for known in (task_id, behind):
+            assert isinstance(await made.outcomes.find(known), AppliedTask)
+
+        # And when it comes again later, then it is only completed
+        await made.enqueue(b"later")
+        again = WriteTask(
+            task_id=task_id,
+            operation="Publish",
+            created_at="2026-02-22T12:00:00.000Z",
+            payload={"body": "AA==", "content_length": 1},
+        )
+        await made.backend.enqueue(again)
+        await made.enqueue(b"last")
+        await made.until(4)
+
+
+async def test_a_refusal_of_one_try_is_not_kept_for_the_next(backend: tuple[str, Server]) -> None:
+    root, store = gated()
+    clock = ManualClock()
+    async with consuming(queue_settings(*backend), root, clock) as made:
+        # Given a task whose blob takes over an hour: its commit refuses it
+        task_id = await made.enqueue(BLOB)
+        await eventually(lambda: store.writes)
+        clock.advance(UPLOAD_AGE_MS_MAX + 1)
+        store.gate.set()
+
+        # Then it is tried again, without an attempt that counts
+        await made.until(1)
+        assert isinstance(await made.outcomes.find(task_id), AppliedTask)
+        assert made.outcomes.last_attempt(task_id) is None
+
+
+async def test_a_task_that_is_refused_for_good_says_so_and_is_tried_no_more(
+    backend: tuple[str, Server],
+) -> None:
+    root = open_root("memory:///")
+    settings = queue_settings(*backend, max_retries=1, retry_delay_ms=100)
+    async with consuming(settings, root) as made:
+        # Given a task that no attempt can apply
+        task_id = await made.enqueue(b"poison")
+        await made.until(0, 1)
+
+        # Then its error is known, and it is a dead letter while others are applied
+        known = await made.outcomes.find(task_id)
+        assert isinstance(known, FailedTaskRecord)
+        assert (known.attempts, "is poison" in known.error) == (2, True)
+        await made.enqueue(b"good")
+        await made.until(1, 1)
+        assert await made.outcomes.find(task_id) == known
+
+    # And the next process knows it, too, though nothing of it waits any more
+    async with consuming(settings, root) as made:
+        await made.enqueue(b"good")
+        await made.until(2, 1)
+        assert await made.outcomes.find(task_id) == known
+        assert made.consumer.is_idle
