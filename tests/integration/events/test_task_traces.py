@@ -12,7 +12,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from libs.events.settings import QueueSettings
-from libs.serving.telemetry import Telemetry, recording
+from libs.serving.recording import recording
+from libs.serving.telemetry import Telemetry
 from libs.storage.errors import StoreUnavailable
 from services.ingest.uploads import Uploads
 from services.ingest.waiting import Waiting
