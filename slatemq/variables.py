@@ -46,7 +46,8 @@ EVENT_QUEUES = """
 """The settings of event queues; see libs/events/settings.py."""
 
 OTHERS = """
-    ATTEMPTS BROKER_PORT ENDPOINT HEADERS INGEST_PORT JANITOR_PORT MESSAGE_ID QUEUE ROUTER_PORT
+    ATTEMPTS BROKER_PORT ENDPOINT HEADERS INGEST_PORT JANITOR_PORT KAFKA_PORT MESSAGE_ID QUEUE
+    RABBITMQ_PORT REDIS_PORT ROUTER_PORT
 """
 """Of the command, of the programs that `slatemq consume --exec` runs, and of docker-compose.yml."""
 

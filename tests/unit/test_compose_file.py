@@ -1,0 +1,123 @@
+"""docker-compose.yml: what must hold of every service, and of the profiles of event queues."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from libs.events.settings import QueueSettings, read_settings
+from libs.serving.event_queues import read_queue_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+
+OURS = ("ingest", "broker", "router", "janitor")
+BACKENDS = ("redis", "rabbitmq", "kafka")
+
+DURABLE = {
+    "redis": "--appendonly yes --appendfsync always",
+    "rabbitmq": "/var/lib/rabbitmq",
+    "kafka": "'KAFKA_LOG_FLUSH_INTERVAL_MESSAGES': '1'",
+}
+"""What makes an answer durable, somewhere in the service."""
+
+
+def config(profile: str) -> Path:
+    """The file that a profile makes the services read."""
+    (name,) = {SERVICES[ours]["environment"]["SLATEMQ_CONFIG"] for ours in OURS}
+    mounted = re.sub(r"\$\{COMPOSE_PROFILES:-(\w+)\}", lambda m: profile or m[1], name)
+    volumes: set[str] = {volume for ours in OURS for volume in SERVICES[ours]["volumes"]}
+    (mount,) = (volume for volume in volumes if volume.startswith("./"))
+    folder, place, _ = mount.split(":")
+    return ROOT / folder / Path(mounted).relative_to(place)
+
+
+def settings(profile: str) -> QueueSettings:
+    return read_settings(config(profile), {})
+
+
+def address_of(backend: str) -> tuple[str | None, int | None]:
+    section = getattr(settings(backend), backend)
+    if backend == "kafka":
+        (broker,) = section.brokers
+        return broker.split(":")[0], int(broker.split(":")[1])
+    parts = urlsplit(section.url)
+    return parts.hostname, parts.port
+
+
+def test_there_are_our_services_and_one_for_each_backend() -> None:
+    assert set(SERVICES) == {*OURS, *BACKENDS}
+
+
+@pytest.mark.parametrize("name", [*OURS, *BACKENDS])
+def test_each_container_has_bounds_and_comes_back(name: str) -> None:
+    service = SERVICES[name]
+
+    assert re.fullmatch(r"\d+[mg]", service["mem_limit"])
+    assert service["logging"]["options"] == {"max-size": "10m", "max-file": "5"}
+    assert service["restart"] == "on-failure"
+    assert all(port.startswith("127.0.0.1:${SLATEMQ_") for port in service["ports"])
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_backend_runs_in_its_profile_only_and_keeps_what_it_answered(name: str) -> None:
+    service = SERVICES[name]
+
+    assert service["profiles"] == [name]
+    assert re.fullmatch(r"[\w/]+:\d+\.\d+\.\d+", service["image"]), "pinned to a whole version"
+    assert service["healthcheck"]["test"][0] == "CMD"
+    (volume,) = service["volumes"]
+    assert volume.split(":")[0] == name
+    assert name in COMPOSE["volumes"]
+    assert DURABLE[name] in str(service)
+
+
+def test_redis_refuses_more_before_its_container_is_full() -> None:
+    command = SERVICES["redis"]["command"]
+    (megabytes,) = re.findall(r"--maxmemory (\d+)mb", command)
+
+    assert 2 * int(megabytes) <= int(SERVICES["redis"]["mem_limit"].removesuffix("m"))
+    assert "--maxmemory-policy noeviction" in command
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_services_run_in_every_profile_and_wait_for_no_backend(name: str) -> None:
+    assert "profiles" not in SERVICES[name]
+    assert not set(SERVICES[name].get("depends_on", ())) & set(BACKENDS)
+
+
+def test_without_a_profile_the_services_are_in_direct_mode() -> None:
+    assert read_queue_settings(str(config("")), {"SLATEMQ_QUEUE_CONSISTENCY": "async"}) is None
+
+
+@pytest.mark.parametrize("profile", BACKENDS)
+def test_the_settings_of_a_profile_name_its_backend_and_its_container(profile: str) -> None:
+    read = read_queue_settings(str(config(profile)), {})
+    host, port = address_of(profile)
+
+    assert read is not None
+    assert (read.backend, read.consistency, host) == (profile, "write-through", profile)
+    assert port == {"redis": 6379, "rabbitmq": 5672, "kafka": 9092}[profile]
+
+
+def test_the_settings_are_as_durable_as_the_containers() -> None:
+    assert settings("rabbitmq").rabbitmq.durable
+    assert settings("kafka").kafka.acks == "all"
+    login = SERVICES["rabbitmq"]["environment"]
+    parts = urlsplit(settings("rabbitmq").rabbitmq.url)
+    assert (parts.username, parts.password) == (
+        login["RABBITMQ_DEFAULT_USER"],
+        login["RABBITMQ_DEFAULT_PASS"],
+    )
+
+
+def test_every_file_of_settings_belongs_to_a_profile() -> None:
+    files = {file.stem for file in config("").parent.iterdir()}
+
+    assert files == {"direct", *BACKENDS}
