@@ -1,0 +1,140 @@
+"""The parts of the examples with events: a cache, an audit log and an inbox."""
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from examples.events.audit_log import DAYS_OPEN, AuditLog
+from examples.events.cached_files import Cache, changed_key
+from examples.events.webhook_receiver import Inbox
+from slatemq.events import Event, decode_event, make_event
+from slatemq.events.catalogue import EventData, MessagePublished
+
+DAY_MS = 86_400_000
+NOON_MS = 1_771_761_600_000
+
+
+def event(number: int, at_ms: int = NOON_MS, data: EventData | None = None) -> Event:
+    data = data or MessagePublished(message_id=number, headers={"changed": "a"}, size=1)
+    return make_event(data, source="ingest-0", request_id="", at_ms=at_ms)
+
+
+def lines(file: Path) -> list[Event]:
+    return [decode_event(line) for line in file.read_bytes().splitlines()]
+
+
+# --- Cache --------------------------------------------------------------------------------------
+
+
+async def test_a_value_is_loaded_once_until_it_is_dropped_or_too_old() -> None:
+    loads: list[str] = []
+
+    async def load(key: str) -> bytes:
+        loads.append(key)
+        return b"%d" % len(loads)
+
+    cache = Cache(load, 60)
+    assert [await cache.get("a"), await cache.get("a")] == [(b"1", False), (b"1", True)]
+    cache.drop("a")
+    assert await cache.get("a") == (b"2", False)
+    cache.clear()
+    assert await cache.get("a") == (b"3", False)
+    old = Cache(load, 0)
+    assert [await old.get("a"), await old.get("a")] == [(b"4", False), (b"5", False)]
+
+
+async def test_a_value_that_changes_while_it_is_loaded_is_not_kept() -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def load(key: str) -> bytes:
+        started.set()
+        await go_on.wait()
+        return b"old"
+
+    cache = Cache(load, 60)
+    loading = asyncio.create_task(cache.get("a"))
+    await started.wait()
+    cache.drop("a")
+    go_on.set()
+
+    assert await loading == (b"old", False)
+    assert await cache.get("a") == (b"old", False)
+    assert await cache.get("a") == (b"old", True)
+
+
+async def test_a_load_that_fails_leaves_nothing() -> None:
+    async def load(key: str) -> bytes:
+        raise FileNotFoundError(key)
+
+    cache = Cache(load, 60)
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            await cache.get("a")
+
+
+def test_events_name_what_changed() -> None:
+    assert changed_key(event(1)) == "a"
+    assert changed_key(event(1, data=MessagePublished(message_id=1, headers={}, size=0))) == ""
+    notified = {"type": "object.deleted", "bucket": "b", "key": "x.json"}
+    assert changed_key(event(1, data=MessagePublished(message_id=1, headers=notified, size=0))) == (
+        "x.json"
+    )
+
+
+# --- Audit log ----------------------------------------------------------------------------------
+
+
+def test_an_event_is_in_the_file_of_its_day_once_however_often_it_comes(tmp_path: Path) -> None:
+    given = [event(number, NOON_MS + number % 2 * DAY_MS) for number in range(10)]
+
+    with AuditLog(tmp_path) as log:
+        assert log.append([*given[:6], given[0]]) == 6
+        assert log.append(given) == 4
+
+    with AuditLog(tmp_path) as log:
+        assert log.append(given) == 0
+    assert lines(tmp_path / "2026-02-22.jsonl") == given[::2]
+    assert lines(tmp_path / "2026-02-23.jsonl") == given[1::2]
+
+
+def test_a_line_that_a_crash_cut_off_is_written_again(tmp_path: Path) -> None:
+    given = [event(number) for number in range(3)]
+    with AuditLog(tmp_path) as log:
+        log.append(given)
+    file = tmp_path / "2026-02-22.jsonl"
+    file.write_bytes(file.read_bytes()[:-20])
+
+    with AuditLog(tmp_path) as log:
+        assert log.append(given) == 1
+    assert lines(file) == given
+
+
+def test_days_that_are_not_in_memory_any_more_are_known_from_their_files(tmp_path: Path) -> None:
+    days = [event(number, NOON_MS + number * DAY_MS) for number in range(DAYS_OPEN + 2)]
+    with AuditLog(tmp_path) as log:
+        assert [log.append([one]) for one in days] == [1] * len(days)
+        assert [log.append([one]) for one in days] == [0] * len(days)
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    given = [event(1)]
+    with AuditLog(tmp_path) as log:
+        with pytest.raises(BlockingIOError):
+            AuditLog(tmp_path)
+        assert log.append(given) == 1
+
+    with AuditLog(tmp_path) as log:
+        assert log.append(given) == 0
+
+
+# --- Receiver -----------------------------------------------------------------------------------
+
+
+def test_an_inbox_takes_an_event_once_and_remembers(tmp_path: Path) -> None:
+    with closing(Inbox(tmp_path / "inbox.sqlite")) as inbox:
+        assert [inbox.take("evt_1", b"x"), inbox.take("evt_1", b"x")] == [True, False]
+
+    with closing(Inbox(tmp_path / "inbox.sqlite")) as inbox:
+        assert not inbox.take("evt_1", b"x")
