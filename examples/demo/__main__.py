@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -69,6 +70,8 @@ def _parse() -> argparse.Namespace:
 def main() -> int:
     """Run the demo; returns the exit code."""
     given = _parse()
+    # As Ctrl-C: what was started is ended first.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     # Consumers forget messages on purpose, and services are killed: the judge tells what matters.
     logging.getLogger("slatemq").setLevel(logging.ERROR)
     words = Console(stderr=given.json)

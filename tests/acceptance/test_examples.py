@@ -22,7 +22,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         env=dict(os.environ) | environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 

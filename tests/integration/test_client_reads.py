@@ -26,7 +26,7 @@ async def test_messages_are_read_by_id_however_much_they_hold_together(
 ) -> None:
     async with slatemq.connect(address) as client:
         # Given messages that one answer cannot hold
-        payloads = [b"%d" % number * (20 << 20) for number in range(3)]
+        payloads = [b"%d" % number * (12 << 20) for number in range(3)]
         ids = [await client.publish(payload, {"n": str(len(payload))}) for payload in payloads]
         small = await client.publish(b"small", {"queue": "q"}, retention=60)
 
