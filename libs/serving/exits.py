@@ -6,7 +6,10 @@ process again, so these numbers are part of the interface.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 EXIT_CLEAN = 0
 """Drained and stopped because it was asked to."""
@@ -58,3 +61,14 @@ class FatalError(Exception):
         """Keep the cause, with which the process will end."""
         super().__init__(cause.message)
         self.cause = cause
+
+
+async def first_cause(*causes: Coroutine[Any, Any, ExitCause]) -> ExitCause:
+    """The cause that comes first; of several at once the first one here explains the others."""
+    ends = [asyncio.create_task(cause) for cause in causes]
+    try:
+        ended, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        return next(end for end in ends if end in ended).result()
+    finally:
+        for end in ends:
+            end.cancel()

@@ -110,9 +110,13 @@ class ArchiveRedriver:
                 raise NotFound("queue", queue.queue_id)
             if not into.elsewhere and into.queue_id not in shard.queues:
                 raise NotFound("queue", into.queue_id)
-            return redrive_archived(
+            outcomes = redrive_archived(
                 shard, queue, order, stored, letters, pushes, into.ingest_shard, now_ms
             )
+            each = zip(letters, outcomes, strict=True)
+            ids = (letter.message_id for letter, end in each if end is Outcome.REMOVED)
+            shard.events.redriven(queue, into.queue_id, ids, now_ms)
+            return outcomes
 
         return await self._owner.run(run, sum(map(len, pushes.values())))
 

@@ -12,6 +12,7 @@ from libs.storage.ids import MAX_MESSAGE_ID
 from services.broker.delayed_watch import DelayedWatches
 from services.broker.editing import Find, MessageEditor, replacement
 from services.broker.entry_conversion import checked_view
+from services.broker.entry_handles import Handle
 from services.broker.queue_conversion import checked_id
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
@@ -29,15 +30,16 @@ class DelayedServicer(entry_pb2_grpc.EntryServiceServicer, ABC):
         self._watches = watches
 
     @abstractmethod
-    async def find_waiting(self, handle: str) -> tuple[int, Find]:
-        """The message of a handle, and a command that finds its entry where it waits."""
+    async def find_waiting(self, handle: str) -> tuple[Handle, Find]:
+        """What a handle says, and a command that finds its entry where it waits."""
 
     async def EditMessage(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.EditMessageRequest, context: Any
     ) -> entry_pb2.EditMessageResponse:
         """See the proto."""
         wanted = replacement(request)
-        wanted.message_id, find = await self.find_waiting(request.handle)
+        handle, find = await self.find_waiting(request.handle)
+        wanted.message_id, wanted.queue_id = handle.message_id, handle.queue_id
         return entry_pb2.EditMessageResponse(etag=await self._editor.edit(wanted, find))
 
     async def ForgetMessage(  # noqa: N802 - the RPC's name

@@ -29,7 +29,7 @@ once). Raises what the handle gives, and Needs."""
 
 
 def replacement(request: EditMessageRequest) -> ReplaceMessageRequest:
-    """What ingest is asked, but for the message ID; InvalidArgument where nothing would change."""
+    """What ingest is asked, but for message and queue; InvalidArgument where nothing changes."""
     keeps_payload = not request.HasField("payload")
     if keeps_payload and not request.replace_headers:
         raise InvalidArgument("payload", "give a payload, or headers with replace_headers")

@@ -87,10 +87,11 @@ class EntryServicer(RedriveServicer):
         handle = parse_handle(request.handle, self._shard)
         queue, place = await self._waiting(handle)
 
-        def cancel(_: int) -> None:
+        def cancel(now_ms: int) -> None:
             self._check_owned(queue)
             if queue.cancel(place, handle.message_id) is None:
                 raise _moved(handle)
+            self._owner.shard.events.cancelled(queue, handle.message_id, now_ms)
 
         await self._owner.run(cancel)
         await self._owner.durable()
@@ -111,6 +112,9 @@ class EntryServicer(RedriveServicer):
             item = queue.find(moved, handle.message_id) if moved is not None else None
             if moved is None or item is None:
                 raise _moved(handle)
+            self._owner.shard.events.rescheduled(
+                queue, handle.message_id, item.visible_at_ms, now_ms
+            )
             return Found(queue, waiting=(moved, item))
 
         found = await self._owner.run(reschedule)
@@ -125,7 +129,7 @@ class EntryServicer(RedriveServicer):
             raise _wrong_state(found, handle)
         return found.queue, found.waiting[0]
 
-    async def find_waiting(self, handle: str) -> tuple[int, Find]:
+    async def find_waiting(self, handle: str) -> tuple[Handle, Find]:
         """See DelayedServicer."""
         parsed = parse_handle(handle, self._shard)
         queue, place = await self._waiting(parsed)
@@ -137,7 +141,7 @@ class EntryServicer(RedriveServicer):
                 raise _moved(parsed)
             return item.visible_at_ms
 
-        return parsed.message_id, find
+        return parsed, find
 
     def handle_of(self, queue_id: str, message_id: int, place: Place) -> str:
         """See DelayedServicer."""

@@ -34,6 +34,7 @@ class FinishedList(Generic[M]):
         self._key_of = key_of
         self._encode = encode
         self._new: list[M] = []
+        self._seen = 0
 
     @property
     def has_new(self) -> bool:
@@ -51,6 +52,11 @@ class FinishedList(Generic[M]):
         self._new += messages
         self.count += len(self._new) - before
 
+    def take_unseen(self) -> Sequence[M]:
+        """What was added since the last commit and the last call of this."""
+        unseen, self._seen = self._new[self._seen :], len(self._new)
+        return unseen
+
     def rows(self, next_order: Callable[[], int]) -> Iterator[Row]:
         """What was added since the last commit; `next_order` gives orders above all others."""
         if not self._new:
@@ -60,7 +66,7 @@ class FinishedList(Generic[M]):
         for start in range(0, len(self._new), LIST_ROW_MAX):
             yield self._key_of(order), self._encode(self._new[start : start + LIST_ROW_MAX])
             order = next_order()
-        self._new = []
+        self._new, self._seen = [], 0
 
     def take(self, order: int, count: int, *, emptied: bool) -> None:
         """Notes that messages of a stored row are taken out, and whether the row is gone."""
@@ -72,7 +78,7 @@ class FinishedList(Generic[M]):
 
     def purge(self, last_order: int) -> int:
         """Empties the list, of which no row is behind `last_order`; gives how many messages."""
-        count, self.count, self._new = self.count, 0, []
+        count, self.count, self._new, self._seen = self.count, 0, [], 0
         if self.oldest_order:
             self.garbage = OrderRange(self.garbage.first or self.oldest_order, last_order)
             self.oldest_order = 0

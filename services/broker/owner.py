@@ -174,6 +174,11 @@ class ShardOwner:
         served, self.shard.notes.to_serve = self.shard.notes.to_serve, set()
         self.on_change(served)
 
+    def delete_rows(self, keys: Sequence[bytes]) -> None:
+        """Deletes rows that nothing in memory knows of, with the commit that gathers."""
+        self.shard.delete_rows(keys)
+        self._note_changes(0)
+
     async def durable(self) -> None:
         """Waits for the newest commit that could hold anything seen so far."""
         await self.commits.durable()

@@ -120,7 +120,9 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             check(now_ms)
             settings = wanted.changed(created_at_ms=now_ms, updated_at_ms=now_ms)
             replay = ranges_from(starts, self._owner.shard.cursors)
-            return self._owner.shard.create_queue(queue_id, settings, replay)
+            queue = self._owner.shard.create_queue(queue_id, settings, replay)
+            self._owner.shard.events.created(queue, now_ms)
+            return queue
 
         await self._owner.run(check)  # A claim that would be for nothing is not made.
         async with self._names.claimed(queue_id):
@@ -186,6 +188,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             else:
                 self._owner.shard.update_queue(current, settings)
             current.touch()
+            self._owner.shard.events.updated(current, now_ms)
             return current
 
         queue = await self._owner.run(update, request.ByteSize())
@@ -200,9 +203,10 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         queue_id = checked_id(request.queue_id, "queue_id")
         await self._pace.turn()
 
-        def delete(_: int) -> Queue:
+        def delete(now_ms: int) -> Queue:
             queue = self._current(queue_id, request.etag)
             self._owner.shard.delete_queue(queue)
+            self._owner.shard.events.deleted(queue, now_ms)
             return queue
 
         queue = await self._owner.run(delete)
@@ -239,6 +243,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             if queue.settings.paused != paused:
                 settings = queue.settings.changed(paused=paused, updated_at_ms=now_ms)
                 self._owner.shard.update_queue(queue, settings)
+                self._owner.shard.events.paused(queue, now_ms)
             return queue
 
         return await self._owner.run(change)
@@ -268,14 +273,17 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         queue_id = checked_id(request.queue_id, "queue_id")
         kinds = purges_of(request.states)
 
-        def purge(_: int) -> int:
+        def purge(now_ms: int) -> int:
             queue = self._owner.queue(queue_id)
             if Purge.AVAILABLE in kinds and not queue.can_purge_available:
                 raise Unavailable(
                     f"earlier purges of {queue_id!r} are still being swept away",
                     reason="QUEUE_BEING_REMOVED",
                 )
-            return self._owner.shard.purge(queue, kinds)
+            self._owner.shard.events.collect((queue,))
+            count = self._owner.shard.purge(queue, kinds)
+            self._owner.shard.events.purged(queue, kinds, count, now_ms)
+            return count
 
         count = await self._owner.run(purge)
         self._sweeper.purged(queue_id)

@@ -268,6 +268,7 @@ class RedriveRunner:
             if not 0 < queue.failed.oldest_order <= step.order:
                 # A purge came in between.
                 record = record._replace(next_order=step.order + 1, next_place=0)
+                taken[step.order] = set()
                 continue
             record, taken[step.order], rows = moved(queue, record, step, enter, now_ms)
             for key, value in rows:
@@ -277,6 +278,8 @@ class RedriveRunner:
                     shard.put(key, value)
         shard.redrives.put(number, record)
         shard.redrives.taken_out(queue.queue_id, taken, by=number)
+        ids = (step.messages[at].message_id for step in steps for at in sorted(taken[step.order]))
+        shard.events.redriven(queue, record.target_queue_id, ids, now_ms, record.request_id)
         return record.redriven_count - before
 
     async def _end(self, number: int, error: str) -> None:

@@ -7,11 +7,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import grpc.aio
 
 from libs.serving.channels import Channels
-from libs.serving.exits import ExitCause
+from libs.serving.events_servicer import SERVICE_NAME as EVENTS_SERVICE
+from libs.serving.events_servicer import EventsServicer, direct_mode
+from libs.serving.exits import ExitCause, first_cause
 from libs.serving.http_parts import HttpParts
 from libs.serving.ownership import Ownership
 from libs.serving.shards import opened_root, wait_for_clock, wait_lost
@@ -73,6 +77,7 @@ from slatemq.v1 import (
     consumer_pb2_grpc,
     entry_pb2,
     entry_pb2_grpc,
+    events_pb2_grpc,
     outbox_pb2,
     outbox_pb2_grpc,
     queue_name_pb2,
@@ -84,6 +89,9 @@ from slatemq.v1 import (
     snapshot_pb2_grpc,
     topology_pb2_grpc,
 )
+
+if TYPE_CHECKING:
+    from services.broker.event_relay import BrokerRelay
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +108,7 @@ GRPC_SERVICES = (
             (queue_name_pb2, "QueueNameService"),
         )
     ),
+    EVENTS_SERVICE,
     SNAPSHOT_SERVICE,
     TOPOLOGY_SERVICE,
 )
@@ -145,6 +154,12 @@ class BrokerService:
         self._removals = RemovalServicer(self._limits)
         self._snapshots = SnapshotServicer()
         self._names = QueueNameServicer(config.shard)
+        self._events = EventsServicer()
+        self._relay: BrokerRelay | None = None
+        if config.queue is not None:
+            # Loaded when it is wanted: direct mode has nothing of it.
+            relays = import_module("services.broker.event_relay")
+            self._relay = relays.BrokerRelay(self.name, config.queue, telemetry)
         self._forgetting = Forgetting(self._channels, self._directory, config.shard)
         self._tasks: list[asyncio.Task[object]] = []
         self._database: Database | None = None
@@ -173,8 +188,8 @@ class BrokerService:
 
     @property
     def http_parts(self) -> HttpParts:
-        """What it adds to the HTTP port: nothing yet."""
-        return HttpParts()
+        """What it adds to the HTTP port: the state of the backend of events."""
+        return HttpParts(queue_health=self._relay.health if self._relay is not None else None)
 
     @property
     def held_bytes(self) -> int:
@@ -193,6 +208,7 @@ class BrokerService:
         removal_pb2_grpc.add_RemovalServiceServicer_to_server(self._removals, server)
         queue_name_pb2_grpc.add_QueueNameServiceServicer_to_server(self._names, server)
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(self._snapshots, server)
+        events_pb2_grpc.add_EventsServiceServicer_to_server(self._events, server)
         topology = TopologyServicer(self._directory)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(topology, server)
 
@@ -206,6 +222,8 @@ class BrokerService:
         await wait_for_clock(database, self._wall)
         clock = self._make_clock(last_ms)
         owner = await self._load(database, last_ms, clock)
+        if self._relay is not None:
+            await self._relay.record(owner, database)
         shard = owner.shard
         ingests = self._make_ingests(self._channels)
         payloads = Payloads(ingests, config.payload_cache_bytes)
@@ -259,6 +277,10 @@ class BrokerService:
         )
         self._tasks += [asyncio.create_task(work) for work in works]
         await self._announce(owner, address)
+        self._events.status = direct_mode
+        if self._relay is not None:
+            self._relay.begin_publishing()
+            self._events.status = self._relay.status
 
     async def _announce(self, owner: ShardOwner, address: str) -> None:
         """Say where the shard is, once it is proven to be this process's."""
@@ -312,7 +334,8 @@ class BrokerService:
     async def wait_fatal(self) -> ExitCause:
         """Ends when a background task does: the shard is not ours any more, or a commit failed."""
         assert self._database is not None, "called after start"
-        return await wait_lost(self._database, self._tasks)
+        lost = wait_lost(self._database, self._tasks)
+        return await (lost if self._relay is None else first_cause(lost, self._relay.wait_fatal()))
 
     async def drain(self) -> None:
         """Sends the waiting away; what they hold stays theirs."""
@@ -330,6 +353,8 @@ class BrokerService:
             await self._introductions.close()
         if self._delivery is not None:
             await self._delivery.close()
+        if self._relay is not None:
+            await self._relay.stop()
         if self._owner is not None and self._owner.commits.failed is None:
             await self._owner.commits.close()
         for task in self._tasks:

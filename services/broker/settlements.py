@@ -37,6 +37,10 @@ class Action(Enum):
     IS_REPLACED = 4
 
 
+LIVING_ON = frozenset({Action.COMES_BACK, Action.IS_REPLACED})
+"""Those after which somebody gets the message again, or what replaces it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """What was decided about one letter, which is in the row `order`."""
@@ -107,6 +111,8 @@ def settle(shard: Shard, queue: Queue, wanted: Settlements, now_ms: int) -> None
             )
             queue.done.add((done,))
     _take_out(shard, queue, wanted, places)
+    back = (one.message_id for one in wanted.each if one.action in LIVING_ON)
+    shard.events.redriven(queue, queue.queue_id, back, now_ms, wanted.request_id)
     if wanted.request_id:
         shard.executed.add(wanted.request_id, wanted.fingerprint)
 
@@ -119,8 +125,7 @@ def check(queue: Queue, wanted: Settlements, now_ms: int) -> list[int]:
         place = _place(queue, wanted, one, number, used)
         used.add((one.order, place))
         letter = wanted.rows[one.order][place]
-        lives_on = one.action in (Action.COMES_BACK, Action.IS_REPLACED)
-        if lives_on and queue.is_over(_back(letter), now_ms):
+        if one.action in LIVING_ON and queue.is_over(_back(letter), now_ms):
             raise FailedPrecondition(
                 "LETTER_EXPIRED",
                 f"message {one.message_id} is past its retention: nobody would get it",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from libs.storage.keys import config_key, queue_state_key
@@ -37,6 +37,7 @@ from services.broker.queue_settings import QueueSettings
 from services.broker.range_application import RangeApplication
 from services.broker.redrives import Redrives
 from services.broker.replays import Counts, Ranges, Replays
+from services.broker.shard_events import ShardEvents
 from services.broker.shard_leases import ShardLeases
 from services.broker.storable import encoding, storable
 
@@ -77,6 +78,7 @@ class Shard(ShardLeases):
         self.executed = Executed()
         self.replays = Replays()
         self.redrives = Redrives()
+        self.events = ShardEvents()
         self._config_changes: list[ConfigChange] = []
         # Those that began to be routed live since the start, with the revisions, which ascend.
         self._starting_in_the_past: dict[str, int] = {}
@@ -359,17 +361,19 @@ class Shard(ShardLeases):
             rows += self.executed.drain(now_ms)
         rows += self.replays.drain()
         rows += self.redrives.drain()
+        rows += self.events.take_rows()
         if rows:
             self._written = Written(written.generation + 1)
             self._undurable.append(written)
         return rows
 
-    def drain_early(self, queues: Iterable[Queue], now_ms: int) -> None:
+    def drain_early(self, queues: Sequence[Queue], now_ms: int) -> None:
         """Encodes what changed in these queues for the next drain, which gives it with the rest.
 
         One that changes again until then is encoded again: the last of the rows of a key counts.
         """
         written = self._written
+        self.events.collect(queues)
         for queue in queues:
             if queue not in self.notes.to_commit:
                 continue  # deleted meanwhile
