@@ -18,6 +18,7 @@ from libs.storage.errors import ObjectNotFound, StorageError
 from services.janitor.active import Active, Kept
 from services.janitor.child import Child
 from services.janitor.jobs.contract import Progress
+from services.janitor.run_events import RunEvents
 from services.janitor.runs import (
     STALE_MS,
     Ask,
@@ -68,10 +69,12 @@ class Runner:
         now_ms: Callable[[], int],
         check: Callable[[], None],
         tracer: trace.Tracer,
+        events: RunEvents,
     ) -> None:
         """Run `command` for what `task_of` makes of a run; `release` snapshots that are left.
 
         `check` raises FailedPrecondition where jobs cannot run. `tracer` makes a span of each run.
+        `events` hears of each that has begun, or ended.
         """
         self._store = store
         self._number = number
@@ -79,6 +82,7 @@ class Runner:
         self._command = command
         self._task_of = task_of
         self._tracer = tracer
+        self._events = events
         self._release = release
         self._kept = kept
         self._now_ms = now_ms
@@ -103,6 +107,7 @@ class Runner:
             await self._release(run.snapshots)
             ended = interrupted(run, self._now_ms(), "its janitor died, or another took its place")
             if await self._store.save(stored, replace(ended, snapshots=())):
+                self._events.changed(stored.run)
                 log.warning("a run was interrupted", extra={"run": run.run_id})
 
     # --- What callers do ----------------------------------------------------
@@ -148,6 +153,7 @@ class Runner:
                 alive_at_ms=now_ms,
                 request_id=request_id,
                 seen=seen or {},
+                events=self._events.mark,
             )
             active = Active(await self._store.create(run), run)
             self._active[run.run_id] = active
@@ -269,6 +275,7 @@ class Runner:
             active.update(state=State.RUNNING, started_at_ms=now_ms)
             log.info("a run begins", extra={"run": active.run.run_id})
             await self._save(active)
+            self._events.changed(active.run)
         end = await self._have_done(active)
         state = _ENDS.get(end["end"], State.FAILED)
         if active.why is not None and state is not State.DONE:
@@ -349,7 +356,9 @@ class Runner:
             while not active.replaced:
                 try:
                     async with active.writing:
-                        if not await self._store.save(active.stored, run):
+                        if await self._store.save(active.stored, run):
+                            self._events.changed(run)
+                        else:
                             log.error("somebody else has written it", extra={"run": run.run_id})
                     break
                 except StorageError as error:

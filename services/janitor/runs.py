@@ -32,6 +32,8 @@ from services.janitor.jobs.contract import JOBS, Progress
 
 __all__ = [
     "ENDED",
+    "EVENTS_OWED",
+    "EVENTS_PUBLISHED",
     "STALE_MS",
     "Ask",
     "Run",
@@ -59,6 +61,13 @@ LOOKED_BACK: Final = 100
 READS_AT_ONCE: Final = 32
 
 _ID: Final = re.compile(rf"\d{{8}}-\d{{6}}-\d{{3}}-({'|'.join(JOBS)})-[0-9a-f]{{6}}", re.ASCII)
+
+
+EVENTS_OWED: Final = "owed"
+EVENTS_PUBLISHED: Final = "published"
+
+EVENTS_KEPT_MS: Final = 7 * 24 * 3600 * 1000
+"""For how long after its end a run that owes events stays in the history, however full that is."""
 
 
 class State(enum.StrEnum):
@@ -108,6 +117,7 @@ class Run:
         alive_at_ms: When its janitor last wrote it.
         seen: What the look before it had found, by names of its own; empty where none was taken.
         snapshots: Database and ID of the snapshots that it may have left.
+        events: EVENTS_OWED, EVENTS_PUBLISHED, or empty: it has none.
     """
 
     run_id: str
@@ -128,6 +138,7 @@ class Run:
     error: str = ""
     seen: Mapping[str, int] = field(default_factory=dict)
     snapshots: tuple[tuple[str, str], ...] = ()
+    events: str = ""
 
     @property
     def ended(self) -> bool:
@@ -236,10 +247,16 @@ class RunStore:
             kept_ms = run.ended_at_ms + older_than_ms if run is not None and run.ended else 0
             if not over and kept_ms > now_ms:
                 break  # What is newer ended later, give or take the length of a run.
+            if run is not None and run.events == EVENTS_OWED and _is_recent(run, now_ms):
+                continue
             if run.ended if run is not None else over:
                 await self._objects.delete(f"{FOLDER}/{run_id}.json")
                 gone += 1
         return gone
+
+
+def _is_recent(run: Run, now_ms: int) -> bool:
+    return now_ms < run.ended_at_ms + EVENTS_KEPT_MS
 
 
 def seen_now(run: Run, now_ms: int) -> Run:

@@ -8,12 +8,15 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc.aio
 
 from libs.serving.channels import Channels
-from libs.serving.exits import ExitCause, FatalError
+from libs.serving.events_servicer import SERVICE_NAME as EVENTS_SERVICE
+from libs.serving.events_servicer import EventsServicer, direct_mode
+from libs.serving.exits import ExitCause, FatalError, first_cause
 from libs.serving.http_parts import HttpParts
 from libs.serving.ownership import Announcement
 from libs.serving.shards import opened_root
@@ -29,6 +32,7 @@ from services.janitor.jobs.contract import JobOptions
 from services.janitor.looking import SCHEDULED, Ages, Looker
 from services.janitor.packages import check_installed, lacking_temporary_folder, missing
 from services.janitor.queues import NamedQueues
+from services.janitor.run_events import RunEvents
 from services.janitor.runner import Runner
 from services.janitor.runs import Run, RunStore
 from services.janitor.schedule import Schedule, parse_schedule
@@ -37,11 +41,15 @@ from services.janitor.timetable import Timetable
 from slatemq.errors import SlateMQError
 from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import (
+    events_pb2_grpc,
     janitor_pb2_grpc,
     snapshot_pb2,
     snapshot_pb2_grpc,
     topology_pb2_grpc,
 )
+
+if TYPE_CHECKING:
+    from services.janitor.event_relay import JanitorRelay
 
 __all__ = ["JanitorProcess"]
 
@@ -83,6 +91,12 @@ class JanitorProcess:
         self._store = RunStore(objects)
         self._archived = ArchivedLetters(objects, self._directory, self._channels)
         self._queues = NamedQueues(self._directory, self._channels)
+        self._events = EventsServicer()
+        self._relay: JanitorRelay | None = None
+        if config.queue is not None:
+            # Loaded when it is wanted: direct mode has nothing of it.
+            relays = import_module("services.janitor.event_relay")
+            self._relay = relays.JanitorRelay(config.queue, telemetry, self._store, config.shard)
         self.runner = Runner(
             self._store,
             config.shard,
@@ -93,6 +107,7 @@ class JanitorProcess:
             _now_ms,
             check_installed,
             telemetry.tracer,
+            self._relay.events if self._relay is not None else RunEvents(),
         )
         ages = Ages(config.replay_window_s, config.dead_letters_older_than_s, config.purge_grace_s)
         self._timetable = Timetable(
@@ -114,7 +129,7 @@ class JanitorProcess:
     @property
     def grpc_services(self) -> Sequence[str]:
         """What it serves."""
-        return (SERVICE_NAME, TOPOLOGY_SERVICE)
+        return (SERVICE_NAME, EVENTS_SERVICE, TOPOLOGY_SERVICE)
 
     @property
     def directory(self) -> TopologyDirectory:
@@ -123,8 +138,8 @@ class JanitorProcess:
 
     @property
     def http_parts(self) -> HttpParts:
-        """What it adds to the HTTP port: nothing yet."""
-        return HttpParts()
+        """What it adds to the HTTP port: the state of the backend of events."""
+        return HttpParts(queue_health=self._relay.health if self._relay is not None else None)
 
     @property
     def held_bytes(self) -> int:
@@ -137,6 +152,7 @@ class JanitorProcess:
             self.runner, self._store, self._archived, self._queues, self._channels, _now_ms
         )
         janitor_pb2_grpc.add_JanitorServiceServicer_to_server(servicer, server)
+        events_pb2_grpc.add_EventsServiceServicer_to_server(self._events, server)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(
             TopologyServicer(self._directory), server
         )
@@ -156,9 +172,19 @@ class JanitorProcess:
             raise FatalError(ExitCause.failed(str(error))) from error
         works = (self.runner.work(), self._timetable.keep())
         self._works = [asyncio.create_task(work) for work in works]
+        self._events.status = direct_mode
+        if self._relay is not None:
+            self._relay.begin(self._relay.events, _now_ms)
+            self._events.status = self._relay.status
 
     async def wait_fatal(self) -> ExitCause:
-        """Wait until something breaks, which only a fault of ours can do."""
+        """Wait until something breaks, which only a fault of ours or of the settings can do."""
+        broken = self._wait_broken()
+        if self._relay is None:
+            return await broken
+        return await first_cause(broken, self._relay.wait_fatal())
+
+    async def _wait_broken(self) -> ExitCause:
         await asyncio.wait(self._works, return_when=asyncio.FIRST_COMPLETED)
         for work in self._works:
             if work.done():
@@ -177,6 +203,8 @@ class JanitorProcess:
             work.cancel()
         await asyncio.gather(*self._works, return_exceptions=True)
         await self.runner.stop()
+        if self._relay is not None:
+            await self._relay.stop()
         await self._channels.close()
         if self.announcement is not None:
             await self.announcement.withdraw()

@@ -301,7 +301,7 @@ class JanitorRunStarted(EventData, frozen=True, kw_only=True):
 
 
 class JanitorRunFinished(EventData, frozen=True, kw_only=True):
-    """A job of the janitor ended; `state` is done, failed or cancelled."""
+    """A job of the janitor ended; `state` is done, failed, cancelled or interrupted."""
 
     event_type = "janitor.run.finished"
     cause = "the end of a run"

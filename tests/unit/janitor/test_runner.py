@@ -10,6 +10,7 @@ from opentelemetry import trace
 
 from libs.storage.roots import open_root
 from services.janitor.active import Kept
+from services.janitor.run_events import RunEvents
 from services.janitor.runner import Runner
 from services.janitor.runs import Ask, RunStore, State, Trigger
 
@@ -35,6 +36,7 @@ async def working() -> AsyncIterator[Runner]:
         lambda: NOW_MS,
         lambda: None,
         trace.NoOpTracer(),
+        RunEvents(),
     )
     work = asyncio.create_task(runner.work())
     await asyncio.sleep(0)
