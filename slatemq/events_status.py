@@ -22,16 +22,16 @@ class EventsStatus:
     """Where the events of one process stand.
 
     Attributes:
-        service: Its service, such as `ingest`.
+        service: Its service: `ingest`, `broker` or `janitor`.
         shard: Its shard.
         enabled: Whether it publishes events.
         backend: The system that they go to.
         consistency: The setting `queue.consistency`.
         answering: Whether the backend answers now.
-        cursor: The last message whose event is published.
-        durable_sequence: The last durable message.
-        lag_count: Messages whose events are not published yet.
-        lag_ms: How long ago the first of these was received.
+        cursor: The last message whose event is published; elsewhere the number of the last event.
+        durable_sequence: The last durable message; elsewhere the number of the newest event.
+        lag_count: Events that are not published yet.
+        lag_ms: How long ago the change was made whose event is being published.
         published_count: Events published since the process began.
         failed_count: Events in publishes that failed since then.
         dropped_count: Events given up since then, in `fire-and-forget`.
@@ -64,11 +64,22 @@ class EventsCalls:
     _peers: Peers
 
     async def events_status(self) -> list[EventsStatus]:
-        """Where the events of every ingest stand; one that does not answer has a `problem`."""
+        """Where the events of every ingest, broker and janitor stand.
+
+        One that does not answer has a `problem`.
+        """
         self._peers.forget()
         topology = await self._peers.topology()
-        asked = sorted(topology.ingests.items())
-        return list(await asyncio.gather(*(self._events_of("ingest", *one) for one in asked)))
+        asked = [
+            self._events_of(service, shard, address)
+            for service, addresses in (
+                ("ingest", topology.ingests),
+                ("broker", topology.brokers),
+                ("janitor", topology.janitors),
+            )
+            for shard, address in sorted(addresses.items())
+        ]
+        return list(await asyncio.gather(*asked))
 
     async def _events_of(self, service: str, shard: int, address: str) -> EventsStatus:
         stub: Any = events_pb2_grpc.EventsServiceStub(self._peers.at(address))

@@ -23,9 +23,10 @@ Examples:
   slatemq events status --check
 
 \b
-The lag is in messages that are durable and whose events the backend does not
-have yet; its age is that of the first one. docs/how-to/write-through.md says
-what happens while a backend is away.
+The lag is in events of what is durable that the backend does not have yet;
+its age is that of the first one. The cursor of an ingest is a message, that of
+a broker or janitor counts its events. docs/how-to/write-through.md says what
+happens while a backend is away.
 """
 
 

@@ -61,13 +61,13 @@ class GetEventsStatusResponse(_message.Message):
     answering: _builtins.bool
     """Whether the backend answers now."""
     cursor: _builtins.int
-    """The last message whose event is published; it and those before it need none any more."""
+    """Ingest: the last message whose event is published; it and those before it need none any more. Others: the number of the last event published."""
     durable_sequence: _builtins.int
-    """The ID of the last durable message of the log."""
+    """Ingest: the ID of the last durable message of the log. Others: the number of the newest event."""
     lag_count: _builtins.int
-    """Messages of the log behind the cursor."""
+    """Events that are not published yet."""
     lag_ms: _builtins.int
-    """How long ago the first of these was received, in ms; 0 = there is none, or it was not read yet."""
+    """How long ago the change was made of the first of these, in ms; 0 = there is none, or it was not read yet."""
     published_count: _builtins.int
     """Events published since the process began; those published twice count twice."""
     failed_count: _builtins.int

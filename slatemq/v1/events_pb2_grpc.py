@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EventsServiceStub:
-    """How far a process has published its events to the backend of event queues. Served by every ingest.
+    """How far a process has published its events to the backend of event queues. Served by every ingest, broker and janitor.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class EventsServiceStub:
 
 
 class EventsServiceServicer:
-    """How far a process has published its events to the backend of event queues. Served by every ingest.
+    """How far a process has published its events to the backend of event queues. Served by every ingest, broker and janitor.
     """
 
     def GetEventsStatus(self, request, context):
@@ -72,7 +72,7 @@ def add_EventsServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EventsService:
-    """How far a process has published its events to the backend of event queues. Served by every ingest.
+    """How far a process has published its events to the backend of event queues. Served by every ingest, broker and janitor.
     """
 
     @staticmethod

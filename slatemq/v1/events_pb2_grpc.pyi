@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class EventsServiceStub:
-    """How far a process has published its events to the backend of event queues. Served by every ingest."""
+    """How far a process has published its events to the backend of event queues. Served by every ingest, broker and janitor."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -41,7 +41,7 @@ class EventsServiceStub:
 
 @_typing.type_check_only
 class EventsServiceAsyncStub(EventsServiceStub):
-    """How far a process has published its events to the backend of event queues. Served by every ingest."""
+    """How far a process has published its events to the backend of event queues. Served by every ingest, broker and janitor."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetEventsStatus: _aio.UnaryUnaryMultiCallable[_events_pb2.GetEventsStatusRequest, _events_pb2.GetEventsStatusResponse]  # type: ignore[assignment]
@@ -51,7 +51,7 @@ class EventsServiceAsyncStub(EventsServiceStub):
     """
 
 class EventsServiceServicer(metaclass=_abc_1.ABCMeta):
-    """How far a process has published its events to the backend of event queues. Served by every ingest."""
+    """How far a process has published its events to the backend of event queues. Served by every ingest, broker and janitor."""
 
     @_abc_1.abstractmethod
     def GetEventsStatus(
