@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import grpc.aio
 
 from libs.serving.channels import Channels
 from libs.serving.events_servicer import SERVICE_NAME as EVENTS_SERVICE
 from libs.serving.events_servicer import EventsServicer, direct_mode
-from libs.serving.exits import ExitCause
+from libs.serving.exits import ExitCause, first_cause
 from libs.serving.http_parts import HttpParts
 from libs.serving.ownership import Ownership
 from libs.serving.shards import opened_root
@@ -182,7 +182,7 @@ class IngestProcess:
         queues = [queue for queue in (self._tasks, self._relay) if queue is not None]
         if not queues:
             return await shard.wait_lost()
-        return await _first(shard.wait_lost(), *(queue.wait_fatal() for queue in queues))
+        return await first_cause(shard.wait_lost(), *(queue.wait_fatal() for queue in queues))
 
     async def drain(self) -> None:
         """End the streams; publishes in flight end by themselves."""
@@ -205,14 +205,3 @@ class IngestProcess:
         if self._s3_events is not None:
             await self._s3_events.close()
         await self._directory.close()
-
-
-async def _first(*causes: Coroutine[Any, Any, ExitCause]) -> ExitCause:
-    """The cause that comes first; of several at once the first one here explains the others."""
-    ends = [asyncio.create_task(cause) for cause in causes]
-    try:
-        ended, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        return next(end for end in ends if end in ended).result()
-    finally:
-        for end in ends:
-            end.cancel()
