@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 from collections.abc import AsyncGenerator, Collection, Iterator
 from contextlib import aclosing
@@ -48,6 +49,10 @@ HEADERS_BYTES_MAX: Final = 128 << 10
 
 BACKEND_HEADERS: Final = (EVENTS_HEADER, TASKS_HEADER)
 """What messages have by which the backend `slatemq` carries events and tasks."""
+
+
+_TRACE: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-", re.ASCII)
+"""A trace context as W3C writes it, up to the ID of the trace."""
 
 
 class _Logged(NamedTuple):
@@ -206,7 +211,7 @@ class PublishedEvents:
         return make_event(
             data,
             source=self._source,
-            request_id="",
+            request_id=_trace_of(headers),
             at_ms=logged.received_at_ms,
             event_id=derive_event_id(
                 logged.received_at_ms, self._stream, data.event_type, logged.message_id
@@ -222,6 +227,12 @@ class PublishedEvents:
     def _put(self, cursor: EventCursorRecord) -> None:
         self._saved = cursor
         self._shard.publisher.put([(EVENT_CURSOR_KEY, encode_event_cursor(cursor))], _nothing)
+
+
+def _trace_of(headers: dict[str, str]) -> str:
+    """The ID of the trace in which a message was published; empty where it has none."""
+    found = _TRACE.match(headers.get("traceparent", ""))
+    return found[1] if found is not None else ""
 
 
 def _nothing() -> None:

@@ -267,7 +267,7 @@ class MessageDeadLettered(EventData, frozen=True, kw_only=True):
     """A message became a dead letter of a queue; `attempts` counts its deliveries."""
 
     event_type = "message.dead_lettered"
-    cause = "a nack or an expired lease without attempts left, a fail command"
+    cause = "a nack or an expired lease without attempts left, a fail command, content that is gone"
 
     message_id: int
     queue: str
@@ -276,10 +276,10 @@ class MessageDeadLettered(EventData, frozen=True, kw_only=True):
 
 
 class MessageRedriven(EventData, frozen=True, kw_only=True):
-    """A dead letter was moved to a queue, to be delivered again."""
+    """A dead letter was moved to a queue, to be delivered again, or what replaces it."""
 
     event_type = "message.redriven"
-    cause = "a redrive, a settled dead letter"
+    cause = "a redrive, a settled dead letter, a redriven archived one"
 
     message_id: int
     queue: str

@@ -93,6 +93,17 @@ async def test_an_event_tells_what_was_published() -> None:
     assert {event.source for event in told} == {"ingest-0"}
 
 
+async def test_the_request_of_an_event_is_the_trace_of_its_publish() -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    contexts = (f"00-{trace}-00f067aa0ba902b7-01", "00-short-01")
+    async with opened() as (shard, events):
+        for context in contexts:
+            await publish(shard, PublishMessage(payload=b"x", headers={"traceparent": context}))
+        told = await take(events)
+
+    assert [event.request_id for event in told] == [trace, ""]
+
+
 @pytest.mark.parametrize("log_cache_bytes", [0, 1 << 20], ids=["from disk", "from memory"])
 async def test_every_message_has_one_event_in_the_order_of_the_log_in_bounded_batches(
     log_cache_bytes: int,
