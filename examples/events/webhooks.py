@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Sequence
 
 import aiohttp
 
@@ -70,16 +71,16 @@ class Webhook:
             return f"the receiver answered {response.status}", delay
 
 
-async def run(endpoint: str, queue_id: str, prefix: str, url: str, secret: str) -> None:
+async def run(
+    endpoint: str, queue_id: str, prefix: str, types: Sequence[str], url: str, secret: str
+) -> None:
     """Deliver until ended."""
     timeout = aiohttp.ClientTimeout(total=POST_SECONDS)
     async with (
         slatemq.connect(endpoint) as client,
         aiohttp.ClientSession(timeout=timeout) as session,
     ):
-        await ensure_queue(
-            client, queue_id, prefix, ["message.published"], max_attempts=ATTEMPTS, backoff=BACKOFF
-        )
+        await ensure_queue(client, queue_id, prefix, types, max_attempts=ATTEMPTS, backoff=BACKOFF)
         webhook = Webhook(session, url, secret)
         await client.process(queue_id, webhook.deliver, concurrency=AT_ONCE)
 
@@ -88,6 +89,9 @@ def main() -> None:
     """The command."""
     flags = parser("webhooks", __doc__, "webhooks")
     flags.epilog = "The variable WEBHOOK_SECRET has the secret that both ends know."
+    flags.add_argument(
+        "--type", action="append", default=[], help="only events of this type; may be repeated"
+    )
     flags.add_argument("url", help="where to POST to")
     given = flags.parse_args()
     secret = os.environ.get("WEBHOOK_SECRET")
@@ -95,7 +99,7 @@ def main() -> None:
         flags.error(f"WEBHOOK_SECRET is not set; a new one: {make_secret()}")
     logging.basicConfig(level=logging.INFO)
     try:
-        asyncio.run(run(given.endpoint, given.queue, given.prefix, given.url, secret))
+        asyncio.run(run(given.endpoint, given.queue, given.prefix, given.type, given.url, secret))
     except SlateMQError as error:
         sys.exit(f"webhooks: {error}")
     except KeyboardInterrupt:

@@ -101,7 +101,8 @@ async def site_of(app: web.Application) -> AsyncIterator[str]:
 
 
 def ids_of(events: list[Event]) -> list[int]:
-    return [event.data["message_id"] for event in events]
+    """The messages that were published; there may be events of other types between them."""
+    return [event.data["message_id"] for event in events if event.type == "message.published"]
 
 
 async def test_webhooks_are_repeated_until_they_are_taken_and_taken_once(
@@ -132,7 +133,7 @@ async def test_webhooks_are_repeated_until_they_are_taken_and_taken_once(
 
     app = make_app([secret], take)
     app.middlewares.append(note)
-    await ensure_queue(client, "webhooks", "slatemq", ["message.published"], lease=LEASE_S)
+    await ensure_queue(client, "webhooks", "slatemq", [], lease=LEASE_S)
     flags = ("--endpoint", events_stack.endpoint)
     async with site_of(app) as url:
         # When the program is killed while it delivers, and started again
@@ -144,7 +145,8 @@ async def test_webhooks_are_repeated_until_they_are_taken_and_taken_once(
             await eventually(lambda: set(ids) <= set(ids_of(taken)))
 
     # Then each event was taken once, those that were refused came again, and all were signed
-    assert len(set(ids_of(taken))) == len(taken)
+    assert len({event.id for event in taken}) == len(taken)
+    assert len(set(ids_of(taken))) == len(ids_of(taken))
     refused = [event_id for event_id, status in requests if status == 503]
     assert len(refused) == 3
     assert set(refused) <= {event.id for event in taken}
@@ -195,7 +197,8 @@ async def test_an_audit_log_has_each_event_once(
     # Then each event is there once
     events = logged.events
     assert all(text.endswith(b"\n") for text in logged.texts)
-    assert len(set(ids_of(events))) == len({event.id for event in events}) == len(events)
+    assert len({event.id for event in events}) == len(events)
+    assert len(set(ids_of(events))) == len(ids_of(events))
 
 
 async def test_an_audit_log_from_redis_has_each_event_once(tmp_path: Path) -> None:
