@@ -15,6 +15,7 @@ import slatemq
 from libs.events.settings import Consistency
 from libs.events.tasks import WriteTask
 from libs.serving.channels import open_channel
+from services.ingest.task_backend import TaskBackend
 from services.ingest.task_consumer import TaskConsumer
 from slatemq.errors import FailedPrecondition
 from slatemq.v1 import ingest_pb2, task_pb2
@@ -52,9 +53,18 @@ async def test_a_sync_publish_is_answered_as_a_direct_one(backend: tuple[str, Se
 
 
 async def test_a_sync_publish_whose_task_fails_gets_its_error(
-    backend: tuple[str, Server],
+    backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = queue_settings(*backend, "sync", max_retries=0)
+    both = asyncio.Barrier(2)
+    enqueue = TaskBackend.enqueue
+
+    async def enqueue_both(tasks: TaskBackend, task: WriteTask) -> None:
+        await both.wait()
+        await enqueue(tasks, task)
+
+    # The second one is accepted before the first is stored, or it would be refused at once.
+    monkeypatch.setattr(TaskBackend, "enqueue", enqueue_both)
     async with queued(settings) as ingest:
         # Given two requests of one ID at the same time, with other content
         answers = await asyncio.gather(

@@ -22,7 +22,8 @@ from tests.integration.ingest_server import ROOT
 Run = janitor_pb2.Run
 
 MARK = "JANITOR_TEST_MARK"
-WAIT_S = 60.0
+WAIT_S = 240.0
+"""Far above what anything takes, a Spark on a loaded machine included."""
 
 QUIET = (
     *("--retention-schedule", "", "--unreferenced-schedule", ""),

@@ -17,7 +17,7 @@ WORKER = (sys.executable, "-m", "tests.integration.janitor.own_worker")
 OWN_JOBS = frozenset(
     {
         *("quick", "named", "slow", "stubborn", "fails", "babbles", "breaks", "dies", "tells"),
-        *("spark", "spark-stubborn", "traces"),
+        *("spark", "spark-stubborn", "traces", "context"),
     }
 )
 """What choose a job by standing for a queue; loading own_worker would load Spark."""

@@ -114,6 +114,11 @@ def traces(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
     return JobResult({}, [context_of_calls(), *inside])
 
 
+def context(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    """The trace context that calls of this process have."""
+    return JobResult({}, [context_of_calls()])
+
+
 def context_of_calls() -> str:
     carrier = inherited()
     return dict(carrier())["traceparent"] if carrier is not None else ""
@@ -142,6 +147,7 @@ JOBS: dict[str, Callable[[JobInstance, JobOptions, Tell], JobResult]] = {
     "spark": spark,
     "spark-stubborn": spark_stubborn,
     "traces": traces,
+    "context": context,
 }
 
 

