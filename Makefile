@@ -49,17 +49,17 @@ demo: $(STACK) ## Show it all: publish, route, consume, kill a broker, lose noth
 up: $(STACK) ## Run the whole stack on this machine, data in ./data
 	$(BIN)/python -m services --data data --ports 7420 $(ARGS)
 
-# Two files at a time: many tests wait for processes and disks. In the order of their folders, since
-# the longest come first then, and what is short comes last.
-TWO_FILES := -n 2 --dist loadfile --no-loadscope-reorder
+# Three files at a time, also on two cores: many tests wait for processes and disks. In the order of
+# their folders, since the longest come first then, and what is short comes last.
+FILES_AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
 
 test: setup ## Run every test, proofs in their short form; one after the other with ARGS='-n 0'
-	$(BIN)/python -m pytest tests -m 'not compose and not proof' $(TWO_FILES) $(ARGS)
+	$(BIN)/python -m pytest tests -m 'not compose and not proof' $(FILES_AT_ONCE) $(ARGS)
 
 # Hypothesis marks its own tests; a worker's name and what is done stand before each.
 proofs: setup ## Run what `make test` has the short forms of: every kill, long histories, many examples
 	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest tests -m '(proof or hypothesis) and not compose' \
-	  $(TWO_FILES) -v $(ARGS)
+	  $(FILES_AT_ONCE) -v $(ARGS)
 
 lint: setup ## Check style, import contracts and protos
 	$(BIN)/ruff check .

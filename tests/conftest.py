@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
+from libs.serving.memory import calm_collector, keep_for_good
 from tests.forms import examples
 from tests.slow_steps import BOUND_MS, summary
 
@@ -20,6 +21,15 @@ settings.register_profile(
 )
 settings.register_profile("here", max_examples=examples(100))
 settings.load_profile("here")
+
+
+def pytest_configure() -> None:
+    calm_collector()
+
+
+def pytest_collection_finish() -> None:
+    """All modules of tests are loaded, and stay: the collector need not look at them again."""
+    keep_for_good()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
