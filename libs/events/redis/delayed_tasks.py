@@ -9,6 +9,7 @@ from redis import asyncio as aioredis
 
 from libs.events.redis.connection import BLOCK_MS
 from libs.events.redis.dead_letters import DeadLetters, Pipeline
+from libs.events.redis.gathered import GatheredCommands
 from libs.events.settings import RedisSettings
 from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, encode_task
 from libs.events.wall_clock import now_ms
@@ -38,11 +39,14 @@ class DelayedTasks(ABC):
         self._key = f"{settings.stream_prefix}:tasks"
         self._delayed = f"{self._key}:delayed"
         self._dead = dead
+        self._enqueues = GatheredCommands(client, transaction=False)
+        self._completions = GatheredCommands(client, transaction=True)
         self._promote = self._client.register_script(PROMOTE.format(append=self.APPEND_SCRIPT))
+        self._promote_at_ms = 0
 
     @abstractmethod
-    def _append(self, client: Any, encoded: bytes) -> Any:
-        """Append a task by a client, which is awaited, or as a part of a pipeline."""
+    def _append(self, pipeline: Pipeline, encoded: bytes) -> None:
+        """Append a task as a part of a pipeline."""
 
     @abstractmethod
     async def _count(self) -> int:
@@ -50,18 +54,23 @@ class DelayedTasks(ABC):
 
     async def enqueue(self, task: WriteTask) -> None:
         """Append a task."""
-        await self._append(self._client, encode_task(task))
+        encoded = encode_task(task)
+        await self._enqueues.execute(lambda pipeline: self._append(pipeline, encoded), len(encoded))
 
     async def _promoted(self) -> int:
         """Move what is due; how long to wait for a task then, in ms, at least 1."""
-        due_at = await self._promote(keys=[self._delayed, self._key], args=[now_ms()])
-        wait_ms = BLOCK_MS if due_at is None else int(float(due_at)) - now_ms()
-        return max(1, min(BLOCK_MS, wait_ms))
+        if now_ms() >= self._promote_at_ms:
+            due_at = await self._promote(keys=[self._delayed, self._key], args=[now_ms()])
+            # What others put there meanwhile is seen a second later at most.
+            next_ms = now_ms() + BLOCK_MS
+            self._promote_at_ms = next_ms if due_at is None else min(next_ms, int(float(due_at)))
+        return max(1, min(BLOCK_MS, self._promote_at_ms - now_ms()))
 
     def _put_aside(self, pipeline: Pipeline, task: WriteTask, error: str) -> None:
         """Put a task that failed behind its delay, or among the dead letters."""
         if task.has_retries_left:
             due_ms = now_ms() + self._settings.retry_delay_ms
+            self._promote_at_ms = min(self._promote_at_ms, due_ms)
             pipeline.zadd(self._delayed, {encode_task(task.after_failure()): due_ms})
         else:
             self._dead.add_task(pipeline, task.after_failure(), error)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from typing import Any
 
 from redis import asyncio as aioredis
 
 from libs.events.held_tasks import HeldTasks
 from libs.events.redis.connection import HOLD_MS, RECLAIM_S
-from libs.events.redis.dead_letters import DeadLetters
+from libs.events.redis.dead_letters import DeadLetters, Pipeline
 from libs.events.redis.delayed_tasks import DelayedTasks
 from libs.events.settings import RedisSettings
 from libs.events.tasks import WriteTask, decode_task
@@ -54,8 +53,8 @@ class ListTasks(DelayedTasks):
         """Lists come into being when they are written."""
         await self._client.lpos(self._key, "")
 
-    def _append(self, client: Any, encoded: bytes) -> Any:
-        return client.rpush(self._key, encoded)
+    def _append(self, pipeline: Pipeline, encoded: bytes) -> None:
+        pipeline.rpush(self._key, encoded)
 
     async def dequeue(self) -> WriteTask | None:
         """The next task that is due, or None when none comes within a second."""
@@ -83,7 +82,9 @@ class ListTasks(DelayedTasks):
         """Remove a task."""
         encoded = self._held.first(task_id)
         if encoded is not None:
-            await self._client.lrem(self._processing, 1, encoded)
+            await self._completions.execute(
+                lambda pipeline: pipeline.lrem(self._processing, 1, encoded)
+            )
             self._held.drop(task_id)
 
     async def fail(self, task_id: str, error: str) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import Any
 
 from redis import asyncio as aioredis
 
 from libs.events.held_tasks import HeldTasks
 from libs.events.redis.consumer_group import Delivery, Group
-from libs.events.redis.dead_letters import DeadLetters
+from libs.events.redis.dead_letters import DeadLetters, Pipeline
 from libs.events.redis.delayed_tasks import DelayedTasks
 from libs.events.settings import RedisSettings
 from libs.events.tasks import WriteTask, decode_task
@@ -37,8 +36,8 @@ class StreamTasks(DelayedTasks):
         """Create the group; it gets every task that is in the stream."""
         await self._group.create("0")
 
-    def _append(self, client: Any, encoded: bytes) -> Any:
-        return client.xadd(self._key, {"task": encoded})
+    def _append(self, pipeline: Pipeline, encoded: bytes) -> None:
+        pipeline.xadd(self._key, {"task": encoded})
 
     async def dequeue(self) -> WriteTask | None:
         """The next task that is due, or None when none comes within a second."""
@@ -74,9 +73,9 @@ class StreamTasks(DelayedTasks):
         """Remove a task."""
         held = self._held.first(task_id)
         if held is not None:
-            async with self._client.pipeline(transaction=True) as pipeline:
-                self._group.finish(pipeline, held[0], remove=True)
-                await pipeline.execute()
+            await self._completions.execute(
+                lambda pipeline: self._group.finish(pipeline, held[0], remove=True)
+            )
             self._held.drop(task_id)
 
     async def fail(self, task_id: str, error: str) -> None:

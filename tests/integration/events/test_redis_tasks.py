@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from redis import asyncio as aioredis
+from redis import exceptions
 
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
+from libs.events.redis.gathered import GatheredCommands
 from libs.events.tasks import WriteTask
 from slatemq.errors import Unavailable
 from tests.integration.events.conftest import SERVERS
@@ -83,3 +86,42 @@ async def test_a_task_whose_move_was_never_heard_of_comes_again(tmp_path: Any) -
             await backend.complete_task(task.task_id)
         assert (await backend.stats()).pending_tasks == 0
         await backend.close()
+
+
+async def test_what_comes_at_once_is_sent_together_and_each_caller_has_its_own_answer(
+    tmp_path: Any,
+) -> None:
+    with running(SERVERS["redis"][1](tmp_path)) as server:
+        client = aioredis.Redis.from_url(server.settings("any").url)
+        await client.set("text", "is no stream")
+        gathered = GatheredCommands(client, transaction=False)
+
+        # When a hundred come at once, of which one is refused
+        keys = ["text" if number == 50 else "stream" for number in range(100)]
+        answers = await asyncio.gather(
+            *(gathered.execute(partial(_append, key)) for key in keys), return_exceptions=True
+        )
+
+        # Then that one's caller alone hears of it, and few connections were opened
+        assert [type(answer) for answer in answers if answer is not None] == [
+            exceptions.ResponseError
+        ]
+        assert isinstance(answers[50], exceptions.ResponseError)
+        assert await client.xlen("stream") == 99
+        assert (await client.info("clients"))["connected_clients"] <= 2
+
+        # And a connection that is lost is told to all who share it, then made again
+        await asyncio.to_thread(server.kill)
+        lost = await asyncio.gather(
+            *(gathered.execute(partial(_append, "stream")) for _ in range(10)),
+            return_exceptions=True,
+        )
+        assert all(isinstance(error, exceptions.ConnectionError) for error in lost)
+        await asyncio.to_thread(server.start)
+        await gathered.execute(partial(_append, "stream"))
+        assert await client.xlen("stream") == 100
+        await client.aclose()
+
+
+def _append(key: str, pipeline: Any) -> None:
+    pipeline.xadd(key, {"data": "x"})
