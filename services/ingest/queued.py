@@ -76,7 +76,7 @@ class Tasks:
         self._outcomes: TaskOutcomes
         self._consumer: TaskConsumer
 
-    def begin(self, shard: Shard) -> None:
+    async def begin(self, shard: Shard) -> None:
         """Connect to the backend, and apply what waits in it."""
         self._opened = shard
         self._outcomes = TaskOutcomes(shard.database, shard.publisher, shard.clock)
@@ -89,6 +89,7 @@ class Tasks:
             self._traces,
         )
         self._running = asyncio.create_task(self._run())
+        await self._backend.wait_tried()
 
     async def wait_fatal(self) -> ExitCause:
         """Ends when tasks cannot be applied any more."""

@@ -164,7 +164,7 @@ class IngestProcess:
             )
         await self.announcement.announce()
         if self._tasks is not None:
-            self._tasks.begin(shard)
+            await self._tasks.begin(shard)
         else:
             # Beside the start: it serves meanwhile.
             self._looking = asyncio.create_task(warn_of_stranded(self._root.objects, config.shard))

@@ -34,6 +34,8 @@ BACKEND_DOWN: Final = "BACKEND_DOWN"
 ENQUEUES_MAX: Final = 64
 """Tasks that are enqueued at the same time: some clients open a connection for each."""
 
+FIRST_TRY_S: Final = 1.0
+
 _PREFIXES: Final = ("stream_prefix", "queue_prefix", "topic_prefix", "exchange")
 """The settings that names begin with; each backend has one of these, or two."""
 
@@ -64,6 +66,7 @@ class TaskBackend:
         self._section = msgspec.structs.replace(section, **own)
         self.place = f"{self.name}-{_digest_of(self._section)}"
         self._backend: MeasuredBackend | None = None
+        self._tried = asyncio.Event()
         self._turns = asyncio.Semaphore(ENQUEUES_MAX)
 
     async def connect(self) -> None:
@@ -75,13 +78,28 @@ class TaskBackend:
                 await backend.connect(self._section)
             except Unavailable as error:
                 await backend.close()
+                self._tried.set()
                 await outage.wait(error)
             except BaseException:
                 await backend.close()
+                self._tried.set()
                 raise
             else:
                 outage.end()
                 self._backend = MeasuredBackend(backend, self.name, self._meter)
+                self._tried.set()
+
+    async def wait_tried(self) -> None:
+        """Wait until it is connected or known to be away, within a second.
+
+        Else those who publish at once would be refused though the backend is there. No longer: it
+        may be this very instance, which needs this process to answer.
+        """
+        try:
+            async with asyncio.timeout(FIRST_TRY_S):
+                await self._tried.wait()
+        except TimeoutError:
+            log.info("%s has not answered yet", self.name)
 
     async def watch(self) -> None:
         """Keep its metrics, until cancelled."""

@@ -38,7 +38,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             http_ports: dict[str, int] = {}
             if options.http_ports is not None:
                 flag = "--http-ports"
-                http_ports = choose_ports(options.http_ports, names)
+                http_ports = choose_ports(options.http_ports or None, names, ports.values())
         except PortInUse as error:
             if other:
                 tell(f"{error}: a stack runs on {options.data} already (process {other})")

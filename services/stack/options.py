@@ -43,7 +43,7 @@ class StackOptions:
         logs: Folder for a log file per service; None sends all logs to stderr.
         ports: The first service's port, the others follow; None takes free ones.
         ready_file: Where to write the endpoints as JSON once all serve; None writes none.
-        http_ports: The first service's HTTP port, the others follow; None opens none.
+        http_ports: The first service's HTTP port, the others follow; 0: free ones; None: none.
         config: YAML file with the settings of event queues; empty means none.
     """
 
@@ -64,7 +64,7 @@ def parse(argv: Sequence[str], services_count: int, environ: Mapping[str, str]) 
     """
     parser = _parser(environ)
     given = parser.parse_args(argv)
-    for flag, base in (("--ports", given.ports), ("--http-ports", given.http_ports)):
+    for flag, base in (("--ports", given.ports), ("--http-ports", given.http_ports or None)):
         if base is not None and not 1 <= base <= PORT_MAX - services_count + 1:
             parser.error(f"{flag} must be from 1 to {PORT_MAX - services_count + 1}")
     if given.store is not None and given.store.startswith("memory:"):
@@ -110,8 +110,8 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "--http-ports",
         metavar="BASE",
         type=int,
-        help="HTTP port of the first service (GET /health, GET /metrics), the others follow; none "
-        "are opened when not given",
+        help="HTTP port of the first service (GET /health, GET /metrics), the others follow; 0: "
+        "free ports, which the ready file names; none are opened when not given",
     )
     parser.add_argument(
         "--ready-file",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 HOST = "127.0.0.1"
 
@@ -21,8 +21,12 @@ class PortInUse(Exception):
     """Another process listens there."""
 
 
-def choose_ports(base: int | None, names: Sequence[str]) -> dict[str, int]:
+def choose_ports(
+    base: int | None, names: Sequence[str], taken: Collection[int] = ()
+) -> dict[str, int]:
     """A port for each name: `base`, `base` + 1, …; free ones when there is no base.
+
+    `taken` are those that something else will listen at.
 
     Raises:
         PortInUse: A port counted from the base is taken; says which, and for which service.
@@ -30,11 +34,12 @@ def choose_ports(base: int | None, names: Sequence[str]) -> dict[str, int]:
     if base is not None:
         ports = {name: base + place for place, name in enumerate(names)}
         for name, port in ports.items():
-            if not is_free(port):
+            if port in taken or not is_free(port):
                 raise PortInUse(f"port {port} on {HOST}, for {name}, is in use")
         return ports
     begin = os.getpid() * PORTS_APART % len(FREE_PORTS)
-    free = filter(is_free, (*FREE_PORTS[begin:], *FREE_PORTS[:begin]))
+    candidates = (*FREE_PORTS[begin:], *FREE_PORTS[:begin])
+    free = (port for port in candidates if port not in taken and is_free(port))
     chosen = dict(zip(names, free, strict=False))
     if len(chosen) < len(names):
         raise PortInUse(f"no free ports between {FREE_PORTS.start} and {FREE_PORTS.stop} on {HOST}")

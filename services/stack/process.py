@@ -47,6 +47,7 @@ class Program:
         address: `host:port` where it will answer.
         environ: Its whole environment.
         log: File for its output; None leaves it on this process's stderr.
+        http_address: `host:port` of its HTTP port; empty without one.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Program:
     address: str
     environ: Mapping[str, str]
     log: Path | None
+    http_address: str = ""
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ def programs(
             address=f"{HOST}:{ports[part.name]}",
             environ=environment_of_services(environ),
             log=logs / f"{part.name}.log" if logs is not None else None,
+            http_address=f"{HOST}:{http_ports[part.name]}" if http_ports else "",
         )
         for part in PARTS
     ]
@@ -107,6 +108,9 @@ class Stack:
         self._ready_file = ready_file
         self._tell = tell
         self._started = False
+        self._http_endpoints = {
+            program.name: program.http_address for program in what if program.http_address
+        }
         self._members = {
             program.name: Supervised(program, tell, self._on_serving) for program in what
         }
@@ -195,13 +199,15 @@ class Stack:
     def _write_ready_file(self) -> None:
         if self._ready_file is None:
             return
-        told = {
+        told: dict[str, object] = {
             "endpoint": next(iter(self.endpoints.values())),
             "endpoints": self.endpoints,
             "pids": {"launcher": os.getpid()}
             | {name: member.pid for name, member in self._members.items()},
             "root": self._root,
         }
+        if self._http_endpoints:
+            told["http_endpoints"] = self._http_endpoints
         whole = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")
         whole.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
         whole.replace(self._ready_file)

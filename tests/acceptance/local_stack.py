@@ -61,6 +61,11 @@ class LocalStack:
         return dict(self._ready()["endpoints"])
 
     @property
+    def http_endpoints(self) -> dict[str, str]:
+        """Address of the HTTP port by service, with `--http-ports`."""
+        return dict(self._ready()["http_endpoints"])
+
+    @property
     def pids(self) -> dict[str, int]:
         """Process ID by service, and of the launcher."""
         return dict(self._ready()["pids"])

@@ -7,8 +7,9 @@ python -m tests.faults chains --messages 20000 --kills 30
 python -m tests.faults janitor --stages 1 2
 python -m tests.faults zombies --seconds 600 --changes 10000
 python -m tests.faults store --seconds 60 --messages 20000
+python -m tests.faults events --mode async --backend redis --publishes 100000 --away-seconds 600
 
-Ends with 0 if nothing was lost, routed twice, or redelivered before its lease ended.
+Ends with 0 if nothing was lost, stored or routed twice, or redelivered before its lease ended.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.mishaps import SERVICES, ingest_away_under_claims, kill_along
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
+from tests.faults.event_runs import BACKENDS, MODES, run_events, victims_of
 from tests.faults.store_troubles import run_store
 from tests.faults.zombies import run_zombies
 from tests.integration.broker.histories_run import run_history
@@ -95,6 +97,7 @@ HISTORIES = "histories"
 JANITOR = "janitor"
 ZOMBIES = "zombies"
 STORE = "store"
+EVENTS = "events"
 
 STAGES_COUNT = len(STAGES["retention"])
 """Each job has as many."""
@@ -106,9 +109,14 @@ def _parse() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("form", choices=[*FORMS, HISTORIES, JANITOR, ZOMBIES, STORE])
+    parser.add_argument("form", choices=[*FORMS, HISTORIES, JANITOR, ZOMBIES, STORE, EVENTS])
     parser.add_argument("--messages", type=int, default=100_000)
-    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument(
+        "--kills",
+        type=int,
+        default=10,
+        help="of services; with events of ingest, and as many of the backend",
+    )
     parser.add_argument(
         "--command", action="store_true", help="publish with `slatemq publish --jsonl`"
     )
@@ -130,6 +138,12 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--changes", type=int, default=0, help="of queues, beside the zombies")
     parser.add_argument("--restarts", type=int, default=200, help="of the broker in a history")
+    parser.add_argument("--mode", choices=MODES, default="async", help="of event queues")
+    parser.add_argument("--backend", choices=BACKENDS, default="redis", help="of event queues")
+    parser.add_argument("--publishes", type=int, default=100_000, help="with event queues")
+    parser.add_argument(
+        "--away-seconds", type=float, default=0, help="how long the backend of event queues is away"
+    )
     return parser.parse_args()
 
 
@@ -206,6 +220,8 @@ def main() -> int:
         return _zombies(given)
     if given.form == STORE:
         return _store(given)
+    if given.form == EVENTS:
+        return _events(given)
     with (
         tempfile.TemporaryDirectory(prefix="slatemq-faults-") as folder,
         LocalStack(Path(folder)) as stack,
@@ -223,6 +239,24 @@ def _store(given: argparse.Namespace) -> int:
         began = time.monotonic()
         run = run_store(Path(folder), given.messages, given.seconds, given.seed)
         return _judge(run, time.monotonic() - began)
+
+
+def _events(given: argparse.Namespace) -> int:
+    """Publishes in a mode of event queues, with kills of ingest and of the backend."""
+    began = time.monotonic()
+    victims = victims_of(given.kills, given.seed)
+    with tempfile.TemporaryDirectory(prefix="slatemq-events-") as folder:
+        run = run_events(
+            Path(folder), given.mode, given.backend, given.publishes, victims, given.away_seconds
+        )
+    faults = run.faults()
+    print(
+        f"{given.mode} on {given.backend}: {len(run.answered)} publishes answered, "
+        f"{run.failed_calls} calls repeated, {len(run.stored)} messages stored, "
+        f"{run.events_count} events for {len(run.event_ids)} messages, {len(faults)} faults, "
+        f"{time.monotonic() - began:.0f} s"
+    )
+    return _show(faults)
 
 
 def _judge(run: Run | Chains, took: float) -> int:

@@ -28,8 +28,9 @@ ZOMBIE_SECONDS = 90.0
 class Member:
     """One shard of a service: its current process, and frozen ones that it replaced."""
 
-    def __init__(self, folder: Path, service: str, shard: int) -> None:
+    def __init__(self, folder: Path, service: str, shard: int, *arguments: str) -> None:
         """Nothing runs before `start`. `folder` holds the data of all members."""
+        self._arguments = arguments
         self.service = service
         self.shard = shard
         self.address = ""
@@ -63,6 +64,7 @@ class Member:
                 *(sys.executable, "-m", f"services.{self.service}", "--shard", str(self.shard)),
                 *("--root", (self._folder / "data").as_uri(), "--port", str(port)),
                 *("--ready-file", str(ready), "--parent-pid", str(os.getpid())),
+                *self._arguments,
                 cwd=REPOSITORY,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

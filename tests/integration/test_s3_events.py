@@ -18,7 +18,7 @@ from slatemq.events import decode_event
 from tests.acceptance.local_stack import LocalStack
 from tests.integration.cli_stack import Cli
 from tests.integration.events.redis_server import RedisServer
-from tests.integration.events.servers import free_ports, running
+from tests.integration.events.servers import running
 from tests.integration.ingest_server import Ingest
 from tests.integration.process_stack import Service
 from tests.integration.s3_servers import CREDENTIALS, moto
@@ -127,10 +127,7 @@ async def test_uploads_to_a_store_reach_the_queue_that_filters_on_them(
     # Given a store that sends what happens in a bucket to ingest, as AWS does through SNS
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    http_ports = free_ports(4)
-    stack = LocalStack(
-        tmp_path, "--data", str(tmp_path / "data"), "--http-ports", str(http_ports.start)
-    )
+    stack = LocalStack(tmp_path, "--data", str(tmp_path / "data"), "--http-ports", "0")
     with stack, moto() as port:
         options: dict[str, Any] = {
             "endpoint_url": f"http://127.0.0.1:{port}",
@@ -138,7 +135,7 @@ async def test_uploads_to_a_store_reach_the_queue_that_filters_on_them(
         }
         s3, sns = boto3.client("s3", **options), boto3.client("sns", **options)
         topic = sns.create_topic(Name="uploads")["TopicArn"]
-        endpoint = f"http://127.0.0.1:{http_ports.start}/s3-events"
+        endpoint = f"http://{stack.http_endpoints['ingest']}/s3-events"
         sns.subscribe(TopicArn=topic, Protocol="http", Endpoint=endpoint)
         s3.create_bucket(Bucket="photos")
         s3.put_bucket_notification_configuration(
@@ -194,9 +191,8 @@ async def test_in_async_mode_the_events_are_accepted_and_stored_once(tmp_path: P
     file = tmp_path / "notifications.json"
     file.write_bytes(whole)
     config = tmp_path / "slatemq.yaml"
-    http_ports = free_ports(4)
     folder = tmp_path / "stack"
-    arguments = ["--data", str(folder / "data"), "--http-ports", str(http_ports.start)]
+    arguments = ["--data", str(folder / "data"), "--http-ports", "0"]
     with running(RedisServer(tmp_path, "streams")) as redis:
         config.write_text(
             "queue:\n  enabled: true\n  backend: redis\n  consistency: async\n"
@@ -205,7 +201,7 @@ async def test_in_async_mode_the_events_are_accepted_and_stored_once(tmp_path: P
         with LocalStack(folder, *arguments, "--config", str(config)) as stack:
             # When a document is sent
             async with (
-                ClientSession(f"http://127.0.0.1:{http_ports.start}") as session,
+                ClientSession(f"http://{stack.http_endpoints['ingest']}") as session,
                 session.post("/s3-events", data=whole) as answer,
             ):
                 body = await answer.json()

@@ -279,6 +279,14 @@ async def test_an_ingest_that_starts_before_its_backend_waits_for_it(
             await asyncio.to_thread(backend[1].start)
 
 
+async def test_an_ingest_that_serves_takes_publishes_at_once(backend: tuple[str, Server]) -> None:
+    # Given one whose backend is there: it is connected to before it serves
+    for _ in range(3):
+        async with serving(queue=queue_settings(*backend)) as plain:
+            ingest = QueuedIngest(plain.channel)
+            await ingest.applied(await ingest.send_task(b"x"))
+
+
 async def test_a_direct_ingest_says_that_it_has_no_tasks() -> None:
     async with serving() as plain:
         ingest = QueuedIngest(plain.channel)

@@ -35,6 +35,16 @@ def test_free_ports_differ_and_lie_below_those_of_outgoing_connections() -> None
     assert set(ports.values()) <= set(FREE_PORTS)
 
 
+def test_ports_that_others_of_the_stack_will_take_are_no_choice() -> None:
+    first = choose_ports(None, ["a", "b"])
+
+    second = choose_ports(None, ["a", "b"], first.values())
+
+    assert not set(first.values()) & set(second.values())
+    with pytest.raises(PortInUse, match="for a, is in use"):
+        choose_ports(first["a"], ["a"], first.values())
+
+
 def test_a_free_port_that_was_taken_meanwhile_is_passed_over() -> None:
     (first,) = choose_ports(None, ["a"]).values()
     with socket.socket() as listener:

@@ -1,0 +1,41 @@
+"""The long runs of `python -m tests.faults events`, in their short form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from libs.events.settings import Consistency
+from tests.faults.event_runs import BACKEND, INGEST, run_events, victims_of
+
+pytestmark = pytest.mark.slow  # Processes are killed and started again.
+
+
+@pytest.mark.parametrize(
+    ("mode", "victims"),
+    [
+        ("write-through", (INGEST, BACKEND)),
+        # What a killed ingest had comes again after 30 s: that is in the long form, and in
+        # test_async_kills.
+        ("async", (BACKEND,)),
+    ],
+)
+def test_kills_lose_and_double_nothing(
+    mode: Consistency, victims: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = run_events(tmp_path, mode, "redis", 400, victims, away_s=1)
+    assert run.faults() == []
+    assert run.failed_calls or mode == "write-through"
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("backend", ["redis", "redis-lists", "slatemq", "rabbitmq", "kafka"])
+@pytest.mark.parametrize("mode", ["write-through", "async", "sync"])
+def test_many_kills_lose_and_double_nothing(
+    mode: Consistency, backend: str, tmp_path: Path
+) -> None:
+    if mode != "write-through" and backend in ("rabbitmq", "kafka"):
+        pytest.skip("carries no tasks")
+    run = run_events(tmp_path, mode, backend, 2_000, victims_of(3, seed=1), away_s=5)
+    assert run.faults() == []
