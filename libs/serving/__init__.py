@@ -5,7 +5,7 @@
 `guard`      around every call: errors as google.rpc.Status  `gate`  admission
 `reading`    requests from the wire to a handler   `shape`      what is refused before it is parsed
 `arrivals`   how many requests arrive at once      `budget`     a bound on bytes that many share
-`stream_reads` the same of streams
+`stream_reads` the same of streams                 `answer_budget` what answers may hold
 `elsewhere`  where the services of others are      `reflection` both versions of it
 `config`     settings from flags and environment        `logs`       structured logs
 `event_queues` the section `queue` among them            `http_parts` what services add to HTTP

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 
+from libs.serving.answer_budget import AnswerBudget
 from libs.storage.ids import shard_of
 from services.broker.choosing import Choosing
-from services.broker.delivery_budget import DeliveryBudget, exceeded
 from services.broker.desks import LOOK_AHEAD, Aheads, Desk
 from services.broker.gone_messages import fail_gone
 from services.broker.ingest_presence import IngestPresence
@@ -44,7 +44,7 @@ class Delivery:
     """All desks of a broker."""
 
     def __init__(
-        self, owner: ShardOwner, payloads: Payloads, waiters_max: int, budget: DeliveryBudget
+        self, owner: ShardOwner, payloads: Payloads, waiters_max: int, budget: AnswerBudget
     ) -> None:
         """Serve claims from this shard, of at most `waiters_max` claims and streams at once.
 
@@ -234,7 +234,7 @@ class Delivery:
                     return True
                 claimed = await self._claim_in_turns(desk, held)
                 if not claimed and self._budget.is_exceeded and desk.away is None:
-                    desk.away = exceeded()
+                    desk.away = self._budget.exceeded()
         desk.stuck = not claimed
         return claimed > 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
+from libs.serving.answer_budget import AnswerBudget
 from libs.storage.archived_records import ArchivedMessage
 from libs.storage.buckets import BucketKind, lane_order
 from libs.storage.delayed_records import DelayedMessage
@@ -17,7 +18,6 @@ from libs.storage.queues import (
 )
 from services.broker.attempts import attempts_at
 from services.broker.attempts_reading import Store, read_attempts
-from services.broker.delivery_budget import SMALL_BYTES, DeliveryBudget, exceeded
 from services.broker.entry_finding import Found
 from services.broker.entry_handles import listed_handle, waiting_handle
 from services.broker.finished_pages import Listed
@@ -166,7 +166,7 @@ class EntryTeller:
     """Adds to entries what lies elsewhere: attempts, and messages from the ingests."""
 
     def __init__(
-        self, owner: ShardOwner, database: Store, ingests: Ingests, budget: DeliveryBudget
+        self, owner: ShardOwner, database: Store, ingests: Ingests, budget: AnswerBudget
     ) -> None:
         """Read attempts here and messages there, which count for this budget."""
         self._budget = budget
@@ -200,9 +200,7 @@ class EntryTeller:
         async with self._budget.fetching(MESSAGES_BYTES_MAX) as bytes_max:
             count = await self._add_messages(entries, bytes_max, with_payload=with_payload)
         size_bytes = sum(entry.message.ByteSize() for entry in entries[:count])
-        if size_bytes > SMALL_BYTES and self._budget.is_exceeded:
-            raise exceeded()
-        self._budget.take(size_bytes)
+        self._budget.hold(size_bytes)
         return count, size_bytes
 
     def release(self, held_bytes: int) -> None:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from libs.serving.guard import encoded
 from libs.storage.buckets import BucketKind, order_in_time
 from services.broker.entry_conversion import (
     EntryTeller,
@@ -63,7 +64,7 @@ class EntryLister:
     async def page(
         self, request: entry_pb2.ListEntriesRequest, context: Any
     ) -> entry_pb2.ListEntriesResponse:
-        """See the proto."""
+        """See the proto; encoded, so that nothing else of it is kept until it is read."""
         queue_id, view = checked_id(request.queue_id, "queue_id"), checked_view(request.view)
         limit = _checked(request)
         after = _parsed(request)
@@ -81,7 +82,7 @@ class EntryLister:
         answer = entry_pb2.ListEntriesResponse(entries=[one for one, _ in told.entries[:count]])
         if following is not None:
             answer.next_page_token = _token(request, following)
-        return answer
+        return encoded(entry_pb2.ListEntriesResponse, answer.SerializeToString())
 
     async def _list(
         self, queue: Queue, request: entry_pb2.ListEntriesRequest, after: Numbers | None, limit: int

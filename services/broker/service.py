@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from libs.serving.answer_budget import AnswerBudget
 from libs.serving.channels import Channels
 from libs.serving.events_servicer import SERVICE_NAME as EVENTS_SERVICE
 from libs.serving.events_servicer import EventsServicer, direct_mode
@@ -40,7 +41,6 @@ from services.broker.consumer_servicer import ConsumerServicer
 from services.broker.delayed_cleaning import DelayedCleaner
 from services.broker.delayed_watch import DelayedWatches
 from services.broker.delivery import Delivery
-from services.broker.delivery_budget import DeliveryBudget
 from services.broker.editing import MessageEditor
 from services.broker.entry_conversion import EntryTeller
 from services.broker.entry_finding import EntryFinder
@@ -142,7 +142,7 @@ class BrokerService:
             payload_bytes_max=config.payload_bytes_max,
             carrier=telemetry.carrier,
         )
-        self._budget = DeliveryBudget(config.delivery_bytes_max)
+        self._budget = AnswerBudget(config.delivery_bytes_max, "delivery_bytes_max")
         self._limits = PushLimits(config.payload_bytes_max, config.max_message_delay_ms)
         self._queues = QueueServicer(
             config.shard, config.max_message_delay_ms, config.queue_changes_per_s

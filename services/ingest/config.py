@@ -100,6 +100,12 @@ class IngestConfig(ServingConfig):
         default=64 * MIB,
         minimum=0,
     )
+    answers_bytes_max: int = setting(
+        "Bytes of messages and log entries in answers that callers have not read yet; where they "
+        "are used up, only answers of up to 64 KiB go out. In memory they take twice as much.",
+        default=128 * MIB,
+        minimum=1,
+    )
     log_cache_bytes: int = setting(
         "Recent log entries kept in memory, in bytes of their encoding (in memory they take some "
         "three times as much); a tailer further behind reads the database.",

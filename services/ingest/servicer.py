@@ -11,6 +11,8 @@ from opentelemetry import trace
 
 from libs.serving import limits
 from libs.serving import telemetry as told
+from libs.serving.answer_budget import AnswerBudget
+from libs.serving.guard import encoded
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
 from libs.storage.ids import message_id
@@ -21,6 +23,7 @@ from services.ingest.config import IngestConfig
 from services.ingest.publish_streams import PublishStreams, Requests, published
 from services.ingest.reading import Room
 from services.ingest.shard import Shard
+from services.ingest.tailing import Update
 from slatemq.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 
@@ -60,6 +63,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self._config = config
         self._directory = directory
         self._rules = rules_of(config)
+        self._answers = AnswerBudget(config.answers_bytes_max, "answers_bytes_max")
         self._telemetry = telemetry
         self._sent = telemetry.meter.create_counter(
             told.SENT_MESSAGES, unit="{message}", description="Messages answered, repeats included"
@@ -68,8 +72,10 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
 
     @property
     def held_bytes(self) -> int:
-        """What is not stored yet; once it is, the cache has it, which is bounded by itself."""
-        return 0 if self.shard is None else self.shard.publisher.commits.uncommitted_bytes
+        """What is not stored yet or in answers; the cache is bounded by itself."""
+        if self.shard is None:
+            return 0
+        return self.shard.publisher.commits.uncommitted_bytes + self._answers.used_bytes
 
     async def Publish(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.PublishRequest, context: Any
@@ -126,10 +132,23 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         if request.max_bytes < 0:
             raise InvalidArgument("max_bytes", "may not be negative")
         wire.check_message_ids(request.message_ids, self._config.shard)
-        message_ids = list(request.message_ids)
-        bound = limits.message_bytes_max(self._config.payload_bytes_max)
-        room = Room(request.max_bytes or READ_BYTES, bound)
         shard = self._open()
+        async with self._answers.fetching(request.max_bytes or READ_BYTES) as bytes_max:
+            # Nothing of it but these bytes is kept until the caller has read them.
+            data = await self._read(shard, request, bytes_max)
+        size_bytes = len(data)
+        if size_bytes > bytes_max:  # a single message, or one with headers
+            self._answers.hold(size_bytes)
+        else:
+            self._answers.take(size_bytes)
+        context.add_done_callback(lambda _: self._answers.release(size_bytes))
+        return encoded(ingest_pb2.BatchGetPayloadsResponse, data)
+
+    async def _read(
+        self, shard: Shard, request: ingest_pb2.BatchGetPayloadsRequest, bytes_max: int
+    ) -> bytes:
+        message_ids = list(request.message_ids)
+        room = Room(bytes_max, limits.message_bytes_max(self._config.payload_bytes_max))
         end = shard.log.end
         if request.encoded or request.runs:
             if request.with_etags:
@@ -140,13 +159,14 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             return wire_for_brokers.told(found, in_runs=request.runs)
         read = await shard.reader.read(message_ids, room, with_etags=request.with_etags)
         await shard.confirm_missing(read.missing_ids, end.last_message_id)
-        return ingest_pb2.BatchGetPayloadsResponse(
+        answer = ingest_pb2.BatchGetPayloadsResponse(
             messages=[wire.to_message(*one) for one in read.messages],
             missing_ids=read.missing_ids,
             damaged_ids=read.damaged_ids,
             slow_ids=read.slow_ids,
             etags=read.etags,
         )
+        return answer.SerializeToString()
 
     async def TailLog(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.TailLogRequest, context: Any
@@ -157,13 +177,12 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             await shard.prove_ownership()
         async with aclosing(shard.log.tail(request.after_sequence)) as updates:
             async for update in updates:
-                told = ingest_pb2.TailLogResponse(durable_sequence=update.durable_sequence)
-                for sequence, value in update.entries:
-                    if request.stored:
-                        told.stored_entries.add(sequence=sequence, value=value)
-                    else:
-                        told.entries.append(wire.log_entry(sequence, decode_log_entry(value)))
-                yield told
+                size_bytes = sum(len(value) for _, value in update.entries)
+                self._answers.hold(size_bytes)
+                try:
+                    yield _tailed(update, stored=request.stored)
+                finally:
+                    self._answers.release(size_bytes)
 
     async def Push(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.PushRequest, context: Any
@@ -248,3 +267,13 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         if self.shard is None:
             raise Unavailable("the service is starting", reason="STARTING")
         return self.shard
+
+
+def _tailed(update: Update, *, stored: bool) -> ingest_pb2.TailLogResponse:
+    answer = ingest_pb2.TailLogResponse(durable_sequence=update.durable_sequence)
+    for sequence, value in update.entries:
+        if stored:
+            answer.stored_entries.add(sequence=sequence, value=value)
+        else:
+            answer.entries.append(wire.log_entry(sequence, decode_log_entry(value)))
+    return answer

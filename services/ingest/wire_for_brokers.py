@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from libs.serving.guard import encoded
 from libs.serving.headers import encoded_headers
 from libs.serving.limits import HEADER_TEXT_BYTES_MAX
 from libs.storage.ids import MAX_SHARD, shard_of
@@ -121,17 +120,16 @@ def to_replacement(
     )
 
 
-def told(found: Encoded, *, in_runs: bool) -> BatchGetPayloadsResponse:
-    """An answer with these messages; brokers that know no runs yet have each for itself."""
+def told(found: Encoded, *, in_runs: bool) -> bytes:
+    """An encoded answer with these messages; who asks for no runs has each for itself."""
     answer = BatchGetPayloadsResponse(
         missing_ids=found.missing_ids, damaged_ids=found.damaged_ids, slow_ids=found.slow_ids
     )
     if in_runs:
         fields = [piece for run in found.runs for piece in run.fields()]
-        data = b"".join([*fields, answer.SerializeToString()])
-        return encoded(BatchGetPayloadsResponse, data)
+        return b"".join([*fields, answer.SerializeToString()])
     for run in found.runs:
         answer.encoded_messages.extend(run.messages())
         answer.encoded_ids.extend(run.message_ids)
         answer.payload_bytes.extend(map(len, run.payloads))
-    return answer
+    return answer.SerializeToString()

@@ -166,7 +166,8 @@ class IngestServiceServicer:
         message past its retention is read like any other for as long as it is stored.
 
         Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
-        `encoded` together with `with_etags`),
+        `encoded` together with `with_etags`), RESOURCE_EXHAUSTED (UNREAD_ANSWERS: answers that are not read take the ingest's memory
+        for messages; try again),
         UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which may be stored by a newer owner of the shard; look up the
         ingest's address again).
         """
@@ -179,7 +180,7 @@ class IngestServiceServicer:
         in, without end. Only durable entries are sent, each once, none left out that is stored still (PurgeService).
 
         Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE, RESOURCE_EXHAUSTED (too many
-        open streams).
+        open streams; UNREAD_ANSWERS).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -86,7 +86,8 @@ class IngestServiceStub:
     message past its retention is read like any other for as long as it is stored.
 
     Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
-    `encoded` together with `with_etags`),
+    `encoded` together with `with_etags`), RESOURCE_EXHAUSTED (UNREAD_ANSWERS: answers that are not read take the ingest's memory
+    for messages; try again),
     UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which may be stored by a newer owner of the shard; look up the
     ingest's address again).
     """
@@ -95,7 +96,7 @@ class IngestServiceStub:
     in, without end. Only durable entries are sent, each once, none left out that is stored still (PurgeService).
 
     Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE, RESOURCE_EXHAUSTED (too many
-    open streams).
+    open streams; UNREAD_ANSWERS).
     """
     GetLogStatus: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.GetLogStatusRequest, _ingest_pb2.GetLogStatusResponse]
     """Where the shard's log stands.
@@ -191,7 +192,8 @@ class IngestServiceAsyncStub(IngestServiceStub):
     message past its retention is read like any other for as long as it is stored.
 
     Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
-    `encoded` together with `with_etags`),
+    `encoded` together with `with_etags`), RESOURCE_EXHAUSTED (UNREAD_ANSWERS: answers that are not read take the ingest's memory
+    for messages; try again),
     UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which may be stored by a newer owner of the shard; look up the
     ingest's address again).
     """
@@ -200,7 +202,7 @@ class IngestServiceAsyncStub(IngestServiceStub):
     in, without end. Only durable entries are sent, each once, none left out that is stored still (PurgeService).
 
     Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE, RESOURCE_EXHAUSTED (too many
-    open streams).
+    open streams; UNREAD_ANSWERS).
     """
     GetLogStatus: _aio.UnaryUnaryMultiCallable[_ingest_pb2.GetLogStatusRequest, _ingest_pb2.GetLogStatusResponse]  # type: ignore[assignment]
     """Where the shard's log stands.
@@ -311,7 +313,8 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         message past its retention is read like any other for as long as it is stored.
 
         Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
-        `encoded` together with `with_etags`),
+        `encoded` together with `with_etags`), RESOURCE_EXHAUSTED (UNREAD_ANSWERS: answers that are not read take the ingest's memory
+        for messages; try again),
         UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which may be stored by a newer owner of the shard; look up the
         ingest's address again).
         """
@@ -326,7 +329,7 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         in, without end. Only durable entries are sent, each once, none left out that is stored still (PurgeService).
 
         Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE, RESOURCE_EXHAUSTED (too many
-        open streams).
+        open streams; UNREAD_ANSWERS).
         """
 
     @_abc_1.abstractmethod

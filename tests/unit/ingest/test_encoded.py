@@ -72,7 +72,7 @@ def read(disk: Disk, cache: PayloadCache, ids: Sequence[int], room: Room) -> Enc
 
 
 def told_of(found: Encoded) -> BatchGetPayloadsResponse:
-    return BatchGetPayloadsResponse.FromString(cast("Any", told(found, in_runs=True)))
+    return BatchGetPayloadsResponse.FromString(told(found, in_runs=True))
 
 
 def ids_of(found: Encoded) -> list[int]:
@@ -90,7 +90,7 @@ def messages_of(found: Encoded) -> list[Message]:
             assert not message.payload
             message.message_id, message.payload = message_id, payload
             messages.append(message)
-    each = told(found, in_runs=False)
+    each = BatchGetPayloadsResponse.FromString(told(found, in_runs=False))
     assert [Message.FromString(one) for one in each.encoded_messages] == messages
     assert list(each.encoded_ids) == [one.message_id for one in messages]
     assert list(each.payload_bytes) == [len(one.payload) for one in messages]

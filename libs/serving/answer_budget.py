@@ -1,8 +1,8 @@
-"""What deliveries may hold in memory together, and what each may take of it.
+"""What answers with messages may hold in memory together, and what each may take of it.
 
-gRPC keeps an answer until its consumer reads it, and a server cannot end such a call. So a share of
+gRPC keeps an answer until its caller reads it, and a server cannot end such a call. So a share of
 the budget may be held without end. Each fetch and each answer therefore takes a quarter of what is
-free, so that a few consumers which do not read leave room for the others. Where that is used up,
+free, so that a few callers which do not read leave room for the others. Where that is used up,
 small answers still go out, one for each call: messages that are larger wait for memory.
 """
 
@@ -23,12 +23,13 @@ WAIT_S: Final = 1.0
 """How long a fetch waits for others to end before the budget counts as stalled."""
 
 
-class DeliveryBudget(ByteBudget):
-    """The bytes fetched for claims and in answers that gRPC has not taken, of all queues."""
+class AnswerBudget(ByteBudget):
+    """The bytes read for answers, and in those that gRPC has not taken."""
 
-    def __init__(self, bytes_max: int) -> None:
-        """Begin with nothing reserved."""
+    def __init__(self, bytes_max: int, setting: str) -> None:
+        """Begin with nothing reserved; `setting` gives the bound."""
         super().__init__(bytes_max)
+        self._setting = setting
         self._beyond = asyncio.Lock()
         self._is_stalled = False
 
@@ -41,6 +42,21 @@ class DeliveryBudget(ByteBudget):
     def is_exceeded(self) -> bool:
         """Whether only small answers fit."""
         return self.used_bytes > self.bytes_max
+
+    def exceeded(self) -> ResourceExhausted:
+        """The error of a call whose messages are there, and too large for what is free."""
+        return ResourceExhausted(
+            "answers that callers have not read take all the memory for messages on their way; "
+            f"read or close them, or raise {self._setting}",
+            reason="UNREAD_ANSWERS",
+            retry_after_ms=1_000,
+        )
+
+    def hold(self, size_bytes: int) -> None:
+        """Count an answer until it is released; raises ResourceExhausted where it is too large."""
+        if size_bytes > SMALL_BYTES and self.is_exceeded:
+            raise self.exceeded()
+        self.take(size_bytes)
 
     @asynccontextmanager
     async def fetching(self, size_bytes: int) -> AsyncIterator[int]:
@@ -80,13 +96,3 @@ class DeliveryBudget(ByteBudget):
             self._is_stalled = True
             return False
         return True
-
-
-def exceeded() -> ResourceExhausted:
-    """The error of a claim whose messages are there, and too large for what is free."""
-    return ResourceExhausted(
-        "answers that consumers have not read take all the memory for deliveries; read or close "
-        "them, or raise delivery_bytes_max",
-        reason="UNREAD_ANSWERS",
-        retry_after_ms=1_000,
-    )

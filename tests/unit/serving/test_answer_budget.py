@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from services.broker import delivery_budget
-from services.broker.delivery_budget import SMALL_BYTES, DeliveryBudget
+from libs.serving import answer_budget
+from libs.serving.answer_budget import SMALL_BYTES, AnswerBudget
 
 BYTES_MAX = 128 << 20
 
 
 async def test_what_many_hold_without_end_leaves_most_of_the_rest_to_the_next() -> None:
-    budget = DeliveryBudget(BYTES_MAX)
+    budget = AnswerBudget(BYTES_MAX, "answers_bytes_max")
     for _ in range(10):
         async with budget.fetching(BYTES_MAX) as size_bytes:
             budget.take(size_bytes)
@@ -25,8 +25,8 @@ async def test_what_many_hold_without_end_leaves_most_of_the_rest_to_the_next() 
 async def test_a_full_budget_lets_one_small_fetch_at_a_time_go_beyond_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(delivery_budget, "WAIT_S", 0)
-    budget = DeliveryBudget(BYTES_MAX)
+    monkeypatch.setattr(answer_budget, "WAIT_S", 0)
+    budget = AnswerBudget(BYTES_MAX, "answers_bytes_max")
     budget.take(BYTES_MAX)
     most = 0
 
@@ -44,7 +44,7 @@ async def test_a_full_budget_lets_one_small_fetch_at_a_time_go_beyond_it(
 
 
 async def test_a_fetch_that_waits_gets_its_share_when_another_ends() -> None:
-    budget = DeliveryBudget(BYTES_MAX)
+    budget = AnswerBudget(BYTES_MAX, "answers_bytes_max")
     budget.take(BYTES_MAX)
     entered = asyncio.Event()
 

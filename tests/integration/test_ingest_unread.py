@@ -1,0 +1,89 @@
+"""The memory of a real ingest whose callers do not read what they asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from libs.serving.channels import open_channel
+from services.ingest.config import IngestConfig
+from slatemq.rpc_status import from_rpc_error
+from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
+from tests.integration.serving.test_large_requests import ingest
+
+MEBIBYTE = 1 << 20
+
+MESSAGES = 40
+"""Of a mebibyte each: what one read may give."""
+
+READS = 32
+TAILS = 64
+
+UNREAD = (
+    # A connection of its own, since what is not read fills the window of its connection; and a
+    # small window, as gRPC would take megabytes that nobody reads.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 65_535),
+)
+
+DEFAULTS = IngestConfig(root="memory:///")
+
+BOUND_BYTES = 2 * DEFAULTS.answers_bytes_max + 192 * MEBIBYTE
+"""As README.md states it, with what four answers take while they are made and encoded."""
+
+
+async def test_answers_that_are_not_read_take_bounded_memory_and_hold_up_no_small_ones(
+    tmp_path: Path,
+) -> None:
+    async with (
+        ingest(tmp_path) as there,
+        open_channel(there.address) as opened,
+        grpc.aio.insecure_channel(there.address, options=UNREAD) as unread,
+    ):
+        stub = ingest_pb2_grpc.IngestServiceStub(opened)
+        large = await publish(stub, [bytes(MEBIBYTE)] * MESSAGES)
+        small = await publish(stub, [b"x"] * 10)
+        at_rest = there.resident
+
+        # When reads of all come without end, and tails from the beginning, and none is read
+        read: Any = unread.unary_stream("/slatemq.v1.IngestService/BatchGetPayloads")
+        request = ingest_pb2.BatchGetPayloadsRequest(message_ids=large)
+        calls = [read(request.SerializeToString()) for _ in range(READS)]
+        tail = ingest_pb2_grpc.IngestServiceStub(unread).TailLog
+        calls += [tail(ingest_pb2.TailLogRequest()) for _ in range(TAILS)]
+        async with asyncio.timeout(120):
+            while await refusal(stub, request) != "UNREAD_ANSWERS":
+                calls.append(read(request.SerializeToString()))
+
+        # Then memory is bounded, and small reads are answered
+        assert there.peak - at_rest < BOUND_BYTES
+        answer = await stub.BatchGetPayloads(ingest_pb2.BatchGetPayloadsRequest(message_ids=small))
+        assert [one.payload for one in answer.messages] == [b"x"] * 10
+
+        # And large ones are, too, once the others have gone
+        for call in calls:
+            call.cancel()
+        async with asyncio.timeout(120):
+            while await refusal(stub, request):
+                await asyncio.sleep(0.05)
+
+
+async def publish(stub: ingest_pb2_grpc.IngestServiceAsyncStub, payloads: list[bytes]) -> list[int]:
+    messages = [ingest_pb2.PublishMessage(payload=payload) for payload in payloads]
+    answer = await stub.Publish(ingest_pb2.PublishRequest(messages=messages))
+    return list(answer.message_ids)
+
+
+async def refusal(
+    stub: ingest_pb2_grpc.IngestServiceAsyncStub, request: ingest_pb2.BatchGetPayloadsRequest
+) -> str:
+    """Why a read is refused; empty where it is not."""
+    try:
+        await stub.BatchGetPayloads(request)
+    except grpc.aio.AioRpcError as error:
+        return from_rpc_error(error).reason
+    return ""
