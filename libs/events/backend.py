@@ -104,6 +104,13 @@ class QueueBackend(Protocol[Config]):
         """Move every task of the dead-letter place back, as if new; returns how many."""
         ...
 
+    async def trim_tasks(self) -> bool:
+        """Let the system remove the tasks that are finished, where it has not yet.
+
+        Returns whether they cannot come again: also when the system forgets how far it was.
+        """
+        ...
+
     # --- What waits ---------------------------------------------------------
 
     async def stats(self) -> BackendStats:

@@ -16,8 +16,18 @@ _CLASSES = {
 }
 
 
-def open_backend(name: str) -> QueueBackend[Any]:
-    """A backend that is not connected yet; imports its client library."""
+_ASSIGNING = frozenset({"kafka"})
+"""Those in which a sole consumer takes what is there, and joins no group that divides it."""
+
+
+def open_backend(name: str, *, is_sole_consumer: bool = False) -> QueueBackend[Any]:
+    """A backend that is not connected yet; imports its client library.
+
+    `is_sole_consumer`: nobody else dequeues the tasks below its names at the same time.
+    """
     module, kind = _CLASSES[name]
-    backend: QueueBackend[Any] = getattr(import_module(module), kind)()
+    make = getattr(import_module(module), kind)
+    backend: QueueBackend[Any] = (
+        make(is_sole_consumer=is_sole_consumer) if name in _ASSIGNING else make()
+    )
     return backend

@@ -248,6 +248,10 @@ class MeasuredBackend:
         """See QueueBackend."""
         return await self._inner.retry_failed_tasks()
 
+    async def trim_tasks(self) -> bool:
+        """See QueueBackend."""
+        return await self._inner.trim_tasks()
+
     # --- What waits ---------------------------------------------------------
 
     async def stats(self) -> BackendStats:

@@ -4,14 +4,16 @@
 topic                           what
 ==============================  ================================================================
 `PREFIX.TYPE`                   events of one type, such as `slatemq.object.created`
-`PREFIX.tasks`                  tasks; the header `not-before` delays those that failed
+`PREFIX.tasks`                  tasks
+`PREFIX.tasks.retry`            tasks that failed; the header `not-before` delays each
 `PREFIX.dead-letter`            tasks that failed too often; its group has what was retried
-`PREFIX.dead-letter.events`     events that no subscriber acknowledged
+`PREFIX.dead-letter.events`     events that no subscriber acknowledged, and what is not a task
 ==============================  ================================================================
 
 Events are partitioned by bucket, else by queue, else by their first routing header, so that those
 of one bucket or queue stay in order. Offsets are committed up to the first event or task that
 is not finished: nothing is skipped, and what was finished behind it may come again.
 
-In reading order: `connection` (errors, topics), `offsets`, `events`, `tasks`, `backend`.
+In reading order: `connection` (errors, topics), `offsets`, `events`, `lookers`, `dead_letters`,
+`tasks`, `backend`.
 """

@@ -17,15 +17,18 @@ HEALTH_S = 5.0
 class KafkaBackend(ComposedBackend):
     """Events and tasks in Kafka."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_sole_consumer: bool = False) -> None:
         """Not connected yet."""
         super().__init__(translated)
+        self._is_sole_consumer = is_sole_consumer
+        self._kafka_tasks: Tasks
         self._connection: Connection
 
     async def connect(self, config: KafkaSettings) -> None:
         """See QueueBackend. Raises InvalidArgument, Unavailable."""
         self._connection = Connection(config)
-        tasks = Tasks(self._connection)
+        tasks = Tasks(self._connection, is_sole_consumer=self._is_sole_consumer)
+        self._kafka_tasks = tasks
         self._compose(Events(self._connection), tasks)
         try:
             with translated():
@@ -39,6 +42,11 @@ class KafkaBackend(ComposedBackend):
     async def disconnect(self) -> None:
         """See ComposedBackend."""
         await self._connection.close()
+
+    async def trim_tasks(self) -> bool:
+        """See QueueBackend."""
+        with self._translated():
+            return await self._kafka_tasks.trim()
 
     async def health_check(self) -> bool:
         """See QueueBackend."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+import logging
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, errors
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from libs.events.settings import KafkaSettings
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+
+log = logging.getLogger(__name__)
 
 OPERATION_S = 15.0
 """How long one call may take, connecting included."""
@@ -24,6 +28,10 @@ JOIN_REQUEST_MS = 45_000
 
 SESSION_MS = 10_000
 """How long after a consumer's last sign of life others take its partitions, in ms."""
+
+COMPACTED: Final = {"cleanup.policy": "compact"}
+KEPT: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+"""Topics whose records brokers never remove by themselves: by default they do after a week."""
 
 _DOWN = (
     errors.KafkaConnectionError,
@@ -114,34 +122,50 @@ class Connection:
             **options,
         )
 
-    async def ensure_topics(self, names: Iterable[str], compacted: bool = False) -> None:
+    async def ensure_topics(
+        self, names: Iterable[str], configuration: Mapping[str, str] | None = None
+    ) -> None:
         """Create the topics that are missing. Raises InvalidArgument for refused settings."""
         async with self._changing:
             missing = [name for name in names if name not in self._topics]
             if not missing:
                 return
-            admin = AIOKafkaAdminClient(
-                bootstrap_servers=list(self.settings.brokers), request_timeout_ms=REQUEST_MS
-            )
-            try:
-                async with asyncio.timeout(OPERATION_S):
-                    await admin.start()
-                    await self._create(admin, missing, compacted)
-            finally:
-                await admin.close()
+            async with self._admin() as admin:
+                existing = set(await admin.list_topics())
+                if configuration is KEPT:
+                    await _warn_of_retention(admin, existing.intersection(missing))
+                new = [name for name in missing if name not in existing]
+                await self._create(admin, new, configuration or {})
             self._topics.update(missing)
 
-    async def _create(self, admin: Any, names: list[str], compacted: bool) -> None:
-        existing = set(await admin.list_topics())
+    async def delete_records(self, before: Mapping[Any, int]) -> None:
+        """Delete what is before these offsets of partitions."""
+        async with self._admin() as admin:
+            await admin.delete_records(
+                {one: RecordsToDelete(before_offset=at) for one, at in before.items() if at}
+            )
+
+    @asynccontextmanager
+    async def _admin(self) -> AsyncIterator[Any]:
+        admin = AIOKafkaAdminClient(
+            bootstrap_servers=list(self.settings.brokers), request_timeout_ms=REQUEST_MS
+        )
+        try:
+            async with asyncio.timeout(OPERATION_S):
+                await admin.start()
+                yield admin
+        finally:
+            await admin.close()
+
+    async def _create(self, admin: Any, names: list[str], configuration: Mapping[str, str]) -> None:
         wanted = [
             NewTopic(
                 name=name,
                 num_partitions=self.settings.partitions,
                 replication_factor=self.settings.replication_factor,
-                topic_configs={"cleanup.policy": "compact"} if compacted else {},
+                topic_configs=dict(configuration),
             )
             for name in names
-            if name not in existing
         ]
         if not wanted:
             return
@@ -160,3 +184,17 @@ class Connection:
                 )
             if kind not in (errors.NoError, errors.TopicAlreadyExistsError):
                 raise kind(topic)
+
+
+async def _warn_of_retention(admin: Any, names: Iterable[str]) -> None:
+    for name in sorted(names):
+        resource = ConfigResource(ConfigResourceType.TOPIC, name)
+        for answer in await admin.describe_configs([resource]):
+            for _, _, _, _, entries in answer.resources:
+                kept = {entry[0]: entry[1] for entry in entries}
+                for key, wanted in KEPT.items():
+                    if kept.get(key, wanted) != wanted:
+                        log.warning(
+                            "topic %s has %s=%s, and may lose tasks that wait: set %s",
+                            *(name, key, kept[key], wanted),
+                        )

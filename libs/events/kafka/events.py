@@ -13,7 +13,7 @@ from aiokafka.partitioner import murmur2
 
 from libs.events.backend import Handler
 from libs.events.deliveries import Redeliveries
-from libs.events.kafka.connection import JOIN_S, OPERATION_S, Connection, translated
+from libs.events.kafka.connection import COMPACTED, JOIN_S, OPERATION_S, Connection, translated
 from libs.events.kafka.offsets import Offsets
 from libs.events.retrying import Outage
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
@@ -44,7 +44,7 @@ class Events:
         types = {event.type for event in events}
         compacted = types.intersection(self._settings.compacted)
         await self._connection.ensure_topics(map(self._topic, types - compacted))
-        await self._connection.ensure_topics(map(self._topic, compacted), compacted=True)
+        await self._connection.ensure_topics(map(self._topic, compacted), COMPACTED)
         await self._connection.send(map(self._record, events))
 
     async def start(self, types: frozenset[str]) -> None:
@@ -52,7 +52,7 @@ class Events:
         wanted = types or frozenset(CATALOGUE)
         compacted = wanted.intersection(self._settings.compacted)
         await self._connection.ensure_topics(map(self._topic, wanted - compacted))
-        await self._connection.ensure_topics(map(self._topic, compacted), compacted=True)
+        await self._connection.ensure_topics(map(self._topic, compacted), COMPACTED)
         consumer = self._connection.consumer(self._settings.consumer_group)
         self._offsets = Offsets(consumer)
         self._held.clear()
@@ -60,7 +60,7 @@ class Events:
             consumer.subscribe(sorted(map(self._topic, types)), listener=self._offsets)
         else:
             prefix = re.escape(self._settings.topic_prefix)
-            pattern = rf"^{prefix}\.(?!tasks$|dead-letter(\.events)?$)"
+            pattern = rf"^{prefix}\.(?!tasks(\.retry)?$|dead-letter(\.events)?$)"
             consumer.subscribe(pattern=pattern, listener=self._offsets)
         try:
             async with asyncio.timeout(JOIN_S):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from aiokafka import TopicPartition, errors
@@ -37,6 +37,11 @@ class Offsets(ConsumerRebalanceListener):  # type: ignore[misc]
         self._committed: dict[TopicPartition, int] = {}
         self._committing = asyncio.Lock()
 
+    def resume(self, partition: TopicPartition, offset: int) -> None:
+        """What is before this offset was finished earlier."""
+        known = self._partitions.setdefault(partition, _Partition())
+        known.next = max(known.next, offset)
+
     def begin(self, partition: TopicPartition, offset: int) -> None:
         """A record was delivered."""
         known = self._partitions.setdefault(partition, _Partition())
@@ -54,13 +59,21 @@ class Offsets(ConsumerRebalanceListener):  # type: ignore[misc]
         if known is not None:
             known.open.discard(offset)
 
-    async def commit(self) -> None:
-        """Commit what can be. Those that wait for a commit under way share the next one."""
+    @property
+    def committed(self) -> Mapping[TopicPartition, int]:
+        """The offset of each partition that was committed last."""
+        return dict(self._committed)
+
+    async def commit(self, *, again: bool = False) -> None:
+        """Commit what can be. Those that wait for a commit under way share the next one.
+
+        `again`: also what is committed already.
+        """
         async with self._committing:
             wanted = {
                 partition: known.position
                 for partition, known in self._partitions.items()
-                if known.position != self._committed.get(partition)
+                if (again or known.position != self._committed.get(partition))
                 and partition in self._consumer.assignment()
             }
             if not wanted:

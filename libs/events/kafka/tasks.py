@@ -4,64 +4,69 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from typing import Any
+import itertools
+import logging
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final
 
 from aiokafka import TopicPartition
 
-from libs.events.kafka.connection import JOIN_S, OPERATION_S, Connection
+from libs.events.held import HeldTasks
+from libs.events.kafka.connection import JOIN_S, KEPT, OPERATION_S, Connection, translated
+from libs.events.kafka.dead_letters import DeadLetters
+from libs.events.kafka.lookers import Lookers
 from libs.events.kafka.offsets import Offsets
-from libs.events.tasks import (
-    FailedTask,
-    WriteTask,
-    decode_failed_task,
-    decode_task,
-    encode_failed_task,
-    encode_task,
-)
+from libs.events.tasks import FailedTask, WriteTask, decode_task, encode_task
 from libs.events.wall_clock import now_ms
+from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.events.envelope import format_timestamp
 
-WAIT_S = 1.0
-NOT_BEFORE = "not-before"
-DELAYED_MAX = 1_000
-"""How many delayed tasks one consumer holds at most before it waits for the first of them."""
+log = logging.getLogger(__name__)
+
+WAIT_S: Final = 1.0
+NOT_BEFORE: Final = "not-before"
+FETCH_COUNT: Final = 100
+
+Place = tuple[TopicPartition, int]
+"""A partition, and the offset of a record."""
 
 
 class Tasks:
-    """The tasks of one consumer of a group, and the dead letters."""
+    """The tasks of one consumer, and the dead letters."""
 
-    def __init__(self, connection: Connection) -> None:
-        """Nothing is opened yet."""
+    def __init__(self, connection: Connection, *, is_sole_consumer: bool) -> None:
+        """Nothing is opened yet. The sole consumer of its names needs no group to share them."""
         self._connection = connection
         self._settings = connection.settings
+        self._is_sole = is_sole_consumer
         self._topic = f"{self._settings.topic_prefix}.tasks"
-        self._dead = f"{self._settings.topic_prefix}.dead-letter"
-        self._dead_events = f"{self._dead}.events"
+        self._retry_topic = f"{self._topic}.retry"
+        self._group = f"{self._settings.consumer_group}.tasks"
+        self._lookers = Lookers(connection)
+        self._dead = DeadLetters(connection, self._lookers)
         self._consumer: Any = None
         self._offsets: Offsets
-        self._held: dict[str, tuple[WriteTask, TopicPartition, int]] = {}
-        self._delayed: list[tuple[int, int, WriteTask, TopicPartition]] = []
+        self._held = HeldTasks[tuple[WriteTask, Place]]()
+        self._fetched: deque[tuple[TopicPartition, Any]] = deque()
+        self._ready: deque[tuple[WriteTask, Place]] = deque()
+        self._delayed: list[tuple[int, int, WriteTask, Place]] = []
+        self._numbers = itertools.count()
+        self._cannot_trim = False
 
     async def prepare(self) -> None:
         """Create the topics."""
-        await self._connection.ensure_topics([self._topic, self._dead, self._dead_events])
+        topics = [self._topic, self._retry_topic, *self._dead.topics]
+        await self._connection.ensure_topics(topics, KEPT)
 
     async def enqueue(self, task: WriteTask) -> None:
         """Send a task."""
-        await self._send(task, 0)
+        await self._connection.send([self._record(task)])
 
-    async def _send(self, task: WriteTask, not_before_ms: int) -> None:
-        headers = [(NOT_BEFORE, str(not_before_ms).encode())] if not_before_ms else []
-        await self._connection.send(
-            [
-                {
-                    "topic": self._topic,
-                    "key": task.task_id.encode(),
-                    "value": encode_task(task),
-                    "headers": headers,
-                }
-            ]
-        )
+    def _record(self, task: WriteTask) -> dict[str, Any]:
+        return {"topic": self._topic, "key": task.task_id.encode(), "value": encode_task(task)}
+
+    # --- Given out ----------------------------------------------------------
 
     async def dequeue(self) -> WriteTask | None:
         """The next task that is due, or None when none comes within a second."""
@@ -69,6 +74,7 @@ class Tasks:
             await self._start()
         end_ms = now_ms() + int(WAIT_S * 1000)
         while True:
+            await self._sort_fetched()
             due = self._take_due()
             if due is not None:
                 return due
@@ -77,159 +83,166 @@ class Tasks:
                 return None
             if self._delayed:
                 wait_ms = min(wait_ms, max(1, self._delayed[0][0] - now_ms()))
-            if len(self._delayed) >= DELAYED_MAX:
-                await asyncio.sleep(wait_ms / 1000)
-                continue
-            fetched = await self._consumer.getmany(timeout_ms=wait_ms, max_records=1)
-            for partition, records in fetched.items():
-                for record in records:
-                    self._arrive(partition, record)
+            await self._fetch(wait_ms)
+
+    async def _fetch(self, wait_ms: int) -> None:
+        # One batch of delayed tasks at a time: what is behind it is due later.
+        wanted = [
+            partition
+            for partition in self._consumer.assignment()
+            if partition.topic == self._topic or not self._delayed
+        ]
+        if not wanted:  # the group is dividing its partitions
+            await asyncio.sleep(wait_ms / 1000)
+            return
+        fetched = await self._consumer.getmany(*wanted, timeout_ms=wait_ms, max_records=FETCH_COUNT)
+        for partition, records in fetched.items():
+            for record in records:
+                self._offsets.begin(partition, record.offset)
+                self._fetched.append((partition, record))
+
+    async def _sort_fetched(self) -> None:
+        while self._fetched:
+            # Taken off when it is settled: a broker that goes away here is not to hide it.
+            partition, record = self._fetched[0]
+            place = partition, record.offset
+            try:
+                task = decode_task(record.value or b"")
+            except InvalidArgument as error:
+                log.error("what is not a task goes to the dead letters: %s", error)
+                await self._dead.add_unreadable(record.value, str(error))
+                self._offsets.finish(*place)
+                await self._offsets.commit()
+            else:
+                self._arrive(task, place, record.headers)
+            self._fetched.popleft()
+
+    def _arrive(self, task: WriteTask, place: Place, headers: Iterable[tuple[str, bytes]]) -> None:
+        if place[0].topic == self._topic:
+            self._ready.append((task, place))
+            return
+        stamps = (value for name, value in headers if name == NOT_BEFORE and value.isdigit())
+        not_before_ms = int(next(stamps, b"0"))
+        heapq.heappush(self._delayed, (not_before_ms, next(self._numbers), task, place))
+
+    def _take_due(self) -> WriteTask | None:
+        while True:
+            if self._delayed and self._delayed[0][0] <= now_ms():
+                _, _, task, place = heapq.heappop(self._delayed)
+            elif self._ready:
+                task, place = self._ready.popleft()
+            else:
+                return None
+            if self._offsets.is_open(*place):  # else another consumer has it by now
+                self._held.add(task.task_id, (task, place))
+                return task
+
+    async def _start(self) -> None:
+        consumer = self._connection.consumer(self._group)
+        offsets = Offsets(consumer)
+        topics = [self._topic, self._retry_topic]
+        if not self._is_sole:
+            consumer.subscribe(topics, listener=offsets)
+        try:
+            async with asyncio.timeout(JOIN_S):
+                await consumer.start()
+                if self._is_sole:
+                    partitions = [one for topic in topics for one in await self._parts(topic)]
+                    consumer.assign(partitions)
+                    for partition in partitions:
+                        offsets.resume(partition, await consumer.committed(partition) or 0)
+        except BaseException:
+            await consumer.stop()
+            raise
+        self._consumer, self._offsets = consumer, offsets
+
+    # --- Their ends ---------------------------------------------------------
 
     async def complete(self, task_id: str) -> None:
         """Finish a task."""
-        held = self._held.pop(task_id, None)
+        held_tasks = self._held
+        held = held_tasks.first(task_id)
         if held is not None:
-            self._offsets.finish(held[1], held[2])
+            self._offsets.finish(*held[1])
             await self._offsets.commit()
+            held_tasks.drop(task_id)
 
     async def fail(self, task_id: str, error: str) -> None:
         """Put a task behind its delay, or among the dead letters."""
-        held = self._held.get(task_id)
+        held = self._held.first(task_id)
         if held is None:
             return
-        task = held[0].after_failure()
-        if held[0].has_retries_left:
-            await self._send(task, now_ms() + self._settings.retry_delay_ms)
+        task = held[0]
+        failed = task.after_failure()
+        if task.has_retries_left:
+            due_ms = now_ms() + self._settings.retry_delay_ms
+            again = {
+                **self._record(failed),
+                "topic": self._retry_topic,
+                "headers": [(NOT_BEFORE, str(due_ms).encode())],
+            }
+            await self._connection.send([again])
         else:
-            failed = FailedTask(task=task, error=error, failed_at=format_timestamp(now_ms()))
-            await self._connection.send(
-                [{"topic": self._dead, "value": encode_failed_task(failed)}]
-            )
+            at = format_timestamp(now_ms())
+            await self._dead.add(FailedTask(task=failed, error=error, failed_at=at))
+        # A crash here gives it out again, beside its copy: both have one ID.
         await self.complete(task_id)
+
+    async def failed(self, limit: int) -> list[FailedTask]:
+        """Tasks among the dead letters; they stay there."""
+        return await self._dead.tasks(limit)
+
+    async def retry_all(self) -> int:
+        """Send every task among the dead letters again; returns how many."""
+        return await self._dead.retry(self.enqueue)
 
     async def counts(self) -> tuple[int, int]:
         """Tasks that wait or are with a consumer, and dead letters.
 
         Finished tasks behind one that is not are counted as waiting.
         """
-        dead = await self._behind(self._dead, self._dead_group)
-        events = await self._behind(self._dead_events, self._dead_group)
-        return await self._behind(self._topic, self._group), dead + events
+        pending = 0
+        for topic in (self._topic, self._retry_topic):
+            for partition, (begin, end) in (await self._lookers.ranges(topic, self._group)).items():
+                pending += max(0, max(end, self._highwater(partition)) - begin)
+        return pending, await self._dead.count()
 
-    async def failed(self, limit: int) -> list[FailedTask]:
-        """Tasks among the dead letters; they stay there."""
-        return [failed for _, _, failed in await self._read_dead(limit)]
+    def _highwater(self, partition: TopicPartition) -> int:
+        if self._consumer is None or partition not in self._consumer.assignment():
+            return 0
+        return self._consumer.highwater(partition) or 0
 
-    async def retry_all(self) -> int:
-        """Send every task among the dead letters again; returns how many.
+    async def trim(self) -> bool:
+        """Commit again, and let the brokers remove what is finished; whether they have.
 
-        One caller at a time: two would send them twice.
+        Brokers forget what a group has committed days after its last commit, and then it begins
+        with the first record that they have.
         """
-        dead = await self._read_dead(None)
-        for _, _, failed in dead:
-            await self.enqueue(failed.task.renewed())
-        if dead:
-            ends: dict[TopicPartition, int] = {}
-            for partition, offset, _ in dead:
-                ends[partition] = max(offset + 1, ends.get(partition, 0))
-            consumer = await self._open(self._dead_group)
-            try:
-                consumer.assign(list(ends))
-                await consumer.commit(ends)
-            finally:
-                await consumer.stop()
-        return len(dead)
+        if self._consumer is None:
+            return False
+        await self._offsets.commit(again=True)
+        try:
+            with translated():
+                await self._connection.delete_records(self._offsets.committed)
+        except (Unavailable, FailedPrecondition) as error:
+            if not self._cannot_trim:
+                log.warning("Kafka keeps finished tasks in %s: %s", self._topic, error)
+            self._cannot_trim = True
+            return False
+        self._cannot_trim = False
+        return True
 
     async def stop(self) -> None:
-        """Leave the group."""
+        """Give what is not finished to other consumers."""
         consumer, self._consumer = self._consumer, None
-        self._held.clear()
-        self._delayed.clear()
+        self._held = HeldTasks[tuple[WriteTask, Place]]()
+        for waiting in (self._fetched, self._ready, self._delayed):
+            waiting.clear()
+        await self._lookers.close()
         if consumer is not None:
             async with asyncio.timeout(OPERATION_S):
                 await consumer.stop()
 
-    @property
-    def _group(self) -> str:
-        return f"{self._settings.consumer_group}.tasks"
-
-    @property
-    def _dead_group(self) -> str:
-        return f"{self._settings.consumer_group}.dead-letter"
-
-    async def _start(self) -> None:
-        consumer = self._connection.consumer(self._group)
-        self._offsets = Offsets(consumer)
-        consumer.subscribe([self._topic], listener=self._offsets)
-        try:
-            async with asyncio.timeout(JOIN_S):
-                await consumer.start()
-        except BaseException:
-            await consumer.stop()
-            raise
-        self._consumer = consumer
-
-    def _arrive(self, partition: TopicPartition, record: Any) -> None:
-        self._offsets.begin(partition, record.offset)
-        not_before = next((int(value) for name, value in record.headers if name == NOT_BEFORE), 0)
-        heapq.heappush(
-            self._delayed, (not_before, record.offset, decode_task(record.value), partition)
-        )
-
-    def _take_due(self) -> WriteTask | None:
-        while self._delayed and self._delayed[0][0] <= now_ms():
-            _, offset, task, partition = heapq.heappop(self._delayed)
-            if self._offsets.is_open(partition, offset):  # else another consumer has it by now
-                self._held[task.task_id] = task, partition, offset
-                return task
-        return None
-
-    async def _open(self, group: str) -> Any:
-        consumer = self._connection.consumer(group)
-        try:
-            async with asyncio.timeout(OPERATION_S):
-                await consumer.start()
-        except BaseException:
-            await consumer.stop()
-            raise
-        return consumer
-
-    async def _behind(self, topic: str, group: str) -> int:
-        """How many records of a topic are behind what a group has committed."""
-        consumer = await self._open(group)
-        try:
-            ranges = await self._ranges(consumer, topic)
-        finally:
-            await consumer.stop()
-        return sum(end - begin for begin, end in ranges.values())
-
-    async def _ranges(self, consumer: Any, topic: str) -> dict[TopicPartition, tuple[int, int]]:
-        """For each partition what was committed, or its beginning, and its end."""
-        async with asyncio.timeout(OPERATION_S):
-            numbers = await self._connection.partitions(topic)
-            partitions = [TopicPartition(topic, number) for number in numbers]
-            consumer.assign(partitions)
-            begins = await consumer.beginning_offsets(partitions)
-            ends = await consumer.end_offsets(partitions)
-            committed = {p: await consumer.committed(p) for p in partitions}
-        return {p: (max(begins[p], committed[p] or 0), ends[p]) for p in partitions}
-
-    async def _read_dead(self, limit: int | None) -> list[tuple[TopicPartition, int, FailedTask]]:
-        consumer = await self._open(self._dead_group)
-        found: list[tuple[TopicPartition, int, FailedTask]] = []
-        try:
-            for partition, (begin, end) in (await self._ranges(consumer, self._dead)).items():
-                if begin >= end:
-                    continue
-                consumer.assign([partition])
-                consumer.seek(partition, begin)
-                position = begin
-                async with asyncio.timeout(OPERATION_S):
-                    while position < end and (limit is None or len(found) < limit):
-                        record = await consumer.getone()
-                        position = record.offset + 1
-                        found.append((partition, record.offset, decode_failed_task(record.value)))
-        finally:
-            await consumer.stop()
-        found.sort(key=lambda row: row[2].failed_at)
-        return found
+    async def _parts(self, topic: str) -> list[TopicPartition]:
+        numbers = await self._connection.partitions(topic)
+        return [TopicPartition(topic, number) for number in numbers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import aio_pika
 from aio_pika import exceptions
@@ -19,6 +19,10 @@ OPERATION_S = 10.0
 
 HEARTBEAT_S = 10
 """After some two of these without a sign of life a connection counts as lost."""
+
+DELIVERIES_MAX: Final = 2**31 - 1
+"""Deliveries after which a quorum queue drops a message: RabbitMQ 4 does after 20 by default, and
+each one that a crash of ours or a look at the dead letters ended counts."""
 
 REFUSALS = (
     exceptions.ChannelPreconditionFailed,
@@ -54,6 +58,7 @@ class Connection:
         self._connection: AbstractConnection | None = None
         self._publishing: AbstractChannel | None = None
         self._opening = asyncio.Lock()
+        self._choosing = asyncio.Lock()
 
     async def open_channel(self, prefetch_count: int = 0) -> AbstractChannel:
         """A channel with publisher confirms. Raises aio-pika's errors."""
@@ -65,17 +70,19 @@ class Connection:
                     self.settings.url, heartbeat=HEARTBEAT_S, timeout=OPERATION_S
                 )
             assert self._connection is not None
-            channel = await self._connection.channel(publisher_confirms=True)
+            # A message that no queue took is confirmed, too: it raises, as if refused.
+            channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
             if prefetch_count:
                 await channel.set_qos(prefetch_count=prefetch_count)
             return channel
 
     async def publishing(self) -> AbstractChannel:
         """The channel for publishing."""
-        channel = self._publishing
-        if channel is None or channel.is_closed or not self._is_connected:
-            channel = await self.open_channel()
-            self._publishing = channel
+        async with self._choosing:  # one opens it, not all at once
+            channel = self._publishing
+            if channel is None or channel.is_closed or not self._is_connected:
+                channel = await self.open_channel()
+                self._publishing = channel
         return channel
 
     @property
@@ -159,7 +166,9 @@ async def declare_queue(
     arguments: dict[str, Any] | None = None,
 ) -> AbstractQueue:
     """Create a queue where it is missing."""
-    kind = {"x-queue-type": "quorum"} if settings.durable else {}
+    kind = (
+        {"x-queue-type": "quorum", "x-delivery-limit": DELIVERIES_MAX} if settings.durable else {}
+    )
     return await channel.declare_queue(
         name, durable=settings.durable, arguments={**kind, **(arguments or {})}
     )

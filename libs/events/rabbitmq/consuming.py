@@ -21,6 +21,9 @@ class Deliveries:
 
     async def start(self, queue: AbstractQueue) -> None:
         """Begin to consume."""
+        underlay = await self.channel.get_underlay_channel()
+        # As when the queue is deleted: the channel stays open, and nothing comes any more.
+        underlay.on_consumer_cancel_callbacks.add(self._on_close)
         await queue.consume(self._arrive)
 
     async def next(self, wait_s: float | None = None) -> AbstractIncomingMessage | None:
@@ -44,6 +47,11 @@ class Deliveries:
         if self.is_lost:
             raise ChannelClosed("the channel was lost")
         return None
+
+    @property
+    def arrived_count(self) -> int:
+        """Those that are here, and that nobody has asked for yet."""
+        return self._arrived.qsize()
 
     @property
     def is_lost(self) -> bool:

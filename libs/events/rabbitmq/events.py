@@ -41,7 +41,6 @@ class Events:
 
     async def publish(self, events: Sequence[Event]) -> None:
         """Publish in order; returns once all are confirmed."""
-        await self._connection.publishing()  # one opens it, not all at once
         sent = [
             self._connection.publish(
                 self._names.exchange,

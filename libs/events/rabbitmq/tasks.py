@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final
 
 from aio_pika.abc import AbstractIncomingMessage
 
+from libs.events.held import HeldTasks
 from libs.events.rabbitmq.connection import (
     OPERATION_S,
     Connection,
@@ -24,9 +29,14 @@ from libs.events.tasks import (
     encode_task,
 )
 from libs.events.wall_clock import now_ms
+from slatemq.errors import InvalidArgument
 from slatemq.events.envelope import format_timestamp
 
-WAIT_S = 1.0
+log = logging.getLogger(__name__)
+
+WAIT_S: Final = 1.0
+BACK_LOOKS: Final = 200
+BACK_LOOK_S: Final = 0.02
 
 
 class Tasks:
@@ -38,7 +48,8 @@ class Tasks:
         self._settings = connection.settings
         self._names = Names(connection.settings)
         self._deliveries: Deliveries | None = None
-        self._held: dict[str, AbstractIncomingMessage] = {}
+        self._held = HeldTasks[AbstractIncomingMessage]()
+        self._dead_turn = asyncio.Lock()
 
     async def enqueue(self, task: WriteTask) -> None:
         """Publish a task to its queue."""
@@ -48,16 +59,26 @@ class Tasks:
     async def dequeue(self) -> WriteTask | None:
         """The next task, or None when none comes within a second."""
         if self._deliveries is None or self._deliveries.is_lost:
-            self._held.clear()  # others get them
-            self._deliveries = await self._start()
+            await self._start()
+        assert self._deliveries is not None
         message = await self._deliveries.next(WAIT_S)
         if message is None:
             return None
-        task = decode_task(message.body)
-        self._held[task.task_id] = message
+        try:
+            task = decode_task(message.body)
+        except InvalidArgument as error:
+            log.error("what is not a task goes to the dead letters: %s", error)
+            await self._bury(message.body, "unreadable", str(error), message.message_id)
+            await message.ack()
+            return None
+        self._held.add(task.task_id, message)
         return task
 
-    async def _start(self) -> Deliveries:
+    async def _start(self) -> None:
+        if self._deliveries is not None and not self._deliveries.channel.is_closed:
+            await self._deliveries.channel.close()
+        self._deliveries = None
+        self._held = HeldTasks[AbstractIncomingMessage]()  # they come again
         channel = await self._connection.open_channel(self._settings.prefetch_count)
         # A server that is still starting may never answer.
         async with asyncio.timeout(OPERATION_S):
@@ -65,92 +86,111 @@ class Tasks:
             queue = await declare_queue(channel, self._names.tasks, self._settings)
             deliveries = Deliveries(channel)
             await deliveries.start(queue)
-        return deliveries
+        self._deliveries = deliveries
+
+    def _first_held(self, task_id: str) -> AbstractIncomingMessage | None:
+        """None also where the server has taken it back: what is done to it then is lost on it."""
+        if self._deliveries is None or self._deliveries.is_lost:
+            return None
+        return self._held.first(task_id)
 
     async def complete(self, task_id: str) -> None:
         """Remove a task."""
-        message = self._held.pop(task_id, None)
+        held = self._held
+        message = self._first_held(task_id)
         if message is not None:
             await message.ack()
+            held.drop(task_id)
 
     async def fail(self, task_id: str, error: str) -> None:
         """Put a task behind its delay, or among the dead letters."""
-        held = self._held.get(task_id)
-        if held is None:
+        message = self._first_held(task_id)
+        if message is None:
             return
-        task = decode_task(held.body)
-        if task.has_retries_left:
+        task = decode_task(message.body)
+        failed = task.after_failure()
+        if not task.has_retries_left:
+            at = format_timestamp(now_ms())
+            dead = FailedTask(task=failed, error=error, failed_at=at)
+            await self._bury(encode_failed_task(dead), "task", error, task_id)
+        elif delay_ms := self._settings.retry_delay_ms:
             again = message_of(
-                encode_task(task.after_failure()),
+                encode_task(failed),
                 self._settings,
                 message_id=task_id,
-                expiration=self._settings.retry_delay_ms / 1000,
+                expiration=delay_ms / 1000,
             )
             await self._connection.publish("", self._names.retry, again)
         else:
-            failed = FailedTask(
-                task=task.after_failure(), error=error, failed_at=format_timestamp(now_ms())
-            )
-            dead = message_of(
-                encode_failed_task(failed),
-                self._settings,
-                message_id=task_id,
-                headers={"kind": "task", "error": error},
-            )
-            await self._connection.publish(self._names.dead_exchange, self._names.dead, dead)
-        await held.ack()
-        self._held.pop(task_id, None)
+            await self.enqueue(failed)
+        # A crash here gives it out again, beside its copy: both have one ID.
+        await self.complete(task_id)
+
+    async def _bury(self, body: bytes, kind: str, error: str, message_id: str | None) -> None:
+        headers = {"kind": kind, "error": error}
+        dead = message_of(body, self._settings, message_id=message_id, headers=headers)
+        await self._connection.publish(self._names.dead_exchange, self._names.dead, dead)
 
     async def counts(self) -> tuple[int, int]:
         """Tasks that wait, are delayed, or are with this consumer; and dead letters.
 
         Tasks that other consumers have are not counted: AMQP hides them.
         """
-        return await self._pending_count(), await self._dead_count()
+        waiting = await self._count(self._names.tasks) + await self._count(self._names.retry)
+        arrived = self._deliveries.arrived_count if self._deliveries is not None else 0
+        return waiting + arrived + sum(1 for _ in self._held), await self._count(self._names.dead)
 
     async def stop(self) -> None:
         """Nothing to do: what was not acknowledged goes back with the connection."""
 
-    async def _pending_count(self) -> int:
+    async def _count(self, name: str) -> int:
         channel = await self._connection.publishing()
-        waiting = 0
-        for name in (self._names.tasks, self._names.retry):
-            queue = await channel.declare_queue(name, passive=True)
-            waiting += queue.declaration_result.message_count or 0
-        return waiting + len(self._held)
-
-    async def _dead_count(self) -> int:
-        channel = await self._connection.publishing()
-        queue = await channel.declare_queue(self._names.dead, passive=True)
+        queue = await channel.declare_queue(name, passive=True)
         return queue.declaration_result.message_count or 0
 
     async def failed(self, limit: int) -> list[FailedTask]:
-        """Tasks among the dead letters; they stay there."""
-        channel = await self._connection.open_channel()
-        found: list[FailedTask] = []
-        try:
-            queue = await channel.get_queue(self._names.dead)
-            while len(found) < limit:
-                message = await queue.get(fail=False)
-                if message is None:
-                    break
-                if message.headers.get("kind") == "task":
-                    found.append(decode_failed_task(message.body))
-        finally:
-            await channel.close()  # what was looked at goes back
-        return found
+        """Each task among the dead letters once, with its last error; they stay there."""
+        found: dict[str, FailedTask] = {}
+        async with aclosing(self._dead_letters()) as letters:
+            async for letter in letters:
+                if letter.headers.get("kind") == "task":
+                    dead = decode_failed_task(letter.body)
+                    found[dead.task.task_id] = dead
+                    if len(found) > limit:
+                        break
+        return sorted(found.values(), key=lambda dead: dead.failed_at)[:limit]
 
     async def retry_all(self) -> int:
-        """Move every task among the dead letters back to the tasks; returns how many."""
-        channel = await self._connection.open_channel()
-        count = 0
-        try:
-            queue = await channel.get_queue(self._names.dead)
-            while (message := await queue.get(fail=False)) is not None:
-                if message.headers.get("kind") == "task":
-                    await self.enqueue(decode_failed_task(message.body).task.renewed())
-                    await message.ack()
-                    count += 1
-        finally:
-            await channel.close()  # events that were looked at go back
-        return count
+        """Move every task among the dead letters back to the tasks, once; returns how many."""
+        retried: set[str] = set()
+        async with aclosing(self._dead_letters()) as letters:
+            async for letter in letters:
+                if letter.headers.get("kind") == "task":
+                    task = decode_failed_task(letter.body).task
+                    if task.task_id not in retried:
+                        await self.enqueue(task.renewed())
+                        retried.add(task.task_id)
+                    await letter.ack()
+        return len(retried)
+
+    async def _dead_letters(self) -> AsyncGenerator[AbstractIncomingMessage, None]:
+        """Each of them; what is not acknowledged is back in its queue afterwards."""
+        async with self._dead_turn:
+            left = 0
+            channel = await self._connection.open_channel()
+            try:
+                queue = await channel.get_queue(self._names.dead)
+                while (letter := await queue.get(fail=False)) is not None:
+                    left += 1
+                    yield letter
+                    left -= letter.processed
+            finally:
+                await channel.close()
+                await self._until_back(left)
+
+    async def _until_back(self, count: int) -> None:
+        """Wait for what a closed channel gave back, so that the next look sees it."""
+        for _ in range(BACK_LOOKS):
+            if await self._count(self._names.dead) >= count:
+                return
+            await asyncio.sleep(BACK_LOOK_S)

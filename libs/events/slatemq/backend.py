@@ -231,6 +231,10 @@ class SlatemqBackend:
             raise Unavailable(f"the redrive stopped: {done.error}", reason="REDRIVE_STOPPED")
         return done.redriven_count
 
+    async def trim_tasks(self) -> bool:
+        """See QueueBackend. Here what is finished is removed at once."""
+        return True
+
     async def stats(self) -> BackendStats:
         """See QueueBackend."""
         with _translated():
