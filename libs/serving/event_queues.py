@@ -16,7 +16,7 @@ __all__ = ["read_queue_settings"]
 
 VARIABLES: Final = "SLATEMQ_QUEUE_"
 
-TASKS_BUILT: Final = frozenset({"redis", "slatemq"})
+TASKS_BUILT: Final = frozenset({"kafka", "rabbitmq", "redis", "slatemq"})
 """The values of `queue.backend` that carry publishes as tasks: what is tested from end to end."""
 
 
@@ -35,7 +35,7 @@ def read_queue_settings(file: str, environ: Mapping[str, str]) -> QueueSettings 
     if settings.consistency in ("async", "sync") and settings.backend not in TASKS_BUILT:
         raise InvalidArgument(
             "queue.backend",
-            f"must be {' or '.join(sorted(TASKS_BUILT))} where queue.consistency is "
+            f"must be one of {', '.join(sorted(TASKS_BUILT))} where queue.consistency is "
             f"{settings.consistency}, not {settings.backend}: it carries events only",
         )
     return settings

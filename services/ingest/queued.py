@@ -10,21 +10,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from libs.events.backend import QueueBackend
 from libs.events.measured import QueueHealth
 from libs.events.settings import QueueSettings
 from libs.events.tasks import FailedTask, UnreadableTask, WriteTask
 from libs.serving.exits import ExitCause
 from libs.serving.telemetry import Telemetry
-from libs.storage.errors import StorageError
 from libs.storage.objects import Objects
-from libs.storage.task_records import AppliedTask
+from libs.storage.task_records import AppliedTask, WaitingTask
 from services.ingest import wire
 from services.ingest.batches import Accepted
 from services.ingest.shard import Shard
@@ -33,20 +30,17 @@ from services.ingest.task_bodies import ENQUEUE_MS_MAX, TaskBodies
 from services.ingest.task_consumer import OPERATION, TaskConsumer
 from services.ingest.task_outcomes import Attempt, TaskOutcomes
 from services.ingest.task_servicer import KnownTask
+from services.ingest.task_tidying import TaskTidying
 from services.ingest.task_traces import TaskTraces
-from slatemq.errors import InvalidArgument, NotFound, SlateMQError, Unavailable
+from slatemq.errors import InvalidArgument, NotFound, Unavailable
 from slatemq.events.envelope import format_timestamp, parse_timestamp
 from slatemq.task_ids import TaskIds, parse_task_id
 from slatemq.v1.ingest_pb2 import PublishRequest
 
 __all__ = ["Tasks"]
 
-log = logging.getLogger(__name__)
-
 DEAD_LETTERS_MAX: Final = 10_000
-"""Dead letters that are looked at; where there are more, no orphan is removed."""
-
-SWEEP_S: Final = 60.0
+"""Dead letters that are looked at before they are retried."""
 
 
 class Tasks:
@@ -75,6 +69,7 @@ class Tasks:
         self._opened: Shard
         self._outcomes: TaskOutcomes
         self._consumer: TaskConsumer
+        self._tidying: TaskTidying
 
     async def begin(self, shard: Shard) -> None:
         """Connect to the backend, and apply what waits in it."""
@@ -87,6 +82,10 @@ class Tasks:
             self._outcomes,
             self._accept,
             self._traces,
+            shard.clock,
+        )
+        self._tidying = TaskTidying(
+            shard, self._backend, self._bodies, self._outcomes, self._consumer
         )
         self._running = asyncio.create_task(self._run())
         await self._backend.wait_tried()
@@ -117,7 +116,7 @@ class Tasks:
         await self._backend.connect()
         async with asyncio.TaskGroup() as works:
             works.create_task(self._consumer.run())
-            works.create_task(self._tidy())
+            works.create_task(self._tidying.run())
             works.create_task(self._backend.watch())
 
     def serves_without_store(self) -> bool:
@@ -158,10 +157,25 @@ class Tasks:
                 **await self._bodies.put(task_id, body),
             },
         )
-        await self._backend.enqueue(task)
+        if "data_ref" not in task.payload:
+            await self._backend.enqueue(task)
+        else:
+            # Also when its caller leaves: the body of a task that the backend has is kept.
+            entering = asyncio.create_task(self._enqueue_kept(task))
+            entering.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.shield(entering)
         if clock.now_ms() - began_ms > ENQUEUE_MS_MAX:
             raise Unavailable("the task took over five minutes, retry", reason="ENQUEUED_LATE")
         return task_id
+
+    async def _enqueue_kept(self, task: WriteTask) -> None:
+        """Enqueue a task, then note that it has a body which must be kept."""
+        self._outcomes.begin_to_keep(task.task_id)
+        try:
+            await self._backend.enqueue(task)
+            await self._outcomes.keep(task.task_id)
+        finally:
+            self._outcomes.end_keeping(task.task_id)
 
     def _accept(self, body: bytes) -> Accepted:
         try:
@@ -175,12 +189,13 @@ class Tasks:
     async def get(self, task_id: str) -> KnownTask:
         """What is known of a task. Raises InvalidArgument, NotFound, and the store's errors."""
         named = self._check(task_id)
-        outcome = await self._outcomes.find(task_id)
-        if isinstance(outcome, AppliedTask):
+        record = await self._outcomes.find(task_id)
+        if isinstance(record, AppliedTask):
             # The disk may be a moment ahead of those who read messages here.
-            await self._until_readable(outcome)
+            await self._until_readable(record)
         last = self._outcomes.last_attempt(task_id)
-        if outcome is None and self._outcomes.is_over(named.accepted_at_ms):
+        outcome = None if isinstance(record, WaitingTask) else record
+        if record is None and self._outcomes.is_over(named.accepted_at_ms):
             raise NotFound("task", task_id)
         return KnownTask(task_id, named.accepted_at_ms, outcome, *(last or Attempt(0, "")))
 
@@ -206,8 +221,18 @@ class Tasks:
         return known
 
     async def failed(self, limit: int) -> Sequence[KnownTask]:
-        """The tasks among the dead letters, and what is none. Raises Unavailable."""
-        return [_known(dead) for dead in await self._backend.connected.failed_tasks(limit)]
+        """The tasks among the dead letters, each once, and what is none.
+
+        A backend that moves tasks in two steps may have one there that it has elsewhere, too, so
+        that it is applied by now: that is not told. Raises Unavailable, and the store's errors.
+        """
+        found: dict[str, KnownTask] = {}
+        for dead in await self._backend.connected.failed_tasks(limit):
+            if isinstance(dead, UnreadableTask):
+                found[dead.place] = _known(dead)
+            elif not await self._outcomes.is_applied(dead.task.task_id):
+                found[dead.task.task_id] = _known(dead)
+        return list(found.values())
 
     async def retry_failed(self) -> int:
         """Move all dead letters back; gives how many. Raises Unavailable, and the store's."""
@@ -229,35 +254,6 @@ class Tasks:
                 metadata={"shard": str(named.shard)},
             )
         return named
-
-    # --- Tidying ------------------------------------------------------------
-
-    async def _tidy(self) -> None:
-        while True:
-            try:
-                await self._remove_orphans(self._backend.connected)
-                await self._outcomes.sweep()
-            except (SlateMQError, StorageError) as error:
-                log.info("tidying waits: %s", error)
-            await asyncio.sleep(SWEEP_S)
-
-    async def _remove_orphans(self, backend: QueueBackend[Any]) -> None:
-        """Remove bodies that no task names: those whose ingest ended before they were enqueued."""
-        old = set(await self._bodies.old(self._opened.clock.now_ms()))
-        if not old:
-            return
-        # A task is not to move from the dead letters to those that wait between the two looks.
-        async with self._retrying:
-            if not self._consumer.is_idle or (await backend.stats()).pending_tasks:
-                return
-            dead = await backend.failed_tasks(DEAD_LETTERS_MAX)
-        if len(dead) == DEAD_LETTERS_MAX:
-            return
-        named = {one.task.payload.get("data_ref") for one in dead if isinstance(one, FailedTask)}
-        orphans = old - named
-        if orphans:
-            await self._bodies.remove_orphans(orphans)
-            log.info("removed %d bodies of publishes that were never enqueued", len(orphans))
 
 
 def _known(dead: FailedTask | UnreadableTask) -> KnownTask:

@@ -36,6 +36,9 @@ ENQUEUES_MAX: Final = 64
 
 FIRST_TRY_S: Final = 1.0
 
+PREFETCH_COUNT: Final = 100
+"""Tasks that are fetched ahead at least, so that they can share commits."""
+
 _PREFIXES: Final = ("stream_prefix", "queue_prefix", "topic_prefix", "exchange")
 """The settings that names begin with; each backend has one of these, or two."""
 
@@ -58,11 +61,17 @@ class TaskBackend:
         self.name = settings.backend
         section = getattr(settings, settings.backend)
         self.max_retries: int = section.max_retries
-        own = {
+        own: dict[str, Any] = {
             name: f"{getattr(section, name)}.ingest-{shard}"
             for name in _PREFIXES
             if name in section.__struct_fields__
         }
+        if settings.backend == "kafka":
+            # One partition keeps the order; and what is answered must not be lost with one broker.
+            group = f"{section.consumer_group}.ingest-{shard}"
+            own |= {"consumer_group": group, "partitions": 1, "acks": "all"}
+        if "prefetch_count" in section.__struct_fields__:
+            own["prefetch_count"] = max(section.prefetch_count, PREFETCH_COUNT)
         self._section = msgspec.structs.replace(section, **own)
         self.place = f"{self.name}-{_digest_of(self._section)}"
         self._backend: MeasuredBackend | None = None
@@ -73,7 +82,7 @@ class TaskBackend:
         """Connect, however long it takes. Raises InvalidArgument for a wrong setting."""
         outage = Outage(log, self.name)
         while self._backend is None:
-            backend = open_backend(self.name)
+            backend = open_backend(self.name, is_sole_consumer=True)
             try:
                 await backend.connect(self._section)
             except Unavailable as error:

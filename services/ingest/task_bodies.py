@@ -1,9 +1,9 @@
 """The bodies of write tasks: small ones travel in their tasks, others are objects.
 
 An object `tasks/ingest-<shard>/<backend>/<task ID>` is durable before its task is enqueued, and
-removed once the task is applied. One whose task was never enqueued is an orphan: nobody was
-answered. It is removed when it is old, nothing waits in the backend, and no dead letter names it.
-Those of other backends, which this one cannot speak for, stay.
+removed once the task is applied. Before its publish is answered a record says that it must be kept.
+One without a record is an orphan when it is old: nobody was answered (see
+services.ingest.task_tidying). Those of other backends, which this one cannot speak for, stay.
 """
 
 from __future__ import annotations

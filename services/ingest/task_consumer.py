@@ -20,17 +20,18 @@ from typing import Final, TypeVar
 
 from libs.events.retrying import Outage
 from libs.events.tasks import WriteTask
+from libs.storage.clocks import Clock
 from libs.storage.errors import StorageError, StoreUnavailable
-from libs.storage.task_records import AppliedTask
+from libs.storage.task_records import AppliedTask, TaskRecord
 from services.ingest.batches import Accepted
 from services.ingest.publishing import Publisher
 from services.ingest.request_ids import Answered
 from services.ingest.task_backend import TaskBackend
 from services.ingest.task_bodies import TaskBodies
-from services.ingest.task_outcomes import Attempt, Outcome, TaskOutcomes, TaskWaiting
+from services.ingest.task_outcomes import Attempt, TaskOutcomes, TaskWaiting
 from services.ingest.task_traces import TaskTraces
 from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
-from slatemq.task_ids import is_task_id
+from slatemq.task_ids import is_task_id, parse_task_id
 
 __all__ = ["OPERATION", "TaskConsumer"]
 
@@ -44,6 +45,9 @@ SHARD_FULL: Final = "SHARD_FULL"
 
 AT_ONCE_MAX: Final = 256
 """Tasks that are applied at the same time: they share commits, which may take 100 ms each."""
+
+SETTLE_MS: Final = 15 * 60_000
+"""How long after the start of this process what another one had may take to come again."""
 
 BYTES_MAX: Final = 64 << 20
 """Of the bodies of those, unless one alone has more."""
@@ -60,6 +64,7 @@ class TaskConsumer:
         outcomes: TaskOutcomes,
         accept: Callable[[bytes], Accepted],
         traces: TaskTraces,
+        clock: Clock,
     ) -> None:
         """Apply with this publisher; `accept` checks a body."""
         self._publisher = publisher
@@ -69,6 +74,10 @@ class TaskConsumer:
         self._accept = accept
         self._traces = traces
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._since_ms: dict[str, int] = {}
+        self._began_ms = clock.now_ms()
+        self._newest_ms = 0
+        self._clock = clock
         self._bytes = 0
         self._changed = asyncio.Event()
 
@@ -76,6 +85,15 @@ class TaskConsumer:
     def held_bytes(self) -> int:
         """Of the bodies of the tasks that it has begun."""
         return self._bytes
+
+    @property
+    def finished_ms(self) -> int:
+        """Until when the tasks were accepted that are finished, since backends keep their order.
+
+        Only delayed tasks, and those of a connection that was lost, may come later. 0: unknown.
+        """
+        oldest_ms = next(iter(self._since_ms.values()), self._newest_ms)
+        return min(oldest_ms, self._newest_ms)
 
     @property
     def is_idle(self) -> bool:
@@ -121,7 +139,7 @@ class TaskConsumer:
         size_bytes = _size_of(task)
         await self._room_for(size_bytes)
         error: Exception | None = None
-        known: Outcome | None = None
+        known: TaskRecord | None = None
         accepted: Accepted | None = None
         try:
             known = await self._patiently(lambda: self._outcomes.find(task.task_id))
@@ -132,10 +150,11 @@ class TaskConsumer:
         self._bytes += size_bytes
         running = asyncio.create_task(self._apply(task, known, accepted, error))
         self._running[task.task_id] = running
+        self._since_ms[task.task_id] = self._clock.now_ms()
         running.add_done_callback(lambda done: self._ended(task.task_id, size_bytes, done))
 
     def _ended(self, task_id: str, size_bytes: int, done: asyncio.Task[None]) -> None:
-        del self._running[task_id]
+        del self._running[task_id], self._since_ms[task_id]
         self._bytes -= size_bytes
         self._changed.set()
         if not done.cancelled() and (error := done.exception()) is not None:
@@ -149,7 +168,7 @@ class TaskConsumer:
     async def _apply(
         self,
         task: WriteTask,
-        known: Outcome | None,
+        known: TaskRecord | None,
         accepted: Accepted | None,
         error: Exception | None,
     ) -> None:
@@ -161,7 +180,7 @@ class TaskConsumer:
                     assert error is not None, "neither a body nor why not"
                     raise error
                 with self._traces.applying(task, accepted):
-                    outcome = await self._store(task.task_id, accepted)
+                    outcome = await self._store(task.task_id, accepted, known)
             except (SlateMQError, StorageError) as refused:
                 await self._fail(task, str(refused))
                 return
@@ -172,12 +191,19 @@ class TaskConsumer:
             self._outcomes.settle(task.task_id, outcome)
         await self._patiently(lambda: self._bodies.remove(task.payload))
         await self._backend.until_done(lambda backend: backend.complete_task(task.task_id))
+        self._note_finished(parse_task_id(task.task_id).accepted_at_ms)
 
-    async def _store(self, task_id: str, accepted: Accepted) -> AppliedTask:
+    def _note_finished(self, accepted_at_ms: int) -> None:
+        if accepted_at_ms >= self._began_ms + SETTLE_MS:
+            self._newest_ms = max(self._newest_ms, accepted_at_ms)
+
+    async def _store(
+        self, task_id: str, accepted: Accepted, known: TaskRecord | None
+    ) -> AppliedTask:
         async def publish() -> tuple[Answered, AppliedTask | None]:
             # A new one each time: a refusal, and the time its blobs were begun, are of one try.
             one_try = self._traces.of_one_try(accepted)
-            waiting = TaskWaiting(one_try, task_id, self._outcomes)
+            waiting = TaskWaiting(one_try, task_id, self._outcomes, known)
             answered = await self._publisher.publish_waiting(waiting, self._traces.complete)
             return answered, waiting.outcome
 
@@ -185,7 +211,7 @@ class TaskConsumer:
         if applied is not None:
             return applied
         # Another publish of the same request ID came first: its messages are this task's.
-        outcome = self._outcomes.note(task_id, answered)
+        outcome = self._outcomes.note(task_id, answered, known)
         await self._patiently(self._publisher.commits.durable)
         return outcome
 

@@ -1,7 +1,8 @@
 """What became of write tasks, durably: a task that comes again is not applied again because of it.
 
-A record is written in the batch of the task's messages, kept for seven days, and then removed. In
-memory are only those who wait, and the last errors of tasks that will be tried again.
+A record is written in the batch of the task's messages. It is removed seven days after, and never
+while its task may come again: those of tasks that have failed stay, since a dead letter may be left
+of them. In memory are only those who wait, and the last errors of tasks that will be tried again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from libs.storage.slate import Database
 from libs.storage.task_records import (
     AppliedTask,
     FailedTaskRecord,
+    TaskRecord,
+    WaitingTask,
     decode_task_record,
     encode_task_record,
 )
@@ -28,8 +31,8 @@ from slatemq.task_ids import is_task_id, parse_task_id
 __all__ = ["KEPT_MS", "Attempt", "Outcome", "TaskOutcomes", "TaskWaiting"]
 
 KEPT_MS: Final = 7 * 24 * 3600 * 1000
-"""How long it is known that a task was applied. A backend gives a task out again when it did not
-learn of its end: at once after a crash of ours, and when it is back after one of its own."""
+"""How long it is known at least that a task was applied. A backend gives a task out again when it
+did not learn of its end: after a crash of ours at once, after its own when it is back."""
 
 ERRORS_MAX: Final = 10_000
 """Tasks whose last errors are remembered."""
@@ -38,6 +41,7 @@ ERROR_BYTES_MAX: Final = 4_096
 """Of an error in a record, which has room for 65,535."""
 
 Outcome = AppliedTask | FailedTaskRecord
+"""What may be told of a task; a waiting one has none yet."""
 
 
 class Attempt(NamedTuple):
@@ -58,22 +62,49 @@ class TaskOutcomes:
         self._waiting: dict[str, list[asyncio.Future[Outcome]]] = {}
         self._attempts: dict[str, Attempt] = {}
         self._unchanged: set[str] = set()
+        self._entering: set[str] = set()
         self._swept = b""
 
-    async def find(self, task_id: str) -> Outcome | None:
+    async def find(self, task_id: str) -> TaskRecord | None:
         """What is durably known of a task. Raises the errors of the store."""
         value = await self._database.get(task_key(parse_task_id(task_id).ulid), durable=True)
         return None if value is None else decode_task_record(value)
 
-    def note(self, task_id: str, answered: Answered) -> AppliedTask:
-        """Put into the commit that gathers, or is drained, now: the task is applied with it."""
-        applied = AppliedTask(self._clock.now_ms(), *_columns_of(answered))
+    async def is_applied(self, task_id: str) -> bool:
+        """Whether a task, whose ID may be none of ours, is durably applied."""
+        return is_task_id(task_id) and isinstance(await self.find(task_id), AppliedTask)
+
+    def note(
+        self, task_id: str, answered: Answered, before: TaskRecord | None = None
+    ) -> AppliedTask:
+        """Put into the commit that gathers, or is drained, now: the task is applied with it.
+
+        `before` is what was known of it until then.
+        """
+        applied = AppliedTask(self._clock.now_ms(), *_columns_of(answered), has_failed(before))
         self._put(task_id, applied)
         return applied
 
     def is_over(self, accepted_at_ms: int) -> bool:
         """Whether the outcome of a task may be gone that was accepted then."""
         return accepted_at_ms < self._clock.now_ms() - KEPT_MS
+
+    def begin_to_keep(self, task_id: str) -> None:
+        """Before a task enters the backend that `keep` is to follow."""
+        self._entering.add(task_id)
+
+    async def keep(self, task_id: str) -> None:
+        """Note that the backend has a task whose body is an object; durable on return.
+
+        What became of the task meanwhile stays.
+        """
+        if task_id in self._entering:
+            self._put(task_id, WaitingTask(self._clock.now_ms(), has_failed=False))
+        await self._publisher.commits.durable()
+
+    def end_keeping(self, task_id: str) -> None:
+        """After `keep`, or where it was not called."""
+        self._entering.discard(task_id)
 
     async def fail(self, task_id: str, attempt: Attempt) -> None:
         """Note that a task has failed for the last time; durable on return."""
@@ -91,18 +122,20 @@ class TaskOutcomes:
         """
         self._unchanged = {task_id for task_id in task_ids if is_task_id(task_id)}
         looked = list(self._unchanged)
-        failed = [one for one in looked if isinstance(await self.find(one), FailedTaskRecord)]
+        wait = [one for one in looked if not isinstance(await self.find(one), AppliedTask)]
         # Without what got an outcome since its look.
-        keys = [task_key(parse_task_id(one).ulid) for one in failed if one in self._unchanged]
+        unchanged = [one for one in wait if one in self._unchanged]
         self._unchanged.clear()
-        if keys:
-            self._publisher.put([(key, None) for key in keys], _nothing)
+        for task_id in unchanged:
+            self._put(task_id, WaitingTask(self._clock.now_ms(), has_failed=True))
+        if unchanged:
             await self._publisher.commits.durable()
 
-    def _put(self, task_id: str, outcome: Outcome) -> None:
+    def _put(self, task_id: str, record: TaskRecord) -> None:
         self._unchanged.discard(task_id)
+        self._entering.discard(task_id)
         key = task_key(parse_task_id(task_id).ulid)
-        self._publisher.put([(key, encode_task_record(outcome))], _nothing)
+        self._publisher.put([(key, encode_task_record(record))], _nothing)
 
     # --- Those who wait -----------------------------------------------------
 
@@ -139,13 +172,15 @@ class TaskOutcomes:
 
     # --- Their end ----------------------------------------------------------
 
-    async def sweep(self) -> int:
-        """Remove the records that are older than `KEPT_MS`; gives how many.
+    async def sweep(self, finished_ms: int) -> int:
+        """Remove the records of tasks that were applied `KEPT_MS` earlier; gives how many.
 
-        Keys begin with the time of acceptance, which no outcome comes before. So a sweep begins at
-        the first record that the one before it left, and ends at what was accepted since.
+        The backend has finished all that was accepted until `finished_ms`, but for delayed tasks
+        and those of lost connections. Keys begin with the time of acceptance, which no outcome
+        comes before. So a sweep begins at the first record that the one before it left, and ends
+        at what was accepted since.
         """
-        over_ms = self._clock.now_ms() - KEPT_MS
+        over_ms = min(self._clock.now_ms(), finished_ms) - KEPT_MS
         first_kept: bytes | None = None
         last = self._swept
         count = 0
@@ -156,7 +191,7 @@ class TaskOutcomes:
                 if int.from_bytes(last[:6], "big") >= over_ms:
                     first_kept = first_kept or last
                     break
-                if decode_task_record(value).at_ms < over_ms:
+                if _is_over(decode_task_record(value), over_ms):
                     old.append((key, None))
                 else:
                     first_kept = first_kept or last
@@ -174,20 +209,41 @@ class TaskOutcomes:
 class TaskWaiting(Waiting):
     """A publish that is a task: its outcome goes into its commit."""
 
-    __slots__ = ("_outcomes", "_task_id", "outcome")
+    __slots__ = ("_before", "_outcomes", "_task_id", "outcome")
 
-    def __init__(self, accepted: Accepted, task_id: str, outcomes: TaskOutcomes) -> None:
-        """`outcome` is set when the commit is made."""
+    def __init__(
+        self,
+        accepted: Accepted,
+        task_id: str,
+        outcomes: TaskOutcomes,
+        before: TaskRecord | None = None,
+    ) -> None:
+        """`outcome` is set when the commit is made; `before` is what was known of the task."""
         super().__init__(accepted)
         self.outcome: AppliedTask | None = None
         self._task_id = task_id
         self._outcomes = outcomes
+        self._before = before
 
     def answer(self, now_ms: int) -> Answered:
         """See Waiting. Called while the commit is drained, so that what is put is in it."""
         answered = super().answer(now_ms)
-        self.outcome = self._outcomes.note(self._task_id, answered)
+        self.outcome = self._outcomes.note(self._task_id, answered, self._before)
         return answered
+
+
+def has_failed(record: TaskRecord | None) -> bool:
+    """Whether a dead letter of a task may be left in the backend."""
+    match record:
+        case FailedTaskRecord():
+            return True
+        case AppliedTask() | WaitingTask():
+            return record.has_failed
+    return False
+
+
+def _is_over(record: TaskRecord, over_ms: int) -> bool:
+    return isinstance(record, AppliedTask) and record.at_ms < over_ms and not record.has_failed
 
 
 def _before(ulid: bytes) -> bytes:

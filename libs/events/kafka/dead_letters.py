@@ -11,7 +11,19 @@ from aiokafka import TopicPartition
 
 from libs.events.kafka.connection import OPERATION_S, Connection
 from libs.events.kafka.lookers import Lookers
-from libs.events.tasks import FailedTask, WriteTask, decode_failed_task, encode_failed_task
+from libs.events.tasks import (
+    FailedTask,
+    UnreadableTask,
+    WriteTask,
+    decode_failed_task,
+    encode_failed_task,
+)
+from slatemq.errors import InvalidArgument
+from slatemq.events.envelope import format_timestamp
+
+KIND: Final = "kind"
+UNREADABLE: Final = b"unreadable"
+ERROR: Final = "error"
 
 LOOK_MS: Final = 200
 COMMIT_COUNT: Final = 100
@@ -40,7 +52,7 @@ class DeadLetters:
 
     async def add_unreadable(self, raw: bytes | None, error: str) -> None:
         """Add what is not a task, for an operator to look at; it is not retried."""
-        headers = [("error", error.encode())]
+        headers = [(KIND, UNREADABLE), (ERROR, error.encode())]
         await self._connection.send([{"topic": self._others, "value": raw, "headers": headers}])
 
     async def count(self) -> int:
@@ -51,55 +63,66 @@ class DeadLetters:
             count += sum(max(0, end - begin) for begin, end in ranges.values())
         return count
 
-    async def tasks(self, limit: int) -> list[FailedTask]:
+    async def tasks(self, limit: int) -> list[FailedTask | UnreadableTask]:
         """Each task once, with its last error, the oldest first; they stay there."""
-        found: dict[str, FailedTask] = {}
-        async with self._reader() as consumer, aclosing(self._read(consumer)) as letters:
-            async for _, _, failed in letters:
-                found[failed.task.task_id] = failed
-                if len(found) > limit:
-                    break
-        return sorted(found.values(), key=lambda failed: failed.failed_at)[:limit]
+        found: dict[str, FailedTask | UnreadableTask] = {}
+        async with self._reader() as consumer:
+            for topic in self.topics:
+                async with aclosing(self._read(consumer, topic)) as letters:
+                    async for record in letters:
+                        if len(found) > limit:
+                            break
+                        dead = _dead_letter_of(record)
+                        if isinstance(dead, FailedTask):
+                            found[dead.task.task_id] = dead
+                        elif topic == self._topic or (KIND, UNREADABLE) in record.headers:
+                            found[dead.place] = dead
+        return sorted(found.values(), key=lambda dead: dead.failed_at)[:limit]
 
     async def retry(self, enqueue: Callable[[WriteTask], Awaitable[None]]) -> int:
-        """Enqueue each task as if new, once, and commit; returns how many.
+        """Enqueue each dead letter as if new, and commit; returns how many tasks they are.
 
-        One caller at a time: two would enqueue them twice.
+        Also each copy: one of them may be of an attempt that failed since. One caller at a time:
+        two would enqueue them twice.
         """
         retried: set[str] = set()
         done: dict[TopicPartition, int] = {}
         async with self._reader() as consumer:
-            async with aclosing(self._read(consumer)) as letters:
-                async for partition, offset, failed in letters:
-                    if failed.task.task_id not in retried:
-                        await enqueue(failed.task.renewed())
-                        retried.add(failed.task.task_id)
-                    done[partition] = offset + 1
+            async with aclosing(self._read(consumer, self._topic)) as letters:
+                async for record in letters:
+                    dead = _dead_letter_of(record)
+                    if isinstance(dead, UnreadableTask):  # kept where it is not passed over
+                        await self.add_unreadable(record.value, dead.error)
+                    else:
+                        await enqueue(dead.task.renewed())
+                        retried.add(dead.task.task_id)
+                    done[TopicPartition(record.topic, record.partition)] = record.offset + 1
                     if len(retried) % COMMIT_COUNT == 0:
                         await consumer.commit(done)
             if done:
                 await consumer.commit(done)
         return len(retried)
 
-    async def _read(
-        self, consumer: Any
-    ) -> AsyncGenerator[tuple[TopicPartition, int, FailedTask], None]:
-        """What is in the topic now; one partition after another."""
-        for partition, (begin, end) in (
-            await self._lookers.ranges(self._topic, self._group)
-        ).items():
+    async def _read(self, consumer: Any, topic: str) -> AsyncGenerator[Any, None]:
+        """The records that are in a topic now; one partition after another."""
+        ranges = await self._lookers.ranges(topic, self._group)
+        for partition, (begin, end) in ranges.items():
             consumer.assign([partition])
             consumer.seek(partition, begin)
             position = begin
-            while position < max(end, consumer.highwater(partition) or 0):
+            is_first = True
+            while position < end:
                 async with asyncio.timeout(OPERATION_S):
                     records: list[Any] = []
                     while not records:
                         fetched = await consumer.getmany(timeout_ms=LOOK_MS)
                         records = fetched.get(partition, [])
+                if is_first:  # some servers tell the end late, but never with a fetch
+                    end = max(end, consumer.highwater(partition) or 0)
+                    is_first = False
                 for record in records:
                     position = record.offset + 1
-                    yield partition, record.offset, decode_failed_task(record.value)
+                    yield record
 
     @asynccontextmanager
     async def _reader(self) -> AsyncIterator[Any]:
@@ -110,3 +133,15 @@ class DeadLetters:
             yield consumer
         finally:
             await consumer.stop()
+
+
+def _dead_letter_of(record: Any) -> FailedTask | UnreadableTask:
+    error = b"".join(value for name, value in record.headers if name == ERROR)
+    try:
+        return decode_failed_task(record.value or b"")
+    except InvalidArgument as wrong:
+        return UnreadableTask(
+            place=f"offset {record.offset} of partition {record.partition} of {record.topic}",
+            error=error.decode(errors="replace") or str(wrong),
+            failed_at=format_timestamp(record.timestamp),
+        )

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from aiokafka import TopicPartition
 
-from libs.events.held import HeldTasks
+from libs.events.held_tasks import HeldTasks
 from libs.events.kafka.connection import JOIN_S, KEPT, OPERATION_S, Connection, translated
 from libs.events.kafka.dead_letters import DeadLetters
 from libs.events.kafka.lookers import Lookers
 from libs.events.kafka.offsets import Offsets
-from libs.events.tasks import FailedTask, WriteTask, decode_task, encode_task
+from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, decode_task, encode_task
 from libs.events.wall_clock import now_ms
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.events.envelope import format_timestamp
@@ -188,7 +188,7 @@ class Tasks:
         # A crash here gives it out again, beside its copy: both have one ID.
         await self.complete(task_id)
 
-    async def failed(self, limit: int) -> list[FailedTask]:
+    async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
         """Tasks among the dead letters; they stay there."""
         return await self._dead.tasks(limit)
 

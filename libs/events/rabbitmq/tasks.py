@@ -10,7 +10,7 @@ from typing import Final
 
 from aio_pika.abc import AbstractIncomingMessage
 
-from libs.events.held import HeldTasks
+from libs.events.held_tasks import HeldTasks
 from libs.events.rabbitmq.connection import (
     OPERATION_S,
     Connection,
@@ -22,6 +22,7 @@ from libs.events.rabbitmq.connection import (
 from libs.events.rabbitmq.consuming import Deliveries
 from libs.events.tasks import (
     FailedTask,
+    UnreadableTask,
     WriteTask,
     decode_failed_task,
     decode_task,
@@ -127,7 +128,7 @@ class Tasks:
         await self.complete(task_id)
 
     async def _bury(self, body: bytes, kind: str, error: str, message_id: str | None) -> None:
-        headers = {"kind": kind, "error": error}
+        headers = {"kind": kind, "error": error, "failed_at": format_timestamp(now_ms())}
         dead = message_of(body, self._settings, message_id=message_id, headers=headers)
         await self._connection.publish(self._names.dead_exchange, self._names.dead, dead)
 
@@ -148,39 +149,59 @@ class Tasks:
         queue = await channel.declare_queue(name, passive=True)
         return queue.declaration_result.message_count or 0
 
-    async def failed(self, limit: int) -> list[FailedTask]:
+    async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
         """Each task among the dead letters once, with its last error; they stay there."""
-        found: dict[str, FailedTask] = {}
+        found: dict[str, FailedTask | UnreadableTask] = {}
         async with aclosing(self._dead_letters()) as letters:
             async for letter in letters:
-                if letter.headers.get("kind") == "task":
-                    dead = decode_failed_task(letter.body)
-                    found[dead.task.task_id] = dead
+                if letter.headers.get("kind") != "event":
+                    dead = self._read(letter, len(found))
+                    name = dead.task.task_id if isinstance(dead, FailedTask) else dead.place
+                    found[name] = dead
                     if len(found) > limit:
                         break
         return sorted(found.values(), key=lambda dead: dead.failed_at)[:limit]
 
+    def _read(self, letter: AbstractIncomingMessage, number: int) -> FailedTask | UnreadableTask:
+        headers = letter.headers
+        error = str(headers.get("error", ""))
+        if headers.get("kind") == "task":
+            try:
+                return decode_failed_task(letter.body)
+            except InvalidArgument as wrong:
+                error = str(wrong)
+        return UnreadableTask(
+            place=f"message {number} of the queue {self._names.dead}",
+            error=error or f"a message of the kind {headers.get('kind')!r}",
+            failed_at=str(headers.get("failed_at", format_timestamp(now_ms()))),
+        )
+
     async def retry_all(self) -> int:
-        """Move every task among the dead letters back to the tasks, once; returns how many."""
+        """Move every dead letter back to the tasks; returns how many tasks they are.
+
+        Also each copy: one of them may be of an attempt that failed since.
+        """
         retried: set[str] = set()
         async with aclosing(self._dead_letters()) as letters:
             async for letter in letters:
-                if letter.headers.get("kind") == "task":
-                    task = decode_failed_task(letter.body).task
-                    if task.task_id not in retried:
-                        await self.enqueue(task.renewed())
-                        retried.add(task.task_id)
+                dead = self._read(letter, 0)
+                if letter.headers.get("kind") == "task" and isinstance(dead, FailedTask):
+                    await self.enqueue(dead.task.renewed())
+                    retried.add(dead.task.task_id)
                     await letter.ack()
         return len(retried)
 
     async def _dead_letters(self) -> AsyncGenerator[AbstractIncomingMessage, None]:
-        """Each of them; what is not acknowledged is back in its queue afterwards."""
+        """Those that are there now; what is not acknowledged is back in its queue afterwards."""
         async with self._dead_turn:
             left = 0
             channel = await self._connection.open_channel()
             try:
                 queue = await channel.get_queue(self._names.dead)
-                while (letter := await queue.get(fail=False)) is not None:
+                for _ in range(queue.declaration_result.message_count or 0):
+                    letter = await queue.get(fail=False)
+                    if letter is None:
+                        break
                     left += 1
                     yield letter
                     left -= letter.processed

@@ -110,11 +110,18 @@ async def eventually(come_about: Callable[[], object], seconds: float = EVENTUAL
             await asyncio.sleep(0.02)
 
 
-SHORT_FORM = "test_a_killed_server_keeps_what_was_answered_and_comes_back_by_itself"
+SHORT_FORMS = (
+    "test_a_killed_server_keeps_what_was_answered_and_comes_back_by_itself",
+    "test_a_publish_is_answered_with_a_task_whose_messages_come",
+)
 """What `make test` tries on Kafka, where each group takes seconds to form."""
+
+LONG_FORMS = ("test_a_killed_backend_refuses_publishes_and_goes_on_when_it_is_back[rabbitmq]",)
+"""What it does not try on others: RabbitMQ takes long to start."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.name.endswith("[kafka]") and not item.name.startswith(SHORT_FORM):
+        is_long = item.name.endswith("[kafka]") and not item.name.startswith(SHORT_FORMS)
+        if is_long or item.name in LONG_FORMS:
             item.add_marker(pytest.mark.proof)

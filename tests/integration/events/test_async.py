@@ -240,6 +240,7 @@ async def test_a_killed_backend_refuses_publishes_and_goes_on_when_it_is_back(
 ) -> None:
     async with queued(queue_settings(*backend)) as ingest:
         before = [await ingest.send_task(b"%d" % n) for n in range(20)]
+        await asyncio.sleep(backend[1].settle_s)
         await asyncio.to_thread(backend[1].kill)
         with pytest.raises(Unavailable) as down:
             await ingest.send_task(b"lost")

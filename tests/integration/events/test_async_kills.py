@@ -26,7 +26,10 @@ MODULE = "tests.integration.events.killed_ingest"
 PUBLISHES = 12
 
 
-@pytest.fixture(params=["redis", pytest.param("redis-lists", marks=pytest.mark.proof)])
+OTHERS = ("redis-lists", "rabbitmq", "kafka")
+
+
+@pytest.fixture(params=["redis", *(pytest.param(one, marks=pytest.mark.proof) for one in OTHERS)])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Server]]:
     name, make = SERVERS[request.param]
     (tmp_path / "server").mkdir()

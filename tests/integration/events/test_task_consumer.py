@@ -64,6 +64,7 @@ class Consuming:
             self.outcomes,
             self._accept,
             TaskTraces(Telemetry()),
+            shard.clock,
         )
 
     def _accept(self, body: bytes) -> Accepted:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from libs.storage.roots import open_root
-from libs.storage.task_records import AppliedTask
+from libs.storage.task_records import AppliedTask, FailedTaskRecord, TaskRecord, WaitingTask
 from services.ingest.request_ids import Answered
 from services.ingest.shard import Shard
 from services.ingest.task_outcomes import KEPT_MS, Attempt, TaskOutcomes, TaskWaiting
@@ -22,8 +22,10 @@ def outcomes_of(shard: Shard) -> TaskOutcomes:
     return TaskOutcomes(shard.database, shard.publisher, shard.clock)
 
 
-async def apply(shard: Shard, outcomes: TaskOutcomes, task_id: str) -> None:
-    waiting = TaskWaiting(batch(b"x"), task_id, outcomes)
+async def apply(
+    shard: Shard, outcomes: TaskOutcomes, task_id: str, before: TaskRecord | None = None
+) -> None:
+    waiting = TaskWaiting(batch(b"x"), task_id, outcomes, before)
     answered = await shard.publisher.publish_waiting(waiting)
     assert waiting.outcome is not None
     assert waiting.outcome.first_message_id == answered.first_message_id
@@ -49,29 +51,74 @@ async def test_records_go_after_seven_days_and_never_before() -> None:
     clock = ManualClock(START_MS)
     async with opened(clock=clock) as shard:
         outcomes, ids = outcomes_of(shard), TaskIds(0)
-        # Given a task that waited long, one that failed, and others
+        # Given a task that waited long, and others
         late = ids.make(START_MS - 10 * KEPT_MS)
-        first, failed = ids.make(START_MS), ids.make(START_MS)
+        first, second = ids.make(START_MS), ids.make(START_MS)
         await apply(shard, outcomes, first)
-        await outcomes.fail(failed, Attempt(4, "no room"))
+        await apply(shard, outcomes, second)
         clock.advance(1000)
         await apply(shard, outcomes, late)
 
         # When almost seven days are over, then all is known; and after that what came later
         clock.advance(KEPT_MS - 1000)
-        assert await outcomes.sweep() == 0
+        assert await outcomes.sweep(clock.now_ms()) == 0
         clock.advance(1)
-        assert await outcomes.sweep() == 2
-        assert [await outcomes.find(one) is None for one in (late, first, failed)] == [
+        assert await outcomes.sweep(clock.now_ms()) == 2
+        assert [await outcomes.find(one) is None for one in (late, first, second)] == [
             False,
             True,
             True,
         ]
         # And the last one, which stands before those that are gone
         clock.advance(1000)
-        assert await outcomes.sweep() == 1
+        assert await outcomes.sweep(clock.now_ms()) == 1
         assert await outcomes.find(late) is None
-        assert await outcomes.sweep() == 0
+        assert await outcomes.sweep(clock.now_ms()) == 0
+
+
+async def test_records_of_tasks_that_may_come_again_stay() -> None:
+    clock = ManualClock(START_MS)
+    async with opened(clock=clock) as shard:
+        outcomes, ids = outcomes_of(shard), TaskIds(0)
+        applied, failed, retried, large = (ids.make(START_MS) for _ in range(4))
+        # Given tasks that are applied, a dead letter, one of which a dead letter may be left,
+        # and one whose body is an object, which waits
+        await apply(shard, outcomes, applied)
+        for task_id in (failed, retried):
+            await outcomes.fail(task_id, Attempt(4, "no room"))
+        await outcomes.forget([retried])
+        await apply(shard, outcomes, retried, await outcomes.find(retried))
+        outcomes.begin_to_keep(large)
+        await outcomes.keep(large)
+        clock.advance(2 * KEPT_MS)
+
+        # When nothing is known of what the backend has finished, then all stay
+        for finished_ms in (0, START_MS + KEPT_MS):
+            assert await outcomes.sweep(finished_ms) == 0
+
+        # And otherwise those that have failed, or wait
+        assert await outcomes.sweep(START_MS + KEPT_MS + 1) == 1
+        assert await outcomes.sweep(clock.now_ms()) == 0
+        found = [await outcomes.find(one) for one in (applied, failed, retried, large)]
+        assert found[0] is None
+        assert isinstance(found[1], FailedTaskRecord)
+        assert isinstance(found[2], AppliedTask)
+        assert found[2].has_failed
+        assert found[3] == WaitingTask(START_MS, has_failed=False)
+
+
+async def test_a_task_that_ends_before_it_is_kept_stays_what_it_is() -> None:
+    async with opened(clock=ManualClock(START_MS)) as shard:
+        outcomes, ids = outcomes_of(shard), TaskIds(0)
+        applied, failed = ids.make(START_MS), ids.make(START_MS)
+        for task_id in (applied, failed):
+            outcomes.begin_to_keep(task_id)
+        await apply(shard, outcomes, applied)
+        await outcomes.fail(failed, Attempt(1, "no room"))
+        for task_id in (applied, failed):
+            await outcomes.keep(task_id)
+        assert isinstance(await outcomes.find(applied), AppliedTask)
+        assert isinstance(await outcomes.find(failed), FailedTaskRecord)
 
 
 async def test_a_sweep_goes_on_where_the_one_before_ended() -> None:
@@ -81,7 +128,7 @@ async def test_a_sweep_goes_on_where_the_one_before_ended() -> None:
         for _ in range(3):
             await apply(shard, outcomes, ids.make(clock.now_ms()))
             clock.advance(KEPT_MS + 1)
-            assert await outcomes.sweep() == 1
+            assert await outcomes.sweep(clock.now_ms()) == 1
 
 
 async def test_what_failed_is_forgotten_when_it_is_retried() -> None:
@@ -92,7 +139,7 @@ async def test_what_failed_is_forgotten_when_it_is_retried() -> None:
         failed = await waiting
         assert failed == await outcomes.find(task_id)
         await outcomes.forget([task_id])
-        assert await outcomes.find(task_id) is None
+        assert await outcomes.find(task_id) == WaitingTask(START_MS, has_failed=True)
 
 
 async def test_retrying_a_dead_letter_forgets_no_task_that_is_applied() -> None:
@@ -103,7 +150,7 @@ async def test_retrying_a_dead_letter_forgets_no_task_that_is_applied() -> None:
         await outcomes.fail(failed, Attempt(4, "no room"))
         await outcomes.forget([applied, failed, "task_01KJ2KH1G0J9FEYRWH6ATYF8WE"])
         assert isinstance(await outcomes.find(applied), AppliedTask)
-        assert await outcomes.find(failed) is None
+        assert isinstance(await outcomes.find(failed), WaitingTask)
 
 
 async def test_a_task_that_is_applied_while_it_is_to_be_forgotten_stays_known() -> None:

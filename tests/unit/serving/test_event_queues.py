@@ -97,23 +97,23 @@ def test_a_file_that_cannot_be_read_is_named(
 
 
 @pytest.mark.parametrize("consistency", ["async", "sync"])
-@pytest.mark.parametrize("backend", ["rabbitmq", "activemq", "kafka"])
 def test_a_backend_that_carries_events_only_stops_the_start_of_task_modes(
-    backend: str, consistency: str, file: Path, capsys: pytest.CaptureFixture[str]
+    consistency: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = f"queue:\n  enabled: true\n  backend: {backend}\n  consistency: "
+    text = "queue:\n  enabled: true\n  backend: activemq\n  consistency: "
     file.write_text(text + consistency)
     with pytest.raises(SystemExit) as ended:
         load(IngestConfig, "it", [*ROOT, "--config", str(file)], {})
     assert ended.value.code == 2
-    said = f"queue.backend: must be redis or slatemq where queue.consistency is {consistency}"
-    assert said in capsys.readouterr().err
+    said = capsys.readouterr().err
+    names = "kafka, rabbitmq, redis, slatemq"
+    assert f"queue.backend: must be one of {names} where queue.consistency is {consistency}" in said
 
     # But publishes that are stored directly, and then told as events, are what it is for
     file.write_text(text + "write-through")
     queue = load(IngestConfig, "it", [*ROOT, "--config", str(file)], {}).queue
     assert queue is not None
-    assert queue.backend == backend
+    assert queue.backend == "activemq"
 
 
 def test_the_launcher_gives_the_file_to_every_service(file: Path) -> None:

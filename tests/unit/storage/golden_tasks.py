@@ -6,6 +6,8 @@ from tests.unit.storage.golden import Row
 ULID = bytes(range(16))
 
 APPLIED = task_records.AppliedTask(1767225602000, 42, 3, 1767225601000, ((1, 7), (2, 44)))
+RETRIED = APPLIED._replace(has_failed=True)
+WAITING = task_records.WaitingTask(1767225602000, True)
 FAILED = task_records.FailedTaskRecord(1767225602000, 4, "no room")
 
 KEYS = [
@@ -28,6 +30,23 @@ VALUES = [
         "01d0afda769b0100002a0000000000000003000000e8abda769b0100000200"
         "010000000700000000000000020000002c00000000000000",
         lambda: task_records.encode_task_record(APPLIED),
+    ),
+    Row(
+        "retried task value",
+        "task",
+        task_records.decode_task_record,
+        RETRIED,
+        "04d0afda769b0100002a0000000000000003000000e8abda769b0100000200"
+        "010000000700000000000000020000002c00000000000000",
+        lambda: task_records.encode_task_record(RETRIED),
+    ),
+    Row(
+        "waiting task value",
+        "task",
+        task_records.decode_task_record,
+        WAITING,
+        "03d0afda769b01000001",
+        lambda: task_records.encode_task_record(WAITING),
     ),
     Row(
         "failed task value",

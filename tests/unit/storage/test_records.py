@@ -317,7 +317,7 @@ def test_a_field_that_does_not_fit_is_refused_by_name(
             "log gaps",
             "the gap after 8 begins before 9",
         ),
-        (task_records.decode_task_record, "03" + "00" * 8, "task", "unknown kind 3"),
+        (task_records.decode_task_record, "05" + "00" * 8, "task", "unknown kind 5"),
         (
             archived_records.decode_archived,
             "0100" + "00" * 35 + "0100" + "01000100" + "61",

@@ -1,0 +1,178 @@
+"""Publishes as tasks on RabbitMQ and Kafka: what holds on Redis, and what their ways need."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from libs.events.tasks import WriteTask
+from libs.serving.telemetry import Telemetry
+from libs.storage.roots import open_root
+from services.ingest.task_backend import TaskBackend
+from services.ingest.task_bodies import ORPHAN_MS
+from services.ingest.task_consumer import TaskConsumer
+from slatemq.v1 import ingest_pb2
+from tests.integration.events.conftest import SERVERS
+from tests.integration.events.queued_ingest import (
+    LARGE,
+    enqueue,
+    enqueue_raw,
+    eventually,
+    new_task_id,
+    queue_settings,
+    queued,
+)
+from tests.integration.events.servers import Server, running
+from tests.integration.events.test_async import (
+    test_a_killed_backend_refuses_publishes_and_goes_on_when_it_is_back,
+    test_a_large_body_is_an_object_until_it_is_applied,
+    test_a_publish_is_answered_with_a_task_whose_messages_come,
+    test_a_repeated_request_gets_the_first_ones_messages,
+    test_a_task_that_comes_again_is_not_applied_again,
+    test_publishes_on_a_stream_are_tasks_too,
+    test_tasks_are_applied_in_the_order_of_their_answers,
+)
+from tests.integration.events.test_sync import (
+    test_a_sync_publish_is_answered_as_a_direct_one,
+    test_a_sync_publish_whose_task_fails_gets_its_error,
+    test_two_ingests_on_one_backend_apply_what_each_accepted,
+)
+from tests.integration.events.test_task_dead_letters import (
+    test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried,
+)
+from tests.integration.ingest_server import message
+
+# The same tests, with the backends of this file.
+__all__ = [
+    "test_a_killed_backend_refuses_publishes_and_goes_on_when_it_is_back",
+    "test_a_large_body_is_an_object_until_it_is_applied",
+    "test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried",
+    "test_a_publish_is_answered_with_a_task_whose_messages_come",
+    "test_a_repeated_request_gets_the_first_ones_messages",
+    "test_a_sync_publish_is_answered_as_a_direct_one",
+    "test_a_sync_publish_whose_task_fails_gets_its_error",
+    "test_a_task_that_comes_again_is_not_applied_again",
+    "test_publishes_on_a_stream_are_tasks_too",
+    "test_tasks_are_applied_in_the_order_of_their_answers",
+    "test_two_ingests_on_one_backend_apply_what_each_accepted",
+]
+
+pytestmark = pytest.mark.slow  # Real servers, one of which is killed and restarted.
+
+
+@pytest.fixture(scope="module", params=["rabbitmq", "kafka"])
+def backend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Server]]:
+    name, make = SERVERS[request.param]
+    with running(make(tmp_path_factory.mktemp(request.param))) as started:
+        yield name, started
+
+
+async def test_what_is_not_a_task_is_told_and_hinders_no_other(
+    backend: tuple[str, Server],
+) -> None:
+    settings = queue_settings(*backend, max_retries=0)
+    async with queued(settings) as ingest:
+        # Given what no ingest has made, and a task whose ID no ingest has made
+        strange = [b"not JSON", b'{"another": "field"}']
+        for raw in strange:
+            await enqueue_raw(settings, raw)
+        foreign = "task_01KJ2KH1G0J9FEYRWH6ATYF8WE"
+        await enqueue(settings, foreign, {"content_length": 1, "body": "AA=="})
+
+        # When a publish comes behind them, then it is applied
+        await ingest.applied(await ingest.send_task(b"behind it"))
+        assert await ingest.stored() == [b"behind it"]
+
+        # And the others are dead letters with their errors, and nowhere else
+        async def are_dead() -> bool:
+            return [one.task_id for one in await ingest.failed()] == ["", "", foreign]
+
+        await eventually(are_dead)
+        *unreadable, last = await ingest.failed()
+        assert "a letter of it is wrong" in last.error
+        assert all(one.error.startswith("unreadable: ") for one in unreadable)
+        assert await ingest.retry() == 1
+        await eventually(are_dead)
+        waiting = TaskBackend(settings, 0, Telemetry().meter)
+        await waiting.connect()
+        assert (await waiting.connected.stats()).pending_tasks == 0
+        await waiting.close()
+
+
+async def test_copies_of_a_dead_letter_are_told_retried_and_applied_once(
+    backend: tuple[str, Server], tmp_path: Path
+) -> None:
+    settings = queue_settings(*backend, max_retries=0)
+    async with queued(settings, tmp_path.as_uri()) as ingest:
+        # Given a task that fails, and that the backend has three times, as after crashes
+        path = f"tasks/ingest-0/{new_task_id()}"
+        task_id = path.rpartition("/")[2]
+        for _ in range(3):
+            await enqueue(settings, task_id, {"content_length": 4, "data_ref": path})
+        await ingest.applied(await ingest.send_task(b"behind it"))
+
+        async def is_dead() -> bool:
+            return [one.task_id for one in await ingest.failed()] == [task_id]
+
+        await eventually(is_dead)
+        # When a fourth copy finds the cause removed, then it is a dead letter no more
+        request = ingest_pb2.PublishRequest(messages=[message(b"back")])
+        await open_root(tmp_path.as_uri()).objects.put(path, request.SerializeToString())
+        await enqueue(settings, task_id, {"content_length": 4, "data_ref": path})
+        await ingest.applied(await ingest.send_task(b"and behind that"))
+        (message_id,) = await ingest.applied(task_id)
+        assert await ingest.payloads(message_id) == [b"back"]
+        assert await ingest.failed() == []
+
+        # And those that are left are completed when they are retried
+        assert await ingest.retry() == 1
+        await ingest.applied(await ingest.send_task(b"at the end"))
+        assert await ingest.retry() == 0
+        assert (await ingest.stored()).count(b"back") == 1
+
+
+@pytest.mark.parametrize("backend", ["rabbitmq"], indirect=True)
+async def test_the_body_of_an_answered_publish_stays_though_the_backend_shows_no_task(
+    backend: tuple[str, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, root = queue_settings(*backend), tmp_path.as_uri()
+    objects = open_root(root).objects
+
+    async def hang(consumer: TaskConsumer, task: WriteTask) -> None:
+        await asyncio.Event().wait()
+
+    # Given an answered publish with a large body, whose ingest has ended before it came to it
+    with monkeypatch.context() as patched:
+        patched.setattr(TaskConsumer, "_begin", hang)
+        async with queued(settings, root) as ingest:
+            task_id = await ingest.send_task(LARGE)
+    zombie = TaskBackend(settings, 0, Telemetry().meter)
+    body, orphan = (f"tasks/ingest-0/{zombie.place}/{one}" for one in (task_id, new_task_id()))
+    await objects.put(orphan, b"body")
+    for path in (body, orphan):
+        long_ago = (tmp_path / path).stat().st_mtime - ORPHAN_MS / 1000 - 1
+        os.utime(tmp_path / path, (long_ago, long_ago))
+
+    # And one that is cut off from the store, and holds the task: RabbitMQ shows it to nobody
+    await zombie.connect()
+    async with asyncio.timeout(60):
+        while (held := await zombie.connected.dequeue_task()) is None:
+            pass
+    assert held.task_id == task_id
+
+    # When the next one removes what is orphaned, then the body stays, and the task finds it
+    async with queued(settings, root) as ingest:
+
+        async def is_removed() -> bool:
+            return orphan not in await objects.list("tasks")
+
+        await eventually(is_removed)
+        await zombie.close()
+        (message_id,) = await ingest.applied(task_id)
+        assert await ingest.payloads(message_id) == [LARGE]
