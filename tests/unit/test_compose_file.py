@@ -117,6 +117,15 @@ def test_the_settings_are_as_durable_as_the_containers() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["ingest", "broker", "janitor"])
+def test_the_image_of_a_service_with_events_has_the_client_of_each_backend(name: str) -> None:
+    pins = re.findall(
+        r"^([a-z-]+)==", (ROOT / f"requirements/{name}.txt").read_text(), re.MULTILINE
+    )
+
+    assert {"aio-pika", "aiokafka", "python-ulid", "redis"} <= set(pins)
+
+
 def test_every_file_of_settings_belongs_to_a_profile() -> None:
     files = {file.stem for file in config("").parent.iterdir()}
 
