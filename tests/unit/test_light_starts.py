@@ -8,8 +8,8 @@ import sys
 SERVICES = ("broker", "ingest", "janitor", "router")
 
 LOADED_WHEN_NEEDED = {
-    "aio_pika", "aiohttp", "aiokafka", "celpy", "lark", "opentelemetry.exporter",
-    "opentelemetry.sdk", "prometheus_client", "pyspark", "redis", "yaml",
+    "aio_pika", "aiohttp", "aiokafka", "opentelemetry.exporter", "opentelemetry.sdk",
+    "prometheus_client", "pyspark", "redis", "yaml",
 }  # fmt: skip
 
 
