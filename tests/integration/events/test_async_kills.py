@@ -26,7 +26,7 @@ MODULE = "tests.integration.events.killed_ingest"
 PUBLISHES = 12
 
 
-OTHERS = ("redis-lists", "rabbitmq", "kafka")
+OTHERS = ("redis-lists", "slatemq", "rabbitmq", "kafka")
 
 
 @pytest.fixture(params=["redis", *(pytest.param(one, marks=pytest.mark.proof) for one in OTHERS)])

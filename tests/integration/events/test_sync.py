@@ -15,6 +15,8 @@ import slatemq
 from libs.events.settings import Consistency
 from libs.events.tasks import WriteTask
 from libs.serving.channels import open_channel
+from libs.serving.healthprobe import probe
+from libs.serving.store_watch import HUNG_MS
 from services.ingest.task_backend import TaskBackend
 from services.ingest.task_consumer import TaskConsumer
 from slatemq.errors import FailedPrecondition
@@ -98,10 +100,22 @@ async def test_a_sync_publish_is_answered_in_time_though_its_backend_took_long(
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("consistency", ["async", "sync"])
+@pytest.mark.parametrize(
+    ("kind", "consistency"),
+    [
+        ("redis", "async"),
+        ("redis", "sync"),
+        *(
+            pytest.param(kind, consistency, marks=pytest.mark.proof)
+            for kind in ("redis-lists", "slatemq")
+            for consistency in ("async", "sync")
+        ),
+    ],
+)
 async def test_a_store_that_is_away_costs_latency_and_no_task(
-    consistency: Consistency, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, consistency: Consistency, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    backend, make = SERVERS[kind]
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
@@ -109,11 +123,11 @@ async def test_a_store_that_is_away_costs_latency_and_no_task(
     with (
         moto() as port,
         faulty_store(port) as store,
-        running(SERVERS["redis"][1](tmp_path / "server")) as server,
+        running(make(tmp_path / "server")) as server,
     ):
-        settings = queue_settings("redis", server, consistency)
+        settings = queue_settings(backend, server, consistency)
         flags = ("--config", str(write_config(tmp_path, settings)))
-        root, ready = root_url(store.port, f"away-{consistency}"), tmp_path / "ready"
+        root, ready = root_url(store.port, f"away-{kind}-{consistency}"), tmp_path / "ready"
         async with process(root, ready, *flags) as (_, address), open_channel(address) as channel:
             ingest = QueuedIngest(channel)
             await until_connected(ingest)
@@ -121,17 +135,15 @@ async def test_a_store_that_is_away_costs_latency_and_no_task(
 
             # When nothing reaches the store, then publishes are answered with their tasks
             store.set(Fault(Outcome.HOLD))
-            names = [b"away %d" % n for n in range(5)]
-            request = [ingest_request(name) for name in names]
-            answers = await asyncio.gather(
-                *(ingest.stub.Publish(one, timeout=3) for one in request)
-            )
-            tasks = [answer.task_id for answer in answers]
-            assert all(tasks)
-            assert all(list(answer.message_ids) == [0] for answer in answers)
-            await asyncio.sleep(12)  # longer than a process takes to say that its store hangs
+            names = [b"away %d" % n for n in range(10)]
+            tasks = await publish_in_time(ingest, names[:5])
 
-            # And when it is back, all are applied, once, without an attempt that counts
+            # And still are when a process says that its store hangs: this one serves on
+            await asyncio.sleep(HUNG_MS / 1000 + 2)
+            assert await asyncio.to_thread(probe, address) == ""
+            tasks += await publish_in_time(ingest, names[5:])
+
+            # When it is back, then all are applied, once, without an attempt that counts
             store.set()
             for task_id in tasks:
                 task = await ingest.wait(task_id)
@@ -139,6 +151,16 @@ async def test_a_store_that_is_away_costs_latency_and_no_task(
             if before.task_id:
                 await ingest.applied(before.task_id)
             assert sorted(await ingest.stored()) == sorted([b"before", *names])
+
+
+async def publish_in_time(ingest: QueuedIngest, names: list[bytes]) -> list[str]:
+    """The tasks of publishes that are answered within some seconds."""
+    requests = [ingest_request(name) for name in names]
+    answers = await asyncio.gather(*(ingest.stub.Publish(one, timeout=5) for one in requests))
+    assert all(list(answer.message_ids) == [0] for answer in answers)
+    tasks = [answer.task_id for answer in answers]
+    assert all(tasks)
+    return tasks
 
 
 def ingest_request(payload: bytes) -> ingest_pb2.PublishRequest:
