@@ -17,7 +17,7 @@ from typing import Final
 
 from benchmarks.suite import servers
 from benchmarks.suite.costs import CREDENTIALS, counting_store, store_url
-from benchmarks.suite.crew import Consumers, Crew, new_queue, span
+from benchmarks.suite.crew import Consumers, Crew, Failed, new_queue, span
 from benchmarks.suite.servers import NotHere, Server, Starter
 from benchmarks.suite.workloads import Measured
 
@@ -214,10 +214,12 @@ class _Run:
                         bare = None
                     except NotHere as error:
                         self.left_out(f"{mode} on {name}", error)
+                    except Failed as error:
+                        self.measured.failures.append(f"{store}, {mode} on {name}: {error}")
 
     def left_out(self, what: str, error: NotHere) -> None:
         """Keep why something was not measured."""
-        why = " ".join(str(error).split())
+        why = " ".join(str(error).split()).rpartition("error: ")[2]
         self.measured.settings.setdefault("left out", {})[what] = why
         print(f"  {what}: left out: {why}", flush=True)
 

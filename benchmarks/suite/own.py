@@ -117,4 +117,7 @@ def run(sizes: Sizes, chosen: str, results: Results) -> None:
                 continue
         results.settings.setdefault(OURS, servers.OURS)
         results.add(name, OURS, measured)
+        for failure in measured.failures:
+            results.failures.append(f"{OURS} {name}: {failure}")
+            print(f"{OURS} {name}: FAILED: {failure}", flush=True)
         print(f"  {OURS} {name} {measured.settings} ({time.monotonic() - began:.0f} s)", flush=True)

@@ -36,12 +36,14 @@ class Scale:
 class Measured:
     """What one run of a workload gave: numbers by name, per second or in ms as the name says.
 
-    `counted`: messages that came back whole, each once at least, and were acked.
+    `counted`: messages that came back whole, each once at least, and were acked. `failures`: parts
+    of it that are missing, and why.
     """
 
     numbers: dict[str, float]
     settings: dict[str, Any] = field(default_factory=dict)
     counted: int = 0
+    failures: list[str] = field(default_factory=list)
 
 
 def _publish(server: Server, processes: int, queue: str, count: int, **spec: Any) -> float:

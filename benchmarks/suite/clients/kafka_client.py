@@ -19,6 +19,7 @@ class Client:
     def __init__(self, url: str) -> None:
         self._brokers = url.removeprefix("kafka://")
         self._consumer: AIOKafkaConsumer | None = None
+        self._consuming = asyncio.Lock()
 
     async def open(self) -> None:
         self._producer = AIOKafkaProducer(bootstrap_servers=self._brokers, acks="all")
@@ -42,20 +43,25 @@ class Client:
         await asyncio.gather(*(self._producer.send_and_wait(queue, one) for one in payloads))
 
     async def consume(self, queue: str, count: int) -> Sequence[Delivery]:
-        if self._consumer is None:
-            self._consumer = AIOKafkaConsumer(
-                bootstrap_servers=self._brokers, group_id=queue, enable_auto_commit=False
-            )
-            await self._consumer.start()
-            partition = TopicPartition(queue, 0)
-            self._consumer.assign([partition])
-            await self._consumer.seek_to_beginning(partition)
-        arrived = await self._consumer.getmany(timeout_ms=WAIT_MS, max_records=count)
+        async with self._consuming:
+            consumer = self._consumer or await self._begin(queue)
+            arrived = await consumer.getmany(timeout_ms=WAIT_MS, max_records=count)
         return [
             (record.value, (partition, record.offset))
             for partition, records in arrived.items()
             for record in records
         ]
+
+    async def _begin(self, queue: str) -> AIOKafkaConsumer:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self._brokers, group_id=queue, enable_auto_commit=False
+        )
+        await consumer.start()
+        partition = TopicPartition(queue, 0)
+        consumer.assign([partition])
+        await consumer.seek_to_beginning(partition)
+        self._consumer = consumer
+        return consumer
 
     async def ack(self, queue: str, deliveries: Sequence[Delivery]) -> None:
         assert self._consumer is not None, "consumed before"
