@@ -182,10 +182,12 @@ async def test_a_broker_replaced_before_it_sent_leaves_its_events_to_the_next(
             await first.create(name)
         await fail_one(first)
         at = await status(first)
+        assert not await is_connected(first)
         async with running(root, clock, settings=events_on) as second:  # as after a SIGKILL
             await second.create("d")
             server.up = True
             await server.has(6)
+            assert await is_connected(second)
 
     assert (at.answering, at.lag_count) == (False, 5)
     assert at.last_error == "the backend is away"
@@ -194,6 +196,13 @@ async def test_a_broker_replaced_before_it_sent_leaves_its_events_to_the_next(
         ("message.dead_lettered", "q"),
         ("queue.created", "d"),
     ]
+
+
+async def is_connected(rig: Rig) -> bool:
+    """What `GET /health` says of the backend."""
+    health = rig.service.http_parts.queue_health
+    assert health is not None
+    return (await health()).connected
 
 
 async def fail_one(rig: Rig) -> None:
@@ -276,6 +285,8 @@ async def test_direct_mode_stores_nothing_of_events_and_says_so() -> None:
         assert rig.service._database is not None
         assert await rig.service._database.get(EVENT_COUNTER_KEY) is None
         assert await rows(rig) == 0
+
+        assert rig.service.http_parts.queue_health is None
 
     assert not at.enabled
 
