@@ -17,7 +17,7 @@ from typing import Final
 
 from benchmarks.suite import servers
 from benchmarks.suite.costs import CREDENTIALS, counting_store, store_url
-from benchmarks.suite.crew import Consumers, Crew, Failed, new_queue, span
+from benchmarks.suite.crew import Consumers, Crew, Failed, new_queue
 from benchmarks.suite.servers import NotHere, Server, Starter
 from benchmarks.suite.workloads import Measured
 
@@ -25,7 +25,8 @@ PUT_MS: Final = 100
 """How much longer each write to the slow store takes."""
 
 SIZE_BYTES: Final = 1024
-WARM_S: Final = 0.5
+WARM_S: Final = 0.3
+"""How long each client process publishes before it counts."""
 
 DIRECT, BARE = "direct", "bare"
 MODES: Final = (DIRECT, "async", "sync", "write-through", "fire-and-forget")
@@ -113,9 +114,8 @@ class Publishing:
     """By callers and what: one number for each turn."""
 
     def prepare(self) -> None:
-        """Make the queue, and publish for a moment that does not count."""
+        """Make the queue."""
         (self.queue,) = new_queue(self.server)
-        self._publish(2, WARM_S)
 
     def turn(self, callers: int, seconds: float) -> float:
         """Publish for so long; gives the p99."""
@@ -132,11 +132,11 @@ class Publishing:
 
     def _publish(self, callers: int, seconds: float) -> tuple[list[float], float]:
         crew = Crew(self.server)
-        told = {"callers": callers, "seconds": seconds, "size": SIZE_BYTES}
+        told = {"callers": callers, "seconds": seconds, "warm_s": WARM_S, "size": SIZE_BYTES}
         crew.add("timed", self.queue, 0, first=self.count, **told)
-        results = crew.run()
-        self.count += results[0]["count"]
-        return results[0]["took_s"], span(results)
+        (result,) = crew.run()
+        self.count += result["count"]
+        return result["took_s"], result["lasted_s"]
 
     def check(self) -> int:
         """Consume all that was published; gives how many. Raises Failed for what is missing."""

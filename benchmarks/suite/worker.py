@@ -78,19 +78,29 @@ class Worker:
         return {"count": self.count}
 
     async def timed(self) -> dict[str, Any]:
-        """`callers` that publish one message after the other, for so many seconds."""
+        """`callers` that publish one message after the other, for so many seconds.
+
+        Before that, for `warm_s`, they do the same and nothing is noted.
+        """
         queue, client = self.queue, self.clients[0]
         numbers = itertools.count(self.first)
-        took_s: list[float] = []
-        ends_at = time.monotonic() + float(self.spec["seconds"])
 
-        async def one() -> None:
+        async def one(took_s: list[float], ends_at: float) -> None:
             while (began := time.monotonic()) < ends_at:
                 await client.publish(queue, [payloads.make(next(numbers), self.size, self.kind)])
                 took_s.append(time.monotonic() - began)
 
-        await asyncio.gather(*(one() for _ in range(int(self.spec["callers"]))))
-        return {"count": next(numbers) - self.first, "took_s": sorted(took_s)}
+        took_s: list[float] = []
+        for seconds in (float(self.spec["warm_s"]), float(self.spec["seconds"])):
+            took_s.clear()
+            began = time.monotonic()
+            callers = (one(took_s, began + seconds) for _ in range(int(self.spec["callers"])))
+            await asyncio.gather(*callers)
+        return {
+            "count": next(numbers) - self.first,
+            "took_s": sorted(took_s),
+            "lasted_s": time.monotonic() - began,
+        }
 
     async def paced(self) -> dict[str, Any]:
         """Single messages at `rate` a second, however long each takes."""
