@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+import slatemq
 from libs.events.backend import BackendStats
 from libs.events.settings import QueueSettings
-from libs.events.tasks import WriteTask
+from libs.events.slatemq.headers import TASKS_HEADER
+from libs.events.tasks import UnreadableTask, WriteTask
 from libs.serving.telemetry import Telemetry
 from libs.storage.roots import Root, open_root
 from libs.storage.task_records import AppliedTask, FailedTaskRecord
@@ -40,7 +43,11 @@ BLOB = bytes(65_536)
 
 @pytest.fixture(
     scope="module",
-    params=["redis", "redis-lists", pytest.param("slatemq", marks=pytest.mark.stack)],
+    params=[
+        "redis",
+        "redis-lists",
+        pytest.param("slatemq", marks=[pytest.mark.stack, pytest.mark.proof]),
+    ],
 )
 def backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -194,3 +201,30 @@ async def test_a_task_that_is_refused_for_good_says_so_and_is_tried_no_more(
         await made.until(2, 1)
         assert await made.outcomes.find(task_id) == known
         assert made.consumer.is_idle
+
+
+@pytest.mark.stack
+@pytest.mark.proof
+async def test_a_message_that_is_no_task_is_a_dead_letter_of_slatemq_and_hinders_no_task(
+    tmp_path: Path,
+) -> None:
+    with running(SERVERS["slatemq"][1](tmp_path)) as server:
+        settings = queue_settings("slatemq", server)
+        prefix = f"{settings.slatemq.queue_prefix}.ingest-0"
+        async with (
+            slatemq.connect(settings.slatemq.endpoint) as client,
+            consuming(settings, open_root("memory:///")) as made,
+        ):
+            # Given a message that somebody else has sent to the queue of tasks
+            await client.publish(b"not a task", {TASKS_HEADER: prefix})
+            await made.enqueue(b"good")
+
+            # Then it is told of among the dead letters, and the task behind it is applied
+            await made.until(1, 1)
+            (dead,) = await made.backend.connected.failed_tasks(10)
+            assert isinstance(dead, UnreadableTask)
+            assert f"of the queue {prefix}.tasks" in dead.place
+
+            # And it is one again where it is retried
+            await made.backend.connected.retry_failed_tasks()
+            await made.until(1, 1)
