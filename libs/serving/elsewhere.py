@@ -22,7 +22,7 @@ SERVED_BY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "AssignmentService": ("broker",),
         "ConsumerService": ("broker",),
         "EntryService": ("broker",),
-        "EventsService": ("ingest",),
+        "EventsService": ("ingest", "broker", "janitor"),
         "IngestService": ("ingest",),
         "JanitorService": ("janitor",),
         "OutboxService": ("broker",),
