@@ -13,8 +13,10 @@ from libs.events.tasks import WriteTask
 from libs.serving.telemetry import Telemetry
 from libs.storage.roots import open_root
 from services.ingest.task_backend import TaskBackend
-from services.ingest.task_bodies import ORPHAN_MS
-from services.ingest.task_consumer import TaskConsumer
+from services.ingest.task_bodies import ORPHAN_MS, TaskBodies
+from services.ingest.task_consumer import SETTLE_MS, TaskConsumer
+from services.ingest.task_outcomes import KEPT_MS
+from services.ingest.task_tidying import TaskTidying
 from slatemq.v1 import ingest_pb2
 from tests.integration.events.conftest import SERVERS
 from tests.integration.events.queued_ingest import (
@@ -41,10 +43,12 @@ from tests.integration.events.test_sync import (
     test_a_sync_publish_whose_task_fails_gets_its_error,
     test_two_ingests_on_one_backend_apply_what_each_accepted,
 )
+from tests.integration.events.test_task_consumer import consuming
 from tests.integration.events.test_task_dead_letters import (
     test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried,
 )
 from tests.integration.ingest_server import message
+from tests.manual_clock import ManualClock
 
 # The same tests, with the backends of this file.
 __all__ = [
@@ -176,3 +180,28 @@ async def test_the_body_of_an_answered_publish_stays_though_the_backend_shows_no
         await zombie.close()
         (message_id,) = await ingest.applied(task_id)
         assert await ingest.payloads(message_id) == [LARGE]
+
+
+async def test_records_go_only_where_the_backend_has_removed_what_is_finished(
+    backend: tuple[str, Server],
+) -> None:
+    root, clock = open_root("memory:///"), ManualClock()
+    async with consuming(queue_settings(*backend), root, clock) as made:
+        # Given a task that was applied a week ago, and one that was accepted now
+        old = await made.enqueue(b"old")
+        await made.until(1)
+        clock.advance(KEPT_MS + SETTLE_MS + 1)
+        new = await made.enqueue(b"new")
+        await made.until(2)
+        async with asyncio.timeout(30):
+            while not made.consumer.finished_ms:
+                await asyncio.sleep(0.01)
+
+        # When records are swept, then the old one goes on RabbitMQ, which has no task any more,
+        # and stays on a broker of Kafka's protocol that cannot delete
+        bodies = TaskBodies(root.objects, 0, made.backend.place)
+        tidying = TaskTidying(made.shard, made.backend, bodies, made.outcomes, made.consumer)
+        is_removed = backend[0] == "rabbitmq"
+        assert await tidying.sweep() == int(is_removed)
+        assert (await made.outcomes.find(old) is None) == is_removed
+        assert await made.outcomes.find(new) is not None
