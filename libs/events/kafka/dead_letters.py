@@ -96,10 +96,12 @@ class DeadLetters:
                     else:
                         await enqueue(dead.task.renewed())
                         retried.add(dead.task.task_id)
-                    done[TopicPartition(record.topic, record.partition)] = record.offset + 1
+                    partition = TopicPartition(record.topic, record.partition)
+                    done[partition] = record.offset + 1
                     if len(retried) % COMMIT_COUNT == 0:
-                        await consumer.commit(done)
+                        await consumer.commit({partition: done[partition]})
             if done:
+                consumer.assign(list(done))  # it read one partition after another
                 await consumer.commit(done)
         return len(retried)
 
