@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from libs.events.relay import BATCH_EVENTS, EventBatch, Relay
 from libs.events.settings import QueueSettings
+from libs.serving import event_outbox
 from libs.serving.event_outbox import EventOutbox, Happening, OutboxEvents
 from libs.storage.errors import StorageError
 from libs.storage.own_keys import events_key
@@ -19,7 +21,7 @@ from libs.storage.settings import Kind
 from libs.storage.slate import Batch, Database
 from slatemq.errors import Unavailable
 from slatemq.events.catalogue import MessageDeadLettered, QueueDeleted, data_of
-from slatemq.events.envelope import Event, format_timestamp
+from slatemq.events.envelope import Event, derive_event_id, format_timestamp
 
 AT_MS = 1_767_225_600_000
 
@@ -201,11 +203,61 @@ async def test_a_damaged_row_is_passed_over(root: Root) -> None:
         for name in "abc":
             owner.record(name)
         await owner.commit()
-        batch = Batch()
-        batch.put(events_key(2), b"\x00")
-        await owner.database.write(batch)
-        await owner.database.flush()
+        await damage(owner, 2)
         assert names_of(await owner.take()) == ["a", "c"]
+
+
+async def damage(owner: Owner, number: int) -> None:
+    """Put what is no row in the place of the one that begins with this event."""
+    batch = Batch()
+    batch.put(events_key(number), b"\x00")
+    await owner.database.write(batch)
+    await owner.database.flush()
+
+
+async def test_a_damaged_last_row_of_many_events_holds_up_nothing(root: Root) -> None:
+    async with opened(root) as owner:
+        owner.record("a")
+        owner.record(*"bcdef")
+        await owner.commit()
+        await damage(owner, 2)
+        async with aclosing(owner.events.batches()) as batches, asyncio.timeout(30):
+            before = await anext(batches)
+            owner.events.done(before.position)
+            following = asyncio.ensure_future(anext(batches))
+            await until(lambda: not owner.events.waits or following.done())
+            owner.record("g")
+            after = await following
+
+    assert names_of([before, after]) == ["a", "g"]
+
+
+async def test_the_loop_turns_between_two_rows_of_many_events(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = 0
+    made: Counter[int] = Counter()
+
+    def counting(*given: Any) -> str:
+        made[turns] += 1
+        return derive_event_id(*given)
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(event_outbox, "derive_event_id", counting)
+    async with opened(root) as owner:
+        owner.record(*map(str, range(8 * BATCH_EVENTS)))
+        await owner.commit()
+        turning = asyncio.create_task(turn())
+        await owner.take()
+        turning.cancel()
+
+    assert made.total() == 8 * BATCH_EVENTS
+    assert max(made.values()) == BATCH_EVENTS
 
 
 class Backend:
