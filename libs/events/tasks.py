@@ -11,12 +11,15 @@ once. `attempts` counts the attempts that failed.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from slatemq.errors import InvalidArgument
 from slatemq.events.envelope import TASK_PREFIX, check_id, decode_struct, parse_timestamp
+
+ERROR_BYTES_MAX: Final = 4_096
+"""Of an error that is kept. RabbitMQ takes 128 KiB of headers, Kafka 1 MiB of all of a record."""
 
 
 class WriteTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,6 +97,11 @@ def encode_task(task: WriteTask) -> bytes:
 def decode_task(encoded: bytes | str) -> WriteTask:
     """A task from its JSON. Raises InvalidArgument, which names the field."""
     return decode_struct(encoded, WriteTask, "task")
+
+
+def cut_error(error: str) -> str:
+    """An error as it is kept: it may quote a value of any length."""
+    return error.encode(errors="replace")[:ERROR_BYTES_MAX].decode(errors="ignore")
 
 
 def encode_failed_task(failed: FailedTask) -> bytes:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from libs.events.retrying import Outage
-from libs.events.tasks import WriteTask
+from libs.events.tasks import WriteTask, cut_error
 from libs.storage.clocks import Clock
 from libs.storage.errors import StorageError, StoreUnavailable
 from libs.storage.task_records import AppliedTask, TaskRecord
@@ -216,7 +216,7 @@ class TaskConsumer:
         return outcome
 
     async def _fail(self, task: WriteTask, error: str) -> None:
-        error = error.encode(errors="replace").decode()
+        error = cut_error(error)
         attempt = Attempt(task.attempts + 1, error)
         if task.has_retries_left:
             self._outcomes.note_attempt(task.task_id, attempt)

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from libs.events.tasks import cut_error
 from libs.storage.clocks import Clock
 from libs.storage.own_keys import parse_task_key, task_key, task_range
 from libs.storage.slate import Database
@@ -36,9 +37,6 @@ did not learn of its end: after a crash of ours at once, after its own when it i
 
 ERRORS_MAX: Final = 10_000
 """Tasks whose last errors are remembered."""
-
-ERROR_BYTES_MAX: Final = 4_096
-"""Of an error in a record, which has room for 65,535."""
 
 Outcome = AppliedTask | FailedTaskRecord
 """What may be told of a task; a waiting one has none yet."""
@@ -108,7 +106,7 @@ class TaskOutcomes:
 
     async def fail(self, task_id: str, attempt: Attempt) -> None:
         """Note that a task has failed for the last time; durable on return."""
-        error = attempt.error.encode(errors="replace")[:ERROR_BYTES_MAX].decode(errors="ignore")
+        error = cut_error(attempt.error)  # a record has room for 65,535 bytes
         failed = FailedTaskRecord(self._clock.now_ms(), attempt.attempts, error)
         self._put(task_id, failed)
         await self._publisher.commits.durable()

@@ -13,6 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from libs.events.settings import KafkaSettings
+from libs.events.tasks import cut_error
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,9 @@ JOIN_REQUEST_MS = 45_000
 
 SESSION_MS = 10_000
 """How long after a consumer's last sign of life others take its partitions, in ms."""
+
+ERROR: Final = "error"
+"""The header that says why a record is a dead letter."""
 
 COMPACTED: Final = {"cleanup.policy": "compact"}
 KEPT: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
@@ -103,6 +107,23 @@ class Connection:
         async with asyncio.timeout(OPERATION_S):
             sent = [await self._producer.send(**record) for record in records]
             await asyncio.gather(*sent)
+
+    async def send_strange(
+        self, topic: str, value: bytes | None, headers: Mapping[str, bytes], error: str
+    ) -> None:
+        """Send what cannot be used as it is, with the error; as much of it as brokers take."""
+        kept, why = value, cut_error(error)
+        while True:
+            named = [*headers.items(), (ERROR, why.encode())]
+            try:
+                await self.send([{"topic": topic, "value": kept, "headers": named}])
+            except errors.MessageSizeTooLargeError:
+                if not (value and kept):
+                    raise
+                kept = kept[: len(kept) // 2]
+                why = cut_error(f"the first {len(kept)} of {len(value)} bytes: {error}")
+            else:
+                return
 
     async def partitions(self, topic: str) -> list[int]:
         """The numbers of a topic's partitions."""

@@ -9,12 +9,13 @@ from typing import Any, Final
 
 from aiokafka import TopicPartition
 
-from libs.events.kafka.connection import OPERATION_S, Connection
+from libs.events.kafka.connection import ERROR, OPERATION_S, Connection
 from libs.events.kafka.lookers import Lookers
 from libs.events.tasks import (
     FailedTask,
     UnreadableTask,
     WriteTask,
+    cut_error,
     decode_failed_task,
     encode_failed_task,
 )
@@ -23,7 +24,6 @@ from slatemq.events.envelope import format_timestamp
 
 KIND: Final = "kind"
 UNREADABLE: Final = b"unreadable"
-ERROR: Final = "error"
 
 LOOK_MS: Final = 200
 COMMIT_COUNT: Final = 100
@@ -52,8 +52,7 @@ class DeadLetters:
 
     async def add_unreadable(self, raw: bytes | None, error: str) -> None:
         """Add what is not a task, for an operator to look at; it is not retried."""
-        headers = [(KIND, UNREADABLE), (ERROR, error.encode())]
-        await self._connection.send([{"topic": self._others, "value": raw, "headers": headers}])
+        await self._connection.send_strange(self._others, raw, {KIND: UNREADABLE}, error)
 
     async def count(self) -> int:
         """All of them."""
@@ -144,6 +143,6 @@ def _dead_letter_of(record: Any) -> FailedTask | UnreadableTask:
     except InvalidArgument as wrong:
         return UnreadableTask(
             place=f"offset {record.offset} of partition {record.partition} of {record.topic}",
-            error=error.decode(errors="replace") or str(wrong),
+            error=error.decode(errors="replace") or cut_error(str(wrong)),
             failed_at=format_timestamp(record.timestamp),
         )

@@ -16,6 +16,7 @@ from libs.events.deliveries import Redeliveries
 from libs.events.kafka.connection import COMPACTED, JOIN_S, OPERATION_S, Connection, translated
 from libs.events.kafka.offsets import Offsets
 from libs.events.retrying import Outage
+from libs.events.tasks import cut_error
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.events.catalogue import CATALOGUE
 from slatemq.events.cloud_events import subject_of
@@ -122,8 +123,9 @@ class Events:
         try:
             event = decode_event(record.value)
         except InvalidArgument as error:
-            log.error("a record of %s is not an event: %s", partition.topic, error)
-            await self._bury(place, record.value, str(error))
+            why = cut_error(str(error))
+            log.error("a record of %s is not an event: %s", partition.topic, why)
+            await self._bury(place, record.value, why)
             return
         self._held.setdefault(event.id, []).append(place)
 
@@ -139,8 +141,7 @@ class Events:
 
     async def _bury(self, place: tuple[TopicPartition, int], value: bytes, error: str) -> None:
         await self._connection.ensure_topics([self._dead])
-        headers = [("error", error.encode())]
-        await self._connection.send([{"topic": self._dead, "value": value, "headers": headers}])
+        await self._connection.send_strange(self._dead, value, {}, error)
         self._offsets.finish(*place)
         await self._offsets.commit()
 

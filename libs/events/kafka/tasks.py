@@ -10,14 +10,21 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
-from aiokafka import TopicPartition
+from aiokafka import TopicPartition, errors
 
 from libs.events.held_tasks import HeldTasks
 from libs.events.kafka.connection import JOIN_S, KEPT, OPERATION_S, Connection, translated
 from libs.events.kafka.dead_letters import DeadLetters
 from libs.events.kafka.lookers import Lookers
 from libs.events.kafka.offsets import Offsets
-from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, decode_task, encode_task
+from libs.events.tasks import (
+    FailedTask,
+    UnreadableTask,
+    WriteTask,
+    cut_error,
+    decode_task,
+    encode_task,
+)
 from libs.events.wall_clock import now_ms
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.events.envelope import format_timestamp
@@ -109,8 +116,9 @@ class Tasks:
             try:
                 task = decode_task(record.value or b"")
             except InvalidArgument as error:
-                log.error("what is not a task goes to the dead letters: %s", error)
-                await self._dead.add_unreadable(record.value, str(error))
+                why = cut_error(str(error))
+                log.error("what is not a task goes to the dead letters: %s", why)
+                await self._dead.add_unreadable(record.value, why)
                 self._offsets.finish(*place)
                 await self._offsets.commit()
             else:
@@ -172,7 +180,16 @@ class Tasks:
         held = self._held.first(task_id)
         if held is None:
             return
-        task = held[0]
+        try:
+            await self._send_failed(held[0], cut_error(error))
+        except errors.MessageSizeTooLargeError as large:  # it came in with not a byte to spare
+            why = f"{large}; its error: {error}"
+            log.error("task %s cannot be sent again: %s", task_id, cut_error(why))
+            await self._dead.add_unreadable(encode_task(held[0]), why)
+        # A crash here gives it out again, beside its copy: both have one ID.
+        await self.complete(task_id)
+
+    async def _send_failed(self, task: WriteTask, error: str) -> None:
         failed = task.after_failure()
         if task.has_retries_left:
             due_ms = now_ms() + self._settings.retry_delay_ms
@@ -185,8 +202,6 @@ class Tasks:
         else:
             at = format_timestamp(now_ms())
             await self._dead.add(FailedTask(task=failed, error=error, failed_at=at))
-        # A crash here gives it out again, beside its copy: both have one ID.
-        await self.complete(task_id)
 
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
         """Tasks among the dead letters; they stay there."""

@@ -21,6 +21,7 @@ from libs.events.rabbitmq.connection import (
 )
 from libs.events.rabbitmq.consuming import Deliveries
 from libs.events.retrying import Outage
+from libs.events.tasks import cut_error
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.events.catalogue import CATALOGUE
 from slatemq.events.envelope import Event, decode_event, encode_event
@@ -102,8 +103,9 @@ class Events:
         try:
             event = decode_event(message.body)
         except InvalidArgument as error:
-            log.error("a message of %s is not an event: %s", self._names.events, error)
-            await self._bury(message, str(error))
+            why = cut_error(str(error))
+            log.error("a message of %s is not an event: %s", self._names.events, why)
+            await self._bury(message, why)
             return
         if types and event.type not in types:
             await message.ack()

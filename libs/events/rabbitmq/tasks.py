@@ -24,6 +24,7 @@ from libs.events.tasks import (
     FailedTask,
     UnreadableTask,
     WriteTask,
+    cut_error,
     decode_failed_task,
     decode_task,
     encode_failed_task,
@@ -68,8 +69,9 @@ class Tasks:
         try:
             task = decode_task(message.body)
         except InvalidArgument as error:
-            log.error("what is not a task goes to the dead letters: %s", error)
-            await self._bury(message.body, "unreadable", str(error), message.message_id)
+            why = cut_error(str(error))
+            log.error("what is not a task goes to the dead letters: %s", why)
+            await self._bury(message.body, "unreadable", why, message.message_id)
             await message.ack()
             return None
         self._held.add(task.task_id, message)
@@ -108,6 +110,7 @@ class Tasks:
         message = self._first_held(task_id)
         if message is None:
             return
+        error = cut_error(error)
         task = decode_task(message.body)
         failed = task.after_failure()
         if not task.has_retries_left:
@@ -169,7 +172,7 @@ class Tasks:
             try:
                 return decode_failed_task(letter.body)
             except InvalidArgument as wrong:
-                error = str(wrong)
+                error = cut_error(str(wrong))
         return UnreadableTask(
             place=f"message {number} of the queue {self._names.dead}",
             error=error or f"a message of the kind {headers.get('kind')!r}",

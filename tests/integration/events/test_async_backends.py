@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.events.tasks import WriteTask
+from libs.events.tasks import ERROR_BYTES_MAX, WriteTask
 from libs.serving.telemetry import Telemetry
 from libs.storage.roots import open_root
 from services.ingest.task_backend import TaskBackend
@@ -82,8 +82,10 @@ async def test_what_is_not_a_task_is_told_and_hinders_no_other(
 ) -> None:
     settings = queue_settings(*backend, max_retries=0)
     async with queued(settings) as ingest:
-        # Given what no ingest has made, and a task whose ID no ingest has made
-        strange = [b"not JSON", b'{"another": "field"}']
+        # Given what no ingest has made, also with an error that quotes more than a header holds,
+        # and a task whose ID no ingest has made
+        quoted = b'{"task_id":"%s","operation":"a","created_at":"a","payload":{}}'
+        strange = [b"not JSON", b'{"another": "field"}', quoted % (b"A" * 600_000)]
         for raw in strange:
             await enqueue_raw(settings, raw)
         foreign = "task_01KJ2KH1G0J9FEYRWH6ATYF8WE"
@@ -95,18 +97,42 @@ async def test_what_is_not_a_task_is_told_and_hinders_no_other(
 
         # And the others are dead letters with their errors, and nowhere else
         async def are_dead() -> bool:
-            return [one.task_id for one in await ingest.failed()] == ["", "", foreign]
+            return [one.task_id for one in await ingest.failed()] == ["", "", "", foreign]
 
         await eventually(are_dead)
         *unreadable, last = await ingest.failed()
         assert "a letter of it is wrong" in last.error
         assert all(one.error.startswith("unreadable: ") for one in unreadable)
+        assert max(len(one.error) for one in unreadable) < 2 * ERROR_BYTES_MAX
         assert await ingest.retry() == 1
         await eventually(are_dead)
         waiting = TaskBackend(settings, 0, Telemetry().meter)
         await waiting.connect()
         assert (await waiting.connected.stats()).pending_tasks == 0
         await waiting.close()
+
+
+@pytest.mark.parametrize("backend", ["rabbitmq"], indirect=True)
+async def test_a_task_whose_error_is_longer_than_a_header_holds_fails_with_the_beginning(
+    backend: tuple[str, Server], tmp_path: Path
+) -> None:
+    settings = queue_settings(*backend, max_retries=0)
+    async with queued(settings, tmp_path.as_uri()) as ingest:
+        # Given a task that names an object by 200,000 letters
+        task_id = new_task_id()
+        payload: dict[str, object] = {"content_length": 4, "data_ref": "A" * 200_000}
+        await enqueue(settings, task_id, payload)
+
+        # When it fails, then its error is cut where it is told, and the next task is applied
+        await ingest.applied(await ingest.send_task(b"behind it"))
+
+        async def is_dead() -> bool:
+            return [one.task_id for one in await ingest.failed()] == [task_id]
+
+        await eventually(is_dead)
+        (dead,) = await ingest.failed()
+        assert "AAA" in dead.error
+        assert len(dead.error) <= ERROR_BYTES_MAX
 
 
 async def test_copies_of_a_dead_letter_are_told_retried_and_applied_once(

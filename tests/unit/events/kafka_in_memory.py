@@ -1,0 +1,150 @@
+"""Topics of Kafka in memory: what this process sends, fetches and commits, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiokafka import TopicPartition, errors
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+from libs.events.kafka.connection import Connection
+from libs.events.kafka.tasks import Tasks
+from libs.events.settings import KafkaSettings
+
+RECORD_BYTES_MAX: Final = 1 << 20
+"""As aiokafka's producer and brokers have it by default."""
+
+
+@dataclass
+class Record:
+    """A record as consumers see it."""
+
+    topic: str
+    offset: int
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+    partition: int = 0
+    timestamp: int = 0
+
+
+@dataclass
+class Broker:
+    """Topics of one partition, and what groups have committed.
+
+    Attributes:
+        refusal: What the next commits of a group raise.
+        deleted: Before which offsets records were deleted.
+    """
+
+    topics: dict[str, list[Record]] = field(default_factory=dict)
+    committed: dict[tuple[str, TopicPartition], int] = field(default_factory=dict)
+    commits: list[tuple[str, dict[TopicPartition, int]]] = field(default_factory=list)
+    refusal: dict[str, errors.KafkaError] = field(default_factory=dict)
+    deleted: dict[TopicPartition, int] = field(default_factory=dict)
+
+    def add(self, topic: str, value: bytes | None, *headers: tuple[str, bytes]) -> None:
+        """Append a record."""
+        records = self.topics.setdefault(topic, [])
+        records.append(Record(topic, len(records), value, list(headers)))
+
+
+class BrokerConnection(Connection):
+    """A connection to it."""
+
+    def __init__(self, settings: KafkaSettings, broker: Broker) -> None:
+        super().__init__(settings)
+        self._broker = broker
+
+    async def send(self, records: Iterable[dict[str, Any]]) -> None:
+        for record in records:
+            key, value = record.get("key"), record["value"]
+            headers = record.get("headers", [])
+            size_bytes = DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, headers)
+            if size_bytes > RECORD_BYTES_MAX:
+                raise errors.MessageSizeTooLargeError(f"{size_bytes} bytes")
+            self._broker.add(record["topic"], value, *headers)
+
+    async def partitions(self, topic: str) -> list[int]:
+        return [0]
+
+    def consumer(self, group: str, **options: Any) -> Any:
+        return Consumer(self._broker, group)
+
+    async def delete_records(self, before: Mapping[Any, int]) -> None:
+        self._broker.deleted.update(before)
+
+
+class Consumer:
+    """A consumer of a group, without joining it."""
+
+    def __init__(self, broker: Broker, group: str) -> None:
+        self._broker = broker
+        self._group = group
+        self._positions: dict[TopicPartition, int] = {}
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        self._positions = {
+            one: self._broker.committed.get((self._group, one), 0) for one in partitions
+        }
+
+    def assignment(self) -> set[TopicPartition]:
+        return set(self._positions)
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self._positions[partition] = offset
+
+    def highwater(self, partition: TopicPartition) -> int:
+        return len(self._broker.topics.get(partition.topic, []))
+
+    async def getmany(
+        self, *wanted: TopicPartition, timeout_ms: int = 0, max_records: int | None = None
+    ) -> dict[TopicPartition, list[Record]]:
+        found: dict[TopicPartition, list[Record]] = {}
+        for partition in wanted or tuple(self._positions):
+            records = self._broker.topics.get(partition.topic, [])[self._positions[partition] :]
+            if records:
+                found[partition] = records[:max_records]
+                self._positions[partition] += len(found[partition])
+        if not found:
+            await asyncio.sleep(timeout_ms / 1000)
+        return found
+
+    async def committed(self, partition: TopicPartition) -> int | None:
+        return self._broker.committed.get((self._group, partition))
+
+    async def commit(self, offsets: dict[TopicPartition, int]) -> None:
+        if self._group in self._broker.refusal:
+            raise self._broker.refusal[self._group]
+        assert offsets.keys() <= self.assignment()
+        self._broker.commits.append((self._group, dict(offsets)))
+        for partition, offset in offsets.items():
+            self._broker.committed[self._group, partition] = offset
+
+    async def beginning_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        return {one: self._broker.deleted.get(one, 0) for one in partitions}
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return {one: self.highwater(one) for one in partitions}
+
+
+@asynccontextmanager
+async def tasks_of(broker: Broker, **changes: Any) -> AsyncIterator[Tasks]:
+    """The tasks of the sole consumer there; names begin with `t`, its groups with `g`."""
+    settings = KafkaSettings(
+        brokers=("in memory",), topic_prefix="t", consumer_group="g", partitions=1, **changes
+    )
+    tasks = Tasks(BrokerConnection(settings, broker), is_sole_consumer=True)
+    try:
+        yield tasks
+    finally:
+        await tasks.stop()
