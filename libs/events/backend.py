@@ -118,7 +118,7 @@ class QueueBackend(Protocol[Config]):
         ...
 
     async def failed_tasks(self, limit: int) -> Sequence[FailedTask | UnreadableTask]:
-        """The tasks of the dead-letter place, the oldest first, at most `limit`.
+        """The tasks of the dead-letter place, without payloads, the oldest first, at most `limit`.
 
         With them what lies there and is no task, so that somebody learns of it.
         """

@@ -62,7 +62,7 @@ class TaskCarrier(Protocol):
         ...
 
     async def failed(self, limit: int) -> Sequence[FailedTask | UnreadableTask]:
-        """Tasks among the dead letters, the oldest first; they stay there."""
+        """Tasks among the dead letters, without payloads, the oldest first; they stay there."""
         ...
 
     async def stop(self) -> None:

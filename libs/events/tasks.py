@@ -74,6 +74,10 @@ class FailedTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     error: str
     failed_at: str
 
+    def without_payload(self) -> FailedTask:
+        """For a list of them: thousands of bodies would not fit into memory."""
+        return msgspec.structs.replace(self, task=msgspec.structs.replace(self.task, payload={}))
+
 
 class UnreadableTask(msgspec.Struct, frozen=True, kw_only=True):
     """What lies in the dead-letter place, and is no task: for an operator; it is not retried.

@@ -38,6 +38,9 @@ did not learn of its end: after a crash of ours at once, after its own when it i
 ERRORS_MAX: Final = 10_000
 """Tasks whose last errors are remembered."""
 
+FORGOTTEN_AT_ONCE: Final = 100
+"""Tasks that wait again before others get a turn: 1 ms."""
+
 Outcome = AppliedTask | FailedTaskRecord
 """What may be told of a task; a waiting one has none yet."""
 
@@ -121,12 +124,13 @@ class TaskOutcomes:
         self._unchanged = {task_id for task_id in task_ids if is_task_id(task_id)}
         looked = list(self._unchanged)
         wait = [one for one in looked if not isinstance(await self.find(one), AppliedTask)]
-        # Without what got an outcome since its look.
-        unchanged = [one for one in wait if one in self._unchanged]
+        for place, task_id in enumerate(wait, 1):
+            if task_id in self._unchanged:  # It got no outcome since its look.
+                self._put(task_id, WaitingTask(self._clock.now_ms(), has_failed=True))
+            if place % FORGOTTEN_AT_ONCE == 0:
+                await asyncio.sleep(0)
         self._unchanged.clear()
-        for task_id in unchanged:
-            self._put(task_id, WaitingTask(self._clock.now_ms(), has_failed=True))
-        if unchanged:
+        if wait:
             await self._publisher.commits.durable()
 
     def _put(self, task_id: str, record: TaskRecord) -> None:

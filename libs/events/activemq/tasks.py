@@ -130,7 +130,7 @@ class Tasks:
     async def failed(self, limit: int) -> list[FailedTask]:
         """Tasks among the dead letters; they stay there."""
         found = [
-            decode_failed_task(message.body)
+            decode_failed_task(message.body).without_payload()
             for message in await self._browse(self._addresses.dead, BROWSED_MAX)
             if message.properties.get("kind") == "task"
         ]

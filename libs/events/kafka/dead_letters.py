@@ -73,7 +73,7 @@ class DeadLetters:
                             break
                         dead = _dead_letter_of(record)
                         if isinstance(dead, FailedTask):
-                            found[dead.task.task_id] = dead
+                            found[dead.task.task_id] = dead.without_payload()
                         elif topic == self._topic or (KIND, UNREADABLE) in record.headers:
                             found[dead.place] = dead
         return sorted(found.values(), key=lambda dead: dead.failed_at)[:limit]

@@ -159,8 +159,10 @@ class Tasks:
             async for letter in letters:
                 if letter.headers.get("kind") != "event":
                     dead = self._read(letter, len(found))
-                    name = dead.task.task_id if isinstance(dead, FailedTask) else dead.place
-                    found[name] = dead
+                    if isinstance(dead, FailedTask):
+                        found[dead.task.task_id] = dead.without_payload()
+                    else:
+                        found[dead.place] = dead
                     if len(found) > limit:
                         break
         return sorted(found.values(), key=lambda dead: dead.failed_at)[:limit]

@@ -267,7 +267,7 @@ class SlatemqBackend:
             place = f"message {entry.message_id} of the queue {self._tasks_queue}"
             return UnreadableTask(place=place, error=str(error), failed_at=failed_at)
         return FailedTask(
-            task=msgspec.structs.replace(task, attempts=entry.attempts_count),
+            task=msgspec.structs.replace(task, attempts=entry.attempts_count, payload={}),
             error=entry.reason.removeprefix(FAIL_PREFIX),
             failed_at=failed_at,
         )

@@ -271,6 +271,7 @@ async def test_a_task_without_retries_left_is_a_dead_letter_until_it_is_retried(
     assert isinstance(one, FailedTask)
     assert (one.task.task_id, one.error) == (poison.task_id, "attempt 1: bad filter")
     assert one.task.attempts == 2
+    assert not one.task.payload
 
     # When failed tasks are retried, then it comes as if new, once
     assert await producer.retry_failed_tasks() == 1

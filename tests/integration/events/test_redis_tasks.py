@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from redis import asyncio as aioredis
 from redis import exceptions
 
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
+from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.gathered import GatheredCommands
-from libs.events.tasks import WriteTask
+from libs.events.tasks import FailedTask, WriteTask
 from slatemq.errors import Unavailable
 from tests.integration.events.conftest import SERVERS
 from tests.integration.events.servers import Server, running
@@ -51,6 +54,29 @@ async def test_a_task_is_completed_by_the_call_that_repeats_one_in_an_outage(
     await backend.complete_task(task.task_id)
     assert (await backend.stats()).pending_tasks == 0
     await backend.close()
+
+
+async def test_a_list_of_dead_letters_does_not_hold_their_bodies(server: Server) -> None:
+    settings = server.settings("bodies")
+    body = "A" * (700 << 10)
+    async with aioredis.from_url(settings.url) as client:
+        letters = DeadLetters(client, settings.stream_prefix)
+        tasks = [replace(a_task(), payload={"body": body}) for _ in range(64)]
+        for task in tasks:
+            async with client.pipeline() as pipeline:
+                letters.add_task(pipeline, task, "no room")
+                await pipeline.execute()
+        tracemalloc.start()
+        try:
+            found = await letters.tasks(1_000)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+    assert [one.task.task_id for one in found if isinstance(one, FailedTask)] == [
+        task.task_id for task in tasks
+    ]
+    assert peak_bytes < len(tasks) * len(body)
 
 
 async def test_each_delivery_of_a_task_has_its_own_end(server: Server) -> None:

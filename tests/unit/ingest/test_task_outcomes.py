@@ -10,7 +10,13 @@ from libs.storage.roots import open_root
 from libs.storage.task_records import AppliedTask, FailedTaskRecord, TaskRecord, WaitingTask
 from services.ingest.request_ids import Answered
 from services.ingest.shard import Shard
-from services.ingest.task_outcomes import KEPT_MS, Attempt, TaskOutcomes, TaskWaiting
+from services.ingest.task_outcomes import (
+    FORGOTTEN_AT_ONCE,
+    KEPT_MS,
+    Attempt,
+    TaskOutcomes,
+    TaskWaiting,
+)
 from slatemq.task_ids import TaskIds
 from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import batch, opened
@@ -151,6 +157,29 @@ async def test_retrying_a_dead_letter_forgets_no_task_that_is_applied() -> None:
         await outcomes.forget([applied, failed, "task_01KJ2KH1G0J9FEYRWH6ATYF8WE"])
         assert isinstance(await outcomes.find(applied), AppliedTask)
         assert isinstance(await outcomes.find(failed), WaitingTask)
+
+
+async def test_the_loop_turns_while_many_tasks_are_to_wait_again() -> None:
+    async with opened(clock=ManualClock(START_MS)) as shard:
+        outcomes, ids = outcomes_of(shard), TaskIds(0)
+        noted = ids.make(START_MS)
+        others = [ids.make(START_MS) for _ in range(3 * FORGOTTEN_AT_ONCE)]
+        await outcomes.fail(noted, Attempt(4, "no room"))
+        # Given one who forgets many tasks, the last of which is applied before its turn
+        forgetting = asyncio.ensure_future(outcomes.forget([*others, noted]))
+        while not forgetting.done() and len(outcomes._unchanged) in (0, len(others) + 1):
+            await asyncio.sleep(0)
+
+        # Then others have their turn before all are put
+        assert outcomes._unchanged
+        outcomes.note(noted, Answered(1, 1, received_at_ms=START_MS))
+        await forgetting
+        await shard.publisher.commits.durable()
+
+        # And each waits again, but for the one that was applied meanwhile
+        assert isinstance(await outcomes.find(noted), AppliedTask)
+        waiting = [await outcomes.find(task_id) for task_id in others]
+        assert waiting == [WaitingTask(START_MS, has_failed=True)] * len(others)
 
 
 async def test_a_task_that_is_applied_while_it_is_to_be_forgotten_stays_known() -> None:
