@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -23,6 +24,8 @@ HEARTBEAT_S = 10
 DELIVERIES_MAX: Final = 2**31 - 1
 """Deliveries after which a quorum queue drops a message: RabbitMQ 4 does after 20 by default, and
 each one that a crash of ours or a look at the dead letters ended counts."""
+
+log = logging.getLogger(__name__)
 
 REFUSALS = (
     exceptions.ChannelPreconditionFailed,
@@ -89,16 +92,29 @@ class Connection:
     def _is_connected(self) -> bool:
         return self._connection is not None and self._connection.connected.is_set()
 
-    async def publish(self, exchange: str, routing_key: str, message: aio_pika.Message) -> None:
-        """Publish, and wait for the confirm."""
+    async def publish(
+        self, exchange: str, routing_key: str, message: aio_pika.Message, *, is_kept: bool
+    ) -> None:
+        """Publish, and wait for the confirm.
+
+        `is_kept`: it raises where no queue takes the message, and what is missing is declared, so
+        that a later try finds it.
+        """
         channel = await self.publishing()
-        async with asyncio.timeout(OPERATION_S):
-            target: AbstractExchange = (
-                await channel.get_exchange(exchange, ensure=False)
-                if exchange
-                else channel.default_exchange
-            )
-            await target.publish(message, routing_key, mandatory=not exchange)
+        try:
+            async with asyncio.timeout(OPERATION_S):
+                target: AbstractExchange = (
+                    await channel.get_exchange(exchange, ensure=False)
+                    if exchange
+                    else channel.default_exchange
+                )
+                await target.publish(message, routing_key, mandatory=is_kept)
+        except (exceptions.PublishError, exceptions.ChannelNotFoundEntity) as error:
+            if is_kept:
+                name = type(error).__name__  # its text has the message
+                log.error("no queue takes %r, declaring it again: %s", routing_key, name)
+                await declare_all(await self.publishing(), self.settings)
+            raise
 
     async def close(self) -> None:
         """Close it; what was not acknowledged goes back to its queues."""

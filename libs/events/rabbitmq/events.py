@@ -49,6 +49,7 @@ class Events:
                 message_of(
                     encode_event(event), self._settings, message_id=event.id, type=event.type
                 ),
+                is_kept=False,  # an event of which nobody wants to know
             )
             for event in events
         ]
@@ -126,7 +127,8 @@ class Events:
             message_id=message.message_id,
             headers={"kind": "event", "error": error},
         )
-        await self._connection.publish(self._names.dead_exchange, self._names.dead, dead)
+        exchange = self._names.dead_exchange
+        await self._connection.publish(exchange, self._names.dead, dead, is_kept=True)
         await message.ack()
 
     def _binding_keys(self, types: frozenset[str]) -> list[str]:

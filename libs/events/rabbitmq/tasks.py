@@ -51,28 +51,31 @@ class Tasks:
         self._names = Names(connection.settings)
         self._deliveries: Deliveries | None = None
         self._held = HeldTasks[AbstractIncomingMessage]()
+        self._unreadable: AbstractIncomingMessage | None = None
         self._dead_turn = asyncio.Lock()
 
     async def enqueue(self, task: WriteTask) -> None:
         """Publish a task to its queue."""
         message = message_of(encode_task(task), self._settings, message_id=task.task_id)
-        await self._connection.publish("", self._names.tasks, message)
+        await self._connection.publish("", self._names.tasks, message, is_kept=True)
 
     async def dequeue(self) -> WriteTask | None:
         """The next task, or None when none comes within a second."""
         if self._deliveries is None or self._deliveries.is_lost:
             await self._start()
         assert self._deliveries is not None
-        message = await self._deliveries.next(WAIT_S)
+        message = self._unreadable or await self._deliveries.next(WAIT_S)
         if message is None:
             return None
         try:
             task = decode_task(message.body)
         except InvalidArgument as error:
+            self._unreadable = message  # until it is acknowledged: a failure is not to hide it
             why = cut_error(str(error))
             log.error("what is not a task goes to the dead letters: %s", why)
             await self._bury(message.body, "unreadable", why, message.message_id)
             await message.ack()
+            self._unreadable = None
             return None
         self._held.add(task.task_id, message)
         return task
@@ -82,6 +85,7 @@ class Tasks:
             await self._deliveries.channel.close()
         self._deliveries = None
         self._held = HeldTasks[AbstractIncomingMessage]()  # they come again
+        self._unreadable = None
         channel = await self._connection.open_channel(self._settings.prefetch_count)
         # A server that is still starting may never answer.
         async with asyncio.timeout(OPERATION_S):
@@ -124,7 +128,7 @@ class Tasks:
                 message_id=task_id,
                 expiration=delay_ms / 1000,
             )
-            await self._connection.publish("", self._names.retry, again)
+            await self._connection.publish("", self._names.retry, again, is_kept=True)
         else:
             await self.enqueue(failed)
         # A crash here gives it out again, beside its copy: both have one ID.
@@ -133,7 +137,8 @@ class Tasks:
     async def _bury(self, body: bytes, kind: str, error: str, message_id: str | None) -> None:
         headers = {"kind": kind, "error": error, "failed_at": format_timestamp(now_ms())}
         dead = message_of(body, self._settings, message_id=message_id, headers=headers)
-        await self._connection.publish(self._names.dead_exchange, self._names.dead, dead)
+        exchange = self._names.dead_exchange
+        await self._connection.publish(exchange, self._names.dead, dead, is_kept=True)
 
     async def counts(self) -> tuple[int, int]:
         """Tasks that wait, are delayed, or are with this consumer; and dead letters.
@@ -142,7 +147,8 @@ class Tasks:
         """
         waiting = await self._count(self._names.tasks) + await self._count(self._names.retry)
         arrived = self._deliveries.arrived_count if self._deliveries is not None else 0
-        return waiting + arrived + sum(1 for _ in self._held), await self._count(self._names.dead)
+        here = arrived + sum(1 for _ in self._held) + (self._unreadable is not None)
+        return waiting + here, await self._count(self._names.dead)
 
     async def stop(self) -> None:
         """Nothing to do: what was not acknowledged goes back with the connection."""

@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import aio_pika
 import pytest
 
-from libs.events.tasks import ERROR_BYTES_MAX, WriteTask
+from libs.events.tasks import ERROR_BYTES_MAX, FailedTask, UnreadableTask, WriteTask
 from libs.serving.telemetry import Telemetry
 from libs.storage.roots import open_root
 from services.ingest.task_backend import TaskBackend
@@ -17,6 +18,7 @@ from services.ingest.task_bodies import ORPHAN_MS, TaskBodies
 from services.ingest.task_consumer import SETTLE_MS, TaskConsumer
 from services.ingest.task_outcomes import KEPT_MS
 from services.ingest.task_tidying import TaskTidying
+from slatemq.errors import FailedPrecondition, Unavailable
 from slatemq.v1 import ingest_pb2
 from tests.integration.events.conftest import SERVERS
 from tests.integration.events.queued_ingest import (
@@ -133,6 +135,48 @@ async def test_a_task_whose_error_is_longer_than_a_header_holds_fails_with_the_b
         (dead,) = await ingest.failed()
         assert "AAA" in dead.error
         assert len(dead.error) <= ERROR_BYTES_MAX
+
+
+@pytest.mark.parametrize("backend", ["rabbitmq"], indirect=True)
+async def test_dead_letters_wait_where_their_queue_or_exchange_was_deleted(
+    backend: tuple[str, Server],
+) -> None:
+    settings = queue_settings(*backend, max_retries=0)
+    tasks = TaskBackend(settings, 0, Telemetry().meter)
+    await tasks.connect()
+    # Given a consumer that has declared all that is needed
+    assert await tasks.connected.dequeue_task() is None
+    prefix, exchange = (
+        f"{name}.ingest-0" for name in (settings.rabbitmq.queue_prefix, settings.rabbitmq.exchange)
+    )
+    async with await aio_pika.connect(settings.rabbitmq.url) as connection:
+        channel = await connection.channel()
+        # When what is no task comes, and no queue takes dead letters, then it is not finished
+        task_id = new_task_id()
+        await enqueue_raw(settings, b"not JSON")
+        await enqueue(settings, task_id, {"content_length": 4, "data_ref": "any"})
+        await channel.queue_delete(f"{prefix}.dead-letter")
+        with pytest.raises(Unavailable):
+            await tasks.connected.dequeue_task()
+        # And comes next, in front of the task
+        assert await tasks.connected.dequeue_task() is None
+        assert (held := await tasks.connected.dequeue_task()) is not None
+        assert held.task_id == task_id
+
+        # When there is no exchange for them, then the task is not finished
+        await channel.exchange_delete(f"{exchange}.dead-letter")
+        with pytest.raises(FailedPrecondition):
+            await tasks.connected.fail_task(task_id, "refused")
+        await tasks.connected.fail_task(task_id, "refused")
+
+    # And both are dead letters, once
+    stats = await tasks.connected.stats()
+    assert (stats.pending_tasks, stats.dead_letter_count) == (0, 2)
+    unreadable, failed = await tasks.connected.failed_tasks(10)
+    assert isinstance(unreadable, UnreadableTask)
+    assert isinstance(failed, FailedTask)
+    assert failed.task.task_id == task_id
+    await tasks.close()
 
 
 async def test_copies_of_a_dead_letter_are_told_retried_and_applied_once(
