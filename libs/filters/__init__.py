@@ -18,7 +18,15 @@ from libs.filters.expressions import (
     context,
     timestamp,
 )
-from libs.filters.index import DEFAULT_PRIORITY, FilterIndex, QueueOutcome, RuleSet, facts
+from libs.filters.index import (
+    DEFAULT_PRIORITY,
+    FilterIndex,
+    OutOfTime,
+    QueueOutcome,
+    Rest,
+    RuleSet,
+    facts,
+)
 from libs.filters.signatures import CONTENT_VARIABLES, VARIABLES
 from libs.filters.syntax import SOURCE_BYTES_MAX
 
@@ -35,9 +43,11 @@ __all__ = [
     "Filter",
     "FilterError",
     "FilterIndex",
+    "OutOfTime",
     "Outcome",
     "Priority",
     "QueueOutcome",
+    "Rest",
     "RuleSet",
     "TooSlow",
     "check",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -21,7 +22,7 @@ from libs.filters.expressions import (
 )
 from libs.filters.plain import Test
 
-__all__ = ["DEFAULT_PRIORITY", "FilterIndex", "QueueOutcome", "RuleSet"]
+__all__ = ["DEFAULT_PRIORITY", "FilterIndex", "OutOfTime", "QueueOutcome", "Rest", "RuleSet"]
 
 DEFAULT_PRIORITY = 128
 
@@ -37,6 +38,40 @@ Pair = tuple[str, str]
 
 Fields = tuple[int, int, int, int, int]
 """Of a message: ID, created at, received at, visible at (0: no time of its own), retention."""
+
+
+WITHOUT_END: Final = 1 << 63
+"""A time of the clock that never comes."""
+
+
+class Rest(NamedTuple):
+    """Where the judging of a message was left, between two of its queues.
+
+    Rules may change before it goes on: queues that are gone are left out then, those that are new
+    were not asked, and of those that changed some were asked by what they were.
+
+    Attributes:
+        candidates: The queues that are still to be asked, ascending.
+        routed: What came of those before them.
+        fallbacks: Of these, the ones whose priority failed.
+    """
+
+    candidates: Sequence[str]
+    routed: Sequence[tuple[str, int]]
+    fallbacks: Sequence[str]
+
+
+class OutOfTime(Exception):
+    """The time for a step is over in the middle of a message.
+
+    Attributes:
+        rest: To go on with.
+    """
+
+    def __init__(self, rest: Rest) -> None:
+        """Keep it."""
+        super().__init__(f"{len(rest.candidates)} queues are still to be asked")
+        self.rest = rest
 
 
 class FilterIndex:
@@ -207,20 +242,32 @@ class RuleSet:
         return some
 
     def route(
-        self, headers: dict[str, str], fields: Fields, delay_ms: int, size: int
+        self,
+        headers: dict[str, str],
+        fields: Fields,
+        delay_ms: int,
+        size: int,
+        until_ns: int = WITHOUT_END,
+        rest: Rest | None = None,
     ) -> list[tuple[str, int]]:
         """The queues that match and their priorities, in ascending order of queue ID.
 
         Not to be changed: messages of the same headers, the very same object, may get the same.
         A delay of the message's own, if it has one, is not negative. Raises TooSlow.
+
+        Raises OutOfTime after the first evaluation that ends behind `until_ns`; its `rest` goes on.
         """
         if headers is self._seen[0]:
             return self._seen[1]
-        routed: list[tuple[str, int]] = []
+        if rest is None:
+            routed: list[tuple[str, int]] = []
+            candidates = sorted(self._index.candidates(headers))
+        else:
+            routed, candidates = self._resumed(rest)
         message = None
         has = NOTHING
         ways = self._ways
-        for queue_id in sorted(self._index.candidates(headers)):
+        for queue_id in candidates:
             tests, rule, needs_filter, needs = ways[queue_id]
             for test in tests:
                 if not test(headers):
@@ -241,11 +288,26 @@ class RuleSet:
                     allowance.mark(began_ns)
                 if not needs_filter or rule.filter.matches(message):
                     routed.append((queue_id, self._priority(queue_id, rule, message)))
-                if allowance.now_ns() - began_ns > FREE_NS:
+                ended_ns = allowance.now_ns()
+                if ended_ns - began_ns > FREE_NS:
                     allowance.charge(queue_id)
-        if message is None:  # Only headers were looked at.
+                if ended_ns > until_ns and queue_id != candidates[-1]:
+                    left = candidates[bisect_right(candidates, queue_id) :]
+                    raise OutOfTime(Rest(left, routed, self.fallbacks.copy()))
+        if message is None and rest is None:  # Only headers were looked at.
             self._seen = (headers, routed)
         return routed
+
+    def has_answer(self, headers: dict[str, str]) -> bool:
+        """Whether `route` would give its last answer again, whatever else a message has."""
+        return headers is self._seen[0]
+
+    def _resumed(self, rest: Rest) -> tuple[list[tuple[str, int]], list[str]]:
+        """What came of the queues that were asked, and those to be asked, of those still here."""
+        ways = self._ways
+        self.fallbacks += [queue_id for queue_id in rest.fallbacks if queue_id in ways]
+        routed = [one for one in rest.routed if one[0] in ways]
+        return routed, [queue_id for queue_id in rest.candidates if queue_id in ways]
 
     def priority(
         self, queue_id: str, headers: dict[str, str], fields: Fields, delay_ms: int, size: int

@@ -134,10 +134,11 @@ class SharedPiece:
         matches_count = 0
         for rules, columns in zip(self._rules, self.columns, strict=True):
             left_at: int | None = 0
+            rest = None
             while left_at is not None:
-                judgement = rules.judge(entry, columns, left_at)
+                judgement = rules.judge(entry, columns, left_at, rest)
                 matches_count += judgement.matches_count
-                left_at = judgement.left_at
+                left_at, rest = judgement.left_at, judgement.rest
                 if left_at is not None:
                     yield
         self.last = entry.last

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from libs.filters import Rest
 from services.router.entries import LogEntry
 from services.router.routing import Columns, Judgement
 
@@ -20,10 +21,12 @@ class Rules(Protocol):
     def queues_count(self) -> int:
         """How many queues there are."""
 
-    def judge(self, entry: LogEntry, columns: Columns, begin: int = 0) -> Judgement:
+    def judge(
+        self, entry: LogEntry, columns: Columns, begin: int = 0, rest: Rest | None = None
+    ) -> Judgement:
         """Add the matches of an entry's messages to the columns of the queues, from `begin` on.
 
-        It may stop before the end; see `Judgement.left_at`. Raises TooSlow.
+        It may stop before the end; see `Judgement.left_at` and `rest`. Raises TooSlow.
         """
 
     def changed_after(self, revision: int) -> Sequence[str]:
@@ -52,7 +55,7 @@ class Seen(NamedTuple):
 class _CatchUp:
     """The judgement of a piece by queues that changed, under way."""
 
-    __slots__ = ("columns", "entries_count", "left_at", "revision", "rules")
+    __slots__ = ("columns", "entries_count", "left_at", "rest", "revision", "rules")
 
     def __init__(self, revision: int, rules: Rules) -> None:
         self.revision = revision
@@ -60,6 +63,7 @@ class _CatchUp:
         self.columns: Columns = {}
         self.entries_count = 0
         self.left_at = 0  # in the entry that is next
+        self.rest: Rest | None = None
 
 
 THIN = 16
@@ -175,6 +179,7 @@ class Piece:
     __slots__ = (
         "_catch_up",
         "_left_at",
+        "_rest",
         "columns",
         "entries",
         "is_caught_up",
@@ -201,12 +206,13 @@ class Piece:
         self.is_caught_up = False
         self.read_until = previous
         self._catch_up: _CatchUp | None = None
-        self._left_at = 0
+        self._left_at: int | None = None
+        self._rest: Rest | None = None
 
     @property
     def is_inside_an_entry(self) -> bool:
         """Whether `add` has not come to the end of its entry yet."""
-        return self._left_at > 0
+        return self._left_at is not None
 
     @property
     def is_catching_up(self) -> bool:
@@ -238,9 +244,10 @@ class Piece:
         while state.entries_count < len(self.entries) and count < messages_max:
             entry = self.entries[state.entries_count]
             entry.hold()
-            judgement = state.rules.judge(entry, state.columns, state.left_at)
+            judgement = state.rules.judge(entry, state.columns, state.left_at, state.rest)
             entry.release()
             self.matches_count += judgement.matches_count
+            state.rest = judgement.rest
             if judgement.left_at is not None:
                 count += judgement.left_at - state.left_at
                 state.left_at = judgement.left_at
@@ -259,11 +266,11 @@ class Piece:
         Returns whether it is: if not, it must be the next one again. Raises TooSlow, after which
         the piece is of no use.
         """
-        judgement = rules.judge(entry, self.columns, self._left_at)
+        judgement = rules.judge(entry, self.columns, self._left_at or 0, self._rest)
         self.matches_count += judgement.matches_count
         self.unmatched_count += judgement.unmatched_count
-        self._left_at = judgement.left_at or 0
-        if self._left_at:
+        self._left_at, self._rest = judgement.left_at, judgement.rest
+        if self._left_at is not None:
             return False
         self.entries.append(entry)
         self.messages_count += entry.messages_count

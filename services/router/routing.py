@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from time import perf_counter_ns
 from typing import NamedTuple
 
 from libs.filters import (
@@ -14,7 +13,9 @@ from libs.filters import (
     Allowance,
     Facts,
     FilterError,
+    OutOfTime,
     QueueOutcome,
+    Rest,
     RuleSet,
 )
 from libs.storage.log_runs import LogRun, one_by_one
@@ -103,18 +104,21 @@ class Judgement(NamedTuple):
 
     Attributes:
         left_at: With which message to go on, since that was a step's work; None: it is done.
+        rest: Where to go on inside that message; None: at its beginning.
     """
 
     matches_count: int
     unmatched_count: int
     left_at: int | None = None
+    rest: Rest | None = None
 
 
 STEP_NS = 5_000_000
 """For so long an entry is judged between two looks at everything else there is to do."""
 
 LOOK_EVERY = 4
-"""Messages, or runs of such that are alike, between two looks at the clock."""
+"""Messages, or runs of such that are alike, between two looks at the clock: so many plain filters
+take little, and after each evaluation of another one the clock is looked at anyway."""
 
 
 class BrokerRules:
@@ -131,6 +135,8 @@ class BrokerRules:
     def __init__(self, allowance: Allowance | None = None) -> None:
         """Begin without queues, before the first revision."""
         self.revision = 0
+        allowance = allowance or Allowance()
+        self._now_ns = allowance.now_ns
         self._rules = RuleSet(allowance)
         self._broken: dict[str, str] = {}
         self._queues: dict[str, QueueRule] = {}
@@ -168,6 +174,7 @@ class BrokerRules:
         """The same, of these queues alone."""
         some = BrokerRules()
         some.revision = self.revision
+        some._now_ns = self._now_ns
         some._rules = self._rules.only(queue_ids)
         for queue_id in self._queues.keys() & set(queue_ids):
             some._queues[queue_id] = self._queues[queue_id]
@@ -205,39 +212,54 @@ class BrokerRules:
                 self._broken[queue_id] = f"this router cannot read its expressions: {error}"
                 log.error("queue %s gets nothing: %s", queue_id, self._broken[queue_id])
 
-    def judge(self, entry: LogEntry, columns: Columns, begin: int = 0) -> Judgement:
+    def judge(
+        self, entry: LogEntry, columns: Columns, begin: int = 0, rest: Rest | None = None
+    ) -> Judgement:
         """Add the matches of an entry's messages to the columns of the queues, from `begin` on.
 
-        Stops when that has taken long: an entry has up to ten thousand messages, and there may be
-        ten thousand queues. Raises TooSlow; what it has added by then is of no use.
+        Stops when that has taken long, inside a message too: an entry has up to ten thousand
+        messages, and there may be ten thousand queues. Go on at `Judgement.left_at` and `rest`;
+        queues that changed since it began must judge all of it again. Raises TooSlow; what it has
+        added by then is of no use.
         """
-        until_ns = perf_counter_ns() + STEP_NS
+        until_ns = self._now_ns() + STEP_NS
+        self._rules.fallbacks.clear()  # Of a message that was left to TooSlow.
         runs = _from(entry.runs, begin) if begin else entry.runs
-        return self._judge(runs, columns, begin, until_ns)
+        return self._judge(runs, columns, begin, rest, until_ns)
 
-    def _judge(self, runs: Iterable[LogRun], columns: Columns, at: int, until_ns: int) -> Judgement:
+    def _judge(
+        self, runs: Iterable[LogRun], columns: Columns, at: int, rest: Rest | None, until_ns: int
+    ) -> Judgement:
         route, fallbacks = self._rules.route, self._rules.fallbacks
         matches_count = unmatched_count = 0
         for number, run in enumerate(runs):
-            if number and not number % LOOK_EVERY and perf_counter_ns() > until_ns:
+            if number and not number % LOOK_EVERY and self._now_ns() > until_ns:
                 return Judgement(matches_count, unmatched_count, at)
             fields, headers, delay, sizes, direct = run
             first_id, _, received, visible, retention_s = fields
-            matches = self._direct(run) if direct else route(headers, fields, delay, sizes[0])
+            if direct:
+                matches = self._direct(run)
+            else:
+                try:
+                    matches = route(headers, fields, delay, sizes[0], until_ns, rest)
+                except OutOfTime as out:
+                    return Judgement(matches_count, unmatched_count, at, out.rest)
+            rest = None
             deadline_ms = received + 1000 * retention_s if retention_s else 0
             message_ids: tuple[int, ...] = (first_id,)
             deadlines_ms: tuple[int, ...] = (deadline_ms,)
             count = len(sizes)
-            if count > 1 and self._are_for_all(matches, run):
+            if count > 1 and self._are_for_all(run):
                 message_ids = tuple(range(first_id, first_id + count))
                 deadlines_ms *= count
             elif count > 1:
+                first = Rest((), matches, fallbacks.copy())
                 fallbacks.clear()
-                more = self._judge(one_by_one(run), columns, at, until_ns)
+                more = self._judge(one_by_one(run), columns, at, first, until_ns)
                 matches_count += more.matches_count
                 unmatched_count += more.unmatched_count
                 if more.left_at is not None:
-                    return Judgement(matches_count, unmatched_count, more.left_at)
+                    return Judgement(matches_count, unmatched_count, more.left_at, more.rest)
                 at += count
                 continue
             at += count
@@ -265,13 +287,12 @@ class BrokerRules:
                 fallbacks.clear()
         return Judgement(matches_count, unmatched_count)
 
-    def _are_for_all(self, matches: Matches, run: LogRun) -> bool:
-        """Whether the matches of a run's first message are those of the others, too."""
-        fields, headers, delay, sizes, direct = run
+    def _are_for_all(self, run: LogRun) -> bool:
+        """Whether the matches of a run's first message, just judged, are the others', too."""
+        _, headers, _, sizes, direct = run
         if not self._rules.reads_ids and sizes.count(sizes[0]) == len(sizes):
             return True
-        # Where headers alone are looked at, the next answer is the very same list.
-        return not direct and self._rules.route(headers, fields, delay, sizes[1]) is matches
+        return not direct and self._rules.has_answer(headers)
 
     def _direct(self, run: LogRun) -> Matches:
         """The match of the first of these messages, which were pushed to one queue."""

@@ -50,11 +50,12 @@ def judged(queues: list[QueueRule], runs: list[LogRun]) -> tuple[Judgement, dict
     rules.change(queues)
     matches_count = unmatched_count = 0
     left_at: int | None = 0
+    rest = None
     while left_at is not None:
-        judgement = rules.judge(LogEntry(runs, 10), columns, left_at)
+        judgement = rules.judge(LogEntry(runs, 10), columns, left_at, rest)
         matches_count += judgement.matches_count
         unmatched_count += judgement.unmatched_count
-        left_at = judgement.left_at
+        left_at, rest = judgement.left_at, judgement.rest
     return Judgement(matches_count, unmatched_count), {
         queue_id: (
             one.message_ids,

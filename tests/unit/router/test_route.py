@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from libs.filters import TooSlow
+from libs.filters import Rest, TooSlow
 from libs.storage.log_runs import LogRun
 from services.router import routing
 from services.router.entries import LogEntry
@@ -335,11 +335,13 @@ class TooSlowAt(BrokerRules):
         super().__init__()
         self.calls_left = calls_max
 
-    def judge(self, entry: LogEntry, columns: Columns, begin: int = 0) -> Judgement:
+    def judge(
+        self, entry: LogEntry, columns: Columns, begin: int = 0, rest: Rest | None = None
+    ) -> Judgement:
         self.calls_left -= 1
         if self.calls_left < 0:
             raise TooSlow("slow", "took 9 ms")
-        return super().judge(entry, columns, begin)
+        return super().judge(entry, columns, begin, rest)
 
 
 def test_what_was_judged_beside_a_filter_that_took_too_long_is_judged_anew_in_its_order() -> None:
