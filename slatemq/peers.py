@@ -34,6 +34,9 @@ CALL_S = 30.0
 ATTEMPT_S = 10.0
 """How long one try of a call may take, its own waiting aside."""
 
+CONNECT_S = 5.0
+"""How long one try to connect may take: a far or busy server needs a while to answer."""
+
 BACKOFF_S = 0.05
 BACKOFF_S_MAX = 1.0
 
@@ -60,8 +63,7 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    # In truth how long one try to connect may take: a far or busy server needs a while to answer.
-    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.min_reconnect_backoff_ms", int(CONNECT_S * 1000)),  # In truth that of one try.
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -284,6 +286,42 @@ class Peers:
             if self._closed and (task is None or not task.cancelling()):
                 raise closed() from None
             raise
+
+
+def connect_s(call_s: float) -> float:
+    """How long a call of so many seconds waits for a connection, before it goes elsewhere."""
+    return min(CONNECT_S, call_s / 3)
+
+
+async def connected(channel: grpc.aio.Channel, timeout_s: float) -> None:
+    """Waits until a call on this channel does not have to wait for its connection, or fails.
+
+    Raises Unavailable (NOT_CONNECTED) after `timeout_s`.
+    """
+    state = channel.get_state(try_to_connect=True)
+    if state in _DECIDED:
+        return
+    try:
+        async with asyncio.timeout(timeout_s):
+            while state not in _DECIDED:
+                await channel.wait_for_state_change(state)
+                state = channel.get_state(try_to_connect=True)
+    except TimeoutError:
+        raise not_connected(timeout_s) from None
+
+
+_DECIDED = frozenset(
+    {
+        grpc.ChannelConnectivity.READY,
+        grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+        grpc.ChannelConnectivity.SHUTDOWN,
+    }
+)
+
+
+def not_connected(waited_s: float) -> Unavailable:
+    """What a call gets that was not sent: nothing answered at its address."""
+    return Unavailable(f"no connection came about in {waited_s:.1f} s", reason=NOT_CONNECTED)
 
 
 def closed() -> Unavailable:

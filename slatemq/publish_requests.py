@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
+import grpc.aio
+
 from slatemq.checks import check_text
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import (
@@ -19,7 +21,7 @@ from slatemq.errors import (
     Unavailable,
 )
 from slatemq.outages import OutageWatch
-from slatemq.peers import NOT_TAKEN, Peers, errors_translated
+from slatemq.peers import NOT_TAKEN, Peers, connect_s, connected, errors_translated
 from slatemq.publish_wire import Runs
 from slatemq.published import Published, published
 from slatemq.v1 import ingest_pb2
@@ -179,10 +181,8 @@ class PublishRequests:
                 chosen = await self._choose_shard(full)
             at = chosen
             channel = await self._peers.ingest(at)
-            publish: Any = channel.unary_unary(_METHOD, response_deserializer=_DECODE)
             try:
-                with errors_translated():
-                    answer = await publish(encoded, timeout=timeout)
+                answer = await _publish(channel, encoded, timeout, connect_s(bound_s))
             except SlateMQError as error:
                 failed(at, error)
                 raise
@@ -258,6 +258,20 @@ class PublishRequests:
     def turn(self) -> None:
         """The next request that may go to any shard is another one's."""
         self._next_shard += 1
+
+
+async def _publish(
+    channel: grpc.aio.Channel, encoded: bytes, timeout_s: float, connecting_s: float
+) -> ingest_pb2.PublishResponse:
+    """One try, which sends nothing before there is a connection. Raises as `connected`."""
+    until = time.monotonic() + timeout_s
+    publish: Any = channel.unary_unary(_METHOD, response_deserializer=_DECODE)
+    with errors_translated():
+        await connected(channel, min(timeout_s, connecting_s))
+        answer: ingest_pb2.PublishResponse = await publish(
+            encoded, timeout=max(until - time.monotonic(), 0.001)
+        )
+    return answer
 
 
 def _waited_for(shard: int, error: Unavailable | DeadlineExceeded) -> SlateMQError:

@@ -18,7 +18,14 @@ import grpc
 import grpc.aio
 
 from slatemq.errors import DeadlineExceeded, ResourceExhausted, SlateMQError, Unavailable
-from slatemq.peers import HOPELESS, Peers, translated
+from slatemq.peers import (
+    HOPELESS,
+    NOT_CONNECTED,
+    Peers,
+    connect_s,
+    not_connected,
+    translated,
+)
 from slatemq.publish_requests import ATTEMPT_S, PublishRequests
 from slatemq.published import Published, published
 from slatemq.rpc_status import from_status
@@ -135,6 +142,8 @@ class PublishStream:
         self._queue: deque[bytes] = deque()
         self._wanted: asyncio.Future[None] | None = None
         self._is_over = False
+        self._is_connected = False
+        self._connecting: asyncio.TimerHandle | None = None
         self._used_at = self._loop.time()
         self._timer = self._loop.call_later(IDLE_S, self._look)
         self._writing = asyncio.create_task(self._write())
@@ -153,6 +162,9 @@ class PublishStream:
         now = self._loop.time()
         self._number += 1
         request.number = self._number
+        if not self._is_connected and self._connecting is None:
+            timeout_s = connect_s(until - now)
+            self._connecting = self._loop.call_later(timeout_s, self._give_up, timeout_s)
         sent = _Sent(answer, min(until, now + ATTEMPT_S))
         self._unanswered[self._number] = sent
         self._used_at = now
@@ -176,6 +188,10 @@ class PublishStream:
     async def _write(self) -> None:
         # Where writing fails the call has ended: reading tells how.
         with suppress(grpc.RpcError, asyncio.InvalidStateError):
+            await self._call.wait_for_connection()
+            self._is_connected = True
+            if self._connecting is not None:
+                self._connecting.cancel()
             while True:
                 while self._queue:
                     await self._call.write(self._queue.popleft())
@@ -228,6 +244,15 @@ class PublishStream:
             at = self._used_at + IDLE_S
         self._timer = self._loop.call_at(at, self._look)
 
+    def _give_up(self, waited_s: float) -> None:
+        """No connection came about: what waits for it may go elsewhere."""
+        if self._is_connected or not self._unanswered:
+            return
+        error = not_connected(waited_s)
+        self._end(error)
+        self._call.cancel()
+        self._hand_back(error)
+
     def _end(self, error: SlateMQError | None) -> None:
         """Nothing more is sent: because of an error, or since nobody wants to."""
         self._timer.cancel()
@@ -239,7 +264,10 @@ class PublishStream:
     def _hand_back(self, error: SlateMQError) -> None:
         """What has no answer gets none here."""
         self._queue.clear()
-        if not isinstance(error, Unavailable | ResourceExhausted) or error.reason in HOPELESS:
+        if not self._is_connected:
+            # Nothing was written: another ingest may store it.
+            error = Unavailable(error.message, reason=NOT_CONNECTED)
+        elif not isinstance(error, Unavailable | ResourceExhausted) or error.reason in HOPELESS:
             # It says nothing of any one request: a call of its own will tell.
             error = Unavailable(error.message, reason="STREAM_BROKEN", retry_after_ms=0)
         unanswered, self._unanswered = self._unanswered, {}

@@ -210,6 +210,8 @@ def _other_server(address: str, error: grpc.RpcError) -> InvalidArgument | None:
         what = f"an HTTP/2 server answers there ({details})"
     elif "http1.x server" in details:
         what = "an HTTP/1 server answers there"
+    elif "Expected SETTINGS frame" in details:
+        what = "a server answers there that does not speak HTTP/2"
     else:
         return None
     return InvalidArgument("endpoint", f"{address} is not SlateMQ: {what}", reason=NOT_SLATEMQ)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import grpc
 import grpc.aio
 
 __all__ = ["Carried", "traced_channel"]
@@ -39,6 +40,12 @@ class _TracedChannel:
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
         return self._traced(self._channel.stream_stream(*args, **kwargs))
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
+        await self._channel.wait_for_state_change(last)
 
     async def close(self) -> None:
         await self._channel.close()

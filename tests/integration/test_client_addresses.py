@@ -6,6 +6,8 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import grpc
@@ -120,9 +122,24 @@ async def served(answer: Answer) -> AsyncIterator[str]:
     await asyncio.gather(*connections)
 
 
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        """Nothing beside the output of the tests."""
+
+
 async def answer_http_1(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read(1)
     writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+async def answer_redis(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.write(b"-ERR unknown command 'PRI'\r\n")
+
+
+async def answer_html(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.write(b"<!DOCTYPE HTML>\n<html><head><title>Error response</title></head></html>\n")
 
 
 async def answer_http_2(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -161,6 +178,28 @@ async def test_an_http_server_is_called_that() -> None:
                 pass
     assert raised.value.reason == "NOT_SLATEMQ"
     assert f"{other} is not SlateMQ: an HTTP/1 server answers there" in raised.value.message
+
+
+@pytest.mark.parametrize("answer", [answer_html, answer_redis])
+async def test_a_server_of_another_protocol_is_called_that(answer: Answer) -> None:
+    async with served(answer) as other:
+        with pytest.raises(InvalidArgument) as raised:
+            async with slatemq.connect(other):
+                pass
+    assert raised.value.reason == "NOT_SLATEMQ"
+    assert f"{other} is not SlateMQ: a server answers there that" in raised.value.message
+
+
+async def test_the_http_server_of_python_is_called_that() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), QuietHandler) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            with pytest.raises(InvalidArgument, match="is not SlateMQ") as raised:
+                async with slatemq.connect(f"127.0.0.1:{server.server_port}"):
+                    pass
+        finally:
+            server.shutdown()
+    assert raised.value.reason == "NOT_SLATEMQ"
 
 
 async def test_an_http_2_server_is_called_that() -> None:
@@ -252,6 +291,26 @@ async def test_no_publish_waits_for_an_ingest_that_refuses_connections(
         await client.publish_batch([slatemq.OutgoingMessage(b"batch")])
     assert [*map(int, instance.ingest.stored[:10])] == list(range(10))
     assert len(instance.ingest.stored) == 21
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_publish_leaves_an_ingest_that_no_connection_reaches_within_its_own_deadline(
+    instance: Instance, streams: bool
+) -> None:
+    # Given an ingest at an address that takes connections, and never says a word
+    instance.ingest.shards = [0, 1]
+    instance.ingest.streams = streams
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        instance.directory.put("ingests", 1, f"127.0.0.1:{silent.getsockname()[1]}")
+        # When clients publish twice, to each in turn, with less time than gRPC takes to connect
+        async with slatemq.connect(instance.endpoint, call_timeout=2) as client:
+            await client.publish(b"0")
+            await client.publish_many([b"1"])
+        async with slatemq.connect(instance.endpoint, call_timeout=2) as client:
+            await client.publish_batch([slatemq.OutgoingMessage(b"2")])
+            await client.publish_batch([slatemq.OutgoingMessage(b"3")])
+    # Then the other one has stored each of them, once
+    assert sorted(instance.ingest.stored) == [b"0", b"1", b"2", b"3"]
 
 
 async def test_a_publish_that_may_be_stored_stays_on_its_shard(instance: Instance) -> None:
