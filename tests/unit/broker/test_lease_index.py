@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, islice, pairwise, repeat
 
 import pytest
 from hypothesis import given
@@ -108,11 +108,22 @@ def test_a_block_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -
     assert shard._free_block() == 9
 
 
-def test_blocks_are_random_and_never_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_block_tells_of_another_and_none_is_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given blocks in the order of their claims, and those of a second start
     blocks = shard_leases.random_blocks()
-    made = {next(blocks) for _ in range(1000)}
-    assert len(made) == 1000
-    assert max(made) >> 50
+    made = [*islice(blocks, 1000), *islice(shard_leases.random_blocks(), 1000)]
+
+    # Then none comes twice, neither does a step between two, and no bit hangs on that of before
+    assert len(set(made)) == len(made)
+    steps = [later - earlier for earlier, later in pairwise(made)]
+    assert len(set(steps)) == len(steps)
+    assert len({later - earlier for earlier, later in pairwise(steps)}) == len(steps) - 1
+    for bit in range(56):
+        bits = [block >> bit & 1 for block in made]
+        flips = sum(earlier != later for earlier, later in pairwise(bits))
+        # Half of 2,000, with a standard deviation of 22: beyond 10 of these in one of 10^21 runs.
+        assert 776 < sum(bits) < 1224
+        assert 776 < flips < 1224
     assert max(made) < 1 << 56
     monkeypatch.setattr("secrets.randbits", lambda bits: 0)
     assert next(blocks) == 1
