@@ -60,6 +60,7 @@ class ArchiveRedriver:
         """Pushes contents to the target, and takes their messages out; outcomes in their order."""
         elsewhere = target_id not in self._owner.shard.queues
         if elsewhere and not await self._others.having((target_id,)):
+            await self._owner.durable()
             raise NotFound("queue", target_id)
         into = _Target(target_id, elsewhere, await self._target.choose())
         limits = self._limits.at(self._target.payload_bytes_max(into.ingest_shard))

@@ -80,7 +80,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         self, request: outbox_pb2.GetRefusedPushRequest, context: Any
     ) -> outbox_pb2.GetRefusedPushResponse:
         """See the proto."""
-        place = self._place(request.push_id)
+        place = await self._place(request.push_id)
         push = self._owner.shard.outbox.refused[place]
         record = decode_outbox(await self._stored(request.push_id, place))
         return outbox_pb2.GetRefusedPushResponse(
@@ -93,7 +93,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         self, request: outbox_pb2.RetryRefusedPushRequest, context: Any
     ) -> outbox_pb2.RetryRefusedPushResponse:
         """See the proto."""
-        place = self._place(request.push_id)
+        place = await self._place(request.push_id)
         value = await self._stored(request.push_id, place)
         decode_outbox(value)  # a damaged row would come back at once
         ingest_shard = await self._target.choose()
@@ -111,7 +111,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         self, request: outbox_pb2.DiscardRefusedPushRequest, context: Any
     ) -> outbox_pb2.DiscardRefusedPushResponse:
         """See the proto."""
-        place = self._place(request.push_id)
+        place = await self._place(request.push_id)
         await self._run(lambda _: self._forget(request.push_id, place))
         return outbox_pb2.DiscardRefusedPushResponse()
 
@@ -152,12 +152,14 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         except (ObjectNotFound, ForeignUri) as error:
             raise CorruptRecord("refused push", f"its payload is not there: {error}") from error
 
-    def _place(self, push_id: str) -> Place:
+    async def _place(self, push_id: str) -> Place:
+        """Where it is, at once; or NotFound, when it is durable that there is none."""
         found = _ID.fullmatch(push_id)
         if found is not None:
             shard, ingest_shard, number = (int(part, 16) for part in found.groups())
             if shard == self._shard and (ingest_shard, number) in self._owner.shard.outbox.refused:
                 return ingest_shard, number
+        await self._owner.durable()
         raise NotFound("refused push", push_id)
 
     def _told(self, place: Place, push: RefusedPush) -> outbox_pb2.RefusedPush:

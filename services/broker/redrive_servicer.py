@@ -132,7 +132,7 @@ class RedriveServicer(DelayedServicer):
         self, request: entry_pb2.GetRedriveRequest, context: Any
     ) -> entry_pb2.GetRedriveResponse:
         """See the proto."""
-        told = self._redrive(self._number(request.redrive_id))
+        told = self._redrive(await self._number(request.redrive_id))
         await self._owner.durable()
         return entry_pb2.GetRedriveResponse(redrive=told)
 
@@ -195,7 +195,7 @@ class RedriveServicer(DelayedServicer):
         return entry_pb2.SettleDeadLettersResponse()
 
     async def _set(self, redrive_id: str, state: RedriveState) -> int:
-        number = self._number(redrive_id)
+        number = await self._number(redrive_id)
 
         def change(now_ms: int) -> None:
             redrives = self._owner.shard.redrives
@@ -219,10 +219,12 @@ class RedriveServicer(DelayedServicer):
         await self._owner.run(change)
         return number
 
-    def _number(self, redrive_id: str) -> int:
+    async def _number(self, redrive_id: str) -> int:
+        """Its number, at once; or NotFound, when it is durable that there is none."""
         found = _ID.fullmatch(redrive_id)
         number = int(found[2], 16) if found and int(found[1], 16) == self._shard else 0
         if self._owner.shard.redrives.get(number) is None:
+            await self._owner.durable()
             raise NotFound("redrive", redrive_id)
         return number
 
