@@ -120,7 +120,7 @@ class QueueServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListQueues(self, request, context):
-        """Lists the queues in ascending order of ID, in pages.
+        """Lists the queues in ascending order of ID, in pages. Each queue is told as it is at one moment of the call, not all at the same one.
 
         Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did not give), UNAVAILABLE.
         """

@@ -54,7 +54,7 @@ class QueueServiceStub:
     Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
     """
     ListQueues: _grpc.UnaryUnaryMultiCallable[_queue_pb2.ListQueuesRequest, _queue_pb2.ListQueuesResponse]
-    """Lists the queues in ascending order of ID, in pages.
+    """Lists the queues in ascending order of ID, in pages. Each queue is told as it is at one moment of the call, not all at the same one.
 
     Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did not give), UNAVAILABLE.
     """
@@ -132,7 +132,7 @@ class QueueServiceAsyncStub(QueueServiceStub):
     Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
     """
     ListQueues: _aio.UnaryUnaryMultiCallable[_queue_pb2.ListQueuesRequest, _queue_pb2.ListQueuesResponse]  # type: ignore[assignment]
-    """Lists the queues in ascending order of ID, in pages.
+    """Lists the queues in ascending order of ID, in pages. Each queue is told as it is at one moment of the call, not all at the same one.
 
     Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did not give), UNAVAILABLE.
     """
@@ -225,7 +225,7 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.ListQueuesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.ListQueuesResponse, _abc.Awaitable[_queue_pb2.ListQueuesResponse]]:
-        """Lists the queues in ascending order of ID, in pages.
+        """Lists the queues in ascending order of ID, in pages. Each queue is told as it is at one moment of the call, not all at the same one.
 
         Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did not give), UNAVAILABLE.
         """

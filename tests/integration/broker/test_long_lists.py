@@ -1,4 +1,4 @@
-"""Failed lists that commits have made long: whoever reads one lets the others have their turns."""
+"""Lists that are long: whoever reads one lets the others have their turns."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from libs.storage.queues import FailedMessage, decode_failed
-from services.broker import finished_pages, redrive_runner
+from services.broker import finished_pages, queue_servicer, redrive_runner
 from services.broker.finished_lists import LIST_ROW_MAX
 from services.broker.finished_pages import DECODED_MAX
+from services.broker.queue_conversion import with_counts
 from services.broker.redrive_runner import RedriveRunner
 from services.broker.redrives import Step
+from slatemq.v1 import queue_pb2
 from tests.integration.broker.entry_calls import (
     AVAILABLE,
     FAILED,
@@ -117,3 +119,60 @@ async def test_a_step_looks_at_a_bounded_number_of_rows_however_few_letters_they
         # Then no step held the others up for all that lies before it
         assert (told.examined_count, told.redriven_count) == (30, 1)
         assert steps == [5] * 6
+
+
+QUEUES, PRIORITIES = 12, 7
+
+
+async def test_nobody_is_held_up_while_queues_of_many_priorities_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given queues with messages of several priorities, more than are told in one step
+    parts = PRIORITIES + queue_servicer.QUEUE_PARTS
+    monkeypatch.setattr(queue_servicer, "LISTED_PARTS", 2 * parts)
+    ids = [f"q{number:02}" for number in range(QUEUES)]
+    numbers = range(1, PRIORITIES + 1)
+    made_since, most = 0, 0
+    async with running() as rig:
+        for queue_id in ids:
+            await rig.create(queue_id)
+            await rig.assign(numbers, queue_id, priorities=numbers)
+
+        def counted(*told: Any) -> queue_pb2.Queue:
+            nonlocal made_since, most
+            made_since += 1
+            most = max(most, made_since)
+            return with_counts(*told)
+
+        def delete(_: int) -> None:
+            for queue_id in (ids[0], ids[-1]):
+                rig.owner.shard.delete_queue(rig.owner.queue(queue_id))
+
+        async def others() -> None:
+            """Have their turns; in the first after the list was begun one deletes two queues."""
+            nonlocal made_since
+            while True:
+                if made_since and ids[0] in rig.owner.shard.queues:
+                    await rig.owner.run(delete)
+                made_since = 0
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(queue_servicer, "with_counts", counted)
+        task = asyncio.create_task(others())
+
+        # When they are listed
+        request = queue_pb2.ListQueuesRequest(page_size=QUEUES - 1)
+        first = await rig.queues.ListQueues(request)
+        request.page_token = first.next_page_token
+        second = await rig.queues.ListQueues(request)
+
+        # Then the others had turns, and no queue is missing or told twice but what they deleted
+        task.cancel()
+        assert most == 2
+        told = [*first.queues, *second.queues]
+        assert [queue.queue_id for queue in told] == ids[:-1]
+        for queue in told:
+            counts = queue.counts.by_priority
+            assert [(one.priority, one.available_count) for one in counts] == [
+                (number, 1) for number in numbers
+            ]
