@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from slatemq.checks import message_of
@@ -38,6 +38,8 @@ WAIT_S_MAX = 60.0
 BATCH_WAIT_S = 20.0
 """Of one long poll of a batch consumer: a peer that is gone is noticed after that."""
 
+KNOWN_AWAITED_MAX = 1000
+"""Shards of ingests that a claim may name as known."""
 
 PAUSED_S = 1.0
 """How often a batch consumer asks whether a paused queue goes on, at most."""
@@ -242,13 +244,19 @@ class BatchConsumer:
         self._ingests.close()
         self._request.known_awaited.ClearField("shards")
 
+    def _know_awaited(self, shards: Sequence[int]) -> None:
+        self._request.ClearField("known_awaited")
+        if len(shards) <= KNOWN_AWAITED_MAX:
+            self._request.known_awaited.SetInParent()
+            self._request.known_awaited.shards.extend(shards)
+
     async def _claim_on(self) -> None:
         while True:
             try:
                 claimed = await claim(self._locations, self._request, float("inf"), self._failed)
                 self._watch.end()
                 self._ingests.note(claimed.awaited_shards)
-                self._request.known_awaited.shards[:] = claimed.awaited_shards
+                self._know_awaited(claimed.awaited_shards)
             except FailedPrecondition as error:
                 if error.reason != PAUSED:
                     raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from google.rpc.status_pb2 import Status
 
 from libs.serving.guard import encoded
+from libs.storage.ids import MAX_SHARD
 from services.broker.answers import (
     Tell,
     consumer_id,
@@ -27,11 +29,17 @@ from services.broker.owner import ShardOwner
 from services.broker.queue_conversion import checked_id
 from services.broker.queue_machine import Queue
 from services.broker.queue_settings import MAX_LEASE_MS
-from services.broker.request_limits import REASON_BYTES_MAX, lease_wish, within
+from services.broker.request_limits import (
+    KNOWN_AWAITED_MAX,
+    REASON_BYTES_MAX,
+    lease_wish,
+    within,
+    within_count,
+)
 from services.broker.shard_machine import Finish, Nack
 from services.broker.streaming import Streams
 from services.broker.tokens import parse_token, parse_tokens
-from services.broker.waiters import OneClaim
+from services.broker.waiters import OneClaim, packed_shards
 from slatemq.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -102,7 +110,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         queue = await self._owner.find(queue_id)
         lease_ms = lease_length(asked_ms, queue)
         size = min(size, CLAIM_BYTES_MAX)
-        known = set(request.known_awaited.shards) if request.HasField("known_awaited") else None
+        known = _known_awaited(request)
         claim = OneClaim(consumer, lease_ms, count, size, patient=wait_ms > 0, known_awaited=known)
         told = tell_runs if request.runs else tell
         try:
@@ -294,10 +302,17 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
 def _check_count(field: str, count: int) -> None:
     if not count:
         raise InvalidArgument(field, "must not be empty", reason="OUT_OF_RANGE")
-    if count > MESSAGES_MAX:
-        raise InvalidArgument(
-            field, f"has {count} items, at most {MESSAGES_MAX} fit", reason="OUT_OF_RANGE"
-        )
+    within_count(field, count, MESSAGES_MAX)
+
+
+def _known_awaited(request: consumer_pb2.ClaimRequest) -> array[int] | None:
+    if not request.HasField("known_awaited"):
+        return None
+    shards = request.known_awaited.shards
+    within_count("known_awaited.shards", len(shards), KNOWN_AWAITED_MAX)
+    for index, shard in enumerate(shards):
+        within(f"known_awaited.shards[{index}]", shard, 0, MAX_SHARD)
+    return packed_shards(shards)
 
 
 def _check_nack(index: int, item: consumer_pb2.NackItem) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence, Set
 
 from services.broker.payloads import FETCH_BYTES, OVERHEAD_BYTES, Fetched
 from services.broker.queue_machine import Queue
-from services.broker.waiters import Waiter
+from services.broker.waiters import Waiter, packed_shards
 from slatemq.errors import SlateMQError
 
 LOOK_AHEAD = 10_000
@@ -122,9 +122,10 @@ class Desk:
         if not shards and not self.has_awaiting:
             return
         self.has_awaiting = bool(shards)
+        awaited = packed_shards(shards)
         for waiter in self.line:
-            if waiter.awaited_shards != shards:
-                waiter.await_ingests(shards)
+            if waiter.awaited_shards != awaited:
+                waiter.await_ingests(awaited)
 
     def leave(self, waiter: Waiter) -> None:
         """Takes a waiter out of the line."""

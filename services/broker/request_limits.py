@@ -6,6 +6,8 @@ from slatemq.errors import InvalidArgument
 
 LEASE_MS_MIN = 1000
 REASON_BYTES_MAX = 1024
+KNOWN_AWAITED_MAX = 1000
+"""As many ingests as an instance is planned for; 10,000 claims may wait, each with such a list."""
 
 
 def within(field: str, value: int, least: int, most: int | None = None) -> int:
@@ -14,6 +16,14 @@ def within(field: str, value: int, least: int, most: int | None = None) -> int:
         bounds = f"at least {least}" if most is None else f"{least}..{most}"
         raise InvalidArgument(field, f"must be {bounds}, not {value}", reason="OUT_OF_RANGE")
     return value
+
+
+def within_count(field: str, count: int, most: int) -> None:
+    """Raises InvalidArgument naming the field when it has more items than fit."""
+    if count > most:
+        raise InvalidArgument(
+            field, f"has {count} items, at most {most} fit", reason="OUT_OF_RANGE"
+        )
 
 
 def lease_wish(field: str, asked_ms: int) -> int:

@@ -65,6 +65,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         runs: Whether it knows of these; brokers of earlier versions pass over them.
         acks: The requests to ack.
         answers_acks: Answers to acks wait for it.
+        claims: The requests to claim.
         awaited: Ingest shards that other messages wait for, in each answer.
     """
 
@@ -90,6 +91,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     runs: bool = True
     acks: list[consumer_pb2.AckRequest] = field(default_factory=list)
     answers_acks: asyncio.Event = field(default_factory=asyncio.Event)
+    claims: list[consumer_pb2.ClaimRequest] = field(default_factory=list)
     awaited: list[int] = field(default_factory=list)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -119,6 +121,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         return claimed
 
     async def Claim(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.claims.append(request)
         if self.paused:
             self.refused_count += 1
             await self.tell()

@@ -6,20 +6,23 @@ import asyncio
 import re
 import sys
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 import slatemq
-from libs.storage.ids import message_id
+from libs.storage.ids import MAX_SHARD, message_id
 from services.broker.payloads import Came
+from services.broker.request_limits import KNOWN_AWAITED_MAX
 from slatemq import batches, outages
 from slatemq.errors import Unavailable
 from slatemq.v1 import consumer_pb2
 from tests.integration import process_stack
 from tests.integration.broker import rig as broker_rig
-from tests.integration.broker.rig import Rig, running
+from tests.integration.broker.rig import Rig, refusal, running
 from tests.integration.broker.test_waiting_claims import assign
 from tests.integration.client_peers import Instance
 from tests.integration.outage_lines import Lines, lines
@@ -138,6 +141,43 @@ async def test_a_claim_that_waits_says_at_once_that_other_ingests_are_awaited_th
         assert ids(answer) == [SECOND]
 
 
+@pytest.mark.parametrize(
+    ("shards", "field"),
+    [
+        (range(KNOWN_AWAITED_MAX + 1), "known_awaited.shards"),
+        ([7] * (KNOWN_AWAITED_MAX + 1), "known_awaited.shards"),
+        ([0, -1], "known_awaited.shards[1]"),
+        ([MAX_SHARD + 1], "known_awaited.shards[0]"),
+    ],
+)
+async def test_a_claim_knows_a_bounded_number_of_ingests(shards: Sequence[int], field: str) -> None:
+    async with running() as rig, asyncio.timeout(30):
+        await rig.create()
+        known = consumer_pb2.IngestShards(shards=shards)
+        request = consumer_pb2.ClaimRequest(queue_id="q", known_awaited=known)
+        code, reason, refused_field = await refusal(rig.consumers.Claim(request))
+        assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "OUT_OF_RANGE")
+        assert refused_field == field
+
+
+async def test_a_waiting_claim_holds_two_bytes_of_each_ingest_that_it_knows() -> None:
+    async with running() as rig, asyncio.timeout(30):
+        await rig.create(max_in_flight=1)  # where it is full, no look finds that others are awaited
+        await rig.assign([FIRST])
+        await rig.claim()
+        shards = range(MAX_SHARD, MAX_SHARD - KNOWN_AWAITED_MAX, -1)
+        known = consumer_pb2.IngestShards(shards=shards)
+        request = consumer_pb2.ClaimRequest(queue_id="q", wait_ms=30_000, known_awaited=known)
+        waiting = asyncio.ensure_future(rig.consumers.Claim(request))
+        delivery = rig.service._delivery
+        assert delivery is not None
+        await eventually(lambda: delivery.has_waiters("q"))
+        [waiter] = [one for desk in delivery._desks.values() for one in desk.line]
+        assert list(waiter.awaited_shards) == sorted(shards)
+        assert sys.getsizeof(waiter.awaited_shards) < 2 * KNOWN_AWAITED_MAX + 200
+        waiting.cancel()
+
+
 async def test_a_full_queue_does_not_pretend_that_the_ingest_is_back() -> None:
     # Given a queue that may have one message in flight, and has it
     ingests = Ingests()
@@ -165,7 +205,7 @@ async def test_a_full_queue_does_not_pretend_that_the_ingest_is_back() -> None:
         assert not (await claim(rig, wait_ms=0)).messages
 
         # Then nothing changes until it has room again
-        assert (stream.awaited_shards, reading.done()) == ({1}, False)
+        assert (list(stream.awaited_shards), reading.done()) == ([1], False)
         ingests.down.clear()
         await rig.ack(token)
         answer = await reading
@@ -227,6 +267,30 @@ async def test_the_timeout_counts_from_the_last_message_that_came(
         with pytest.raises(Unavailable, match="ingest 3 is away") as raised:
             await anext(messages)
     assert raised.value.reason == "OUTAGE_TIMEOUT"
+
+
+async def test_a_program_leaves_out_what_is_too_much_to_know(instance: Instance) -> None:
+    async with (
+        slatemq.connect(instance.endpoint) as client,
+        client.consume_batches("q", 1) as claiming,
+        asyncio.timeout(60),
+    ):
+        claims = instance.broker.claims
+        for awaited in (range(KNOWN_AWAITED_MAX), range(KNOWN_AWAITED_MAX + 1), [3], []):
+            # When an answer names so many ingests
+            instance.broker.awaited = [*awaited]
+            instance.broker.available.append((b"0", 0))
+            await instance.broker.tell()
+            await anext(claiming)
+
+            # Then the next claim knows them, or does not care
+            fits = len(awaited) <= KNOWN_AWAITED_MAX
+            await eventually(partial(knows, claims, fits, [*awaited] * fits))
+
+
+def knows(claims: list[consumer_pb2.ClaimRequest], says_so: bool, shards: list[int]) -> bool:
+    known = claims[-1].known_awaited
+    return (claims[-1].HasField("known_awaited"), list(known.shards)) == (says_so, shards)
 
 
 # --- Real processes -----------------------------------------------------------
