@@ -175,7 +175,9 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         shard = self._open()
         if request.after_sequence > shard.log.end.last_message_id:
             await shard.prove_ownership()
-        async with aclosing(shard.log.tail(request.after_sequence)) as updates:
+        # A share, so that tails which nobody reads leave room for the others.
+        tail = shard.log.tail(request.after_sequence, lambda: self._answers.share_bytes)
+        async with aclosing(tail) as updates:
             async for update in updates:
                 size_bytes = sum(len(value) for _, value in update.entries)
                 self._answers.hold(size_bytes)

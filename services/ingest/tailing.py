@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from libs.storage.errors import StorageError
@@ -231,11 +231,14 @@ class MetadataLog:
         # All messages of an entry are received at the same time. One that has gone stands for none.
         return sequence if row is None or row[0] != sequence else last_message_id(row[1])
 
-    async def tail(self, after_sequence: int) -> AsyncGenerator[Update, None]:
+    async def tail(
+        self, after_sequence: int, bytes_max: Callable[[], int] = lambda: UPDATE_BYTES_MAX
+    ) -> AsyncGenerator[Update, None]:
         """Every entry that has messages after this one, in order, each once, without end.
 
-        Begins with an update at once, if only a heartbeat. Raises InvalidArgument,
-        ResourceExhausted, and Unavailable once the log is closed.
+        Begins with an update at once, if only a heartbeat. `bytes_max` gives what the next update
+        may have, unless one entry alone has more; it is called when that is made. Raises
+        InvalidArgument, ResourceExhausted, and Unavailable once the log is closed.
         """
         end = self.end.last_message_id
         if not 0 <= after_sequence <= end:
@@ -246,7 +249,8 @@ class MetadataLog:
             )
         self.streams_count += 1
         try:
-            async for update in self._follow(await self._before_entry_of(after_sequence)):
+            position = await self._before_entry_of(after_sequence)
+            async for update in self._follow(position, bytes_max):
                 yield update
         finally:
             self.streams_count -= 1
@@ -263,7 +267,9 @@ class MetadataLog:
             sequence, last_id = row[0], last_message_id(row[1])
         return sequence - 1 if position < last_id else position
 
-    async def _follow(self, position: int) -> AsyncGenerator[Update, None]:
+    async def _follow(
+        self, position: int, bytes_max: Callable[[], int]
+    ) -> AsyncGenerator[Update, None]:
         fresh, rows = True, READ_ROWS_MIN
         while True:
             if self._closed:
@@ -271,10 +277,12 @@ class MetadataLog:
             # From before any wait: an update without entries says that none is left up to there.
             end = self.end
             if position < self._floor:
-                position, entries, size_bytes = await self._read(position, end.sequence, rows)
-                rows = _next_rows(rows, size_bytes)
+                most = min(UPDATE_BYTES_MAX, bytes_max())
+                position, entries, size_bytes = await self._read(position, end.sequence, rows, most)
+                rows = _next_rows(rows, size_bytes, most)
             elif position < end.sequence:
-                position, entries = self._take(position)
+                most = min(UPDATE_BYTES_MAX, bytes_max())
+                position, entries = self._take(position, most)
             elif fresh or not await self._news():
                 entries = []
             else:
@@ -282,13 +290,13 @@ class MetadataLog:
             fresh = False
             yield Update(entries, end.last_message_id)
 
-    def _take(self, position: int) -> tuple[int, list[Entry]]:
+    def _take(self, position: int, bytes_max: int) -> tuple[int, list[Entry]]:
         """The next entries from memory, and the position after them."""
         first = at = bisect_right(self._sequences, position)
         size_bytes = 0
         while at < len(self._recent):
             size_bytes += len(self._recent[at].value)
-            if at > first and size_bytes > UPDATE_BYTES_MAX:
+            if at > first and size_bytes > bytes_max:
                 break
             at += 1
         entries = [(recent.sequence, recent.value) for recent in self._recent[first:at]]
@@ -296,7 +304,7 @@ class MetadataLog:
         return entries[-1][0] if entries else self.end.sequence, entries
 
     async def _read(
-        self, position: int, durable: int, rows_max: int
+        self, position: int, durable: int, rows_max: int, bytes_max: int
     ) -> tuple[int, list[Entry], int]:
         """The next entries from the database, the position after them, and their size."""
         first = max(position + 1, self._first)
@@ -306,7 +314,7 @@ class MetadataLog:
         async for rows in self._database.scan(*span, limit=rows_max, durable=True):
             for key, value in rows:
                 size_bytes += len(value)
-                if entries and size_bytes > UPDATE_BYTES_MAX:
+                if entries and size_bytes > bytes_max:
                     break
                 position = parse_log_key(key)
                 entries.append((position, value))
@@ -346,7 +354,7 @@ class MetadataLog:
         del self._recent[:count], self._sequences[:count]
 
 
-def _next_rows(rows: int, size_bytes: int) -> int:
-    if size_bytes > UPDATE_BYTES_MAX:
+def _next_rows(rows: int, size_bytes: int, bytes_max: int) -> int:
+    if size_bytes > bytes_max:
         return max(READ_ROWS_MIN, rows // 2)
     return min(READ_ROWS_MAX, rows * 2)

@@ -42,6 +42,21 @@ steps = st.lists(
 )
 
 
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+async def test_an_update_has_what_it_may_have_and_one_entry_at_least(cache_bytes: int) -> None:
+    async with opened(log_cache_bytes=cache_bytes) as shard:
+        for _ in range(12):
+            await shard.publisher.publish(batch(b"", size="v" * 1000))
+        sizes: list[int] = []
+        bound = 5000
+        async with aclosing(shard.log.tail(0, lambda: bound)) as updates:
+            while sum(sizes) < 12:
+                sizes.append(len((await anext(updates)).entries))
+                bound = 1
+
+    assert sizes == [4, *[1] * 8]
+
+
 @settings(deadline=None, max_examples=examples(60))
 @given(steps, st.sampled_from([0, 400, 2000, 1 << 20]))
 def test_every_tailer_sees_each_entry_once_wherever_it_stands(
