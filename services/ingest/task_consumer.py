@@ -50,7 +50,7 @@ SETTLE_MS: Final = 15 * 60_000
 """How long after the start of this process what another one had may take to come again."""
 
 BYTES_MAX: Final = 64 << 20
-"""Of the bodies of those, unless one alone has more."""
+"""What those hold, unless one alone has more."""
 
 
 class TaskConsumer:
@@ -83,7 +83,7 @@ class TaskConsumer:
 
     @property
     def held_bytes(self) -> int:
-        """Of the bodies of the tasks that it has begun."""
+        """What the tasks hold that it has begun."""
         return self._bytes
 
     @property
@@ -252,5 +252,10 @@ class TaskConsumer:
 
 
 def _size_of(task: WriteTask) -> int:
-    size = task.payload.get("content_length")
-    return size if isinstance(size, int) and size > 0 else 0
+    """Of what is in memory until it is complete: its messages, and a body that travels in it.
+
+    The backend's client keeps that to give the task back, some of them also as it came.
+    """
+    size, body = task.payload.get("content_length"), task.payload.get("body")
+    encoded_bytes = 2 * len(body) if isinstance(body, str) else 0
+    return encoded_bytes + (size if isinstance(size, int) and size > 0 else 0)

@@ -161,6 +161,20 @@ async def test_a_task_that_comes_twice_while_it_is_applied_is_stored_once_and_co
         await made.until(4)
 
 
+async def test_what_is_counted_of_a_task_is_its_body_in_each_form(
+    backend: tuple[str, Server],
+) -> None:
+    root, store = gated()
+    async with consuming(queue_settings(*backend), root) as made:
+        await made.enqueue(BLOB)
+        await eventually(lambda: store.writes)
+        # As messages, and in base 64 as decoded and as it came
+        assert made.consumer.held_bytes > (1 + 2 * 4 / 3) * len(BLOB)
+        store.gate.set()
+        await made.until(1)
+        await eventually(lambda: not made.consumer.held_bytes)
+
+
 async def test_a_refusal_of_one_try_is_not_kept_for_the_next(backend: tuple[str, Server]) -> None:
     root, store = gated()
     clock = ManualClock()
