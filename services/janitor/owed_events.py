@@ -130,7 +130,8 @@ class OwedEvents(RunEvents):
             run_id = next(iter(self._unmarked))
             try:
                 stored = await self._store.get(run_id)
-            except ObjectNotFound:
+            except (ObjectNotFound, ValueError) as error:
+                log.error("a run is not marked as published: %s", error, extra={"run": run_id})
                 self._unmarked.remove(run_id)
                 continue
             published = replace(stored.run, events=EVENTS_PUBLISHED)

@@ -30,8 +30,12 @@ NOW_MS = 1_795_269_141_374
 
 
 @pytest.fixture
-def store() -> RunStore:
-    objects: Objects = open_root("memory:///").objects
+def objects() -> Objects:
+    return open_root("memory:///").objects
+
+
+@pytest.fixture
+def store(objects: Objects) -> RunStore:
     return RunStore(objects)
 
 
@@ -156,6 +160,29 @@ async def test_the_history_keeps_runs_that_owe_events_for_a_week(store: RunStore
 
     assert await store.prune(0, 1, NOW_MS + EVENTS_KEPT_MS) == 0
     assert await store.prune(0, 1, NOW_MS + EVENTS_KEPT_MS + 2) == 1
+
+
+@pytest.mark.parametrize("damage", ["damaged", "removed"])
+async def test_a_run_that_cannot_be_marked_holds_up_no_others(
+    store: RunStore, objects: Objects, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored, events = await created(store), opened(store)
+    await end(store, stored)
+    async with aclosing(events.batches()) as batches, asyncio.timeout(30):
+        events.done((await anext(batches)).position)
+        # When its object is lost between its events and its mark
+        if damage == "damaged":
+            await objects.put(stored.run.path, b"{")
+        else:
+            await objects.delete(stored.run.path)
+        other = await created(store, NOW_MS + 1)
+        await begin(store, other)
+        events.changed(other.run)
+        batch = await anext(batches)
+
+    # Then that is logged, and the events of the next one come
+    assert [event.data["run_id"] for event in batch.events] == [other.run.run_id]
+    assert "is not marked as published" in caplog.text
 
 
 async def test_fire_and_forget_owes_nothing(store: RunStore) -> None:
