@@ -17,13 +17,16 @@ from collections.abc import Iterator, Sequence
 
 import slatemq
 from examples.events.queues import ATTEMPTS_MAX, ensure_queue, parser
-from slatemq.errors import InvalidArgument, SlateMQError
+from slatemq.errors import DataLoss, InvalidArgument, SlateMQError
 from slatemq.events import Event, decode_event
 from slatemq.events.envelope import parse_timestamp
 
 log = logging.getLogger("replicate")
 
 FROM_HEADER = "replicated-from"
+
+DAMAGED_IDS = "message_ids"
+"""The fact of the error of read_messages that names those which are damaged, with commas."""
 
 BATCH = 500
 READ_BYTES_MAX = 32 << 20
@@ -53,7 +56,11 @@ class Replicator:
 
     async def _copy_part(self, part: Sequence[tuple[slatemq.Received, Event]]) -> None:
         ids = [int(event.data["message_id"]) for _, event in part]
-        stored = await self._source.read_messages(ids)
+        try:
+            stored = await self._source.read_messages(ids)
+        except DataLoss as error:
+            await self._copy_others(part, error)
+            return
         copies = []
         for message_id, (received, event) in zip(ids, part, strict=True):
             message = stored.get(message_id)
@@ -65,6 +72,21 @@ class Replicator:
             await self._target.publish_many([copy for _, copy in copies])
         except InvalidArgument:
             await self._publish_each(copies)
+
+    async def _copy_others(
+        self, part: Sequence[tuple[slatemq.Received, Event]], error: DataLoss
+    ) -> None:
+        """The events of damaged messages become dead letters, the others are copied."""
+        damaged = set(error.metadata[DAMAGED_IDS].split(","))
+        others = []
+        for received, event in part:
+            if str(event.data["message_id"]) in damaged:
+                await received.fail("the stored bytes of the message are damaged")
+            else:
+                others.append((received, event))
+        if len(others) == len(part):
+            raise error
+        await self._copy_part(others)
 
     def _copies_of(
         self, event: Event, message: slatemq.StoredMessage

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+import slatemq
 from libs.serving.channels import Channels
+from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
 from libs.storage.keys import log_key, payload_key
 from libs.storage.payloads import encode_uri
@@ -12,12 +14,14 @@ from libs.storage.roots import open_root
 from libs.storage.settings import Kind
 from libs.storage.slate import Batch
 from services.broker.payloads import DAMAGED, FETCH_BYTES, GONE, IngestClient
+from services.ingest.config import IngestConfig
+from slatemq.errors import DataLoss
 from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2
 from tests.integration.broker.entry_calls import FAILED, listed
 from tests.integration.broker.rig import Ingest as StandIn
 from tests.integration.broker.rig import running
-from tests.integration.ingest_server import message, serving
+from tests.integration.ingest_server import Server, message, serving
 
 
 async def damage(url: str, records: dict[bytes, bytes]) -> None:
@@ -69,6 +73,25 @@ async def test_ingest_names_the_damaged_ones_and_gives_the_others(
         assert gone == {**dict.fromkeys(bad, DAMAGED), never: GONE}
         await channels.close()
         assert await ingest.publish(message(b"goes on"))
+
+
+async def test_the_client_names_the_damaged_ones_and_reads_the_others_without_them(
+    tmp_path: Path,
+) -> None:
+    root = (tmp_path / "data").as_uri()
+    async with serving(root) as ingest:
+        ids = await ingest.send(*[b"%d" % n * 5000 for n in range(4)])
+    await damage(root, {payload_key(ids[1]): b"damaged", payload_key(ids[3]): b""})
+    server = Server(IngestConfig(root=root), Telemetry())
+    await server.start()
+    try:
+        async with slatemq.connect(server.address) as client:
+            with pytest.raises(DataLoss, match=f"message {ids[1]} and 1 more") as caught:
+                await client.read_messages(ids)
+            assert caught.value.metadata == {"message_ids": f"{ids[1]},{ids[3]}"}
+            assert list(await client.read_messages([ids[0], ids[2]])) == [ids[0], ids[2]]
+    finally:
+        await server.stop()
 
 
 async def test_a_damaged_message_at_the_head_of_a_queue_fails_with_that_reason() -> None:
