@@ -28,8 +28,10 @@ class EventsStatus:
         backend: The system that they go to.
         consistency: The setting `queue.consistency`.
         answering: Whether the backend answers now.
-        cursor: The last message whose event is published; elsewhere the number of the last event.
-        durable_sequence: The last durable message; elsewhere the number of the newest event.
+        cursor: Of an ingest the last message whose event is published, of a broker the number of
+            its last event that is; of a janitor how many looks at runs are done since its start.
+        durable_sequence: The last durable message, or the number of the newest event; of a janitor
+            how many looks at runs there were since its start.
         lag_count: Events that are not published yet.
         lag_ms: How long ago the change was made whose event is being published.
         published_count: Events published since the process began.

@@ -25,8 +25,8 @@ Examples:
 \b
 The lag is in events of what is durable that the backend does not have yet;
 its age is that of the first one. The cursor of an ingest is a message, that of
-a broker or janitor counts its events. docs/how-to/write-through.md says what
-happens while a backend is away.
+a broker counts its events, that of a janitor its looks at runs.
+docs/how-to/write-through.md says what happens while a backend is away.
 """
 
 

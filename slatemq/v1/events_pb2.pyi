@@ -61,9 +61,13 @@ class GetEventsStatusResponse(_message.Message):
     answering: _builtins.bool
     """Whether the backend answers now."""
     cursor: _builtins.int
-    """Ingest: the last message whose event is published; it and those before it need none any more. Others: the number of the last event published."""
+    """Ingest: the last message whose event is published; it and those before it need none any more. Broker: the number of the last event published.
+    Janitor: how many looks at runs are done since its start.
+    """
     durable_sequence: _builtins.int
-    """Ingest: the ID of the last durable message of the log. Others: the number of the newest event."""
+    """Ingest: the ID of the last durable message of the log. Broker: the number of the newest event.
+    Janitor: how many looks at runs there were since its start.
+    """
     lag_count: _builtins.int
     """Events that are not published yet."""
     lag_ms: _builtins.int
