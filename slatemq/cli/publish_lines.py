@@ -12,7 +12,7 @@ from slatemq.cli.bulk import LinePublisher
 from slatemq.cli.lines import LineError, LineReader, TooFewLines
 from slatemq.cli.output import note, say, write_json
 from slatemq.cli.progress import progress
-from slatemq.cli.reach import check_queue, note_not_taken
+from slatemq.cli.reach import check_queue, note_lines_reach
 from slatemq.cli.runs import Run
 from slatemq.cli.session import Session
 from slatemq.cli.threads import in_thread
@@ -43,8 +43,9 @@ async def publish_lines(
         async with session.connect() as client:
             if checked is not None:
                 await check_queue(client, checked)
-                if not reader.pointers:
-                    await note_not_taken(client, checked, reader.headers)
+            if not reader.pointers:
+                is_delayed = reader.delay_ms is not None
+                await note_lines_reach(client, checked, reader.headers, is_delayed)
             shards = sorted((await client.topology()).ingests)
             if not shards:
                 raise Unavailable("no ingest is known yet", reason="PEER_UNKNOWN")

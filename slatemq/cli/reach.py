@@ -84,11 +84,28 @@ async def check_taken(
         )
 
 
-async def note_not_taken(client: Client, queue: str, headers: Mapping[str, str]) -> None:
-    """Says so where the filter of an existing queue takes no empty message of these headers."""
-    reached = await queues_reached(client, headers, 0, queue)
-    if reached is not None and queue not in reached:
-        note(not_taken(queue))
+async def note_lines_reach(
+    client: Client, queue: str | None, headers: Mapping[str, str], is_delayed: bool
+) -> None:
+    """Says so where no queue takes an empty message of these headers, or heeds its delay.
+
+    `queue` exists, and is asked about by name: routers may not know it yet.
+    """
+    reached = await queues_reached(client, headers, 0)
+    if reached is None:
+        return
+    if queue is not None and queue not in reached:
+        if await queues_reached(client, headers, 0, queue) == []:
+            note(not_taken(queue))
+        else:
+            reached = [*reached, queue]
+    elif not reached:
+        note(
+            "no queue takes an empty line with these headers: lines that none takes are stored, "
+            "and only queues that start in the past will get them"
+        )
+    if is_delayed:
+        await note_unheeded_delay(client, reached)
 
 
 def note_reach(queues: list[str] | None) -> None:

@@ -224,10 +224,21 @@ def test_a_publish_says_how_many_queues_take_it(cli: Cli, queue: str) -> None:
     assert nowhere.out.strip().isdigit()
 
 
-def test_a_delay_that_no_queue_heeds_is_said(cli: Cli, queue: str) -> None:
-    assert "--visible-at" in cli.ok("publish", "--to", queue, "--delay", "5m", "x").err
+@pytest.mark.parametrize("how", [("x",), ("--jsonl", "-")], ids=["one", "lines"])
+def test_a_delay_that_no_queue_heeds_is_said(cli: Cli, queue: str, how: tuple[str, ...]) -> None:
+    publish = ("publish", "--to", queue, *how)
+    assert "--visible-at" in cli.ok(*publish, "--delay", "5m", stdin=b"a line\n").err
+    assert "--visible-at" not in cli.ok(*publish, stdin=b"a line\n").err
     cli.ok("queue", "update", queue, "--default-delay", "1s")
-    assert "--visible-at" not in cli.ok("publish", "--to", queue, "--delay", "5m", "x").err
+    assert "--visible-at" not in cli.ok(*publish, "--delay", "5m", stdin=b"a line\n").err
+
+
+def test_lines_that_no_queue_takes_are_said(cli: Cli, queue: str) -> None:
+    lines = ("--jsonl", "-", "--json")
+    nowhere = cli.ok("publish", "--header", "of-no=use", *lines, stdin=b"a line\n")
+    assert "no queue takes" in nowhere.err
+    assert nowhere.objects[0]["published_count"] == 1
+    assert "no queue" not in cli.ok("publish", "--to", queue, *lines, stdin=b"a line\n").err
 
 
 def test_a_dedupe_hit_is_said(cli: Cli, queue: str) -> None:
