@@ -1,6 +1,9 @@
 """Every error that the storage library raises on its own account."""
 
 import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class StorageError(Exception):
@@ -52,6 +55,15 @@ class Unstorable(StoreFailed):
 
     Nothing of its commit is stored. The message names the record and what does not fit.
     """
+
+
+@contextmanager
+def encoding(record: str) -> Iterator[None]:
+    """Names the record of a commit that cannot be encoded, in Unstorable."""
+    try:
+        yield
+    except (ValueError, struct.error) as error:
+        raise Unstorable(f"{record}: {error}") from error
 
 
 class Fenced(StoreFailed):

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from libs.storage.errors import encoding
 from libs.storage.keys import config_key, queue_state_key
 from libs.storage.own_keys import CONFIG_REVISION_KEY, finished_leases_key, routing_cursor_key
 from libs.storage.states import (
@@ -39,7 +40,7 @@ from services.broker.redrives import Redrives
 from services.broker.replays import Counts, Ranges, Replays
 from services.broker.shard_events import ShardEvents
 from services.broker.shard_leases import ShardLeases
-from services.broker.storable import encoding, storable
+from services.broker.storable import storable
 
 __all__ = ["Assignment", "Finish", "Nack", "Needs", "Purge", "Range", "Shard"]
 

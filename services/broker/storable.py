@@ -6,12 +6,9 @@ the next one, too. So a command whose record does not fit its layout fails here,
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import ParamSpec
 
-from libs.storage.errors import Unstorable
 from slatemq.errors import InvalidArgument
 
 UNSTORABLE = "UNSTORABLE"
@@ -29,12 +26,3 @@ def storable(
         raise InvalidArgument(
             "", f"the {record} cannot be stored: {error}", reason=UNSTORABLE
         ) from error
-
-
-@contextmanager
-def encoding(record: str) -> Iterator[None]:
-    """Names the record of a commit that cannot be encoded, in Unstorable."""
-    try:
-        yield
-    except (ValueError, struct.error) as error:
-        raise Unstorable(f"{record}: {error}") from error

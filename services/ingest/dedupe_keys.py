@@ -29,7 +29,7 @@ from libs.storage.dedupe_records import (
     encode_dedupe,
     encode_dedupe_ends,
 )
-from libs.storage.errors import StorageError
+from libs.storage.errors import StorageError, encoding
 from libs.storage.own_keys import (
     dedupe_ends_key,
     dedupe_ends_range,
@@ -157,10 +157,12 @@ class DedupeKeys:
         end_ms = now_ms + self._window_ms
         for start in range(0, len(taken), ROW_KEYS_MAX):
             part = taken[start : start + ROW_KEYS_MAX]
-            row = dedupe_ends_key(end_ms // MINUTE_MS, part[0][1])
-            batch.put(row, encode_dedupe_ends([key for key, _ in part]))
-        for key, message_id in taken:
-            batch.put(dedupe_key(key), encode_dedupe(DedupeRecord(message_id, end_ms)))
+            with encoding("dedupe keys"):
+                row = dedupe_ends_key(end_ms // MINUTE_MS, part[0][1])
+                batch.put(row, encode_dedupe_ends([key for key, _ in part]))
+                for key, message_id in part:
+                    batch.put(dedupe_key(key), encode_dedupe(DedupeRecord(message_id, end_ms)))
+        for key, _ in taken:
             self._candidates.pop(key, None)
             self._ended.pop(key, None)
         for key in self._ended:

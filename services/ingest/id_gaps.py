@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from libs.storage.errors import encoding
 from libs.storage.ids import message_id
 from libs.storage.log_gaps import GAPS_MAX, LogGap, decode_log_gaps, encode_log_gaps
 from libs.storage.own_keys import LOG_GAPS_KEY
@@ -41,4 +42,5 @@ class IdGaps:
             first_sequence = self._log.bounds.first_sequence
             kept = [gap for gap in self.gaps if gap.next > first_sequence]
             self.gaps = [*kept, LogGap(self._after, first_id)][-GAPS_MAX:]
-            batch.put(LOG_GAPS_KEY, encode_log_gaps(self.gaps))
+            with encoding("gaps of the log"):
+                batch.put(LOG_GAPS_KEY, encode_log_gaps(self.gaps))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from libs.storage.errors import encoding
 from libs.storage.keys import log_key
 from libs.storage.metadata import encode_log_columns
 from libs.storage.payload_packs import payload_rows
@@ -30,17 +31,19 @@ def message_rows(
         if NOT_SET in created:
             part.created_at_ms = [now_ms if at == NOT_SET else at for at in created]
         sequence = first_id + offset
-        encoded = encode_log_columns(
-            sequence,
-            now_ms,
-            part.created_at_ms,
-            part.retention_s,
-            part.header_bytes,
-            part.payload_bytes,
-            part.visible_at_ms,
-            part.delay_ms,
-            part.direct_queue_id,
-        )
+        with encoding(f"log entry {sequence}"):
+            encoded = encode_log_columns(
+                sequence,
+                now_ms,
+                part.created_at_ms,
+                part.retention_s,
+                part.header_bytes,
+                part.payload_bytes,
+                part.visible_at_ms,
+                part.delay_ms,
+                part.direct_queue_id,
+            )
         entries.append(Recent(sequence, sequence + len(part) - 1, encoded))
         yield log_key(sequence), encoded
-        yield from payload_rows(sequence, payloads[offset : offset + len(part)])
+        with encoding(f"payloads from message {sequence} on"):
+            yield from payload_rows(sequence, payloads[offset : offset + len(part)])

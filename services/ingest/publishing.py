@@ -13,7 +13,7 @@ from typing import Any, Final
 from libs.storage.blobs import Blobs
 from libs.storage.clocks import Clock
 from libs.storage.commits import GroupCommit
-from libs.storage.errors import SequenceExhausted, StorageError
+from libs.storage.errors import SequenceExhausted, StorageError, encoding
 from libs.storage.ids import IdAllocator, encode_seq_block, message_id
 from libs.storage.keys import payload_key
 from libs.storage.own_keys import ID_BLOCK_KEY
@@ -337,7 +337,9 @@ class Publisher:
         others: list[bytes | None] = list(payloads)
         for at in range(len(payloads)):
             if at in uris:
-                batch.put(payload_key(publish.first_id + at), encode_uri(uris[at]))
+                one_id = publish.first_id + at
+                with encoding(f"payload of message {one_id}"):
+                    batch.put(payload_key(one_id), encode_uri(uris[at]))
                 others[at] = None
         return others
 

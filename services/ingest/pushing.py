@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from libs.storage.errors import encoding
 from libs.storage.outbox_progress import decode_outbox_progress, encode_outbox_progress
 from libs.storage.own_keys import (
     outbox_progress_key,
@@ -81,4 +82,5 @@ class Outboxes:
         """
         last = push.first_number + count - 1
         self._last[push.broker_shard] = last
-        batch.put(outbox_progress_key(push.broker_shard), encode_outbox_progress(last))
+        with encoding(f"progress of the outbox of broker {push.broker_shard}"):
+            batch.put(outbox_progress_key(push.broker_shard), encode_outbox_progress(last))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.storage.clocks import Clock
-from libs.storage.errors import CorruptRecord
+from libs.storage.errors import CorruptRecord, encoding
 from libs.storage.keys import log_key, payload_key
 from libs.storage.metadata import MessageMetadata, decode_log_entry, encode_log_entry
 from libs.storage.payload_packs import decode_pack, pack_key, pack_of, without
@@ -149,7 +149,8 @@ class Replacer:
                 return str(current)
             raise Aborted(f"message {message_id} was changed since", etag=str(current))
         messages[at] = _changed(messages[at], wanted)
-        encoded = await asyncio.to_thread(encode_log_entry, messages)
+        with encoding(f"log entry {sequence}"):
+            encoded = await asyncio.to_thread(encode_log_entry, messages)
         if len(messages) > 1 and len(encoded) > max(ENTRY_BYTES_MAX, len(entry)):
             raise InvalidArgument(
                 "headers",

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
+from libs.storage.errors import encoding
 from libs.storage.own_keys import (
     RequestIdsKey,
     parse_request_ids_key,
@@ -226,8 +227,9 @@ class RequestIds:
                 )
                 for request_id, answered in part
             ]
-            key = request_ids_key(minute, part[0][1].first_message_id)
-            batch.put(key, encode_request_ids(records))
+            with encoding("request IDs"):
+                key = request_ids_key(minute, part[0][1].first_message_id)
+                batch.put(key, encode_request_ids(records))
         self._expire(now_ms)
         for _ in range(DELETIONS_PER_COMMIT if len(batch) else DELETIONS_WHEN_IDLE):
             if not self._expired:
