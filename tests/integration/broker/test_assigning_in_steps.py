@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import grpc.aio
 import pytest
 
+from libs.storage.ids import message_id
 from services.broker import owner, range_application
 from services.broker.commands import Assignment, Purge, Range
 from services.broker.queue_machine import Queue
@@ -163,6 +166,51 @@ async def test_a_caller_that_goes_away_leaves_no_range_half_applied(rig: Rig) ->
     await rig.owner.durable()
     assert dict(rig.owner.durable_cursors) == {0: 3}
     assert await counts_of(rig) == [{"available": 3}] * QUEUES
+
+
+LOGS = 5
+
+
+def rest(rig: Rig) -> assignment_pb2.AssignRequest:
+    """What is not durable yet of three messages in each of the logs, for all queues."""
+    request = assignment_pb2.AssignRequest()
+    for log in range(LOGS):
+        if rig.owner.durable_cursors.get(log, 0):
+            continue
+        ids = [message_id(log, number) for number in IDS]
+        request.ranges.add(
+            ingest_shard=log,
+            last_sequence=ids[-1],
+            assignments=[
+                assignment_pb2.QueueAssignment(queue_id=f"q{number}", message_ids=ids)
+                for number in range(QUEUES)
+            ],
+            config_revision=rig.owner.shard.revision,
+        )
+    return request
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_whenever_a_caller_goes_away_its_retry_starts_further_on(rig: Rig, seed: int) -> None:
+    chosen, owner = random.Random(seed), rig.owner
+    calls_count = 0
+    while (request := rest(rig)).ranges:
+        before, begun = len(owner.durable_cursors), len(owner.shard.cursors)
+        assert before == begun
+        call = asyncio.create_task(rig.service._assignments.Assign(request, None))
+        while len(owner.shard.cursors) == begun:
+            await asyncio.sleep(0)
+        for _ in range(chosen.randrange(2 * QUEUES)):
+            await asyncio.sleep(0)
+        call.cancel()
+        with suppress(asyncio.CancelledError):
+            await call
+        await owner.durable()
+        assert len(owner.durable_cursors) > before
+        calls_count += 1
+    assert calls_count > 1
+    # Nothing twice, nothing lost, and no queue without its part of a range.
+    assert await counts_of(rig) == [{"available": LOGS * len(IDS)}] * QUEUES
 
 
 async def test_what_is_half_applied_when_a_step_fails_is_never_committed(
