@@ -16,7 +16,8 @@ from tests.integration.broker.entry_calls import AVAILABLE, listed, redriven
 from tests.integration.broker.extreme_requests import REQUESTS, prepare
 from tests.integration.broker.pushes import Pushes
 from tests.integration.broker.rig import Disk, Rig, running
-from tests.integration.broker.test_extremes import READING, SERVICES, STREAMS, service_of
+from tests.integration.broker.test_extremes import READING, SERVICES, STREAMS
+from tests.integration.extreme_fields import service_of
 
 PUSH_ID, REDRIVE_ID = "0-0-1", "0-1"
 
