@@ -40,6 +40,7 @@ class DeadLetters:
         self._topic = f"{connection.settings.topic_prefix}.dead-letter"
         self._others = f"{self._topic}.events"
         self._group = f"{connection.settings.consumer_group}.dead-letter"
+        self._turn = asyncio.Lock()
 
     @property
     def topics(self) -> tuple[str, str]:
@@ -81,9 +82,24 @@ class DeadLetters:
     async def retry(self, enqueue: Callable[[WriteTask], Awaitable[None]]) -> int:
         """Enqueue each dead letter as if new, and commit; returns how many tasks they are.
 
-        Also each copy: one of them may be of an attempt that failed since. One caller at a time:
-        two would enqueue them twice.
+        Also each copy: one of them may be of an attempt that failed since.
         """
+        async with self._turn:  # two at a time would enqueue them twice
+            return await self._retry(enqueue)
+
+    async def commit_again(self) -> dict[TopicPartition, int]:
+        """Commit what was retried once more, before brokers forget it; returns the offsets."""
+        async with self._turn, self._reader() as consumer:
+            numbers = await self._connection.partitions(self._topic)
+            partitions = [TopicPartition(self._topic, number) for number in numbers]
+            known = {one: await consumer.committed(one) for one in partitions}
+            retried = {one: offset for one, offset in known.items() if offset}
+            if retried:
+                consumer.assign(list(retried))
+                await consumer.commit(retried)
+        return retried
+
+    async def _retry(self, enqueue: Callable[[WriteTask], Awaitable[None]]) -> int:
         retried: set[str] = set()
         done: dict[TopicPartition, int] = {}
         async with self._reader() as consumer:

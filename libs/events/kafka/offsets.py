@@ -64,10 +64,10 @@ class Offsets(ConsumerRebalanceListener):  # type: ignore[misc]
         """The offset of each partition that was committed last."""
         return dict(self._committed)
 
-    async def commit(self, *, again: bool = False) -> None:
+    async def commit(self, *, again: bool = False) -> bool:
         """Commit what can be. Those that wait for a commit under way share the next one.
 
-        `again`: also what is committed already.
+        Returns whether all of it is committed. `again`: also what is committed already.
         """
         async with self._committing:
             wanted = {
@@ -77,13 +77,14 @@ class Offsets(ConsumerRebalanceListener):  # type: ignore[misc]
                 and partition in self._consumer.assignment()
             }
             if not wanted:
-                return
+                return True
             try:
                 await self._consumer.commit(wanted)
             except (errors.CommitFailedError, errors.IllegalStateError) as error:
                 log.info("partitions went to other consumers, which get these again: %s", error)
-                return
+                return False
             self._committed.update(wanted)
+            return True
 
     async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
         """Commit while they are still this consumer's, then forget them."""

@@ -39,6 +39,17 @@ Place = tuple[TopicPartition, int]
 """A partition, and the offset of a record."""
 
 
+class _Delivery:
+    """A task that was given out; `is_moved` once a copy of it was sent because it failed."""
+
+    __slots__ = ("is_moved", "place", "task")
+
+    def __init__(self, task: WriteTask, place: Place) -> None:
+        self.task = task
+        self.place = place
+        self.is_moved = False
+
+
 class Tasks:
     """The tasks of one consumer, and the dead letters."""
 
@@ -54,7 +65,7 @@ class Tasks:
         self._dead = DeadLetters(connection, self._lookers)
         self._consumer: Any = None
         self._offsets: Offsets
-        self._held = HeldTasks[tuple[WriteTask, Place]]()
+        self._held = HeldTasks[_Delivery]()
         self._fetched: deque[tuple[TopicPartition, Any]] = deque()
         self._ready: deque[tuple[WriteTask, Place]] = deque()
         self._delayed: list[tuple[int, int, WriteTask, Place]] = []
@@ -119,11 +130,12 @@ class Tasks:
                 why = cut_error(str(error))
                 log.error("what is not a task goes to the dead letters: %s", why)
                 await self._dead.add_unreadable(record.value, why)
+                self._fetched.popleft()
                 self._offsets.finish(*place)
-                await self._offsets.commit()
+                await self._offsets.commit()  # the next one does it where this one is refused
             else:
                 self._arrive(task, place, record.headers)
-            self._fetched.popleft()
+                self._fetched.popleft()
 
     def _arrive(self, task: WriteTask, place: Place, headers: Iterable[tuple[str, bytes]]) -> None:
         if place[0].topic == self._topic:
@@ -142,7 +154,7 @@ class Tasks:
             else:
                 return None
             if self._offsets.is_open(*place):  # else another consumer has it by now
-                self._held.add(task.task_id, (task, place))
+                self._held.add(task.task_id, _Delivery(task, place))
                 return task
 
     async def _start(self) -> None:
@@ -171,7 +183,7 @@ class Tasks:
         held_tasks = self._held
         held = held_tasks.first(task_id)
         if held is not None:
-            self._offsets.finish(*held[1])
+            self._offsets.finish(*held.place)
             await self._offsets.commit()
             held_tasks.drop(task_id)
 
@@ -180,12 +192,14 @@ class Tasks:
         held = self._held.first(task_id)
         if held is None:
             return
-        try:
-            await self._send_failed(held[0], cut_error(error))
-        except errors.MessageSizeTooLargeError as large:  # it came in with not a byte to spare
-            why = f"{large}; its error: {error}"
-            log.error("task %s cannot be sent again: %s", task_id, cut_error(why))
-            await self._dead.add_unreadable(encode_task(held[0]), why)
+        if not held.is_moved:  # else its end was refused, and this is the next try
+            try:
+                await self._send_failed(held.task, cut_error(error))
+            except errors.MessageSizeTooLargeError as large:  # it came in with not a byte to spare
+                why = f"{large}; its error: {error}"
+                log.error("task %s cannot be sent again: %s", task_id, cut_error(why))
+                await self._dead.add_unreadable(encode_task(held.task), why)
+            held.is_moved = True
         # A crash here gives it out again, beside its copy: both have one ID.
         await self.complete(task_id)
 
@@ -228,17 +242,19 @@ class Tasks:
         return self._consumer.highwater(partition) or 0
 
     async def trim(self) -> bool:
-        """Commit again, and let the brokers remove what is finished; whether they have.
+        """Commit again, and let the brokers remove what is finished or retried; whether they have.
 
         Brokers forget what a group has committed days after its last commit, and then it begins
         with the first record that they have.
         """
         if self._consumer is None:
             return False
-        await self._offsets.commit(again=True)
+        if not await self._offsets.commit(again=True):
+            return False
         try:
             with translated():
-                await self._connection.delete_records(self._offsets.committed)
+                finished = {**self._offsets.committed, **await self._dead.commit_again()}
+                await self._connection.delete_records(finished)
         except (Unavailable, FailedPrecondition) as error:
             if not self._cannot_trim:
                 log.warning("Kafka keeps finished tasks in %s: %s", self._topic, error)
@@ -250,7 +266,7 @@ class Tasks:
     async def stop(self) -> None:
         """Give what is not finished to other consumers."""
         consumer, self._consumer = self._consumer, None
-        self._held = HeldTasks[tuple[WriteTask, Place]]()
+        self._held = HeldTasks[_Delivery]()
         for waiting in (self._fetched, self._ready, self._delayed):
             waiting.clear()
         await self._lookers.close()

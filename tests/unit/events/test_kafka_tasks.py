@@ -1,6 +1,9 @@
-"""Tasks in Kafka: what is too large to be sent again."""
+"""Tasks in Kafka: what is too large to be sent again, and what brokers refuse."""
 
 from __future__ import annotations
+
+import pytest
+from aiokafka import TopicPartition, errors
 
 from libs.events.kafka.connection import ERROR
 from libs.events.tasks import ERROR_BYTES_MAX, UnreadableTask, WriteTask, encode_task
@@ -17,6 +20,10 @@ def task(filling: str = "", max_retries: int = 0) -> WriteTask:
         max_retries=max_retries,
         payload={"data_ref": filling},
     )
+
+
+TASKS = TopicPartition("t.tasks", 0)
+DEAD = TopicPartition("t.dead-letter", 0)
 
 
 async def test_what_is_not_a_task_hinders_none_behind_it_however_large_it_is() -> None:
@@ -57,3 +64,82 @@ async def test_a_task_that_has_no_room_for_its_error_is_a_dead_letter_that_is_cu
             assert isinstance(dead, UnreadableTask)
             assert "too long: AAA" in dead.error
             assert len(dead.error) <= ERROR_BYTES_MAX
+
+
+async def test_a_task_whose_end_is_refused_is_sent_again_once() -> None:
+    for max_retries, copies in ((0, "t.dead-letter"), (1, "t.tasks.retry")):
+        # Given a task that fails
+        broker = Broker()
+        broker.add("t.tasks", encode_task(task(max_retries=max_retries)))
+        async with tasks_of(broker) as tasks:
+            assert await tasks.dequeue() is not None
+
+            # When brokers refuse the commit behind its copy, and it is repeated until they do not
+            broker.refusal["g.tasks"] = errors.KafkaTimeoutError()
+            for _ in range(3):
+                with pytest.raises(errors.KafkaTimeoutError):
+                    await tasks.fail(TASK_ID, "refused")
+            broker.refusal.clear()
+            await tasks.fail(TASK_ID, "refused")
+
+            # Then there is one copy
+            assert len(broker.topics[copies]) == 1
+
+
+async def test_what_is_not_a_task_is_one_dead_letter_though_its_end_is_refused() -> None:
+    broker = Broker()
+    broker.add("t.tasks", b"not JSON")
+    broker.add("t.tasks", encode_task(task()))
+    async with tasks_of(broker) as tasks:
+        broker.refusal["g.tasks"] = errors.KafkaTimeoutError()
+        with pytest.raises(errors.KafkaTimeoutError):
+            await tasks.dequeue()
+        assert await tasks.dequeue() == task()
+        broker.refusal.clear()
+        await tasks.complete(TASK_ID)
+        assert len(broker.topics["t.dead-letter.events"]) == 1
+        assert broker.committed["g.tasks", TASKS] == 2
+
+
+@pytest.mark.parametrize("refusal", [errors.CommitFailedError(), errors.IllegalStateError()])
+async def test_nothing_is_trimmed_where_the_commit_is_refused(refusal: errors.KafkaError) -> None:
+    # Given a task that is finished
+    broker = Broker()
+    broker.add("t.tasks", encode_task(task()))
+    async with tasks_of(broker) as tasks:
+        assert await tasks.dequeue() is not None
+        await tasks.complete(TASK_ID)
+
+        # When brokers refuse to commit it anew, then it is kept, and so are the records of tasks
+        broker.refusal["g.tasks"] = refusal
+        assert not await tasks.trim()
+        assert not broker.deleted
+
+        # And for as long as only the dead letters are refused
+        broker.refusal = {"g.dead-letter": refusal}
+        broker.committed["g.dead-letter", DEAD] = 1
+        assert not await tasks.trim()
+        broker.refusal.clear()
+        assert await tasks.trim()
+        assert broker.deleted[TASKS] == 1
+
+
+async def test_dead_letters_that_were_retried_are_committed_anew_and_removed() -> None:
+    # Given a task that was retried, and failed again
+    broker = Broker()
+    broker.add("t.tasks", encode_task(task()))
+    async with tasks_of(broker) as tasks:
+        for _ in range(2):
+            assert await tasks.dequeue() is not None
+            await tasks.fail(TASK_ID, "refused")
+            if len(broker.topics["t.dead-letter"]) == 1:
+                assert await tasks.retry_all() == 1
+
+        # When the hour is over
+        before = len(broker.commits)
+        assert await tasks.trim()
+
+        # Then the dead letter that was retried goes, and the brokers keep that in mind
+        assert ("g.dead-letter", {DEAD: 1}) in broker.commits[before:]
+        assert broker.deleted == {TASKS: 2, TopicPartition("t.tasks.retry", 0): 0, DEAD: 1}
+        assert len(await tasks.failed(10)) == 1
