@@ -1,10 +1,12 @@
 """Stored messages whose bytes are damaged: ingest names them, the broker fails them and goes on."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import slatemq
+from examples.events.replicate import Replicator
 from libs.serving.channels import Channels
 from libs.serving.telemetry import Telemetry
 from libs.serving.topology import TopologyDirectory
@@ -16,6 +18,8 @@ from libs.storage.slate import Batch
 from services.broker.payloads import DAMAGED, FETCH_BYTES, GONE, IngestClient
 from services.ingest.config import IngestConfig
 from slatemq.errors import DataLoss
+from slatemq.events import encode_event, make_event
+from slatemq.events.catalogue import MessagePublished
 from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2
 from tests.integration.broker.entry_calls import FAILED, listed
@@ -92,6 +96,43 @@ async def test_the_client_names_the_damaged_ones_and_reads_the_others_without_th
             assert list(await client.read_messages([ids[0], ids[2]])) == [ids[0], ids[2]]
     finally:
         await server.stop()
+
+
+class Delivery:
+    """Of an event that a message was published."""
+
+    def __init__(self, message_id: int) -> None:
+        published = MessagePublished(message_id=message_id, headers={}, size=5000)
+        event = make_event(published, source="ingest-0", request_id="", at_ms=1_771_761_600_000)
+        self.payload = encode_event(event)
+        self.error = ""
+
+    async def fail(self, error: str) -> None:
+        self.error = error
+
+
+async def test_a_replication_copies_the_others_and_fails_the_events_of_damaged_ones(
+    tmp_path: Path,
+) -> None:
+    root = (tmp_path / "data").as_uri()
+    async with serving(root) as ingest:
+        ids = await ingest.send(*[b"%d" % n * 5000 for n in range(4)])
+    await damage(root, {payload_key(ids[1]): b"damaged"})
+    source, target = (Server(IngestConfig(root=one), Telemetry()) for one in (root, "memory:///"))
+    await source.start()
+    await target.start()
+    try:
+        async with slatemq.connect(source.address) as one, slatemq.connect(target.address) as other:
+            deliveries: list[Any] = [Delivery(message_id) for message_id in ids]
+            await Replicator(one, other, "here").copy(deliveries)
+            after = await other.publish(b"after")
+            copies = await other.read_messages(range(after - 3, after))
+    finally:
+        await target.stop()
+        await source.stop()
+
+    assert [copy.payload[:1] for copy in copies.values()] == [b"0", b"2", b"3"]
+    assert ["damaged" in one.error for one in deliveries] == [False, True, False, False]
 
 
 async def test_a_damaged_message_at_the_head_of_a_queue_fails_with_that_reason() -> None:
