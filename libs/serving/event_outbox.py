@@ -248,7 +248,7 @@ class OutboxEvents:
                 if not rows:
                     # A damaged row counts as one event, and may have stood for more.
                     log.error("no events %d to %d: no row has them", self.position + 1, last)
-                    self.position = last
+                    yield PlacedBatch(EventBatch([], last, 0), 0)
 
     def done(self, position: int) -> None:
         """See EventSource."""
