@@ -29,7 +29,7 @@ def write_json(fields: Mapping[str, Any]) -> None:
 
 def json_line(fields: Mapping[str, Any]) -> bytes:
     """One JSON object and a newline; all ASCII, so that no reader splits it elsewhere."""
-    return json.dumps(fields, separators=(", ", ": ")).encode() + b"\n"
+    return f"{json.dumps(fields, separators=(', ', ': '))}\n".encode()
 
 
 def say(text: str) -> None:
@@ -95,12 +95,18 @@ def payload_fields(payload: bytes) -> dict[str, str]:
 
 def printable(text: str) -> str:
     """Text without what would move the cursor or cannot be shown: that is written as escapes."""
-    return "".join(
-        letter
-        if letter.isprintable() or letter == "\n"
-        else letter.encode("unicode_escape", "surrogatepass").decode()
-        for letter in text
-    )
+    return text if text.isprintable() else text.translate(_Shown())
+
+
+class _Shown(dict[int, str]):
+    """How letters are shown, by their numbers; each is found out once."""
+
+    def __missing__(self, code: int) -> str:
+        letter = chr(code)
+        if not letter.isprintable() and letter != "\n":
+            letter = letter.encode("unicode_escape", "surrogatepass").decode()
+        self[code] = letter
+        return letter
 
 
 def line_width() -> int:

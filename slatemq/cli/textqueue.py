@@ -33,7 +33,7 @@ from slatemq.cli.textqueue_options import (
     reading_options,
     states_option,
 )
-from slatemq.cli.textqueue_output import entry_fields, entry_line, oddities, told
+from slatemq.cli.textqueue_output import entry_fields, oddities, told, write_entry
 from slatemq.textqueue import Claim, State, TextQueue, TextQueueError
 from slatemq.textqueue.queue import LEASE
 
@@ -126,10 +126,10 @@ def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> No
         stream = sys.stdout.buffer
         tell_of_mark(file)
         for entry in entries_of(file, strict, wanted):
-            fields = entry_fields(entry)
-            stream.write(
-                json_line(fields) if session.json else entry_line(entry, str(entry.offset))
-            )
+            if session.json:
+                stream.write(json_line(entry_fields(entry)))
+            else:
+                write_entry(entry, str(entry.offset))
 
 
 @tq.command("next", epilog=NEXT_EPILOG)
@@ -184,7 +184,8 @@ def next_(
         elif only_text:
             write_bytes(entry.text.encode() + b"\n")
         else:
-            write_bytes(entry_line(entry, claim.token if claim else str(entry.offset)))
+            write_entry(entry, claim.token if claim else str(entry.offset))
+            sys.stdout.buffer.flush()
     except BaseException:
         # Nobody has got the token: it would be kept from all others until its lease is over.
         if claim is not None:

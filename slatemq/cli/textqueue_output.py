@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,10 +82,18 @@ def _as_refusal(error: TextQueueError) -> SlateMQError:
     return FailedPrecondition("NOT_A_MESSAGE", str(error))
 
 
-def entry_line(entry: Entry, first: str) -> bytes:
+def write_entry(entry: Entry, first: str) -> None:
     """An entry for people and for `cut`: what names it, its state, its text, with tabs between."""
+    stream = sys.stdout.buffer
+    stream.write(f"{first}\t{entry.state}\t".encode())
+    # By itself, since it may be long.
+    stream.write(_shown_text(entry).encode())
+    stream.write(b"\n")
+
+
+def _shown_text(entry: Entry) -> str:
     text = entry.text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
-    return f"{first}\t{entry.state}\t{printable(text)}\n".encode()
+    return printable(text)
 
 
 def oddities(entry: Entry) -> Iterator[tuple[int, str]]:

@@ -61,10 +61,12 @@ class Entry:
     text: str
 
     @classmethod
-    def of(cls, raw: bytes, offset: int, line: int = 0) -> Entry:
-        """An entry by itself; `line` is 0 where nobody has counted."""
+    def of(cls, raw: bytes, offset: int, line: int = 0, text: str | None = None) -> Entry:
+        """An entry by itself; `line` is 0 where nobody has counted, `text` its own if known."""
         made = cls()
         made._page, made._place = alone(raw, offset, line), 0
+        if text is not None:
+            made.text = text
         return made
 
     if not TYPE_CHECKING:
@@ -197,14 +199,16 @@ def render(text: str, variables: Variables = (), state: State = State.QUEUED) ->
     """
     if state_of(state) not in CONTROLS:
         raise ValueError("entries of unknown kinds cannot be made")
-    lines = [CONTROLS[state] + of_kind(text, str, "text").replace("\n", "\n ")]
+    of_kind(text, str, "text")
     if isinstance(variables, Mapping):
         for name in texts_by_name(variables, "variables"):
             if "=" in name:
                 raise BadText(f"the name of a variable has no '=': {name!r}")
         variables = [f"{name}={value}" for name, value in variables.items()]
-    lines += ["\\" + checked_line(content) for content in several(variables, "variables")]
-    return encoded("\n".join(lines) + "\n")
+    lines = ["\\" + checked_line(content) for content in several(variables, "variables")]
+    below = "\n".join(["", *lines, ""])
+    # In one step, of which a long text has as few copies as can be.
+    return encoded("".join((CONTROLS[state], text.replace("\n", "\n "), below)))
 
 
 def checked_line(content: str, name: str = "a variable") -> str:

@@ -167,10 +167,18 @@ class QueueFile:
                 line = _newlines_before(descriptor, offset) + 1 + error.line
                 raise error.at(self.name, line) from None
 
-    def append(self, content: bytes, now_ms: int, last: int = 0, count: int = 1) -> int:
+    def append(
+        self,
+        content: bytes,
+        now_ms: int,
+        last: int = 0,
+        count: int = 1,
+        text: str | None = None,
+    ) -> int:
         """Append whole entries; gives the offset of the first. Raises OSError.
 
-        There are `count` of them, and in `content` the last one begins at `last`.
+        There are `count` of them, and in `content` the last one begins at `last`; its text is
+        `text`, if the caller has it.
         """
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         while True:
@@ -187,7 +195,7 @@ class QueueFile:
                     with intended(log, end_of(descriptor), content):
                         offset = add(descriptor, content)
                         self.sync(descriptor)
-                    entry = Entry.of(content[last:], offset + last)
+                    entry = Entry.of(content[last:], offset + last, text=text)
                     if not is_named(descriptor, self.path):
                         # An editor has replaced the file meanwhile: what it read may have had this.
                         there = copied(self.path, descriptor, entry)

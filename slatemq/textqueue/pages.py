@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import accumulate, compress, count
 
 from slatemq.textqueue.controls import STATES, State
-from slatemq.textqueue.texts import EVERY, begin_marks, first_bytes, texts_in
+from slatemq.textqueue.texts import EVERY, begin_marks, first_bytes, text_of, texts_in
 
 NEWLINE = b"\n"
 
@@ -120,6 +120,15 @@ class Page:
         return array("Q", compress(every, compress(self.marks, begin_marks(self.firsts, EVERY))))
 
 
+class _Single(Page):
+    """A page of one entry, which may be long: it is never split into lines."""
+
+    @cached_property
+    def texts(self) -> list[str]:
+        self.wishes.texts = True
+        return [text_of(self.content)]
+
+
 def last_beginning(content: bytes, start: int = 0) -> int | None:
     """Where the last entry begins that has a newline before it, not before `start`."""
     end = len(content)
@@ -132,7 +141,7 @@ def last_beginning(content: bytes, start: int = 0) -> int | None:
 
 def alone(raw: bytes, offset: int, line: int) -> Page:
     """A page of one entry."""
-    page = Page(raw, offset, line, EVERY, Wishes())
+    page = _Single(raw, offset, line, EVERY, Wishes())
     page.starts, page.ends, page.lines = (0,), (len(raw),), (line,)
     page.state = _STATES[raw[0]]
     return page

@@ -198,20 +198,24 @@ def _batches(
             if given is not None:
                 yield from given
                 position += len(piece)
-        while (found := _ENTRY.match(buffer, position)) is not None:
-            end = found.end()
+        while (end := _end_of_entry(buffer, position)) is not None:
             if end == len(buffer) and (hold_back or not at_end):
                 break
             raw = buffer[position:end]
             entry = Entry.of(raw, place.offset + position, place.line)
+            place.line += raw.count(NEWLINE)
+            position, is_late_next = end, buffer[end : end + 1] == b" "
+            if len(raw) > PAGE_BYTES_MAX:
+                # Not in memory once more while somebody has it.
+                place.offset += end
+                buffer, position = buffer[end:], 0
             _check(entry, place.file, place.strict)
             yield give.one(entry)
-            place.line += raw.count(NEWLINE)
-            position = end
-            if buffer[end : end + 1] == b" ":
+            del raw, entry
+            if is_late_next:
                 why = "a continuation after a variable"
                 raise FormatError(place.file, place.line, 1, why, _LATE_ADVICE)
-        if found is None and position < len(buffer):
+        if end is None and position < len(buffer):
             advice = f"{_BEGIN} or #"
             why = "a variable before any entry"
             if buffer[position : position + 1] == b" ":
@@ -221,9 +225,17 @@ def _batches(
             return
         place.offset += position
         buffer = buffer[position:]
-        more = _read_on(read, settle, max(next(sizes), len(buffer)))
+        more = _read_on(read, settle, max(next(sizes), len(buffer) // 2))
         at_end = not more
-        buffer += more
+        if more:
+            buffer += more
+        del more
+
+
+def _end_of_entry(buffer: bytes, position: int) -> int | None:
+    """Where the entry ends that begins there; None where none does."""
+    found = _ENTRY.match(buffer, position)
+    return found.end() if found else None
 
 
 def _whole(buffer: bytes, position: int, to_the_end: bool) -> memoryview:
@@ -273,6 +285,8 @@ class _Texts:
         self._states = states
 
     def many(self, piece: memoryview, place: Place, offset: int) -> Iterable[Iterable[str]] | None:
+        if len(piece) > PAGE_BYTES_MAX:
+            return None
         try:
             texts = texts_in(piece, self._states)
         except UnicodeDecodeError:

@@ -99,7 +99,8 @@ class TextQueue:
         `{"retries": "03", "error": reserve(20)}`.
         """
         content = render(text, variables, state)
-        return Entry.of(content, self._file.append(content, self._clock_ms()), 0)
+        offset = self._file.append(content, self._clock_ms(), text=text)
+        return Entry.of(content, offset, text=text)
 
     def append_all(self, texts: Iterable[str], variables: Variables = ()) -> int:
         """Append many messages, about a mebibyte in a write; gives their number. Raises BadText.

@@ -48,6 +48,9 @@ _CONTINUATION = re.compile(r"\n ")
 _APART = re.compile(r"\n\n++ ")
 """After blank lines."""
 
+_NEWLINES = b"\n" * 4096
+"""At the end of an entry; left out together where there are many."""
+
 _UNWANTED = re.compile(rb"\0[\0 ]*+")
 """Entries with their continuations, and variables, in the kinds of lines."""
 
@@ -84,6 +87,22 @@ def texts_in(content: bytes | memoryview, states: frozenset[State] = EVERY) -> l
         if found is None:
             found = _mixed(text, states, is_continued)
     return _line_by_line(bytes(content), states) if found is None else found
+
+
+def text_of(raw: bytes) -> str:
+    """The text of one sound entry; a long one is in memory twice more at most meanwhile."""
+    end = raw.find(b"\n\\")
+    if end < 0:
+        end = len(raw)
+    while raw.endswith(_NEWLINES, 0, end):
+        end -= len(_NEWLINES)
+    while raw.endswith(b"\n", 0, end):
+        end -= 1
+    control = raw[:4].decode(errors="ignore")[0]
+    text = str(memoryview(raw)[len(control.encode()) : end], "utf-8")
+    while "\n\n" in text:
+        text = text.replace("\n\n", "\n")
+    return text.replace("\n ", "\n")
 
 
 def _ends_count(kinds: bytes) -> int:

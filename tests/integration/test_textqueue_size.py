@@ -79,6 +79,64 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(grown) < 32 << 10
 
 
+LONG_BYTES = 12 << 20
+
+PEAK = """
+import re, sys
+from pathlib import Path
+from slatemq.cli import app, textqueue
+from slatemq.textqueue import TextQueue
+
+def run(*words):
+    try:
+        app.slatemq(["tq", words[0], sys.argv[1], *words[1:]])
+    except SystemExit as end:
+        assert not end.code, end
+
+def peak() -> int:
+    # Of this program alone: ru_maxrss may be that of the process that started it
+    return int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+
+queue = TextQueue(sys.argv[1])
+Path("/proc/self/clear_refs").write_text("5")
+before = peak()
+{call}
+print(peak() - before, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "most"),
+    [
+        ("queue.entry(0).text", 3),
+        ("list(queue.texts())", 3),
+        ("queue.claim().text", 3),
+        ("run('ls'); run('next')", 4),
+        ("queue.append('{text}' * ({size} // len('{text}')))", 3),
+    ],
+    ids=["read", "texts", "claimed", "shown", "appended"],
+)
+@pytest.mark.parametrize("text", ["x", "a line of some words" + r"\n"], ids=["line", "lines"])
+def test_a_long_message_is_in_memory_a_few_times_at_most(
+    tmp_path: Path, text: str, call: str, most: int
+) -> None:
+    # Given a file of one long message, or of none where one is appended
+    path = tmp_path / "long.tq"
+    written = text.replace(r"\n", "\n ").encode()
+    message = b"-" + written * (LONG_BYTES // len(written)) + b"\n"
+    path.write_bytes(b"" if "append" in call else message)
+
+    # When another process reads, shows or writes it
+    call = call.replace("{size}", str(LONG_BYTES)).replace("{text}", text)
+    program = PEAK.replace("{call}", call)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], cwd=REPOSITORY, capture_output=True, check=True
+    )
+
+    # Then all its copies together were no larger than so many messages, and a tenth
+    assert int(done.stderr) << 10 < (most + 0.1) * LONG_BYTES
+
+
 @pytest.mark.parametrize("call", ["queue.done(entry)", "queue.set_variable(entry, 'v', 'b')"])
 def test_a_long_message_is_changed_without_copies_of_it(tmp_path: Path, call: str) -> None:
     # Given a message of 32 MiB, which somebody has read
