@@ -14,10 +14,10 @@ from slatemq.cli.failures import EXIT_REFUSED, error_fields
 from slatemq.cli.groups import Group, Place
 from slatemq.cli.listings import Listing, listing_of
 from slatemq.cli.messages import finished_listing, show_message
-from slatemq.cli.output import note, say, write_json, write_table
+from slatemq.cli.output import cut, line_width, note, say, write_json, write_table
 from slatemq.cli.parameters import MESSAGE_ID, QUEUE, WHICH, WORDS
 from slatemq.cli.progress import progress
-from slatemq.cli.queues import purge_states
+from slatemq.cli.queues import NAME_WIDTH, purge_states
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.entry_models import EntryState
 from slatemq.errors import NotFound, SlateMQError
@@ -224,25 +224,38 @@ def redrives(session: Session, queue: str) -> None:
             write_json(asdict(one))
         found.check_complete()
         return
-    write_table(
-        ("redrive", "state", "moved", "looked at", "queue"),
-        (
-            (
-                one.redrive_id,
-                one.state.value,
-                one.redriven_count,
-                f"{one.examined_count} of {one.total_count}",
-                one.queue_id
-                if one.target_queue_id == one.queue_id
-                else f"{one.queue_id} into {one.target_queue_id}",
-            )
-            for one in found.items
-        ),
-    )
+    _show_redrives(found.items)
     for one in found.items:
         if one.error:
             note(f"redrive {one.redrive_id}: {one.error}")
     found.check_complete()
+
+
+def _show_redrives(found: Sequence[Redrive]) -> None:
+    """A table as wide as a terminal; what of the names does not fit is left out there."""
+    heads = ("redrive", "state", "moved", "looked at", "queue")
+    rows: list[list[object]] = [
+        [
+            one.redrive_id,
+            one.state.value,
+            one.redriven_count,
+            f"{one.examined_count} of {one.total_count}",
+        ]
+        for one in found
+    ]
+    left = line_width() - sum(
+        max(len(heads[place]), *(len(str(row[place])) for row in rows), 0) + 2
+        for place in range(len(heads) - 1)
+    )
+    for one, row in zip(found, rows, strict=True):
+        names = [one.queue_id]
+        if one.target_queue_id != one.queue_id:
+            names.append(one.target_queue_id)
+        if len(" into ".join(names)) > left:
+            width = (left - len(" into ") * (len(names) - 1)) // len(names)
+            names = [cut(name, max(width, NAME_WIDTH)) for name in names]
+        row.append(" into ".join(names))
+    write_table(heads, rows)
 
 
 @failed.command("cancel", epilog="\b\nExample:\n  slatemq failed cancel REDRIVE")

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from slatemq.entry_models import StateName
     from slatemq.queue_models import Queue
 
+NAME_WIDTH = 8
+"""Columns that a name has in a list, however narrow the terminal is."""
+
 FILTER_WIDTH = 8
 """Columns in which a filter is worth its place in a list."""
 
@@ -225,20 +228,25 @@ def delete(session: Session, name: str, yes: bool, etag: str) -> None:
 
 
 def _show_queues(queues: Sequence[Queue]) -> None:
-    """A table as wide as a terminal; what of a filter does not fit is left to `queue show`."""
+    """A table as wide as a terminal; what of names and filters does not fit is left out there."""
     archived = any(one.counts.archived_count for one in queues)
     counts = COUNTS if archived else COUNTS[:-1]
     rows: list[list[object]] = []
     for one in queues:
         state = state_of(one)
-        name = one.queue_id if state == OPEN else f"{one.queue_id} ({state})"
-        rows.append([name, *count_cells(one)[: len(counts)]])
+        rows.append(["" if state == OPEN else f" ({state})", *count_cells(one)[: len(counts)]])
     heads = ("queue", *counts)
-    taken = sum(
-        max(len(head), *(len(str(row[place])) for row in rows), 0) + 2
-        for place, head in enumerate(heads)
-    )
-    left = line_width() - taken
+
+    def taken(places: range) -> int:
+        return sum(
+            max(len(heads[place]), *(len(str(row[place])) for row in rows), 0) + 2
+            for place in places
+        )
+
+    left = line_width() - taken(range(1, len(heads)))
+    for one, row in zip(queues, rows, strict=True):
+        row[0] = cut(one.queue_id, max(left - len(str(row[0])), NAME_WIDTH)) + str(row[0])
+    left -= taken(range(1))
     if left >= FILTER_WIDTH:
         heads = (*heads, "filter")
         for one, row in zip(queues, rows, strict=True):
