@@ -85,10 +85,22 @@ class Events:
                         assert message is not None
                         await self._deliver(message, types, redeliveries)
             except (Unavailable, FailedPrecondition, InvalidArgument) as error:
+                await self._give_back()
                 await outage.wait(error)
             finally:
                 await redeliveries.stop()
                 self._held.clear()
+
+    async def _give_back(self) -> None:
+        """What was delivered comes again, also where only a dead letter was refused."""
+        deliveries, self._deliveries = self._deliveries, None
+        if deliveries is not None and not deliveries.is_lost:
+            try:
+                with translated():
+                    async with asyncio.timeout(OPERATION_S):
+                        await deliveries.channel.close()
+            except (Unavailable, FailedPrecondition) as error:
+                log.info("the channel was lost: %s", error)
 
     async def acknowledge(self, event_id: str) -> None:
         """Finish a delivered event."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import aio_pika
 import pytest
 
+from libs.events.backends import open_backend
 from libs.events.tasks import ERROR_BYTES_MAX, FailedTask, UnreadableTask, WriteTask
 from libs.serving.telemetry import Telemetry
 from libs.storage.roots import open_root
@@ -19,6 +20,7 @@ from services.ingest.task_consumer import SETTLE_MS, TaskConsumer
 from services.ingest.task_outcomes import KEPT_MS
 from services.ingest.task_tidying import TaskTidying
 from slatemq.errors import FailedPrecondition, Unavailable
+from slatemq.events.envelope import Event
 from slatemq.v1 import ingest_pb2
 from tests.integration.events.conftest import SERVERS
 from tests.integration.events.queued_ingest import (
@@ -177,6 +179,38 @@ async def test_dead_letters_wait_where_their_queue_or_exchange_was_deleted(
     assert isinstance(failed, FailedTask)
     assert failed.task.task_id == task_id
     await tasks.close()
+
+
+@pytest.mark.parametrize("backend", ["rabbitmq"], indirect=True)
+async def test_what_is_not_an_event_comes_again_until_a_queue_takes_it(
+    backend: tuple[str, Server],
+) -> None:
+    # Given a subscriber, and no queue for dead letters
+    settings = queue_settings(*backend).rabbitmq
+    events = open_backend("rabbitmq")
+    await events.connect(settings)
+    await events.subscribe([], _ignore)
+    async with await aio_pika.connect(settings.url) as connection:
+        channel = await connection.channel()
+        await channel.queue_delete(f"{settings.queue_prefix}.dead-letter")
+
+        # When what is no event comes, then it is a dead letter once there is a queue again
+        await channel.default_exchange.publish(
+            aio_pika.Message(b"not JSON"), f"{settings.queue_prefix}.events"
+        )
+
+        async def is_there() -> bool:
+            try:
+                return (await events.stats()).dead_letter_count == 1
+            except FailedPrecondition:  # the queue is not there yet
+                return False
+
+        await eventually(is_there, 20)
+    await events.close()
+
+
+async def _ignore(event: Event) -> None:
+    """Acknowledge nothing."""
 
 
 async def test_copies_of_a_dead_letter_are_told_retried_and_applied_once(
