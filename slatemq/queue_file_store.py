@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+import asyncio
+import os
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Generic, Protocol, TypeVar
 
 from slatemq.checks import wrong
 from slatemq.codecs import Codec
 from slatemq.ref_set import RefSet, RefToken
-from slatemq.textqueue import Claim, State, TextQueue
+from slatemq.textqueue import Busy, Claim, State, TextQueue
 
 __all__ = ["TextQueueStore"]
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+RETRY_S = 0.01
+"""Between two tries to lock a file that another holds."""
 
 
 class TextQueueStore(Generic[T]):
     """A queue file: what is popped is claimed, and its text put into the set.
 
-    Changes of the file by others are waited for: each takes some milliseconds.
+    Changes of the file by others are waited for: each takes some milliseconds. The event loop
+    goes on meanwhile; one that holds the lock for longer than `timeout` is told of by Busy.
     """
 
     def __init__(
@@ -28,20 +36,26 @@ class TextQueueStore(Generic[T]):
         refs: RefSet[T],
         codec: Codec[T],
         lease: timedelta = timedelta(minutes=1),
+        *,
+        timeout: timedelta = timedelta(seconds=2),
     ) -> None:
-        """Claim from `queue` for `lease`; the texts are items of `codec`."""
+        """Claim from `queue` for `lease`; the texts are items of `codec`.
+
+        `timeout` is how long `pop` and `len` wait for another's lock.
+        """
         self._queue = queue
         self._refs = refs
         self._codec = codec
         self._lease = lease
+        self._timeout = timeout
         self._claims: dict[Hashable, Claim] = {}
 
     async def pop(self) -> Hashable | None:
         """Claims the first message that is queued and free; gives its claim's token.
 
-        Raises TextQueueError, and what the codec raises: then the message is free again.
+        Raises TextQueueError (Busy), and what the codec raises: then the message is free again.
         """
-        claim = self._queue.claim(self._lease)
+        claim = await self._locked(lambda: self._queue.claim(self._lease))
         if claim is None:
             return None
         try:
@@ -53,11 +67,29 @@ class TextQueueStore(Generic[T]):
         return claim.token
 
     async def len(self) -> int:
-        """How many messages are queued and free; reads the file."""
-        with self._queue.lock():
-            claimed = self._queue.claimed_offsets()
-            queued = self._queue.entries(State.QUEUED)
-            return sum(entry.offset not in claimed for entry in queued)
+        """How many messages are queued and free; reads the file. Raises TextQueueError (Busy)."""
+        return await self._locked(self._count)
+
+    async def _locked(self, use: Callable[[], R]) -> R:
+        """What `use` gives under the file's lock, tried until the timeout. Raises Busy, OSError."""
+        loop = asyncio.get_running_loop()
+        os.stat(self._queue.path)  # locking would make the file
+        deadline = loop.time() + self._timeout.total_seconds()
+        while True:
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(self._queue.lock(wait=False))
+                except Busy:
+                    if loop.time() >= deadline:
+                        raise
+                else:
+                    return use()
+            await asyncio.sleep(RETRY_S)
+
+    def _count(self) -> int:
+        claimed = self._queue.claimed_offsets()
+        queued = self._queue.entries(State.QUEUED)
+        return sum(entry.offset not in claimed for entry in queued)
 
     def complete(self, tokens: Iterable[RefToken[T]]) -> None:
         """Marks the messages of these tokens as processed. Raises TextQueueError (ClaimLost)."""

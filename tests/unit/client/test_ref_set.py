@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,7 +12,8 @@ import pytest
 
 from slatemq import MemoryQueue, QueueView, RefSet, RefToken, TextQueueStore, codecs
 from slatemq.errors import AlreadyExists, FailedPrecondition, InvalidArgument
-from slatemq.textqueue import ClaimLost, State, TextQueue
+from slatemq.textqueue import Busy, ClaimLost, State, TextQueue
+from slatemq.textqueue.locks import How, opened
 
 
 def test_an_item_goes_with_its_last_reference() -> None:
@@ -99,6 +103,30 @@ async def test_a_view_takes_the_texts_of_a_queue_file(tmp_path: Path) -> None:
     assert refs.lease(again).item == {"n": 1}
     with pytest.raises(FailedPrecondition, match="used already"):
         store.complete(tokens[:1])
+
+
+@pytest.mark.parametrize("by", ["try_next", "len"])
+async def test_a_view_does_not_hold_the_event_loop_while_its_file_is_locked(
+    tmp_path: Path, by: str
+) -> None:
+    # Given a queue file that another holds locked, as `flock FILE` does
+    file = TextQueue(tmp_path / "jobs.tq")
+    file.append("x")
+    refs = RefSet[str]()
+    timeout = timedelta(milliseconds=100)
+    brief = QueueView(TextQueueStore(file, refs, codecs.TEXT, timeout=timeout), refs)
+    patient = QueueView(TextQueueStore(file, refs, codecs.TEXT, timeout=timedelta(minutes=1)), refs)
+    with opened(file.path, os.O_RDWR, How.EXCLUSIVE) as other:
+        # When a view wants it, then it is refused after its timeout
+        with pytest.raises(Busy):
+            await getattr(brief, by)()
+
+        # And one that waits longer goes on when the lock is gone, which the loop alone can end
+        waiting = asyncio.create_task(getattr(patient, by)())
+        await asyncio.sleep(0.03)
+        assert not waiting.done()
+        fcntl.flock(other, fcntl.LOCK_UN)
+        assert await waiting
 
 
 async def test_an_item_that_cannot_be_decoded_goes_back_into_its_file(tmp_path: Path) -> None:
