@@ -151,6 +151,20 @@ async def test_a_broker_that_is_away_stops_no_other_and_gets_everything_later(
     await other.stop()
 
 
+async def test_a_broker_that_never_answers_an_assignment_is_asked_anew_after_the_deadline(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brokers, "ASSIGN_SECONDS", 0.3)
+    await stack.shard.set_queue("all", "true")
+    stack.broker.answering.clear()
+    async with stack.router():
+        first = await stack.log.publish([{}])
+        await eventually(lambda: stack.got("all") == first)
+        # It keeps what it was told before, and nobody waits for its answer
+        second = await stack.log.publish([{}])
+        await eventually(lambda: stack.got("all") == first + second)
+
+
 async def test_a_slow_broker_holds_the_others_up_only_for_the_grace(stack: Stack) -> None:
     await stack.shard.set_queue("quick", "true")
     slow_shard = ShardMemory(shard=1)

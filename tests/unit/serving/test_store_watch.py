@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from libs.serving.health import Health
 from libs.serving.store_watch import HUNG_MS, StoreWatch
@@ -16,16 +17,34 @@ class Watched:
         self.waiting_ms = 0
         self.can_do_without = True
         self.health = Health(["slatemq.v1.IngestService"])
+        self._reader = InMemoryMetricReader()
         self._watch = StoreWatch(
             self.health,
             lambda: {"a commit": self.waiting_ms},
-            metrics.NoOpMeter("test"),
+            MeterProvider([self._reader]).get_meter("test"),
             lambda: self.can_do_without,
         )
 
     async def look(self) -> bool:
         await self._watch.look()
         return self.health.is_serving
+
+    def metric_ms(self) -> object:
+        """What the gauge of the metrics shows."""
+        told = self._reader.get_metrics_data()
+        assert told is not None
+        (gauge,) = told.resource_metrics[0].scope_metrics[0].metrics
+        assert gauge.name == "slatemq.store.waiting"
+        (point,) = gauge.data.data_points
+        return getattr(point, "value", None)
+
+
+async def test_the_metric_of_a_store_that_hangs_rises_and_falls() -> None:
+    watched = Watched()
+    for waiting_ms in (0, 500, HUNG_MS, 0):
+        watched.waiting_ms = waiting_ms
+        await watched.look()
+        assert watched.metric_ms() == waiting_ms
 
 
 async def test_a_process_that_can_do_without_its_store_serves_while_that_hangs(
