@@ -16,8 +16,8 @@ _CLASSES = {
 }
 
 
-_ASSIGNING = frozenset({"kafka"})
-"""Those in which a sole consumer takes what is there, and joins no group that divides it."""
+_KNOWING = frozenset({"kafka", "redis"})
+"""Those in which a sole consumer takes at once what is there, and what one before it had."""
 
 
 def open_backend(name: str, *, is_sole_consumer: bool = False) -> QueueBackend[Any]:
@@ -28,6 +28,6 @@ def open_backend(name: str, *, is_sole_consumer: bool = False) -> QueueBackend[A
     module, kind = _CLASSES[name]
     make = getattr(import_module(module), kind)
     backend: QueueBackend[Any] = (
-        make(is_sole_consumer=is_sole_consumer) if name in _ASSIGNING else make()
+        make(is_sole_consumer=is_sole_consumer) if name in _KNOWING else make()
     )
     return backend

@@ -25,9 +25,10 @@ HEALTH_S = 3.0
 class RedisBackend(ComposedBackend):
     """Events and tasks in Redis."""
 
-    def __init__(self) -> None:
-        """Not connected yet."""
+    def __init__(self, *, is_sole_consumer: bool = False) -> None:
+        """Not connected yet; a sole consumer takes at once what those before it had."""
         super().__init__(translated)
+        self._is_sole_consumer = is_sole_consumer
         self._client: Any = None
 
     async def connect(self, config: RedisSettings) -> None:
@@ -36,7 +37,7 @@ class RedisBackend(ComposedBackend):
         consumer = make_consumer_name()
         dead = DeadLetters(client, config.stream_prefix)
         kind = ListTasks if config.task_structure == "lists" else StreamTasks
-        tasks = kind(client, config, consumer, dead)
+        tasks = kind(client, config, consumer, dead, is_sole_consumer=self._is_sole_consumer)
         self._client = client
         self._compose(EventStream(client, config, consumer, dead), tasks)
         try:

@@ -34,6 +34,7 @@ class Group:
         self._group = group
         self._consumer = consumer
         self._reclaimed_at = 0.0
+        self._is_more_left = False
         self._kept_at = 0.0
 
     async def create(self, start: str) -> None:
@@ -61,18 +62,30 @@ class Group:
         return [Delivery(entry_id, fields, 1) for entry_id, fields in entries]
 
     async def reclaim(self, own_idle_ms: int | None = None) -> list[Delivery]:
-        """What dead consumers had, every few seconds; with `own_idle_ms` also what this one left.
+        """What dead consumers had; with `own_idle_ms` also what this one left.
+
+        Looks for dead ones every few seconds, and at once where the last look left some.
 
         `own_idle_ms`: how long an entry of this consumer must have been idle to come again.
         """
         found: list[Delivery] = []
         if own_idle_ms is not None:
             found += await self._claim(own_idle_ms, self._consumer)
-        if time.monotonic() - self._reclaimed_at >= RECLAIM_S:
+        if self._is_more_left or time.monotonic() - self._reclaimed_at >= RECLAIM_S:
             self._reclaimed_at = time.monotonic()
-            found += await self._claim(HOLD_MS, None)
+            taken = await self._claim(HOLD_MS, None)
+            self._is_more_left = len(taken) == READ_COUNT
+            found += taken
             await self._forget_consumers()
         return found
+
+    async def take_over(self) -> None:
+        """Take what all other consumers have, which are gone: `reclaim` gives it at once."""
+        for row in await self._client.xinfo_consumers(self._key, self._group):
+            if row["name"] == self._consumer.encode():
+                continue
+            while rows := await self._pending(0, row["name"], READ_COUNT * 100):
+                await self._own_as_idle(rows)
 
     async def keep(self, entry_ids: Collection[bytes]) -> None:
         """Show that this consumer still has these entries; cheap when called often."""
@@ -92,13 +105,16 @@ class Group:
         """Give what this consumer has to others at once, and remove it when it has nothing."""
         rows = await self._pending(0, self._consumer, READ_COUNT * 100)
         if rows:
-            ids = [row["message_id"] for row in rows]
-            # An idle time beyond the hold: the next consumer that looks takes them.
-            await self._client.xclaim(
-                self._key, self._group, self._consumer, 0, ids, idle=HOLD_MS, justid=True
-            )
+            await self._own_as_idle(rows)
         else:
             await self._client.xgroup_delconsumer(self._key, self._group, self._consumer)
+
+    async def _own_as_idle(self, rows: list[Any]) -> None:
+        """Have these entries with an idle time beyond the hold: the next that looks takes them."""
+        ids = [row["message_id"] for row in rows]
+        await self._client.xclaim(
+            self._key, self._group, self._consumer, 0, ids, idle=HOLD_MS, justid=True
+        )
 
     async def _claim(self, idle_ms: int, consumer: str | None) -> list[Delivery]:
         rows = await self._pending(idle_ms, consumer, READ_COUNT)

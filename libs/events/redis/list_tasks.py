@@ -38,9 +38,15 @@ class ListTasks(DelayedTasks):
     APPEND_SCRIPT = "redis.call('RPUSH', KEYS[2], task)"
 
     def __init__(
-        self, client: aioredis.Redis, settings: RedisSettings, consumer: str, dead: DeadLetters
+        self,
+        client: aioredis.Redis,
+        settings: RedisSettings,
+        consumer: str,
+        dead: DeadLetters,
+        *,
+        is_sole_consumer: bool,
     ) -> None:
-        """Nothing is read or written yet."""
+        """Nothing is read or written yet; see `open_backend` for `is_sole_consumer`."""
         super().__init__(client, settings, dead)
         self._consumer = consumer
         self._processing = f"{self._key}:processing:{consumer}"
@@ -48,6 +54,7 @@ class ListTasks(DelayedTasks):
         self._undo = self._client.register_script(UNDO)
         self._alive_at = 0.0
         self._reclaimed_at = 0.0
+        self._is_to_take_over = is_sole_consumer
 
     async def connect(self) -> None:
         """Lists come into being when they are written."""
@@ -122,8 +129,10 @@ class ListTasks(DelayedTasks):
         await self._give_back_unheard()
         async for key in self._client.scan_iter(match=f"{self._key}:processing:*"):
             consumer = key.decode().rpartition(":processing:")[2]
-            if not await self._client.exists(self._alive_key(consumer)):
+            is_gone = self._is_to_take_over and consumer != self._consumer
+            if is_gone or not await self._client.exists(self._alive_key(consumer)):
                 await self._give_back(key)
+        self._is_to_take_over = False
 
     async def _give_back_unheard(self) -> None:
         """Give back what was moved for this consumer by a command whose answer was lost."""

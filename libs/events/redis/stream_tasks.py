@@ -24,13 +24,20 @@ class StreamTasks(DelayedTasks):
     APPEND_SCRIPT = "redis.call('XADD', KEYS[2], '*', 'task', task)"
 
     def __init__(
-        self, client: aioredis.Redis, settings: RedisSettings, consumer: str, dead: DeadLetters
+        self,
+        client: aioredis.Redis,
+        settings: RedisSettings,
+        consumer: str,
+        dead: DeadLetters,
+        *,
+        is_sole_consumer: bool,
     ) -> None:
-        """Nothing is read or written yet."""
+        """Nothing is read or written yet; see `open_backend` for `is_sole_consumer`."""
         super().__init__(client, settings, dead)
         self._group = Group(client, self._key, settings.consumer_group, consumer)
         self._read: deque[Delivery] = deque()
         self._held = HeldTasks[tuple[bytes, WriteTask]]()
+        self._is_to_take_over = is_sole_consumer
 
     async def connect(self) -> None:
         """Create the group; it gets every task that is in the stream."""
@@ -42,6 +49,9 @@ class StreamTasks(DelayedTasks):
     async def dequeue(self) -> WriteTask | None:
         """The next task that is due, or None when none comes within a second."""
         await self._group.keep(self._entry_ids())
+        if self._is_to_take_over:
+            await self._group.take_over()
+            self._is_to_take_over = False
         if not self._read:
             block_ms = await self._promoted()
             self._read.extend(await self._group.reclaim())

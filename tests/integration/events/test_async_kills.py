@@ -20,7 +20,7 @@ from tests.integration.events.queued_ingest import LARGE, QueuedIngest, queue_se
 from tests.integration.events.servers import Server, running
 from tests.integration.ingest_server import message, process
 
-pytestmark = pytest.mark.slow  # Processes are killed, and what they had comes again after 30 s.
+pytestmark = pytest.mark.slow  # Processes are killed at seven steps.
 
 MODULE = "tests.integration.events.killed_ingest"
 PUBLISHES = 12

@@ -15,6 +15,7 @@ from redis import exceptions
 
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
+from libs.events.redis.backend import RedisBackend
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.gathered import GatheredCommands
 from libs.events.tasks import FailedTask, WriteTask
@@ -54,6 +55,30 @@ async def test_a_task_is_completed_by_the_call_that_repeats_one_in_an_outage(
     await backend.complete_task(task.task_id)
     assert (await backend.stats()).pending_tasks == 0
     await backend.close()
+
+
+async def test_a_sole_consumer_takes_at_once_what_the_one_before_it_had(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("consumer_group", "list_tasks"):
+        monkeypatch.setattr(f"libs.events.redis.{module}.HOLD_MS", 3_600_000)
+    killed = RedisBackend(is_sole_consumer=True)
+    await killed.connect(server.settings("sole"))
+    tasks = [a_task() for _ in range(35)]
+    for task in tasks:
+        await killed.enqueue_task(task)
+    taken = [await dequeued(killed) for _ in range(25)]
+    assert len({task.task_id for task in taken}) == 25
+    await killed.disconnect()
+
+    successor = open_backend("redis", is_sole_consumer=True)
+    await successor.connect(server.settings("sole"))
+    again = [await dequeued(successor) for _ in tasks]
+    assert {task.task_id for task in again} == {task.task_id for task in tasks}
+    for task in again:
+        await successor.complete_task(task.task_id)
+    assert (await successor.stats()).pending_tasks == 0
+    await successor.close()
 
 
 async def test_a_list_of_dead_letters_does_not_hold_their_bodies(server: Server) -> None:
