@@ -93,14 +93,20 @@ class Connection:
         return self._connection is not None and self._connection.connected.is_set()
 
     async def publish(
-        self, exchange: str, routing_key: str, message: aio_pika.Message, *, is_kept: bool
+        self,
+        exchange: str,
+        routing_key: str,
+        message: aio_pika.Message,
+        *,
+        is_kept: bool,
+        channel: AbstractChannel | None = None,
     ) -> None:
-        """Publish, and wait for the confirm.
+        """Publish, and wait for the confirm; by this channel, or the one of the moment.
 
         `is_kept`: it raises where no queue takes the message, and what is missing is declared, so
         that a later try finds it.
         """
-        channel = await self.publishing()
+        channel = channel or await self.publishing()
         try:
             async with asyncio.timeout(OPERATION_S):
                 target: AbstractExchange = (

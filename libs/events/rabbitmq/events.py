@@ -42,6 +42,8 @@ class Events:
 
     async def publish(self, events: Sequence[Event]) -> None:
         """Publish in order; returns once all are confirmed."""
+        # All by one channel: if that is lost, none of them overtakes one that is sent again.
+        channel = await self._connection.publishing()
         sent = [
             self._connection.publish(
                 self._names.exchange,
@@ -50,6 +52,7 @@ class Events:
                     encode_event(event), self._settings, message_id=event.id, type=event.type
                 ),
                 is_kept=False,  # an event of which nobody wants to know
+                channel=channel,
             )
             for event in events
         ]
