@@ -119,15 +119,15 @@ async def measure(ingests: list[Ingest], turns: int, loads: tuple[Load, ...] = L
 def lines(ingests: list[Ingest], loads: tuple[Load, ...] = LOADS) -> list[str]:
     """The table."""
     direct = next(one for one in ingests if one.name == DIRECT)
-    told = ["| | µs for a message | more than direct mode: median, quartiles |", "|---|---|---|"]
+    rows = ["| | µs for a message | more than direct mode: median, quartiles |", "|---|---|---|"]
     for load in loads:
         for ingest in ingests:
             found = ingest.found[load.name]
             more = [one - other for one, other in zip(found, direct.found[load.name], strict=True)]
             low, middle, high = quantiles(more, n=4) if len(more) > 1 else more * 3
             beside = "–" if ingest is direct else f"{middle:+.2f} ({low:+.2f} to {high:+.2f})"
-            told.append(f"| {load.name}, {ingest.name} | {median(found):.2f} | {beside} |")
-    return told
+            rows.append(f"| {load.name}, {ingest.name} | {median(found):.2f} | {beside} |")
+    return rows
 
 
 def main() -> None:

@@ -132,8 +132,8 @@ class Publishing:
 
     def _publish(self, callers: int, seconds: float) -> tuple[list[float], float]:
         crew = Crew(self.server)
-        told = {"callers": callers, "seconds": seconds, "warm_s": WARM_S, "size": SIZE_BYTES}
-        crew.add("timed", self.queue, 0, first=self.count, **told)
+        load = {"callers": callers, "seconds": seconds, "warm_s": WARM_S, "size": SIZE_BYTES}
+        crew.add("timed", self.queue, 0, first=self.count, **load)
         (result,) = crew.run()
         self.count += result["count"]
         return result["took_s"], result["lasted_s"]
@@ -148,8 +148,8 @@ class Publishing:
     def numbers(self) -> dict[str, float]:
         """The medians of the turns, by row, callers, and what."""
         return {
-            f"{self.row}, {callers} {'caller' if callers == 1 else 'callers'}, {what}": median(told)
-            for (callers, what), told in self.found.items()
+            f"{self.row}, {callers} {'caller' if callers == 1 else 'callers'}, {what}": median(runs)
+            for (callers, what), runs in self.found.items()
         }
 
 

@@ -41,27 +41,11 @@ class RecordedEvents(ShardEvents):
 
     def created(self, queue: Queue, now_ms: int) -> None:
         """See ShardEvents."""
-        settings = queue.settings
-        data = QueueCreated(
-            queue=queue.queue_id,
-            filter=settings.filter,
-            priority=settings.priority,
-            max_attempts=settings.max_attempts,
-            revision=settings.revision,
-        )
-        self._record(queue, data, now_ms)
+        self._record_settings(QueueCreated, queue, now_ms)
 
     def updated(self, queue: Queue, now_ms: int) -> None:
         """See ShardEvents."""
-        settings = queue.settings
-        data = QueueUpdated(
-            queue=queue.queue_id,
-            filter=settings.filter,
-            priority=settings.priority,
-            max_attempts=settings.max_attempts,
-            revision=settings.revision,
-        )
-        self._record(queue, data, now_ms)
+        self._record_settings(QueueUpdated, queue, now_ms)
 
     def deleted(self, queue: Queue, now_ms: int) -> None:
         """See ShardEvents."""
@@ -136,6 +120,19 @@ class RecordedEvents(ShardEvents):
     def take_rows(self) -> Sequence[Row]:
         """See ShardEvents."""
         return self._outbox.take_rows()
+
+    def _record_settings(
+        self, kind: type[QueueCreated | QueueUpdated], queue: Queue, now_ms: int
+    ) -> None:
+        settings = queue.settings
+        data = kind(
+            queue=queue.queue_id,
+            filter=settings.filter,
+            priority=settings.priority,
+            max_attempts=settings.max_attempts,
+            revision=settings.revision,
+        )
+        self._record(queue, data, now_ms)
 
     def _record(self, queue: Queue, data: EventData, now_ms: int) -> None:
         if not self._is_own(queue):

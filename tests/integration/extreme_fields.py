@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
@@ -84,6 +85,29 @@ def changes(message: Any, depth: int = 0) -> Iterator[Change]:
         else:
             for value in extremes(field):
                 yield partial(set_field, name, value)
+
+
+async def count_taken(
+    call: Callable[[Any], Awaitable[Any]], make: Callable[[], Awaitable[Any]]
+) -> int:
+    """How many were taken of a request as it is, and with each field at its extremes.
+
+    `make` makes the request, anew after each that was taken. Fails where one meets a fault.
+    """
+    taken, usual = 0, await make()
+    for change in [repr, *changes(await make())]:  # first as it is
+        request = type(usual)()
+        request.CopyFrom(usual)
+        change(request)
+        try:
+            await call(request)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in FAULTS:
+                pytest.fail(f"{error.details()}: {str(request)[:2000]}")
+        else:
+            taken += 1
+            usual = await make()
+    return taken
 
 
 def fill(name: str, texts: dict[str, str], message: Any) -> None:

@@ -6,15 +6,15 @@ What ingest takes and cannot encode would end it, and its successor, when the ca
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
-import grpc.aio
 import pytest
 
 from libs.storage.roots import open_root
 from services.ingest import service
 from slatemq.v1 import ingest_pb2, purge_pb2, snapshot_pb2, task_pb2
-from tests.integration.extreme_fields import FAULTS, caller, changes, service_of
+from tests.integration.extreme_fields import FAULTS, caller, count_taken, service_of
 from tests.integration.ingest_server import Ingest, message, serving
 
 LATER_MS: Final = 1 << 42
@@ -172,22 +172,10 @@ async def test_what_is_taken_is_stored_and_read_again(
     name: str, make: Callable[[Ingest], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # In memory, and there for the next process, too.
-    root, taken = open_root("memory:///"), 0
+    root = open_root("memory:///")
     monkeypatch.setattr(service, "opened_root", lambda url: root)
     async with serving(purge_grace_s=0, heartbeat_ms=20) as ingest:
-        call, usual = call_of(ingest, name), await make(ingest)
-        for change in [repr, *changes(await make(ingest))]:  # first as it is
-            request = type(usual)()
-            request.CopyFrom(usual)
-            change(request)
-            try:
-                await call(request)
-            except grpc.aio.AioRpcError as error:
-                if error.code() in FAULTS:
-                    pytest.fail(f"{error.details()}: {str(request)[:2000]}")
-            else:
-                taken += 1
-                usual = await make(ingest)
+        taken = await count_taken(call_of(ingest, name), partial(make, ingest))
         before = await stored(ingest)
     assert taken or name in NOTHING_THERE
     async with serving(purge_grace_s=0, heartbeat_ms=20) as ingest:

@@ -5,9 +5,9 @@ What a broker takes and cannot encode would end it, and its successor, when the 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
-import grpc.aio
 import pytest
 
 from libs.storage.clocks import LAST_MS
@@ -16,7 +16,7 @@ from tests.forms import proof
 from tests.integration.broker.entry_calls import entries
 from tests.integration.broker.extreme_requests import REQUESTS, prepare
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
-from tests.integration.extreme_fields import FAULTS, caller, changes, service_of
+from tests.integration.extreme_fields import caller, count_taken, service_of
 from tests.manual_clock import ManualClock
 
 READING: Final = {
@@ -76,24 +76,12 @@ def test_each_command_has_its_extremes_tried() -> None:
 @pytest.mark.parametrize("now_ms", [NOW_MS, proof(LAST_MS)])
 @pytest.mark.parametrize("name", sorted(REQUESTS))
 async def test_what_is_taken_is_stored_and_read_again(name: str, now_ms: int) -> None:
-    disk, clock, taken = Disk(), ManualClock(now_ms), 0
+    disk, clock = Disk(), ManualClock(now_ms)
     root = memory_root(disk)
     async with running(root, clock, disk=disk) as rig:
         await prepare(rig)
         call = caller(rig.channel, methods()[name])
-        usual = await REQUESTS[name](rig)
-        for change in [repr, *changes(await REQUESTS[name](rig))]:  # first as it is
-            request = type(usual)()
-            request.CopyFrom(usual)
-            change(request)
-            try:
-                await call(request)
-            except grpc.aio.AioRpcError as error:
-                if error.code() in FAULTS:
-                    pytest.fail(f"{error.details()}: {str(request)[:2000]}")
-            else:
-                taken += 1
-                usual = await REQUESTS[name](rig)
+        taken = await count_taken(call, partial(REQUESTS[name], rig))
         before = await state(rig)
     assert taken or name in NOTHING_THERE
     assert rig.exit is not None

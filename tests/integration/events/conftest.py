@@ -78,13 +78,20 @@ def in_group(settings: Any, group: str) -> Any:
     return msgspec.structs.replace(settings, **{key: group})
 
 
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Server]]:
+    """For fixtures with names of SERVERS as parameters: the backend's name, and its server."""
+    backend, make = SERVERS[request.param]
+    with running(make(tmp_path_factory.mktemp(request.param))) as started:
+        yield backend, started
+
+
 @pytest.fixture(scope="module", params=SERVERS)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Server]]:
-    backend, make = SERVERS[request.param]
-    with running(make(tmp_path_factory.mktemp(request.param))) as started:
-        yield backend, started
+    yield from served(request, tmp_path_factory)
 
 
 @pytest.fixture(scope="module", params=["redis", "redis-lists"])
@@ -92,9 +99,7 @@ def backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Server]]:
     """A backend of tasks: its name in the settings, and its server."""
-    name, make = SERVERS[request.param]
-    with running(make(tmp_path_factory.mktemp(request.param))) as started:
-        yield name, started
+    yield from served(request, tmp_path_factory)
 
 
 @pytest.fixture

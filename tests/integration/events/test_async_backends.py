@@ -22,7 +22,7 @@ from services.ingest.task_tidying import TaskTidying
 from slatemq.errors import FailedPrecondition, Unavailable
 from slatemq.events.envelope import Event
 from slatemq.v1 import ingest_pb2
-from tests.integration.events.conftest import SERVERS
+from tests.integration.events.conftest import served
 from tests.integration.events.queued_ingest import (
     LARGE,
     enqueue,
@@ -32,7 +32,7 @@ from tests.integration.events.queued_ingest import (
     queue_settings,
     queued,
 )
-from tests.integration.events.servers import Server, running
+from tests.integration.events.servers import Server
 from tests.integration.events.test_async import (
     test_a_killed_backend_refuses_publishes_and_goes_on_when_it_is_back,
     test_a_large_body_is_an_object_until_it_is_applied,
@@ -76,9 +76,7 @@ pytestmark = pytest.mark.slow  # Real servers, one of which is killed and restar
 def backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Server]]:
-    name, make = SERVERS[request.param]
-    with running(make(tmp_path_factory.mktemp(request.param))) as started:
-        yield name, started
+    yield from served(request, tmp_path_factory)
 
 
 async def test_what_is_not_a_task_is_told_and_hinders_no_other(

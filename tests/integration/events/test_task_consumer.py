@@ -29,7 +29,7 @@ from services.ingest.uploads import UPLOAD_AGE_MS_MAX
 from slatemq.errors import InvalidArgument
 from slatemq.task_ids import TaskIds
 from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest
-from tests.integration.events.conftest import SERVERS, eventually
+from tests.integration.events.conftest import SERVERS, eventually, served
 from tests.integration.events.queued_ingest import queue_settings
 from tests.integration.events.servers import Server, running
 from tests.manual_clock import ManualClock
@@ -52,9 +52,7 @@ BLOB = bytes(65_536)
 def backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Server]]:
-    name, make = SERVERS[request.param]
-    with running(make(tmp_path_factory.mktemp(request.param))) as started:
-        yield name, started
+    yield from served(request, tmp_path_factory)
 
 
 class Consuming:

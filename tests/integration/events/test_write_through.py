@@ -23,7 +23,7 @@ from libs.serving.exits import EXIT_USAGE
 from slatemq.errors import SlateMQError
 from slatemq.events.envelope import Event, decode_event
 from slatemq.v1 import events_pb2, events_pb2_grpc
-from tests.integration.events.conftest import SERVERS, Rig, eventually
+from tests.integration.events.conftest import Rig, eventually, served
 from tests.integration.events.servers import Server, running
 from tests.integration.events.slatemq_server import SlatemqServer
 from tests.integration.ingest_server import ROOT, Ingest, message, process
@@ -40,9 +40,7 @@ EMPTY = {"pending_tasks": 0, "dead_letter_count": 0}
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Server]]:
-    backend, make = SERVERS[request.param]
-    with running(make(tmp_path_factory.mktemp(request.param))) as started:
-        yield backend, started
+    yield from served(request, tmp_path_factory)
 
 
 class Recorder:
