@@ -9,11 +9,11 @@ import argparse
 import time
 from collections.abc import Sequence
 
-from libs.storage.queues import AvailableMessage
-from services.broker.queue_machine import Choice
-from services.broker.queue_settings import QueueSettings
-from services.broker.shard_machine import Assignment, Range, Shard
-from services.broker.walks import Many
+from libs.storage.records.queues import AvailableMessage
+from services.broker.core.queue import Choice
+from services.broker.core.settings import QueueSettings
+from services.broker.core.shard import Assignment, Range, Shard
+from services.broker.core.waiting.scan import Many
 
 NOW_MS = 1_767_225_600_000
 DEPTHS = (10_000, 100_000, 1_000_000, 4_000_000)

@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 
 from benchmarks.suite.servers import free_port
-from libs.serving.channels import open_channel
+from libs.serving.peers.channels import open_channel
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, queue_pb2, queue_pb2_grpc
 
 AT_ONCE = 5000

@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.processor_time import threads_s
 from benchmarks.suite import payloads, servers
 from benchmarks.suite.event_queues import BACKENDS
-from libs.serving.channels import open_channel
+from libs.serving.peers.channels import open_channel
 from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
 

@@ -18,9 +18,9 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind, ReplayBound, tuning_of
-from libs.storage.slate import Batch, Database
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind, ReplayBound, tuning_of
+from libs.storage.database.slate import Batch, Database
 from tests.faults.faulty_store import Fault, FaultyStore, faulty_store
 from tests.integration.s3_servers import CREDENTIALS, moto, root_url
 

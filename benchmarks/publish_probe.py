@@ -13,7 +13,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from libs.serving.channels import open_channel
+from libs.serving.peers.channels import open_channel
 from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
 

@@ -21,22 +21,22 @@ import numpy as np
 
 from benchmarks.volume import Layout, Volume, write
 from benchmarks.volume.plan import State
-from libs.storage.buckets import BucketKind
-from libs.storage.clocks import HybridClock
-from libs.storage.queues import AvailableMessage, FailedMessage
-from libs.storage.roots import open_root
-from libs.storage.settings import Kind
-from services.broker.finished_pages import ListReaders, Span, list_readers
-from services.broker.owner import ShardOwner
-from services.broker.queue_machine import Queue
-from services.broker.queue_settings import QueueSettings
-from services.broker.removals import Letter
-from services.broker.remover import ListedLetter, Remover, WaitingMessage
-from services.broker.shard_machine import Shard
-from services.broker.waiting_buckets import Place
+from libs.storage.database.clocks import HybridClock
+from libs.storage.database.roots import open_root
+from libs.storage.database.settings import Kind
+from libs.storage.layout.buckets import BucketKind
+from libs.storage.records.queues import AvailableMessage, FailedMessage
+from services.broker.core.batches.remove import Letter
+from services.broker.core.queue import Queue
+from services.broker.core.settings import QueueSettings
+from services.broker.core.shard import Shard
+from services.broker.core.waiting.bucket import Place
+from services.broker.dead_letters.remover import ListedLetter, Remover, WaitingMessage
+from services.broker.entries.finished_pages import ListReaders, Span, list_readers
+from services.broker.shard.owner import ShardOwner
 from services.ingest.config import IngestConfig
-from services.ingest.purge_rules import Reason
-from services.ingest.purging import Purge
+from services.ingest.edit.purge_rules import Reason
+from services.ingest.edit.purging import Purge
 from services.ingest.shard import open_shard
 
 AT_ONCE = 10_000

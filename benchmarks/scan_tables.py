@@ -14,29 +14,29 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from libs.storage.arrow_log import log_batches
-from libs.storage.buckets import BucketKind, bucket_number, order_of
-from libs.storage.configs import QueueConfigRecord, encode_config
-from libs.storage.keys import (
+from libs.storage.arrow.log import log_batches
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch, Database
+from libs.storage.layout.buckets import BucketKind, bucket_number, order_of
+from libs.storage.layout.keys import (
     active_key,
     config_key,
     done_key,
     log_key,
     queue_state_key,
 )
-from libs.storage.metadata import decode_log_entry, encode_headers, encode_log_columns
-from libs.storage.payload_packs import payload_rows
-from libs.storage.queues import AvailableMessage, DoneMessage, encode_active, encode_done
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch, Database
-from libs.storage.states import LaneRecord, QueueStateRecord, encode_queue_state
-from services.janitor.planning import SnapshotName
-from services.janitor.reading import Reading, plan_scan
-from services.janitor.session import spark_session
-from services.janitor.source import FORMAT, options_of
-from services.janitor.tables import TABLES
-from services.janitor.wanted import EVERYTHING
+from libs.storage.records.configs import QueueConfigRecord, encode_config
+from libs.storage.records.metadata import decode_log_entry, encode_headers, encode_log_columns
+from libs.storage.records.payload_packs import payload_rows
+from libs.storage.records.queues import AvailableMessage, DoneMessage, encode_active, encode_done
+from libs.storage.records.states import LaneRecord, QueueStateRecord, encode_queue_state
+from services.janitor.spark.planning import SnapshotName
+from services.janitor.spark.reading import Reading, plan_scan
+from services.janitor.spark.session import spark_session
+from services.janitor.spark.source import FORMAT, options_of
+from services.janitor.spark.tables import TABLES
+from services.janitor.spark.wanted import EVERYTHING
 
 NOW_MS = 1_767_225_600_000
 BUCKET = 1000

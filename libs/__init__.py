@@ -1,1 +1,5 @@
-"""The libraries that the services share; each knows nothing of any service."""
+"""The libraries that the services share; each knows nothing of any service.
+
+`storage`  bytes, keys, SlateDB        `filters`  CEL over message metadata
+`events`   backends of event queues    `serving`  starting, serving and draining a process
+"""

@@ -1,4 +1,9 @@
-"""The services of SlateMQ, each a process of its own, and the local stack that runs them all."""
+"""The services of SlateMQ, each a process of its own, and the local stack that runs them all.
+
+`ingest`   accepts and stores messages     `router`  judges them by the filters of all queues
+`broker`   owns queues and leases          `janitor` runs jobs over snapshots with Spark
+`stack`    all of them on one machine
+"""
 
 import os
 

@@ -23,22 +23,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from slatemq.archived import ArchivedLetter, ArchivedOutcome
-    from slatemq.batches import BatchConsumer
-    from slatemq.client import Client, connect
-    from slatemq.commands import (
-        CommandContext,
-        CommandResult,
-        Complete,
-        Extend,
-        Fail,
-        Push,
-        Release,
-        Transfer,
-    )
-    from slatemq.consumer import Consumer
-    from slatemq.delivered import Batch, Received
-    from slatemq.entry_models import (
+    from slatemq._admin.archived import ArchivedLetter, ArchivedOutcome
+    from slatemq._admin.entry_models import (
         Archived,
         Attempt,
         Entry,
@@ -48,22 +34,9 @@ if TYPE_CHECKING:
         SearchProgress,
         StoredMessage,
     )
-    from slatemq.events_status import EventsStatus
-    from slatemq.janitor import JobProgress, JobRun, JobRunState
-    from slatemq.message_refs import MessageLease, MessageRefs, MessageToken, MessageView
-    from slatemq.models import (
-        BatchSettings,
-        Explanation,
-        OutgoingMessage,
-        RouteStatus,
-        ServiceStatus,
-        Status,
-        Topology,
-    )
-    from slatemq.published import Published
-    from slatemq.queue_commands import QueueCommand, QueueCommands, TransferToken
-    from slatemq.queue_file_store import TextQueueStore
-    from slatemq.queue_models import (
+    from slatemq._admin.events_status import EventsStatus
+    from slatemq._admin.janitor import JobProgress, JobRun, JobRunState
+    from slatemq._admin.queue_models import (
         Backoff,
         BackoffKind,
         Counts,
@@ -74,12 +47,39 @@ if TYPE_CHECKING:
         Replay,
         ReplayRange,
     )
-    from slatemq.queue_store import MemoryQueue, QueueStore, QueueView
-    from slatemq.redrives import Redrive, RedriveState
-    from slatemq.ref_set import ItemLease, RefSet, RefToken
-    from slatemq.settling import DropLetter, NoteLetter, RedriveLetter, ReplaceLetter
-    from slatemq.tasks import Task, TaskState
-    from slatemq.watching import DelayedWatch
+    from slatemq._admin.redrives import Redrive, RedriveState
+    from slatemq._admin.settling import DropLetter, NoteLetter, RedriveLetter, ReplaceLetter
+    from slatemq._admin.tasks import Task, TaskState
+    from slatemq._admin.watching import DelayedWatch
+    from slatemq._commands.message_refs import MessageLease, MessageRefs, MessageToken, MessageView
+    from slatemq._commands.queue_commands import QueueCommand, QueueCommands, TransferToken
+    from slatemq._commands.queue_file_store import TextQueueStore
+    from slatemq._commands.queue_store import MemoryQueue, QueueStore, QueueView
+    from slatemq._commands.ref_set import ItemLease, RefSet, RefToken
+    from slatemq._consume.batches import BatchConsumer
+    from slatemq._consume.commands import (
+        CommandContext,
+        CommandResult,
+        Complete,
+        Extend,
+        Fail,
+        Push,
+        Release,
+        Transfer,
+    )
+    from slatemq._consume.consumer import Consumer
+    from slatemq._consume.delivered import Batch, Received
+    from slatemq._publish.published import Published
+    from slatemq.client import Client, connect
+    from slatemq.models import (
+        BatchSettings,
+        Explanation,
+        OutgoingMessage,
+        RouteStatus,
+        ServiceStatus,
+        Status,
+        Topology,
+    )
 
 __all__ = [
     "Archived",
@@ -153,10 +153,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "slatemq.archived": ["ArchivedLetter", "ArchivedOutcome"],
-    "slatemq.batches": ["BatchConsumer"],
+    "slatemq._admin.archived": ["ArchivedLetter", "ArchivedOutcome"],
+    "slatemq._consume.batches": ["BatchConsumer"],
     "slatemq.client": ["Client", "connect"],
-    "slatemq.commands": [
+    "slatemq._consume.commands": [
         "CommandContext",
         "CommandResult",
         "Complete",
@@ -166,9 +166,9 @@ _HOMES = {
         "Release",
         "Transfer",
     ],
-    "slatemq.consumer": ["Consumer"],
-    "slatemq.delivered": ["Batch", "Received"],
-    "slatemq.entry_models": [
+    "slatemq._consume.consumer": ["Consumer"],
+    "slatemq._consume.delivered": ["Batch", "Received"],
+    "slatemq._admin.entry_models": [
         "Archived",
         "Attempt",
         "Entry",
@@ -178,10 +178,10 @@ _HOMES = {
         "SearchProgress",
         "StoredMessage",
     ],
-    "slatemq.events_status": ["EventsStatus"],
-    "slatemq.janitor": ["JobProgress", "JobRun", "JobRunState"],
-    "slatemq.published": ["Published"],
-    "slatemq.queue_models": [
+    "slatemq._admin.events_status": ["EventsStatus"],
+    "slatemq._admin.janitor": ["JobProgress", "JobRun", "JobRunState"],
+    "slatemq._publish.published": ["Published"],
+    "slatemq._admin.queue_models": [
         "Backoff",
         "BackoffKind",
         "Counts",
@@ -192,15 +192,20 @@ _HOMES = {
         "Replay",
         "ReplayRange",
     ],
-    "slatemq.message_refs": ["MessageLease", "MessageRefs", "MessageToken", "MessageView"],
-    "slatemq.queue_commands": ["QueueCommand", "QueueCommands", "TransferToken"],
-    "slatemq.queue_file_store": ["TextQueueStore"],
-    "slatemq.queue_store": ["MemoryQueue", "QueueStore", "QueueView"],
-    "slatemq.ref_set": ["ItemLease", "RefSet", "RefToken"],
-    "slatemq.redrives": ["Redrive", "RedriveState"],
-    "slatemq.settling": ["DropLetter", "NoteLetter", "RedriveLetter", "ReplaceLetter"],
-    "slatemq.tasks": ["Task", "TaskState"],
-    "slatemq.watching": ["DelayedWatch"],
+    "slatemq._commands.message_refs": [
+        "MessageLease",
+        "MessageRefs",
+        "MessageToken",
+        "MessageView",
+    ],
+    "slatemq._commands.queue_commands": ["QueueCommand", "QueueCommands", "TransferToken"],
+    "slatemq._commands.queue_file_store": ["TextQueueStore"],
+    "slatemq._commands.queue_store": ["MemoryQueue", "QueueStore", "QueueView"],
+    "slatemq._commands.ref_set": ["ItemLease", "RefSet", "RefToken"],
+    "slatemq._admin.redrives": ["Redrive", "RedriveState"],
+    "slatemq._admin.settling": ["DropLetter", "NoteLetter", "RedriveLetter", "ReplaceLetter"],
+    "slatemq._admin.tasks": ["Task", "TaskState"],
+    "slatemq._admin.watching": ["DelayedWatch"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

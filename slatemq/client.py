@@ -8,24 +8,36 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
-from slatemq import consumer as consuming
-from slatemq.admin import Admin
-from slatemq.archived import ArchivedCalls
-from slatemq.batches import BatchConsumer, claim, claim_request
-from slatemq.checks import check_text, check_whole, iterable
-from slatemq.command_calls import CommandCalls
-from slatemq.consumer import Consumer, Wish
-from slatemq.delivered import Origin, Received, received
-from slatemq.endpoints import addresses_of
-from slatemq.entries import EntryCalls
+from slatemq._admin.admin import Admin
+from slatemq._admin.archived import ArchivedCalls
+from slatemq._admin.entries import EntryCalls
+from slatemq._admin.events_status import EventsCalls
+from slatemq._admin.instance_status import InstanceStatus
+from slatemq._admin.janitor import JanitorCalls
+from slatemq._admin.message_reads import MessageReads
+from slatemq._admin.outbox import OutboxCalls
+from slatemq._admin.queue_calls import QueueCalls
+from slatemq._admin.redrives import RedriveCalls
+from slatemq._admin.settling import SettlingCalls
+from slatemq._admin.tasks import TaskCalls
+from slatemq._commands.command_calls import CommandCalls
+from slatemq._consume import consumer as consuming
+from slatemq._consume.batches import BatchConsumer, claim, claim_request
+from slatemq._consume.consumer import Consumer, Wish
+from slatemq._consume.delivered import Origin, Received, received
+from slatemq._consume.finishing import Finisher, nack_of
+from slatemq._consume.keeping import LeaseKeeper
+from slatemq._consume.processing import process_all
+from slatemq._consume.termination import ending_at_sigterm
+from slatemq._publish.published import Published
+from slatemq._publish.publisher import Publisher
+from slatemq._publish.wire import moved
+from slatemq._rpc.checks import check_text, check_whole, iterable
+from slatemq._rpc.endpoints import addresses_of
+from slatemq._rpc.forks import refuse_pickling
+from slatemq._rpc.peers import CALL_S, Peers
+from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import InvalidArgument, SlateMQError
-from slatemq.events_status import EventsCalls
-from slatemq.finishing import Finisher, nack_of
-from slatemq.forks import refuse_pickling
-from slatemq.instance_status import InstanceStatus
-from slatemq.janitor import JanitorCalls
-from slatemq.keeping import LeaseKeeper
-from slatemq.message_reads import MessageReads
 from slatemq.models import (
     BatchSettings,
     OutgoingMessage,
@@ -37,18 +49,6 @@ from slatemq.models import (
     outgoing,
     seconds,
 )
-from slatemq.outbox import OutboxCalls
-from slatemq.peers import CALL_S, Peers
-from slatemq.processing import process_all
-from slatemq.publish_wire import moved
-from slatemq.published import Published
-from slatemq.publisher import Publisher
-from slatemq.queue_calls import QueueCalls
-from slatemq.queue_locations import QueueLocations
-from slatemq.redrives import RedriveCalls
-from slatemq.settling import SettlingCalls
-from slatemq.tasks import TaskCalls
-from slatemq.termination import ending_at_sigterm
 
 if TYPE_CHECKING:
     from slatemq.otel import Telemetry

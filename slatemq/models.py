@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
-from slatemq.checks import check_whole, wrong
+from slatemq._rpc.checks import check_whole, wrong
 from slatemq.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from slatemq.queue_models import Queue
+    from slatemq._admin.queue_models import Queue
 
 MESSAGES_MAX = 10_000
 """Messages that the server takes in one publish."""

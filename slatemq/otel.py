@@ -19,7 +19,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 if TYPE_CHECKING:
-    from slatemq.delivered import Received
+    from slatemq._consume.delivered import Received
 
 HEADERS_MAX = 255
 HEADER_BYTES_MAX = 65_535

@@ -17,15 +17,15 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import NoReturn, overload
 
-from slatemq import batches as batching
 from slatemq import client as asynchronous
-from slatemq import consumer as consuming
-from slatemq import delivered
-from slatemq.blocking import Face, Loop, StreamFace, iterator_of, maker_of, method_of
+from slatemq._consume import batches as batching
+from slatemq._consume import consumer as consuming
+from slatemq._consume import delivered
+from slatemq._rpc.blocking import Face, Loop, StreamFace, iterator_of, maker_of, method_of
+from slatemq._rpc.forks import check_can_connect
+from slatemq._rpc.peers import CALL_S
 from slatemq.errors import Unavailable
-from slatemq.forks import check_can_connect
 from slatemq.models import BatchSettings, Span
-from slatemq.peers import CALL_S
 from slatemq.sync_views import (
     DelayedWatch,
     ItemLease,

@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from slatemq import client as asynchronous
-from slatemq import consumer as consuming
-from slatemq import message_refs, queue_commands, watching
-from slatemq.blocking import Face, Loop, StreamFace, maker_of, method_of
+from slatemq._admin import watching
+from slatemq._admin.entry_models import Entry
+from slatemq._commands import message_refs, queue_commands
+from slatemq._commands.command_calls import TRY_S
+from slatemq._commands.message_refs import MessageToken
+from slatemq._commands.queue_commands import QueueCommand
+from slatemq._consume import consumer as consuming
+from slatemq._consume.commands import Command
+from slatemq._rpc.blocking import Face, Loop, StreamFace, maker_of, method_of
 from slatemq.codecs import Codec
-from slatemq.command_calls import TRY_S
-from slatemq.commands import Command
-from slatemq.entry_models import Entry
-from slatemq.message_refs import MessageToken
 from slatemq.models import Span, Time
-from slatemq.queue_commands import QueueCommand
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-from libs.serving.memory import calm_collector, keep_for_good
+from libs.serving.process.memory import calm_collector, keep_for_good
 from tests.forms import examples
 from tests.slow_steps import BOUND_MS, summary
 

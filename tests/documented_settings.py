@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from libs.serving.config import (
+from libs.serving.process.config import (
     ENVIRONMENT_PREFIX,
     Scope,
     ServingConfig,

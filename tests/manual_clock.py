@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ManualClock:
-    """Implements `libs.storage.clocks.Clock`; milliseconds since the Unix epoch."""
+    """Implements `libs.storage.database.clocks.Clock`; milliseconds since the Unix epoch."""
 
     def __init__(self, now_ms: int = 1_767_225_600_000) -> None:
         self._now_ms = now_ms

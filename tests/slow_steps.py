@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from libs.serving.watchdog import Watchdog
+from libs.serving.process.watchdog import Watchdog
 
 BOUND_MS = 50
 

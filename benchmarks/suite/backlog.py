@@ -24,8 +24,8 @@ from benchmarks.suite.memory import peak_mb, resident_mb
 from benchmarks.suite.servers import Server
 from benchmarks.suite.workloads import Measured
 from benchmarks.volume import Volume, write
+from slatemq._consume.delivered import Received
 from slatemq.client import Client
-from slatemq.delivered import Received
 from slatemq.models import OutgoingMessage
 
 QUEUE = "backlog"

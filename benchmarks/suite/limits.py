@@ -16,9 +16,9 @@ import grpc.aio
 
 from benchmarks.suite import payloads, servers
 from benchmarks.suite.workloads import Measured
-from libs.storage.roots import open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch
+from libs.storage.database.roots import open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch
 from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest
 
 try:

@@ -8,12 +8,12 @@ from typing import Any
 from benchmarks.suite import payloads
 from benchmarks.volume.packs import Packs
 from benchmarks.volume.plan import Layout, retention_s
-from libs.storage.ids import IdAllocator, SeqBlock, encode_seq_block
-from libs.storage.keys import RecordType, key_head, log_key
-from libs.storage.metadata import encode_headers, encode_log_columns
-from libs.storage.own_keys import CLOCK_KEY, ID_BLOCK_KEY
-from libs.storage.payload_packs import payload_rows
-from libs.storage.states import encode_clock
+from libs.storage.layout.ids import IdAllocator, SeqBlock, encode_seq_block
+from libs.storage.layout.keys import RecordType, key_head, log_key
+from libs.storage.layout.own_keys import CLOCK_KEY, ID_BLOCK_KEY
+from libs.storage.records.metadata import encode_headers, encode_log_columns
+from libs.storage.records.payload_packs import payload_rows
+from libs.storage.records.states import encode_clock
 
 AT_ONCE = 1000
 

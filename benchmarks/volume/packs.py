@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from libs.storage.slate import Batch, Database
+from libs.storage.database.slate import Batch, Database
 
 PACK_BYTES: Final = 4 << 20
 FLUSH_BYTES: Final = 32 << 20

@@ -11,9 +11,8 @@ import numpy as np
 
 from benchmarks.volume.packs import Packs
 from benchmarks.volume.plan import HOUR_MS, Layout, State, retention_s
-from libs.storage.buckets import BucketKind, bucket_number, lane_order, order_of, split_order
-from libs.storage.delayed_records import encode_delayed
-from libs.storage.keys import (
+from libs.storage.layout.buckets import BucketKind, bucket_number, lane_order, order_of, split_order
+from libs.storage.layout.keys import (
     active_key,
     attempts_key,
     done_key,
@@ -21,20 +20,21 @@ from libs.storage.keys import (
     queue_state_key,
     waiting_key,
 )
-from libs.storage.own_keys import (
+from libs.storage.layout.own_keys import (
     CLOCK_KEY,
     CONFIG_REVISION_KEY,
     delayed_key,
     routing_cursor_key,
 )
-from libs.storage.queues import (
+from libs.storage.records.delayed_records import encode_delayed
+from libs.storage.records.queues import (
     FailedAttempt,
     encode_active,
     encode_attempts,
     encode_done,
     encode_failed,
 )
-from libs.storage.states import (
+from libs.storage.records.states import (
     LaneRecord,
     QueueStateRecord,
     encode_clock,
@@ -42,14 +42,14 @@ from libs.storage.states import (
     encode_queue_state,
     encode_routing_cursor,
 )
-from services.broker.finished_lists import LIST_ROW_MAX
-from services.broker.lanes import READY_BUCKET_MAX
-from services.broker.leases import IN_FLIGHT_BUCKET_MAX
-from services.broker.orders import Orders
-from services.broker.queue_lifecycle import creation_rows, new_state
-from services.broker.queue_machine import Notes, Queue
-from services.broker.queue_settings import DEFAULT_PRIORITY, QueueSettings
-from services.broker.timed_buckets import TIMED_BUCKET_MAX
+from services.broker.core.leases.leases import IN_FLIGHT_BUCKET_MAX
+from services.broker.core.lifecycle import creation_rows, new_state
+from services.broker.core.lists.finished_lists import LIST_ROW_MAX
+from services.broker.core.queue import Notes, Queue
+from services.broker.core.settings import DEFAULT_PRIORITY, QueueSettings
+from services.broker.core.waiting.lane import READY_BUCKET_MAX
+from services.broker.core.waiting.orders import Orders
+from services.broker.core.waiting.time_slots import TIMED_BUCKET_MAX
 
 LEASE_MS = 30_000
 CONSUMER = "worker"

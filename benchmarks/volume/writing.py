@@ -14,9 +14,9 @@ from benchmarks.volume.log import write_ingest
 from benchmarks.volume.packs import Packs
 from benchmarks.volume.plan import Layout, Volume
 from benchmarks.volume.queues import write_broker
-from libs.storage.own_keys import CLOCK_KEY
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
+from libs.storage.layout.own_keys import CLOCK_KEY
 
 COMPACTED_FROM = 100_000
 """Rows that make more than a table."""

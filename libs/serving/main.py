@@ -21,12 +21,13 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from libs.serving import logs, parent, telemetry
-from libs.serving.config import ServingConfig, load
-from libs.serving.exits import EXIT_FENCED, ExitCause, FatalError
-from libs.serving.memory import bound_arenas, calm_collector
+from libs.serving import telemetry
+from libs.serving.process import logs, parent
+from libs.serving.process.config import ServingConfig, load
+from libs.serving.process.exits import EXIT_FENCED, ExitCause, FatalError
+from libs.serving.process.memory import bound_arenas, calm_collector
+from libs.serving.process.watchdog import Watchdog
 from libs.serving.server import Service, run_service
-from libs.serving.watchdog import Watchdog
 from slatemq.variables import unknown_variables
 
 try:
@@ -35,7 +36,7 @@ except ImportError:  # Not on every platform; everything works without, at half 
     from asyncio import new_event_loop  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from libs.serving.prometheus import Exposition
+    from libs.serving.http.prometheus import Exposition
 
 C = TypeVar("C", bound=ServingConfig)
 
@@ -103,8 +104,8 @@ async def _serve(
 def _exposition() -> Exposition:
     # Loaded when asked for, since few processes have an HTTP port; and before there is an event
     # loop that would wait for it.
-    import_module("libs.serving.http_server")
-    exposition: Exposition = import_module("libs.serving.prometheus").Exposition()
+    import_module("libs.serving.http.server")
+    exposition: Exposition = import_module("libs.serving.http.prometheus").Exposition()
     return exposition
 
 

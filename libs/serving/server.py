@@ -30,23 +30,23 @@ from grpc_health.v1 import health_pb2_grpc
 from opentelemetry import metrics
 
 from libs.serving import limits
-from libs.serving.config import ServingConfig
-from libs.serving.elsewhere import Elsewhere
-from libs.serving.exits import ExitCause, FatalError
-from libs.serving.gate import Gate
-from libs.serving.guard import CallGuard
-from libs.serving.health import Health
-from libs.serving.http_parts import HttpParts
-from libs.serving.memory import keep_for_good
-from libs.serving.ownership import Announcement, Ownership, Standstill
+from libs.serving.http.parts import HttpParts
+from libs.serving.peers.elsewhere import Elsewhere
+from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.process.config import ServingConfig
+from libs.serving.process.exits import ExitCause, FatalError
+from libs.serving.process.health import Health
+from libs.serving.process.memory import keep_for_good
+from libs.serving.process.ownership import Announcement, Ownership, Standstill
+from libs.serving.process.store_watch import StoreWatch
 from libs.serving.reflection import add_reflection
-from libs.serving.store_watch import StoreWatch
+from libs.serving.requests.gate import Gate
+from libs.serving.requests.guard import CallGuard
 from libs.serving.telemetry import Telemetry
-from libs.serving.topology import TopologyDirectory
 from libs.storage.errors import Fenced, OtherFormat, StorageError, UnsafeStore
 
 if TYPE_CHECKING:
-    from libs.serving.http_server import HttpServer
+    from libs.serving.http.server import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +229,7 @@ class RunningService:
 
     async def _bind_http(self) -> None:
         # Loaded when asked for: few processes have an HTTP port.
-        module = import_module("libs.serving.http_server")
+        module = import_module("libs.serving.http.server")
         server: HttpServer = module.HttpServer(
             self._health, self._render_metrics, self._service.http_parts
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from libs.storage.database.snapshots import SNAPSHOTS_MAX, Snapshots, TooManySnapshots
 from libs.storage.errors import SnapshotNotFound
-from libs.storage.snapshots import SNAPSHOTS_MAX, Snapshots, TooManySnapshots
 from slatemq.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from slatemq.v1 import snapshot_pb2, snapshot_pb2_grpc
 

@@ -18,7 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from libs.serving import limits
-from libs.serving.channels import Carrier
+from libs.serving.peers.channels import Carrier
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider

@@ -1,20 +1,13 @@
 """The one place that knows bytes, keys and SlateDB; knows no gRPC and no protobuf.
 
-The byte layouts, pure, each drawn beside its code; a row imports only rows above it:
+Its rooms, from the ground up; a room imports only rooms above it:
 
-    errors                                       what may be raised
-    primitives                                   TerminatedBytes, Utf8, Array<T>, Reader
-    ids, buckets                                 message IDs and their allocator; bucket numbers
-    keys                                         every key, and the ranges that are scanned
-    payloads, metadata, queues, configs, states  the values, a module per kind of record
-
-The database and the object store, likewise:
-
-    settings, fastffi, durability, clocks        what SlateDB and the file system need to be told
-    objects, slate                               an object store; a database
-    roots                                        both, opened from one URL
-    blobs, probe                                 large payloads; what a store must be able to do
-    commits                                      the commit loop; it knows the clock's key and value
+`errors`    what may be raised
+`layout`    what all keys and values are built of, and every key
+`records`   the values, a module per kind of record
+`objects`   small whole objects, and what makes them durable
+`database`  SlateDB: one database, its commits, its snapshots, and roots, which hold all of it
+`arrow`     records as columns, many at once
 
 docs/reference/encodings.md describes the bytes for other implementations.
 """

@@ -78,7 +78,7 @@ class DamagedStore(StorageError):
 
 
 class OtherFormat(StorageError):
-    """A database was written in a format that this version does not read; see libs.storage.formats.
+    """A database was written in a format that this version does not read.
 
     Its records are as they were. The message says what to do.
     """

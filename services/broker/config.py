@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libs.serving.config import Scope, ServingConfig, purge_grace_setting, setting
 from libs.serving.limits import MESSAGE_DELAY_MS_MAX, RETENTION_S_MAX
-from libs.storage.ids import MAX_SHARD
-from services.broker import change_pace, lane_budget, outbox, redrives
+from libs.serving.process.config import Scope, ServingConfig, purge_grace_setting, setting
+from libs.storage.layout.ids import MAX_SHARD
+from services.broker.core.lists import outbox, redrives
+from services.broker.core.waiting import lane_budget
+from services.broker.shard import change_pace
 
 
 @dataclass(frozen=True, kw_only=True)

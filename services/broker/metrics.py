@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from libs.serving.telemetry import MESSAGING_DESTINATION_NAME, Telemetry
-from services.broker.outbox import Outbox
-from services.broker.queue_machine import Queue
-from services.broker.shard_machine import Shard
+from services.broker.core.lists.outbox import Outbox
+from services.broker.core.queue import Queue
+from services.broker.core.shard import Shard
 
 STATE = "slatemq.message.state"
 
@@ -140,25 +140,25 @@ def measure_outbox(telemetry: Telemetry, outbox: Outbox) -> None:
             yield Observation(int(ingest_shard in outbox.halts), _of(ingest_shard))
 
     telemetry.meter.create_observable_gauge(
-        "slatemq.outbox.refused.messages",
+        "slatemq._admin.outbox.refused.messages",
         callbacks=[refused],
         unit="{message}",
         description="Pushed messages that an ingest refused for good, put aside for people",
     )
     telemetry.meter.create_observable_gauge(
-        "slatemq.outbox.halted",
+        "slatemq._admin.outbox.halted",
         callbacks=[halted],
         unit="1",
         description="1 while nothing is sent to an ingest until people have seen to it",
     )
     telemetry.meter.create_observable_gauge(
-        "slatemq.outbox.messages",
+        "slatemq._admin.outbox.messages",
         callbacks=[rows],
         unit="{message}",
         description="Pushed messages that wait for an ingest",
     )
     telemetry.meter.create_observable_gauge(
-        "slatemq.outbox.age",
+        "slatemq._admin.outbox.age",
         callbacks=[age],
         unit="s",
         description="How long the oldest pushed message has waited for an ingest",

@@ -12,64 +12,64 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from libs.serving.answer_budget import AnswerBudget
-from libs.serving.channels import Channels
-from libs.serving.events_servicer import SERVICE_NAME as EVENTS_SERVICE
-from libs.serving.events_servicer import EventsServicer, direct_mode
-from libs.serving.exits import ExitCause, first_cause
-from libs.serving.http_parts import HttpParts
-from libs.serving.ownership import Ownership
-from libs.serving.shards import opened_root, wait_for_clock, wait_lost
+from libs.serving.events.servicer import SERVICE_NAME as EVENTS_SERVICE
+from libs.serving.events.servicer import EventsServicer, direct_mode
+from libs.serving.http.parts import HttpParts
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.serving.peers.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
+from libs.serving.peers.topology_servicer import TopologyServicer
+from libs.serving.process.exits import ExitCause, first_cause
+from libs.serving.process.ownership import Ownership
+from libs.serving.process.shards import opened_root, wait_for_clock, wait_lost
+from libs.serving.requests.answer_budget import AnswerBudget
 from libs.serving.snapshot_servicer import SERVICE_NAME as SNAPSHOT_SERVICE
 from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.serving.telemetry import Telemetry
-from libs.serving.topology import Peer, TopologyDirectory
-from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
-from libs.serving.topology_servicer import TopologyServicer
-from libs.storage.blobs import Blobs
-from libs.storage.clocks import Clock, HybridClock
-from libs.storage.probe import probe_store
-from libs.storage.queue_names import QueueNames
-from libs.storage.roots import Root
-from libs.storage.settings import Kind
-from libs.storage.slate import Database
-from services.broker.answers import stopping
-from services.broker.archive_redriver import ArchiveRedriver
-from services.broker.assignment_servicer import AssignmentServicer
+from libs.storage.database.blobs import Blobs
+from libs.storage.database.clocks import Clock, HybridClock
+from libs.storage.database.roots import Root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Database
+from libs.storage.objects.probe import probe_store
+from libs.storage.objects.queue_names import QueueNames
 from services.broker.config import BrokerConfig
-from services.broker.consumer_servicer import ConsumerServicer
-from services.broker.delayed_cleaning import DelayedCleaner
-from services.broker.delayed_watch import DelayedWatches
-from services.broker.delivery import Delivery
-from services.broker.editing import MessageEditor
-from services.broker.entry_conversion import EntryTeller
-from services.broker.entry_finding import EntryFinder
-from services.broker.entry_listing import EntryLister
-from services.broker.entry_servicer import EntryServicer
-from services.broker.execute_conversion import PushLimits
-from services.broker.executor import Executor
-from services.broker.finished_pages import ListReaders, list_readers
-from services.broker.forgetting import Forgetting
-from services.broker.introductions import Introductions
-from services.broker.lease_keeping import LeaseKeeper
-from services.broker.loading import last_clock_ms, load_shard
+from services.broker.dead_letters.archive_redriver import ArchiveRedriver
+from services.broker.dead_letters.redrive_runner import RedriveRunner
+from services.broker.dead_letters.remover import Remover
+from services.broker.dead_letters.settler import LetterSettler
+from services.broker.delivery.dispatcher import Delivery
+from services.broker.delivery.introductions import Introductions
+from services.broker.delivery.invalidation import Forgetting
+from services.broker.delivery.lease_keeper import LeaseKeeper
+from services.broker.delivery.message_cache import IngestClient, Ingests, Payloads
+from services.broker.delivery.responses import stopping
+from services.broker.delivery.streams import Streams
+from services.broker.entries.conversion import EntryTeller
+from services.broker.entries.delayed_cleanup import DelayedCleaner
+from services.broker.entries.delayed_watch import DelayedWatches
+from services.broker.entries.editor import MessageEditor
+from services.broker.entries.finder import EntryFinder
+from services.broker.entries.finished_pages import ListReaders, list_readers
+from services.broker.entries.lister import EntryLister
+from services.broker.entries.waiting_pages import WaitingReader
 from services.broker.metrics import measure, measure_outbox
-from services.broker.other_shards import IngestPushes, OtherBrokers, OutboxTarget
-from services.broker.outbox_sender import OutboxSender
-from services.broker.outbox_servicer import OutboxServicer
-from services.broker.owner import ShardOwner
-from services.broker.payloads import IngestClient, Ingests, Payloads
-from services.broker.queue_name_servicer import QueueNameServicer
-from services.broker.queue_servicer import QueueServicer
-from services.broker.redrive_runner import RedriveRunner
-from services.broker.removal_servicer import RemovalServicer
-from services.broker.remover import Remover
-from services.broker.replay_starts import ReplayStarts
-from services.broker.settler import LetterSettler
-from services.broker.streaming import Streams
-from services.broker.sweeper import Sweeper
-from services.broker.unique_names import UniqueNames
-from services.broker.waiting_pages import WaitingReader
+from services.broker.outbox.conversion import PushLimits
+from services.broker.outbox.executor import Executor
+from services.broker.outbox.sender import OutboxSender
+from services.broker.outbox.targets import IngestPushes, OtherBrokers, OutboxTarget
+from services.broker.rpc.assignment import AssignmentServicer
+from services.broker.rpc.consumer import ConsumerServicer
+from services.broker.rpc.entries import EntryServicer
+from services.broker.rpc.outbox import OutboxServicer
+from services.broker.rpc.queue_names import QueueNameServicer
+from services.broker.rpc.queues import QueueServicer
+from services.broker.rpc.removals import RemovalServicer
+from services.broker.shard.loading import last_clock_ms, load_shard
+from services.broker.shard.owner import ShardOwner
+from services.broker.shard.replay_starts import ReplayStarts
+from services.broker.shard.sweeper import Sweeper
+from services.broker.shard.unique_names import UniqueNames
 from slatemq.v1 import (
     assignment_pb2,
     assignment_pb2_grpc,
@@ -91,7 +91,7 @@ from slatemq.v1 import (
 )
 
 if TYPE_CHECKING:
-    from services.broker.event_relay import BrokerRelay
+    from services.broker.events.relay import BrokerRelay
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class BrokerService:
         self._relay: BrokerRelay | None = None
         if config.queue is not None:
             # Loaded when it is wanted: direct mode has nothing of it.
-            relays = import_module("services.broker.event_relay")
+            relays = import_module("services.broker.events.relay")
             self._relay = relays.BrokerRelay(self.name, config.queue, telemetry)
         self._forgetting = Forgetting(self._channels, self._directory, config.shard)
         self._tasks: list[asyncio.Task[object]] = []

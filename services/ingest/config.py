@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from libs.serving.config import Scope, ServingConfig, purge_grace_setting, setting
 from libs.serving.limits import MESSAGE_DELAY_MS_MAX, RETENTION_S_MAX
-from libs.storage.ids import DEFAULT_BLOCK_SIZE, MAX_SHARD
+from libs.serving.process.config import Scope, ServingConfig, purge_grace_setting, setting
+from libs.storage.layout.ids import DEFAULT_BLOCK_SIZE, MAX_SHARD
 
 MIB: Final = 1 << 20
 

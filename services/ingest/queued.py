@@ -18,23 +18,23 @@ from google.protobuf.message import DecodeError
 from libs.events.measured import QueueHealth
 from libs.events.settings import QueueSettings
 from libs.events.tasks import FailedTask, UnreadableTask, WriteTask
-from libs.serving.exits import ExitCause
+from libs.serving.process.exits import ExitCause
 from libs.serving.telemetry import Telemetry
-from libs.storage.objects import Objects
-from libs.storage.task_records import AppliedTask, WaitingTask
-from services.ingest import wire
-from services.ingest.batches import Accepted
+from libs.storage.objects.small_objects import Objects
+from libs.storage.records.task_records import AppliedTask, WaitingTask
+from services.ingest.rpc.tasks import KnownTask
 from services.ingest.shard import Shard
-from services.ingest.task_backend import TaskBackend
-from services.ingest.task_bodies import ENQUEUE_MS_MAX, TaskBodies
-from services.ingest.task_consumer import OPERATION, TaskConsumer
-from services.ingest.task_outcomes import Attempt, TaskOutcomes
-from services.ingest.task_servicer import KnownTask
-from services.ingest.task_tidying import TaskTidying
-from services.ingest.task_traces import TaskTraces
+from services.ingest.tasks.backend import TaskBackend
+from services.ingest.tasks.bodies import ENQUEUE_MS_MAX, TaskBodies
+from services.ingest.tasks.cleanup import TaskTidying
+from services.ingest.tasks.consumer import OPERATION, TaskConsumer
+from services.ingest.tasks.outcomes import Attempt, TaskOutcomes
+from services.ingest.tasks.traces import TaskTraces
+from services.ingest.wire import publishes as wire
+from services.ingest.write.batches import Accepted
+from slatemq._admin.task_ids import TaskIds, parse_task_id
 from slatemq.errors import InvalidArgument, NotFound, Unavailable
 from slatemq.events.envelope import format_timestamp, parse_timestamp
-from slatemq.task_ids import TaskIds, parse_task_id
 from slatemq.v1.ingest_pb2 import PublishRequest
 
 __all__ = ["Tasks"]

@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Final
 
 import grpc.aio
 
-from libs.serving.channels import Channels
-from libs.serving.events_servicer import SERVICE_NAME as EVENTS_SERVICE
-from libs.serving.events_servicer import EventsServicer, direct_mode
-from libs.serving.exits import ExitCause, first_cause
-from libs.serving.http_parts import HttpParts
-from libs.serving.ownership import Ownership
-from libs.serving.shards import opened_root
+from libs.serving.events.servicer import SERVICE_NAME as EVENTS_SERVICE
+from libs.serving.events.servicer import EventsServicer, direct_mode
+from libs.serving.http.parts import HttpParts
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.serving.peers.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
+from libs.serving.peers.topology_servicer import TopologyServicer
+from libs.serving.process.exits import ExitCause, first_cause
+from libs.serving.process.ownership import Ownership
+from libs.serving.process.shards import opened_root
 from libs.serving.snapshot_servicer import SERVICE_NAME as SNAPSHOT_SERVICE
 from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.serving.telemetry import Telemetry
-from libs.serving.topology import Peer, TopologyDirectory
-from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
-from libs.serving.topology_servicer import TopologyServicer
-from libs.storage.probe import probe_store
+from libs.storage.objects.probe import probe_store
 from services.ingest.config import IngestConfig
-from services.ingest.purge_servicer import SERVICE_NAME as PURGE_SERVICE
-from services.ingest.purge_servicer import PurgeServicer
-from services.ingest.servicer import SERVICE_NAME, IngestServicer
+from services.ingest.rpc.ingest import SERVICE_NAME, IngestServicer
+from services.ingest.rpc.purge import SERVICE_NAME as PURGE_SERVICE
+from services.ingest.rpc.purge import PurgeServicer
+from services.ingest.rpc.tasks import SERVICE_NAME as TASK_SERVICE
+from services.ingest.rpc.tasks import TaskServicer
 from services.ingest.shard import open_shard
-from services.ingest.task_bodies import warn_of_stranded
-from services.ingest.task_servicer import SERVICE_NAME as TASK_SERVICE
-from services.ingest.task_servicer import TaskServicer
+from services.ingest.tasks.bodies import warn_of_stranded
 from slatemq.v1 import (
     events_pb2_grpc,
     ingest_pb2_grpc,
@@ -41,9 +41,9 @@ from slatemq.v1 import (
 )
 
 if TYPE_CHECKING:
-    from services.ingest.event_relay import IngestRelay
+    from services.ingest.events.relay import IngestRelay
+    from services.ingest.events.s3_events import S3Events
     from services.ingest.queued import Tasks
-    from services.ingest.s3_events import S3Events
 
 __all__ = ["IngestProcess"]
 
@@ -65,7 +65,7 @@ class IngestProcess:
             self._servicer = IngestServicer(config, self._directory, telemetry)
         else:
             # Loaded when asked for: a direct ingest has nothing of it.
-            queued = import_module("services.ingest.queued_servicer")
+            queued = import_module("services.ingest.rpc.queued")
             self._tasks = queued.open_tasks(config, self._root.objects, telemetry)
             self._servicer = queued.QueuedServicer(config, self._directory, telemetry, self._tasks)
         self._purges = PurgeServicer(config.shard)
@@ -76,7 +76,7 @@ class IngestProcess:
         if config.queue is not None:
             # Loaded when it is wanted: direct mode has nothing of it. What tasks store has events
             # as anything else in the log.
-            relays = import_module("services.ingest.event_relay")
+            relays = import_module("services.ingest.events.relay")
             self._relay = relays.IngestRelay(
                 config, config.queue, telemetry, beside_tasks=self._tasks is not None
             )
@@ -109,7 +109,7 @@ class IngestProcess:
     def http_parts(self) -> HttpParts:
         """What it adds to the HTTP port: a path for the notifications of S3 stores."""
         # Loaded when asked for: few processes have an HTTP port.
-        module = import_module("services.ingest.s3_events")
+        module = import_module("services.ingest.events.s3_events")
         channels = Channels(
             self._directory,
             payload_bytes_max=self._config.payload_bytes_max,

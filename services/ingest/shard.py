@@ -7,36 +7,36 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from libs.serving.exits import ExitCause
-from libs.serving.shards import wait_for_clock, wait_lost
-from libs.storage.blobs import Blobs
-from libs.storage.clocks import Clock, HybridClock
+from libs.serving.process.exits import ExitCause
+from libs.serving.process.shards import wait_for_clock, wait_lost
+from libs.storage.database.blobs import Blobs
+from libs.storage.database.clocks import Clock, HybridClock
+from libs.storage.database.roots import Root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Database
 from libs.storage.errors import StoreUnavailable
-from libs.storage.ids import IdAllocator, decode_seq_block
-from libs.storage.own_keys import (
+from libs.storage.layout.ids import IdAllocator, decode_seq_block
+from libs.storage.layout.own_keys import (
     CLOCK_KEY,
     ID_BLOCK_KEY,
 )
-from libs.storage.roots import Root
-from libs.storage.settings import Kind
-from libs.storage.slate import Database
-from libs.storage.states import decode_clock
-from services.ingest.changes import Changes
+from libs.storage.records.states import decode_clock
 from services.ingest.config import IngestConfig
-from services.ingest.dedupe_keys import DedupeKeys
-from services.ingest.encoded import EncodedReader
-from services.ingest.id_gaps import IdGaps
-from services.ingest.payload_cache import PayloadCache
-from services.ingest.publishing import Publisher, PublisherLimits
-from services.ingest.purge_epoch import PurgeEpoch
-from services.ingest.purge_rules import Rules
-from services.ingest.purging import Purger
-from services.ingest.pushing import Outboxes
-from services.ingest.reading import Reader
-from services.ingest.replacing import Replacer
-from services.ingest.request_ids import RequestIds
-from services.ingest.tailing import MetadataLog, read_log_bounds
-from services.ingest.turns import Turns
+from services.ingest.edit.changes import Changes
+from services.ingest.edit.purge_epoch import PurgeEpoch
+from services.ingest.edit.purge_rules import Rules
+from services.ingest.edit.purging import Purger
+from services.ingest.edit.replacing import Replacer
+from services.ingest.edit.turns import Turns
+from services.ingest.read.encoded import EncodedReader
+from services.ingest.read.payload_cache import PayloadCache
+from services.ingest.read.reading import Reader
+from services.ingest.read.tailing import MetadataLog, read_log_bounds
+from services.ingest.write.dedupe_keys import DedupeKeys
+from services.ingest.write.id_gaps import IdGaps
+from services.ingest.write.publishing import Publisher, PublisherLimits
+from services.ingest.write.pushing import Outboxes
+from services.ingest.write.request_ids import RequestIds
 from slatemq.errors import Unavailable
 
 __all__ = ["Shard", "open_shard"]

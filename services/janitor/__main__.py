@@ -13,5 +13,5 @@ from services.janitor.service import JanitorProcess
 if __name__ == "__main__":
     if sys.argv[1:2] == ["sql"]:
         # Loaded when asked for: it brings Spark, which a process that serves never has in memory.
-        sys.exit(import_module("services.janitor.sql").main(sys.argv[1:], os.environ))
+        sys.exit(import_module("services.janitor.spark.sql").main(sys.argv[1:], os.environ))
     main("janitor", JanitorConfig, JanitorProcess)

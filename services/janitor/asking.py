@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import DeadlineExceeded, Unavailable
-from slatemq.rpc_status import raising_slatemq_errors
 
 __all__ = ["asking"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from libs.serving.config import Scope, ServingConfig, setting
+from libs.serving.process.config import Scope, ServingConfig, setting
 
 JANITORS_MAX: Final = 16_384
 

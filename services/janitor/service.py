@@ -13,33 +13,33 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc.aio
 
-from libs.serving.channels import Channels
-from libs.serving.events_servicer import SERVICE_NAME as EVENTS_SERVICE
-from libs.serving.events_servicer import EventsServicer, direct_mode
-from libs.serving.exits import ExitCause, FatalError, first_cause
-from libs.serving.http_parts import HttpParts
-from libs.serving.ownership import Announcement
-from libs.serving.shards import opened_root
+from libs.serving.events.servicer import SERVICE_NAME as EVENTS_SERVICE
+from libs.serving.events.servicer import EventsServicer, direct_mode
+from libs.serving.http.parts import HttpParts
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.serving.peers.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
+from libs.serving.peers.topology_servicer import TopologyServicer
+from libs.serving.process.exits import ExitCause, FatalError, first_cause
+from libs.serving.process.ownership import Announcement
+from libs.serving.process.shards import opened_root
 from libs.serving.telemetry import Telemetry
-from libs.serving.topology import Peer, TopologyDirectory
-from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
-from libs.serving.topology_servicer import TopologyServicer
 from libs.storage.errors import StorageError
-from services.janitor.active import Kept
-from services.janitor.archived import ArchivedLetters
+from services.janitor.archive.archived import ArchivedLetters
 from services.janitor.config import JanitorConfig
 from services.janitor.jobs.contract import JobOptions
-from services.janitor.looking import SCHEDULED, Ages, Looker
-from services.janitor.packages import check_installed, lacking_temporary_folder, missing
-from services.janitor.queues import NamedQueues
-from services.janitor.run_events import RunEvents
-from services.janitor.runner import Runner
-from services.janitor.runs import Run, RunStore
-from services.janitor.schedule import Schedule, parse_schedule
-from services.janitor.servicer import SERVICE_NAME, JanitorServicer
-from services.janitor.timetable import Timetable
+from services.janitor.rpc.janitor import SERVICE_NAME, JanitorServicer
+from services.janitor.rpc.queues import NamedQueues
+from services.janitor.runs.active import Kept
+from services.janitor.runs.change_detector import SCHEDULED, Ages, Looker
+from services.janitor.runs.history import Run, RunStore
+from services.janitor.runs.run_events import RunEvents
+from services.janitor.runs.runner import Runner
+from services.janitor.runs.schedule import Schedule, parse_schedule
+from services.janitor.runs.timetable import Timetable
+from services.janitor.spark.packages import check_installed, lacking_temporary_folder, missing
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import SlateMQError
-from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import (
     events_pb2_grpc,
     janitor_pb2_grpc,
@@ -49,13 +49,13 @@ from slatemq.v1 import (
 )
 
 if TYPE_CHECKING:
-    from services.janitor.event_relay import JanitorRelay
+    from services.janitor.events.relay import JanitorRelay
 
 __all__ = ["JanitorProcess"]
 
 log = logging.getLogger(__name__)
 
-WORKER: Final = (sys.executable, "-m", "services.janitor.worker")
+WORKER: Final = (sys.executable, "-m", "services.janitor.runs.worker")
 
 RELEASE_S: Final = 5.0
 
@@ -95,7 +95,7 @@ class JanitorProcess:
         self._relay: JanitorRelay | None = None
         if config.queue is not None:
             # Loaded when it is wanted: direct mode has nothing of it.
-            relays = import_module("services.janitor.event_relay")
+            relays = import_module("services.janitor.events.relay")
             self._relay = relays.JanitorRelay(config.queue, telemetry, self._store, config.shard)
         self.runner = Runner(
             self._store,

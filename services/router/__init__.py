@@ -15,6 +15,7 @@ It owns nothing and may be stopped and started at any instant, also twice at onc
 `explain`   what would happen to a message, and why
 `servicer`  RouterService              `service`   the process: start, health, stop
 `config`    settings                   `metrics`   counters and lag
+`tracing`   spans of assignments
 
 Imports go down only: service → servicer → explain, router → brokers → backfill → tails → wire →
 route → pieces → routing → entries.

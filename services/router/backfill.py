@@ -30,8 +30,8 @@ import grpc
 import grpc.aio
 
 from libs.filters import TooSlow
-from libs.serving.channels import Connection
-from libs.serving.peers import Backoff, PeerFailed, Presence, peer_failures
+from libs.serving.peers.calls import Backoff, PeerFailed, Presence, peer_failures
+from libs.serving.peers.channels import Connection
 from services.router.entries import LogEntry
 from services.router.metrics import Metrics
 from services.router.pieces import PieceLimits

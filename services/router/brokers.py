@@ -24,8 +24,7 @@ from contextlib import suppress
 from typing import Any
 
 from libs.filters import TooSlow
-from libs.serving.channels import Connection
-from libs.serving.peers import (
+from libs.serving.peers.calls import (
     Backoff,
     CallTooLarge,
     PeerBusy,
@@ -35,6 +34,7 @@ from libs.serving.peers import (
     Presence,
     peer_failures,
 )
+from libs.serving.peers.channels import Connection
 from services.router.backfill import Backfills
 from services.router.configs import apply_changes, ask_for_quarantine, read_state
 from services.router.metrics import Metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libs.serving.config import ServingConfig, setting
+from libs.serving.process.config import ServingConfig, setting
 
 SHARDS_MAX = 16_384
 """Ingest shards have 14 bits in a message ID."""

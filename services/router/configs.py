@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from libs.filters import TooSlow
-from libs.serving.peers import PeerFailed
+from libs.serving.peers.calls import PeerFailed
 from services.router.routing import STEP_NS, BrokerRules
 from services.router.wire import queue_rules
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, queue_pb2

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
-from libs.storage.log_runs import LogRun
+from libs.storage.records.log_runs import LogRun
 
 
 class LogEntry:

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Coroutine, Iterator
 from typing import Any, NamedTuple
 
-from libs.serving.channels import Channels, Connection
-from libs.serving.peers import PeerFailed
+from libs.serving.peers.calls import PeerFailed
+from libs.serving.peers.channels import Channels, Connection
+from libs.serving.peers.topology import CACHE_MS, TopologyDirectory
 from libs.serving.telemetry import Telemetry
-from libs.serving.topology import CACHE_MS, TopologyDirectory
 from libs.storage.errors import StorageError
 from services.router.brokers import BrokerLink
 from services.router.metrics import Metrics

@@ -18,7 +18,7 @@ from libs.filters import (
     Rest,
     RuleSet,
 )
-from libs.storage.log_runs import LogRun, one_by_one
+from libs.storage.records.log_runs import LogRun, one_by_one
 from services.router.entries import LogEntry
 
 log = logging.getLogger(__name__)

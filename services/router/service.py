@@ -9,15 +9,15 @@ from contextlib import suppress
 
 import grpc.aio
 
-from libs.serving.channels import Channels
-from libs.serving.exits import ExitCause, FatalError
-from libs.serving.http_parts import HttpParts
-from libs.serving.ownership import Announcement
-from libs.serving.shards import opened_root
+from libs.serving.http.parts import HttpParts
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.serving.peers.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
+from libs.serving.peers.topology_servicer import TopologyServicer
+from libs.serving.process.exits import ExitCause, FatalError
+from libs.serving.process.ownership import Announcement
+from libs.serving.process.shards import opened_root
 from libs.serving.telemetry import Telemetry
-from libs.serving.topology import Peer, TopologyDirectory
-from libs.serving.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
-from libs.serving.topology_servicer import TopologyServicer
 from libs.storage.errors import StorageError
 from services.router.config import RouterConfig, parse_shards
 from services.router.explain import Explainer

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from libs.serving.channels import Connection
-from libs.serving.peers import Backoff, PeerFailed, Presence, peer_failures
-from libs.storage.log_gaps import LogGap, LogIds
+from libs.serving.peers.calls import Backoff, PeerFailed, Presence, peer_failures
+from libs.serving.peers.channels import Connection
+from libs.storage.records.log_gaps import LogGap, LogIds
 from services.router.route import Route
 from services.router.wire import log_entries
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from functools import partial
 
 from libs.filters import DEFAULT_PRIORITY
-from libs.serving.peers import PeerFailed
+from libs.serving.peers.calls import PeerFailed
 from libs.storage.errors import CorruptRecord
-from libs.storage.log_runs import LogRun
-from libs.storage.metadata import read_log_runs
+from libs.storage.records.log_runs import LogRun
+from libs.storage.records.metadata import read_log_runs
 from services.router.entries import LogEntry
 from services.router.pieces import Piece, Seen
 from services.router.routing import NO_DELAY, Columns, QueueRule

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from libs.serving.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_FENCED
+from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_FENCED
 from services.stack.environment import variables_without_effect
 from services.stack.options import StackOptions, parse
 from services.stack.ports import PortInUse, choose_ports

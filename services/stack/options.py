@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from libs.serving.event_queues import read_queue_settings
+from libs.serving.process.event_settings import read_queue_settings
 from slatemq.errors import InvalidArgument
 
 PORT_MAX = 65_535

@@ -24,7 +24,7 @@ from typing import Any
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from libs.serving.exits import EXIT_FENCED, EXIT_USAGE
+from libs.serving.process.exits import EXIT_FENCED, EXIT_USAGE
 from services.stack.backoff import Backoff
 from services.stack.tail import last_line
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from libs.serving.exits import EXIT_FENCED
+from libs.serving.process.exits import EXIT_FENCED
 from services.stack.environment import environment_of_services
 from services.stack.options import StackOptions
 from services.stack.ports import HOST

@@ -76,71 +76,71 @@ class _Root(Group):
 
 COMMANDS = {
     "queue": Place(
-        "slatemq.cli.queues", "queue", "Create, list, change, pause, purge and delete queues."
+        "slatemq.cli.queue.queues", "queue", "Create, list, change, pause, purge and delete queues."
     ),
     "publish": Place(
-        "slatemq.cli.publishing",
+        "slatemq.cli.publish.publishing",
         "publish",
         "Publish a message: TEXT, a file, or stdin (-); or each line of a file with --jsonl.",
     ),
     "claim": Place(
-        "slatemq.cli.claiming",
+        "slatemq.cli.consume.claiming",
         "claim",
         "Claim messages of QUEUE, the most urgent first, and print them with their leases.",
     ),
     "ack": Place(
-        "slatemq.cli.claiming",
+        "slatemq.cli.consume.claiming",
         "ack",
         "Say that claimed messages are processed: they are done, for good.",
     ),
     "nack": Place(
-        "slatemq.cli.claiming",
+        "slatemq.cli.consume.claiming",
         "nack",
         "Give claimed messages back: they come again, or fail when no attempts are left.",
     ),
     "extend": Place(
-        "slatemq.cli.claiming",
+        "slatemq.cli.consume.claiming",
         "extend",
         "Keep claimed messages longer: their leases end so much after now.",
     ),
     "consume": Place(
-        "slatemq.cli.consuming",
+        "slatemq.cli.consume.consuming",
         "consume",
         "Take messages of QUEUE as they come, and ack them when they are worked on.",
     ),
     "message": Place(
-        "slatemq.cli.messages",
+        "slatemq.cli.repair.messages",
         "message",
         "Look at messages in their queues without consuming them, and repair.",
     ),
-    "done": Place("slatemq.cli.messages", "done", "Look at the messages that are done."),
+    "done": Place("slatemq.cli.repair.messages", "done", "Look at the messages that are done."),
     "failed": Place(
-        "slatemq.cli.dead_letters",
+        "slatemq.cli.repair.dead_letters",
         "failed",
         "Look at dead letters, mend them, move them back, or throw them away.",
     ),
     "export": Place(
-        "slatemq.cli.exporting",
+        "slatemq.cli.files.exporting",
         "export",
         "Write the messages of QUEUE that are in one state into a queue file.",
     ),
     "import": Place(
-        "slatemq.cli.importing",
+        "slatemq.cli.files.importing",
         "import_",
         "Import the queued messages of FILE (- reads stdin) into a queue, or publish them.",
     ),
     "events": Place(
-        "slatemq.cli.events",
+        "slatemq.cli.publish.events",
         "events",
         "Import events of S3 stores, and see how far SlateMQ's own are published.",
     ),
     "outbox": Place(
-        "slatemq.cli.outbox",
+        "slatemq.cli.repair.outbox",
         "outbox",
         "See which pushes have not arrived, and retry or discard those refused.",
     ),
     "task": Place(
-        "slatemq.cli.tasks",
+        "slatemq.cli.publish.tasks",
         "task",
         "See what became of publishes accepted as tasks, and retry those that failed.",
     ),
@@ -148,17 +148,17 @@ COMMANDS = {
         "slatemq.cli.janitor", "janitor", "Run the jobs that clean up, archive and report."
     ),
     "explain": Place(
-        "slatemq.cli.inspecting",
+        "slatemq.cli.queue.inspecting",
         "explain",
         "Tell which queues a message with these headers would reach, and why.",
     ),
     "status": Place(
-        "slatemq.cli.inspecting",
+        "slatemq.cli.queue.inspecting",
         "status",
         "Show every service and shard, how far routing lags, and how deep the queues are.",
     ),
     "tq": Place(
-        "slatemq.cli.textqueue", "tq", "Work with queue files (TextQueue), without a server."
+        "slatemq.cli.tq.commands", "tq", "Work with queue files (TextQueue), without a server."
     ),
 }
 

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import click
 
+from slatemq._admin.entry_models import Archived, Entry, EntryState, EntryView, StoredMessage
 from slatemq.cli.output import note, payload_fields, say, write_json, write_table
 from slatemq.cli.parameters import TIME
 from slatemq.cli.queue_options import format_time
 from slatemq.cli.session import Session
-from slatemq.entry_models import Archived, Entry, EntryState, EntryView, StoredMessage
 
 F = TypeVar("F", bound=Callable[..., Any])
 

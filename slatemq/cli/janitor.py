@@ -24,8 +24,8 @@ from slatemq.errors import SlateMQError
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
+    from slatemq._admin.janitor import JobRun
     from slatemq.client import Client
-    from slatemq.janitor import JobRun
 
 JOBS = ("retention", "unreferenced", "done", "dead-letters", "report", "restore")
 

@@ -14,7 +14,7 @@ from slatemq.cli.durations import format_duration, parse_duration
 from slatemq.cli.parameters import TIME
 
 if TYPE_CHECKING:
-    from slatemq.queue_models import Backoff, BackoffKind
+    from slatemq._admin.queue_models import Backoff, BackoffKind
 
 NO_BACKOFF = "none"
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from slatemq._rpc.endpoints import addresses_of
 from slatemq.cli.completion import queue_names
 from slatemq.cli.durations import parse_duration
-from slatemq.endpoints import addresses_of
 from slatemq.errors import InvalidArgument
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -14,7 +14,7 @@ from slatemq.cli.moments import BACKOFF, format_backoff
 from slatemq.cli.parameters import DURATION, SECONDS, WORDS
 
 if TYPE_CHECKING:
-    from slatemq.queue_models import Queue
+    from slatemq._admin.queue_models import Queue
 
 F = TypeVar("F", bound=Callable[..., Any])
 

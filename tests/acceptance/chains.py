@@ -15,7 +15,7 @@ from functools import partial
 import grpc
 import grpc.aio
 
-from slatemq.rpc_status import from_rpc_error
+from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.v1 import consumer_pb2, ingest_pb2, queue_pb2
 from tests.acceptance.stubs import Stubs, persist
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from libs.serving.healthprobe import probe
+from libs.serving.process.healthprobe import probe
 from services.stack.ports import choose_ports
 from tests.acceptance.local_stack import REPOSITORY, wait_until
 from tests.acceptance.stubs import Stubs

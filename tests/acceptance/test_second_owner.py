@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.serving.exits import EXIT_FENCED
+from libs.serving.process.exits import EXIT_FENCED
 from tests.acceptance.local_stack import REPOSITORY, LocalStack, is_running, wait_until
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines

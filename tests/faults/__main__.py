@@ -27,7 +27,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from services.janitor.session import spark_session
+from services.janitor.spark.session import spark_session
 from tests.acceptance.chains import Chains
 from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.mishaps import SERVICES, ingest_away_under_claims, kill_along

@@ -22,7 +22,7 @@ import grpc.aio
 from libs.events.backends import open_backend
 from libs.events.settings import Consistency, QueueSettings
 from libs.serving.telemetry import Telemetry
-from services.ingest.task_backend import TaskBackend
+from services.ingest.tasks.backend import TaskBackend
 from slatemq.errors import SlateMQError, Unavailable
 from slatemq.events.envelope import Event
 from slatemq.v1 import ingest_pb2, task_pb2

@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from libs.serving.exits import EXIT_FENCED
+from libs.serving.process.exits import EXIT_FENCED
 from tests.acceptance.local_stack import REPOSITORY
 
 START_SECONDS = 180.0

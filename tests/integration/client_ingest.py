@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from slatemq.dedupe_shards import dedupe_shard
+from slatemq._publish.dedupe_shards import dedupe_shard
+from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, grpc_code, to_status
 from slatemq.errors import InvalidArgument, SlateMQError, Unavailable
-from slatemq.rpc_status import STATUS_DETAILS_KEY, grpc_code, to_status
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 
 RECEIVED_AT_MS = 1_700_000_000_000

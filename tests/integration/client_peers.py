@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from slatemq._rpc.rpc_status import to_status
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError, Unavailable
-from slatemq.rpc_status import to_status
 from slatemq.v1 import (
     consumer_pb2,
     consumer_pb2_grpc,

@@ -9,11 +9,11 @@ import asyncio
 import os
 import sys
 
-from libs.storage.clocks import HybridClock
-from libs.storage.commits import GroupCommit
-from libs.storage.roots import open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch
+from libs.storage.database.clocks import HybridClock
+from libs.storage.database.commits import GroupCommit
+from libs.storage.database.roots import open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch
 
 
 class _Rows:

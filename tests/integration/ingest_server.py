@@ -14,14 +14,14 @@ from typing import Any
 import grpc.aio
 
 from libs.serving import limits
-from libs.serving.channels import open_channel
-from libs.serving.elsewhere import Elsewhere
-from libs.serving.gate import Gate
-from libs.serving.guard import CallGuard
+from libs.serving.peers.channels import open_channel
+from libs.serving.peers.elsewhere import Elsewhere
+from libs.serving.requests.gate import Gate
+from libs.serving.requests.guard import CallGuard
 from libs.serving.telemetry import Telemetry
 from services.ingest.config import IngestConfig
 from services.ingest.service import IngestProcess
-from slatemq.rpc_status import raising_slatemq_errors
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import os
 import signal
 
 from libs.serving.main import main
-from libs.storage.blobs import Blobs
+from libs.storage.database.blobs import Blobs
 from services.ingest.config import IngestConfig
 from services.ingest.service import IngestProcess
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slatemq import outages
+from slatemq._rpc import outages
 
 
 class Lines(logging.Handler):

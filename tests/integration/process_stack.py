@@ -17,7 +17,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from libs.serving.channels import open_channel
+from libs.serving.peers.channels import open_channel
 from slatemq.v1 import (
     assignment_pb2,
     assignment_pb2_grpc,

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import grpc
 import grpc.aio
 
-from libs.serving.topology import TopologyDirectory
+from libs.serving.peers.topology import TopologyDirectory
 from services.router.pieces import PieceLimits
 from services.router.router import Router
 from slatemq.v1 import queue_pb2

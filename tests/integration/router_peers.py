@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from libs.serving.limits import server_options
-from libs.serving.topology import Peer, TopologyDirectory
+from libs.serving.peers.topology import Peer, TopologyDirectory
 from slatemq.v1 import (
     assignment_pb2,
     assignment_pb2_grpc,

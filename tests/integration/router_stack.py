@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
-from libs.serving.channels import Channels
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.telemetry import Telemetry
-from libs.serving.topology import TopologyDirectory
-from libs.storage.roots import Root, open_root
+from libs.storage.database.roots import Root, open_root
 from services.router.pieces import PieceLimits
 from services.router.router import Router
 from services.router.tails import Buffer

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 import slatemq.sync
-from libs.storage.roots import open_root
+from libs.storage.database.roots import open_root
 from services.janitor.jobs.archive import LETTERS, DayFolder
-from slatemq.archived import ArchivedLetter, ArchivedOutcome
+from slatemq._admin.archived import ArchivedLetter, ArchivedOutcome
 from slatemq.textqueue import State, TextQueue
 from tests.acceptance.local_stack import wait_until
 from tests.forms import seeds

@@ -14,10 +14,11 @@ import grpc
 import pytest
 
 import slatemq
-from libs.storage.ids import MAX_SHARD, message_id
-from services.broker.payloads import Came
-from services.broker.request_limits import KNOWN_AWAITED_MAX
-from slatemq import batches, outages
+from libs.storage.layout.ids import MAX_SHARD, message_id
+from services.broker.delivery.message_cache import Came
+from services.broker.requests.limits import KNOWN_AWAITED_MAX
+from slatemq._consume import batches
+from slatemq._rpc import outages
 from slatemq.errors import Unavailable
 from slatemq.v1 import consumer_pb2
 from tests.integration import process_stack

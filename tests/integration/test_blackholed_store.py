@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from libs.serving.healthprobe import probe
-from libs.serving.store_watch import HUNG_MS
+from libs.serving.process.healthprobe import probe
+from libs.serving.process.store_watch import HUNG_MS
 from slatemq import Client, connect
 from slatemq.errors import SlateMQError
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store

@@ -20,10 +20,10 @@ SECONDS = 60
     ("words", "module"),
     [
         (("tq", "append", "jobs.tq", "--lines"), "click"),
-        (("tq", "append", "jobs.tq", "--lines"), "slatemq.cli.textqueue_marking"),
-        (("consume", "jobs"), "slatemq.cli.claiming"),
+        (("tq", "append", "jobs.tq", "--lines"), "slatemq.cli.tq.marking"),
+        (("consume", "jobs"), "slatemq.cli.consume.claiming"),
         (("consume", "jobs"), "grpc"),
-        (("consume", "jobs"), "slatemq.peers"),
+        (("consume", "jobs"), "slatemq._rpc.peers"),
         (("import", "-"), "grpc"),
         (("import", "-"), "slatemq.textqueue"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import slatemq
-from slatemq import consumer as consuming
+from slatemq._consume import consumer as consuming
 from slatemq.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -87,7 +87,7 @@ async def test_closing_does_not_wait_for_a_broker_that_says_nothing(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(consuming, "CLOSE_S", 0.1)
-    monkeypatch.setattr("slatemq.batches.CLOSE_S", 0.1)
+    monkeypatch.setattr("slatemq._consume.batches.CLOSE_S", 0.1)
     fill(instance.broker, 50)
     client = slatemq.connect(instance.endpoint)
     await client.__aenter__()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import slatemq
-from slatemq import outages
+from slatemq._rpc import outages
 from slatemq.errors import InvalidArgument, Unavailable
 from tests.integration.client_peers import Instance
 from tests.integration.outage_lines import Lines, lines

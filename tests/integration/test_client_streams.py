@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 import slatemq
-from slatemq import BatchSettings, publish_streams
+from slatemq import BatchSettings
+from slatemq._publish import streams as publish_streams
 from slatemq.errors import DeadlineExceeded, ResourceExhausted
 from tests.integration.client_peers import Ingest, Instance
 

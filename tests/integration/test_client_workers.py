@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import slatemq
-from slatemq import processing
+from slatemq._consume import processing
 from tests.integration.client_peers import Instance
 
 ROOT = Path(__file__).parents[2]

@@ -7,20 +7,20 @@ import pytest
 
 import slatemq
 from examples.events.replicate import Replicator
-from libs.serving.channels import Channels
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.telemetry import Telemetry
-from libs.serving.topology import TopologyDirectory
-from libs.storage.keys import log_key, payload_key
-from libs.storage.payloads import encode_uri
-from libs.storage.roots import open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch
-from services.broker.payloads import DAMAGED, FETCH_BYTES, GONE, IngestClient
+from libs.storage.database.roots import open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch
+from libs.storage.layout.keys import log_key, payload_key
+from libs.storage.records.payloads import encode_uri
+from services.broker.delivery.message_cache import DAMAGED, FETCH_BYTES, GONE, IngestClient
 from services.ingest.config import IngestConfig
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import DataLoss
 from slatemq.events import encode_event, make_event
 from slatemq.events.catalogue import MessagePublished
-from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2
 from tests.integration.broker.entry_calls import FAILED, listed
 from tests.integration.broker.rig import Ingest as StandIn

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from libs.serving.channels import open_channel
+from libs.serving.peers.channels import open_channel
 from libs.serving.telemetry import Telemetry
 from services.ingest.config import IngestConfig
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
-from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2, topology_pb2, topology_pb2_grpc
 from tests.integration.ingest_server import Ingest, Server, message, serving
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from libs.serving.topology import Peer, TopologyDirectory
-from libs.storage.roots import open_root
-from slatemq.dedupe_shards import dedupe_shard
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.storage.database.roots import open_root
+from slatemq._publish.dedupe_shards import dedupe_shard
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import InvalidArgument, Unavailable
-from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest, PublishResponse
 from tests.integration.ingest_server import Ingest, process, serving
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from libs.storage.roots import open_root
+from libs.storage.database.roots import open_root
 from services.ingest import service
 from slatemq.v1 import ingest_pb2, purge_pb2, snapshot_pb2, task_pb2
 from tests.integration.extreme_fields import FAULTS, caller, count_taken, service_of

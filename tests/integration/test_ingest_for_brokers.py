@@ -6,12 +6,12 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from libs.serving.channels import Channels
-from libs.serving.topology import TopologyDirectory
-from libs.storage.roots import open_root
-from services.broker.payloads import FETCH_BYTES, GONE, Held, IngestClient
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.database.roots import open_root
+from services.broker.delivery.message_cache import FETCH_BYTES, GONE, Held, IngestClient
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import InvalidArgument
-from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 from slatemq.v1.message_pb2 import Message
 from tests.integration.ingest_server import Ingest, message, serving
@@ -123,7 +123,7 @@ async def test_a_broker_reads_what_an_ingest_of_any_version_gives(
 
         return Stub()
 
-    monkeypatch.setattr("services.broker.payloads.IngestServiceStub", stub)
+    monkeypatch.setattr("services.broker.delivery.message_cache.IngestServiceStub", stub)
     root = (tmp_path / "data").as_uri()
     never = await never_given_out(root)
     async with serving(root) as ingest:

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import InvalidArgument
-from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2
 from tests.integration.ingest_server import Ingest, message, serving
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from libs.serving.channels import open_channel
-from libs.serving.exits import EXIT_CLEAN, EXIT_FENCED, EXIT_USAGE
+from libs.serving.peers.channels import open_channel
+from libs.serving.process.exits import EXIT_CLEAN, EXIT_FENCED, EXIT_USAGE
 from slatemq.errors import SlateMQError
 from tests.integration.ingest_server import Ingest, process
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from libs.serving.channels import open_channel
-from libs.storage.settings import Kind, ReplayBound, Tuning, tuning_of
+from libs.serving.peers.channels import open_channel
+from libs.storage.database.settings import Kind, ReplayBound, Tuning, tuning_of
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import (
     FailedPrecondition,
     InvalidArgument,
     NotFound,
     SlateMQError,
 )
-from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2, purge_pb2, purge_pb2_grpc, snapshot_pb2, snapshot_pb2_grpc
 from tests.integration.ingest_server import Ingest, message, process, serving
 
@@ -290,7 +290,7 @@ def _impatient(kind: Kind, scheme: str) -> Tuning:
 async def test_a_purged_payload_is_gone_from_the_bytes_of_the_store(
     folder: Path, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libs.storage.roots.tuning_of", _impatient)
+    monkeypatch.setattr("libs.storage.database.roots.tuning_of", _impatient)
     small, large, kept = (secrets.token_bytes(size) for size in (2_000, 70_000, 2_000))
     header = secrets.token_hex(500)
 

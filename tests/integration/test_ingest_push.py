@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from libs.serving.channels import open_channel
-from libs.storage.blobs import Blobs
-from libs.storage.roots import open_root
+from libs.serving.peers.channels import open_channel
+from libs.storage.database.blobs import Blobs
+from libs.storage.database.roots import open_root
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
-from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2
 from tests.integration.ingest_server import Ingest, message, process, serving
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from libs.serving.reading import RequestReader
-from services.ingest import publish_streams
+from libs.serving.requests.reading import RequestReader
+from services.ingest.rpc import publish_streams
 from tests.integration.ingest_server import message
 from tests.integration.test_ingest_streams import Stream, server
 

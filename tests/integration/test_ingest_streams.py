@@ -16,11 +16,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from libs.serving import recording, telemetry
-from libs.serving.channels import open_channel
-from services.ingest import publish_streams
+from libs.serving.peers.channels import open_channel
 from services.ingest.config import IngestConfig
+from services.ingest.rpc import publish_streams
+from slatemq._rpc.rpc_status import from_status, raising_slatemq_errors
 from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
-from slatemq.rpc_status import from_status, raising_slatemq_errors
 from slatemq.v1 import ingest_pb2
 from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest, PublishStreamRequest
 from tests.integration.ingest_server import Ingest, Server, message, process, serving

@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc.aio
 
-from libs.serving.channels import open_channel
+from libs.serving.peers.channels import open_channel
 from services.ingest.config import IngestConfig
-from slatemq.rpc_status import from_rpc_error
+from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 from tests.integration.serving.test_large_requests import ingest
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from libs.storage.blobs import Blobs
-from libs.storage.probe import probe_store
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch
-from services.janitor.runs import Ask, Run, RunStore, State, Trigger, new_run_id
+from libs.storage.database.blobs import Blobs
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch
+from libs.storage.objects.probe import probe_store
+from services.janitor.runs.history import Ask, Run, RunStore, State, Trigger, new_run_id
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
 from tests.integration.s3_servers import CREDENTIALS, moto, root_url
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind, ReplayBound, Tuning, tuning_of
+from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StoreUnavailable
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind, ReplayBound, Tuning, tuning_of
-from libs.storage.slate import Batch, Database
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
 from tests.integration.s3_servers import CREDENTIALS, moto, root_url
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from libs.storage.formats import FORMAT
-from libs.storage.own_keys import FORMAT_KEY
-from libs.storage.roots import open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch
-from libs.storage.states import encode_format
+from libs.storage.database.formats import FORMAT
+from libs.storage.database.roots import open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch
+from libs.storage.layout.own_keys import FORMAT_KEY
+from libs.storage.records.states import encode_format
 
 
 @pytest.mark.parametrize("kind", [Kind.INGEST, Kind.BROKER])

@@ -12,7 +12,7 @@ from subprocess import CompletedProcess
 import pytest
 
 import slatemq
-from services.broker.other_shards import IngestPushes
+from services.broker.outbox.targets import IngestPushes
 from slatemq.errors import FailedPrecondition, NotFound
 from tests.integration import ready_command
 from tests.integration.broker.rig import Rig, running

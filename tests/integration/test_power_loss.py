@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from libs.storage.roots import open_root
-from libs.storage.settings import Kind
+from libs.storage.database.roots import open_root
+from libs.storage.database.settings import Kind
 
 ROOT = Path(__file__).parents[2]
 WRITER = [sys.executable, "-m", "tests.integration.committing_writer"]

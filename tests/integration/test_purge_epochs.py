@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from libs.serving.topology import Peer, TopologyDirectory
-from libs.storage.ids import message_id
-from libs.storage.roots import open_root
-from services.broker import introductions
-from services.broker.payloads import IngestClient
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.storage.database.roots import open_root
+from libs.storage.layout.ids import message_id
+from services.broker.delivery import introductions
+from services.broker.delivery.message_cache import IngestClient
 from slatemq.v1 import assignment_pb2, snapshot_pb2, snapshot_pb2_grpc
 from tests.integration.broker.rig import Ingest as StandIn
 from tests.integration.broker.rig import Rig, running

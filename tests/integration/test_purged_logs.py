@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from libs.storage.roots import open_root
+from libs.storage.database.roots import open_root
 from slatemq.v1 import queue_pb2
 from tests.integration.broker.entry_calls import AVAILABLE, ids
 from tests.integration.broker.rig import Rig, running

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from slatemq.cli.import_items import Item, request_id
-from slatemq.cli.import_journal import Journal, Sending
-from slatemq.cli.queue_files import content_of
+from slatemq.cli.files.import_items import Item, request_id
+from slatemq.cli.files.import_journal import Journal, Sending
+from slatemq.cli.files.queue_files import content_of
 from slatemq.textqueue import State, TextQueue
 from tests.acceptance.local_stack import wait_until
 from tests.integration.cli_stack import COMMAND, Cli

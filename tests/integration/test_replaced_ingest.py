@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from libs.serving.channels import Channels
-from libs.serving.topology import TopologyDirectory
-from libs.storage.roots import open_root
-from services.broker.payloads import FETCH_BYTES, Came, IngestClient
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.database.roots import open_root
+from services.broker.delivery.message_cache import FETCH_BYTES, Came, IngestClient
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import SlateMQError, Unavailable
-from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2, snapshot_pb2, snapshot_pb2_grpc
 from tests.integration.ingest_server import Ingest, message, serving
 

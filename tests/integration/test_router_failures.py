@@ -11,10 +11,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from libs.serving.channels import Channels
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import CACHE_MS
 from libs.serving.telemetry import Telemetry
-from libs.serving.topology import CACHE_MS
-from libs.storage.roots import open_root
+from libs.storage.database.roots import open_root
 from services.router import brokers
 from services.router.router import Router
 from services.router.tails import Buffer

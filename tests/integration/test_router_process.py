@@ -14,11 +14,11 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from libs.serving.channels import open_channel
-from libs.serving.topology import TopologyDirectory
-from libs.storage.roots import open_root
+from libs.serving.peers.channels import open_channel
+from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.database.roots import open_root
+from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import InvalidArgument, NotFound
-from slatemq.rpc_status import from_rpc_error
 from slatemq.v1 import router_pb2, router_pb2_grpc, topology_pb2, topology_pb2_grpc
 from tests.integration.router_peers import (
     LogMemory,

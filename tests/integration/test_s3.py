@@ -10,7 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from libs.storage.blobs import Blobs
+from libs.storage.database.blobs import Blobs
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch
 from libs.storage.errors import (
     ClockAhead,
     Fenced,
@@ -19,10 +22,7 @@ from libs.storage.errors import (
     StoreUnavailable,
     UnsafeStore,
 )
-from libs.storage.probe import probe_store
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch
+from libs.storage.objects.probe import probe_store
 from tests.integration.s3_servers import CREDENTIALS, forgetful_proxy, moto, root_url
 
 pytestmark = pytest.mark.s3

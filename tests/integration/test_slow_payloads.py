@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from obstore.store import S3Store
 
-from libs.storage import objects
-from libs.storage.durability import NoSync
 from libs.storage.errors import StoreUnavailable
-from libs.storage.objects import Objects, open_objects
-from services.broker.payloads import IngestClient
-from services.ingest import reading
+from libs.storage.objects import small_objects as objects
+from libs.storage.objects.durability import NoSync
+from libs.storage.objects.small_objects import Objects, open_objects
+from services.broker.delivery.message_cache import IngestClient
+from services.ingest.read import reading
 from slatemq.errors import Unavailable
 from tests.integration.broker.rig import running
 from tests.integration.ingest_server import serving

@@ -9,16 +9,16 @@ from typing import Any
 import grpc
 import pytest
 
-from libs.serving.topology import TopologyDirectory
-from libs.storage import snapshots
+from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.database import snapshots
+from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import SnapshotNotFound
-from libs.storage.ids import MAX_MESSAGE_ID
-from libs.storage.keys import config_range, log_range, parse_config_key, payload_range
-from libs.storage.metadata import decode_log_entry
-from libs.storage.own_keys import parse_routing_cursor_key, routing_cursor_range
-from libs.storage.primitives import KeyRange
-from libs.storage.roots import Root, open_root
-from libs.storage.states import decode_routing_cursor
+from libs.storage.layout.ids import MAX_MESSAGE_ID
+from libs.storage.layout.keys import config_range, log_range, parse_config_key, payload_range
+from libs.storage.layout.own_keys import parse_routing_cursor_key, routing_cursor_range
+from libs.storage.layout.primitives import KeyRange
+from libs.storage.records.metadata import decode_log_entry
+from libs.storage.records.states import decode_routing_cursor
 from slatemq.v1 import ingest_pb2, snapshot_pb2, snapshot_pb2_grpc
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
 from tests.integration.ingest_server import Ingest, serving

@@ -84,7 +84,8 @@ LONG_BYTES = 12 << 20
 PEAK = """
 import re, sys
 from pathlib import Path
-from slatemq.cli import app, textqueue
+from slatemq.cli import app
+from slatemq.cli.tq import commands as textqueue
 from slatemq.textqueue import TextQueue
 
 def run(*words):

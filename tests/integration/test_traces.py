@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from libs.serving.channels import open_channel
-from libs.serving.config import load
+from libs.serving.peers.channels import open_channel
+from libs.serving.process.config import load
 from libs.serving.recording import recording
 from libs.serving.server import RunningService, _Signals
 from libs.serving.telemetry import Telemetry

@@ -15,20 +15,20 @@ import slatemq
 from benchmarks.suite import payloads, servers
 from benchmarks.volume import Layout, Volume, write
 from benchmarks.volume.plan import State
-from libs.storage.keys import log_key
-from libs.storage.roots import open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Database, Row
-from libs.storage.snapshots import SnapshotReader
+from libs.storage.database.roots import open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Database, Row
+from libs.storage.database.snapshots import SnapshotReader
+from libs.storage.layout.keys import log_key
 from services.ingest.config import IngestConfig
-from services.ingest.purge_rules import Reason
-from services.ingest.purging import PIECE_MESSAGES, Purge
+from services.ingest.edit.purge_rules import Reason
+from services.ingest.edit.purging import PIECE_MESSAGES, Purge
 from services.ingest.shard import open_shard
-from services.janitor.instance import held_snapshots
 from services.janitor.jobs.owners import Owners
 from services.janitor.jobs.removing import MessagePurge
-from services.janitor.planning import SnapshotName
-from services.janitor.source import NarrowingSource, options_of
+from services.janitor.spark.instance import held_snapshots
+from services.janitor.spark.planning import SnapshotName
+from services.janitor.spark.source import NarrowingSource, options_of
 from slatemq import EntryState
 from slatemq.client import Client
 from slatemq.v1 import purge_pb2

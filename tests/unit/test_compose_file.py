@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from libs.events.settings import QueueSettings, read_settings
-from libs.serving.event_queues import read_queue_settings
+from libs.serving.process.event_settings import read_queue_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -14,11 +14,11 @@ from pathlib import Path
 import click
 import pytest
 
-from libs.serving.config import load
+from libs.serving.process.config import load
 from services.broker.config import BrokerConfig
 from services.ingest.config import IngestConfig
 from services.janitor.config import JanitorConfig
-from services.janitor.sql import parse as parse_question
+from services.janitor.spark.sql import parse as parse_question
 from services.router.config import RouterConfig
 from services.stack.options import parse
 from slatemq.cli.app import slatemq

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from libs.storage.objects import ObjectInfo, Objects
+from libs.storage.objects.small_objects import ObjectInfo, Objects
 
 __all__ = [
     "FOLDER",

@@ -17,13 +17,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from libs.storage.ids import shard_of
+from libs.storage.layout.ids import shard_of
 from services.janitor.jobs.archive import LETTERS, PART_BYTES, DayFolder
 from services.janitor.jobs.batches import BATCH_ROWS, counts_batch, grouped
 from services.janitor.jobs.contents import Contents
 from services.janitor.jobs.owners import CALL_S, Owners, owners_of
 from services.janitor.jobs.removing import ENTRY_KEYS, failed_rows, remove_entries
-from services.janitor.planning import SnapshotName
+from services.janitor.spark.planning import SnapshotName
 from slatemq.errors import FailedPrecondition
 from slatemq.v1 import removal_pb2, removal_pb2_grpc
 

@@ -11,8 +11,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from libs.storage.payloads import INLINE_PAYLOAD_MAX_BYTES
-from services.janitor.instance import held_snapshots, table_of
+from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
 from services.janitor.jobs.batches import (
     Task,
     counted,
@@ -44,6 +43,7 @@ from services.janitor.jobs.retention import (
 from services.janitor.jobs.standing import read_judged
 from services.janitor.jobs.unreferenced import JUDGED, orphaned_objects, unreferenced_messages
 from services.janitor.jobs.work import Work
+from services.janitor.spark.instance import held_snapshots, table_of
 from slatemq.v1 import purge_pb2
 
 __all__ = ["done", "note_store_time", "retention", "unreferenced"]

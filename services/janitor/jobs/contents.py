@@ -7,15 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
-from libs.storage.blobs import Blobs
+from libs.storage.database.blobs import Blobs
+from libs.storage.database.snapshots import SnapshotReader
 from libs.storage.errors import ObjectNotFound
-from libs.storage.ids import runs, shard_of
-from libs.storage.keys import payload_key
-from libs.storage.payload_packs import PACK_MESSAGES, decode_pack, pack_range, parse_pack_key
-from libs.storage.payloads import PayloadUri, decode_payload
-from libs.storage.snapshots import SnapshotReader
+from libs.storage.layout.ids import runs, shard_of
+from libs.storage.layout.keys import payload_key
+from libs.storage.records.payload_packs import (
+    PACK_MESSAGES,
+    decode_pack,
+    pack_range,
+    parse_pack_key,
+)
+from libs.storage.records.payloads import PayloadUri, decode_payload
 from services.janitor.jobs.owners import Owners
-from services.janitor.planning import SnapshotName
+from services.janitor.spark.planning import SnapshotName
 
 __all__ = ["Contents"]
 

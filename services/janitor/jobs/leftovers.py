@@ -20,16 +20,16 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from libs.storage.blobs import FOLDER, Blobs
-from libs.storage.keys import LAST_NUMBER, through
-from libs.storage.objects import Objects
-from libs.storage.own_keys import outbox_key, refused_push_range
-from libs.storage.roots import open_root
-from libs.storage.snapshots import SnapshotReader
+from libs.storage.database.blobs import FOLDER, Blobs
+from libs.storage.database.roots import open_root
+from libs.storage.database.snapshots import SnapshotReader
+from libs.storage.layout.keys import LAST_NUMBER, through
+from libs.storage.layout.own_keys import outbox_key, refused_push_range
+from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs.batches import counts_batch
 from services.janitor.jobs.contents import Contents
 from services.janitor.jobs.owners import owners_of
-from services.janitor.planning import SnapshotName
+from services.janitor.spark.planning import SnapshotName
 
 __all__ = [
     "ObjectRemoval",

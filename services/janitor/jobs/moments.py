@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as sf
 
-from libs.storage.arrow_columns import LAST_MS
+from libs.storage.arrow.columns import LAST_MS
 
 __all__ = ["at_ms", "ms_of"]
 

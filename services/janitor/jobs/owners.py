@@ -15,11 +15,11 @@ from typing import Final, TypeVar
 
 import grpc.aio
 
-from libs.serving.channels import Channels, inherited
-from libs.serving.peers import Backoff
-from libs.serving.topology import TopologyDirectory
+from libs.serving.peers.calls import Backoff
+from libs.serving.peers.channels import Channels, inherited
+from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import StoreUnavailable
-from libs.storage.roots import Root, open_root
 from services.janitor.asking import asking
 from slatemq.errors import Aborted, DeadlineExceeded, ResourceExhausted, Unavailable
 

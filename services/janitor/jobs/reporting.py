@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from libs.storage.roots import open_root
+from libs.storage.database.roots import open_root
 from services.janitor.jobs.batches import counted, counts_batch
 from services.janitor.jobs.report import queue_days
 from services.janitor.jobs.report_page import page

@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import Final
 
-from libs.storage.objects import Objects
+from libs.storage.objects.small_objects import Objects
 
 __all__ = ["FOLDER", "HTML", "PARQUET", "forget_reports"]
 

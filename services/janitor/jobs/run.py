@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 
 from pyspark.sql import SparkSession
 
-from libs.storage.roots import Root
-from services.janitor.instance import held_snapshots
+from libs.storage.database.roots import Root
 from services.janitor.jobs import clearing, letters, reporting
 from services.janitor.jobs.contract import (
     JobCancelled,
@@ -29,8 +28,9 @@ from services.janitor.jobs.contract import (
     Tell,
 )
 from services.janitor.jobs.work import Work
-from services.janitor.planning import SnapshotName
-from services.janitor.session import QUIET, is_local, spark_session
+from services.janitor.spark.instance import held_snapshots
+from services.janitor.spark.planning import SnapshotName
+from services.janitor.spark.session import QUIET, is_local, spark_session
 from slatemq.errors import Unavailable
 
 __all__ = ["PHASES", "refuse_unknown_shards", "run_job", "run_on", "settings_of"]

@@ -8,23 +8,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from libs.storage.database.roots import Root
+from libs.storage.database.snapshots import SnapshotReader
 from libs.storage.errors import CorruptRecord
-from libs.storage.ids import MAX_SEQUENCE, message_id
-from libs.storage.keys import log_range, parse_log_key
-from libs.storage.log_bounds import decode_log_bounds
-from libs.storage.metadata import last_message_id
-from libs.storage.own_keys import (
+from libs.storage.layout.ids import MAX_SEQUENCE, message_id
+from libs.storage.layout.keys import log_range, parse_log_key
+from libs.storage.layout.own_keys import (
     LOG_BOUNDS_KEY,
     parse_routing_cursor_key,
     replay_range,
     routing_cursor_range,
 )
-from libs.storage.replay_records import decode_replay
-from libs.storage.roots import Root
-from libs.storage.snapshots import SnapshotReader
-from libs.storage.states import decode_routing_cursor
+from libs.storage.records.log_bounds import decode_log_bounds
+from libs.storage.records.metadata import last_message_id
+from libs.storage.records.replay_records import decode_replay
+from libs.storage.records.states import decode_routing_cursor
 from services.janitor.jobs.unreferenced import judged_positions
-from services.janitor.planning import SnapshotName
+from services.janitor.spark.planning import SnapshotName
 
 __all__ = ["read_judged", "read_last_ids"]
 

@@ -12,13 +12,13 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import StorageError
-from libs.storage.roots import Root, open_root
-from services.janitor.failures import cause_of
-from services.janitor.instance import table_of
 from services.janitor.jobs.contract import JobCancelled, JobFailed, JobOptions, Progress, Tell
-from services.janitor.planning import SnapshotName
-from services.janitor.snapshots import TakenSnapshots
+from services.janitor.spark.failures import cause_of
+from services.janitor.spark.instance import table_of
+from services.janitor.spark.planning import SnapshotName
+from services.janitor.spark.snapshots import TakenSnapshots
 from slatemq.errors import SlateMQError
 
 __all__ = ["FEW_ENTRIES", "Work"]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from services.broker.queue_machine import ATTEMPTS_USED_UP
-from slatemq.rpc_status import from_rpc_error
+from services.broker.core.queue import ATTEMPTS_USED_UP
+from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
 from slatemq.v1.queue_pb2 import (
     ENTRY_STATE_AVAILABLE,

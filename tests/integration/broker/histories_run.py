@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from libs.storage.roots import open_root
-from services.broker import owner
+from libs.storage.database.roots import open_root
+from services.broker.shard import owner
 from tests.integration.broker.differential import Differential
 from tests.integration.broker.rig import Disk, Ingest, running
 from tests.manual_clock import ManualClock

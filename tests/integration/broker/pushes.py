@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from libs.serving.channels import Channels
-from libs.serving.peers import PeerFailed
-from libs.serving.topology import TopologyDirectory
+from libs.serving.peers.calls import PeerFailed
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import TopologyDirectory
 from slatemq.v1.ingest_pb2 import PushedMessage, PushRequest
 
 
 class Pushes:
-    """Implements `services.broker.other_shards.OutboxTarget`, for brokers that come and go.
+    """Implements `services.broker.outbox.targets.OutboxTarget`, for brokers that come and go.
 
     Attributes:
         away: Every call fails.

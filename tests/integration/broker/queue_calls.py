@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from libs.storage.keys import KEY_VERSION, RecordType
-from services.broker.queue_machine import Queue
+from libs.storage.layout.keys import KEY_VERSION, RecordType
+from services.broker.core.queue import Queue
 from slatemq.v1 import queue_pb2
 from tests.integration.broker.rig import Rig
 from tests.integration.waiting import eventually

@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc.aio
 
-from libs.storage.buckets import BucketKind, number_of, order_in_time
-from services.broker.entry_handles import parse_handle
-from slatemq.rpc_status import from_rpc_error
+from libs.storage.layout.buckets import BucketKind, number_of, order_in_time
+from services.broker.entries.handles import parse_handle
+from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.v1 import entry_pb2, queue_pb2, removal_pb2, removal_pb2_grpc
 from tests.integration.broker import queue_calls
 from tests.integration.broker.entry_calls import listed

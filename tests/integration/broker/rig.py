@@ -13,20 +13,20 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from libs.serving.channels import Channels, open_channel
-from libs.serving.exits import ExitCause
+from libs.serving.peers.channels import Channels, open_channel
+from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.process.exits import ExitCause
 from libs.serving.server import RunningService, _Signals
 from libs.serving.telemetry import Telemetry
-from libs.serving.topology import TopologyDirectory
-from libs.storage.durability import NoSync
-from libs.storage.roots import Root, open_root
+from libs.storage.database.roots import Root, open_root
+from libs.storage.objects.durability import NoSync
 from services.broker.config import BrokerConfig
-from services.broker.other_shards import OutboxTarget
-from services.broker.owner import ShardOwner
-from services.broker.payloads import DAMAGED, FETCH_BYTES, GONE, Came, Tagged, held_of
+from services.broker.delivery.message_cache import DAMAGED, FETCH_BYTES, GONE, Came, Tagged, held_of
+from services.broker.outbox.targets import OutboxTarget
 from services.broker.service import BrokerService
+from services.broker.shard.owner import ShardOwner
+from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import Aborted, InvalidArgument, Unavailable
-from slatemq.rpc_status import from_rpc_error
 from slatemq.v1 import (
     assignment_pb2,
     assignment_pb2_grpc,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from slatemq.rpc_status import from_rpc_error
+from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.v1 import consumer_pb2
 from tests.integration.broker.rig import Rig, running
 

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from libs.storage.keys import KEY_VERSION, RecordType
-from libs.storage.slate import Database
+from libs.storage.database.slate import Database
+from libs.storage.layout.keys import KEY_VERSION, RecordType
 from slatemq.v1 import entry_pb2, queue_pb2, removal_pb2
 from tests.integration.broker.entry_calls import FAILED, entries, fail, get, ids, listed
 from tests.integration.broker.pushes import Pushes

@@ -11,11 +11,12 @@ from functools import partial
 import grpc.aio
 import pytest
 
-from libs.storage.ids import message_id
-from services.broker import owner, range_application
-from services.broker.commands import Assignment, Purge, Range
-from services.broker.queue_machine import Queue
-from services.broker.range_application import RangeApplication
+from libs.storage.layout.ids import message_id
+from services.broker.core.batches import apply_range as range_application
+from services.broker.core.batches.apply_range import RangeApplication
+from services.broker.core.commands import Assignment, Purge, Range
+from services.broker.core.queue import Queue
+from services.broker.shard import owner
 from slatemq.v1 import assignment_pb2
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
 from tests.manual_clock import ManualClock

@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from services.broker import delayed_watch
-from slatemq.rpc_status import from_rpc_error
+from services.broker.entries import delayed_watch
+from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
 from tests.integration.broker.rig import Rig, refusal, running
 

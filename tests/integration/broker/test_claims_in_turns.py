@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from services.broker import range_application
-from services.broker.waiters import TURN
+from services.broker.core.batches import apply_range as range_application
+from services.broker.delivery.waiters import TURN
 from slatemq.v1 import consumer_pb2
 from tests.integration.broker.rig import Rig, running
 from tests.integration.waiting import eventually

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from libs.serving.exits import ExitCause
+from libs.serving.process.exits import ExitCause
 from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, refusal, running
 from tests.manual_clock import ManualClock
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from services.broker.executions import Execution, Release, execute
-from services.broker.lease_buckets import Lease
-from services.broker.queue_machine import Choice, NeedsLane
-from services.broker.shard_machine import Nack, Needs
-from services.broker.tokens import parse_token
+from services.broker.core.batches.execute import Execution, Release, execute
+from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.queue import Choice, NeedsLane
+from services.broker.core.shard import Nack, Needs
+from services.broker.requests.tokens import parse_token
 from tests.integration.broker.rig import Rig, running
 from tests.manual_clock import ManualClock
 

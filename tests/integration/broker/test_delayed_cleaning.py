@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from libs.storage.delayed_records import decode_delayed
-from services.broker import delayed_cleaning
-from services.broker.delayed_cleaning import DelayedCleaner
-from services.broker.queue_machine import Queue
+from libs.storage.records.delayed_records import decode_delayed
+from services.broker.core.queue import Queue
+from services.broker.entries import delayed_cleanup as delayed_cleaning
+from services.broker.entries.delayed_cleanup import DelayedCleaner
 from tests.integration.broker.delayed_rows import (
     MINUTE,
     YEAR,

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import grpc.aio
 import pytest
 
-from services.broker import assignment_servicer
 from services.broker.config import BrokerConfig
-from services.broker.delivery import Delivery
-from services.broker.desks import FIRST_BYTES
+from services.broker.delivery.dispatcher import Delivery
+from services.broker.delivery.waiter_lines import FIRST_BYTES
+from services.broker.rpc import assignment as assignment_servicer
+from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import ResourceExhausted
-from slatemq.rpc_status import from_rpc_error
 from slatemq.v1 import consumer_pb2, entry_pb2, queue_pb2
 from tests.integration.broker.entry_calls import entries
 from tests.integration.broker.rig import Ingest, Rig, running

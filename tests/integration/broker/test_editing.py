@@ -9,11 +9,11 @@ from contextlib import aclosing
 import grpc
 import pytest
 
-from libs.serving.topology import Peer, TopologyDirectory
-from services.broker import editing as editing_module
-from services.broker.editing import Find, MessageEditor, replacement
-from services.broker.entry_handles import parse_handle
-from services.broker.payloads import Came
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from services.broker.delivery.message_cache import Came
+from services.broker.entries import editor as editing_module
+from services.broker.entries.editor import Find, MessageEditor, replacement
+from services.broker.entries.handles import parse_handle
 from slatemq.errors import (
     Aborted,
     FailedPrecondition,

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from services.broker import entry_finding
+from services.broker.entries import finder as entry_finding
 from slatemq.v1 import entry_pb2, queue_pb2
 from tests.integration.broker.entry_calls import (
     AVAILABLE,

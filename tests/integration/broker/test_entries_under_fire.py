@@ -9,10 +9,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from libs.storage.slate import Database
-from services.broker import entry_servicer, finished_pages, waiting_pages
-from services.broker.queue_machine import Queue
-from services.broker.waiting_pages import WaitingReader
+from libs.storage.database.slate import Database
+from services.broker.core.queue import Queue
+from services.broker.entries import finished_pages, waiting_pages
+from services.broker.entries.waiting_pages import WaitingReader
+from services.broker.rpc import entries as entry_servicer
 from slatemq.v1 import entry_pb2
 from tests.integration.broker.entry_calls import (
     AVAILABLE,

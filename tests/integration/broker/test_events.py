@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from libs.events.slatemq.headers import EVENTS_HEADER
-from libs.storage.own_keys import EVENT_COUNTER_KEY, events_range
+from libs.storage.layout.own_keys import EVENT_COUNTER_KEY, events_range
 from slatemq.events.envelope import format_timestamp
 from slatemq.v1 import consumer_pb2, entry_pb2, events_pb2, events_pb2_grpc, queue_pb2
 from tests.event_backend import EventServer

@@ -9,9 +9,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from libs.storage.blobs import Blobs
+from libs.storage.database.blobs import Blobs
+from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import InvalidArgument, SlateMQError
-from slatemq.rpc_status import from_rpc_error
 from slatemq.v1.consumer_pb2 import (
     Command,
     CompleteCommand,

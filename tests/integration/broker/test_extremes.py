@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from libs.storage.clocks import LAST_MS
+from libs.storage.database.clocks import LAST_MS
 from slatemq.v1 import entry_pb2, queue_pb2
 from tests.forms import proof
 from tests.integration.broker.entry_calls import entries

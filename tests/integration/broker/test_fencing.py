@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from libs.serving.channels import open_channel
+from libs.serving.peers.channels import open_channel
 from slatemq.v1 import queue_pb2, queue_pb2_grpc
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
 

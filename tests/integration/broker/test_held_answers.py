@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from libs.storage.execution_records import OutboxRecord, encode_outbox
+from libs.storage.records.execution_records import OutboxRecord, encode_outbox
 from slatemq.v1 import assignment_pb2, entry_pb2, outbox_pb2, queue_pb2
 from tests.integration.broker.entry_calls import AVAILABLE, listed, redriven
 from tests.integration.broker.extreme_requests import REQUESTS, prepare

@@ -12,13 +12,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from libs.serving.topology import Peer, TopologyDirectory
-from libs.storage.ids import message_id
-from libs.storage.roots import open_root
-from services.broker import payloads
-from services.broker.other_shards import IngestPushes
-from services.broker.payloads import IngestClient
-from services.broker.redrive_runner import ASKING_MAX
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.storage.database.roots import open_root
+from libs.storage.layout.ids import message_id
+from services.broker.dead_letters.redrive_runner import ASKING_MAX
+from services.broker.delivery import message_cache as payloads
+from services.broker.delivery.message_cache import IngestClient
+from services.broker.outbox.targets import IngestPushes
 from slatemq.v1 import assignment_pb2, entry_pb2
 from tests.integration.broker.entry_calls import (
     RUNNING,

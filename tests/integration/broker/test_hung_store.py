@@ -10,8 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import slatemq
-from libs.serving import store_watch
-from libs.serving.health import REASON_KEY
+from libs.serving.process import store_watch
+from libs.serving.process.health import REASON_KEY
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -50,7 +50,7 @@ async def until(rig: Rig, status: int) -> str:
 async def test_the_health_and_the_log_say_that_the_store_hangs_and_that_it_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.WARNING, "libs.serving.store_watch")
+    caplog.set_level(logging.WARNING, "libs.serving.process.store_watch")
     disk = Disk()
     async with running(memory_root(disk), disk=disk) as rig:
         await rig.create()

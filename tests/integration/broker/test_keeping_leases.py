@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from services.broker.lease_keeping import LeaseKeeper
-from services.broker.waiters import Stream
+from services.broker.delivery.lease_keeper import LeaseKeeper
+from services.broker.delivery.waiters import Stream
 from slatemq.v1 import consumer_pb2
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
 from tests.manual_clock import ManualClock

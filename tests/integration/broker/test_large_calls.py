@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from services.broker import execute_conversion, executor, outbox_sender
-from services.broker.consumer_servicer import MESSAGES_MAX, STEP_LEASES
-from services.broker.execute_conversion import COMMANDS_MAX
-from services.broker.shard_machine import Shard
+from services.broker.core.shard import Shard
+from services.broker.outbox import conversion as execute_conversion
+from services.broker.outbox import executor
+from services.broker.outbox import sender as outbox_sender
+from services.broker.outbox.conversion import COMMANDS_MAX
+from services.broker.rpc.consumer import MESSAGES_MAX, STEP_LEASES
 from slatemq.v1 import consumer_pb2
 from tests.integration.broker.pushes import Pushes
 from tests.integration.broker.rig import Rig, running

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from libs.storage.replay_records import OPEN_END, ReplayRange
+from libs.storage.records.replay_records import OPEN_END, ReplayRange
 from slatemq.v1 import assignment_pb2, queue_pb2
 from tests.integration.broker.queue_calls import delete, get
 from tests.integration.broker.rig import Rig

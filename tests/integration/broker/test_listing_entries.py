@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from services.broker import entry_conversion
+from services.broker.entries import conversion as entry_conversion
 from slatemq.v1 import entry_pb2, queue_pb2
 from tests.integration.broker.entry_calls import (
     AVAILABLE,

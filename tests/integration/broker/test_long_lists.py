@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from libs.storage.queues import FailedMessage, decode_failed
-from services.broker import finished_pages, queue_servicer, redrive_runner
-from services.broker.finished_lists import LIST_ROW_MAX
-from services.broker.finished_pages import DECODED_MAX
-from services.broker.queue_conversion import with_counts
-from services.broker.redrive_runner import RedriveRunner
-from services.broker.redrives import Step
+from libs.storage.records.queues import FailedMessage, decode_failed
+from services.broker.core.lists.finished_lists import LIST_ROW_MAX
+from services.broker.core.lists.redrives import Step
+from services.broker.dead_letters import redrive_runner
+from services.broker.dead_letters.redrive_runner import RedriveRunner
+from services.broker.entries import finished_pages
+from services.broker.entries.finished_pages import DECODED_MAX
+from services.broker.requests.queues import with_counts
+from services.broker.rpc import queues as queue_servicer
 from slatemq.v1 import queue_pb2
 from tests.integration.broker.entry_calls import (
     AVAILABLE,

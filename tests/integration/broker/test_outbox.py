@@ -10,10 +10,10 @@ import grpc
 import grpc.aio
 import pytest
 
+from libs.storage.database.slate import Database
 from libs.storage.errors import StoreFailed
-from libs.storage.slate import Database
-from services.broker import outbox_sender
-from services.broker.other_shards import IngestPushes
+from services.broker.outbox import sender as outbox_sender
+from services.broker.outbox.targets import IngestPushes
 from tests.integration.broker.pushes import Pushes
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
 from tests.integration.broker.test_executing import complete, execute, push, refused

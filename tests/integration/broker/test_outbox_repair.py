@@ -11,11 +11,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from libs.serving import topology
-from libs.storage.own_keys import outbox_key
-from libs.storage.slate import Database
-from services.broker import outbox_sender
-from services.broker.other_shards import IngestPushes
+from libs.serving.peers import topology
+from libs.storage.database.slate import Database
+from libs.storage.layout.own_keys import outbox_key
+from services.broker.outbox import sender as outbox_sender
+from services.broker.outbox.targets import IngestPushes
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import outbox_pb2, outbox_pb2_grpc
 from tests.integration.broker.rig import Rig, refusal, running

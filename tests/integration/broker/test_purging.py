@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from libs.storage.slate import Batch, Database
-from services.broker import owner, sweeper
-from services.broker.commands import Purge
-from services.broker.queue_machine import Queue
+from libs.storage.database.slate import Batch, Database
+from services.broker.core.commands import Purge
+from services.broker.core.queue import Queue
+from services.broker.shard import owner, sweeper
 from slatemq.v1 import queue_pb2
 from tests.integration.broker.queue_calls import has_garbage, rows_of_lists, swept
 from tests.integration.broker.rig import Disk, Rig, memory_root, running

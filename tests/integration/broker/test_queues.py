@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from slatemq.rpc_status import from_rpc_error
+from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.v1 import queue_pb2
 from tests.integration.broker.queue_calls import delete, get, swept, update
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running

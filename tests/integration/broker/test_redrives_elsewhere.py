@@ -10,12 +10,13 @@ import grpc.aio
 import pytest
 
 from libs.filters import Filter, FilterError
-from libs.storage.blobs import Blobs
-from libs.storage.slate import Database
-from services.broker import redrive_runner, redrives
-from services.broker.outbox import REASON_CHARACTERS_MAX
+from libs.storage.database.blobs import Blobs
+from libs.storage.database.slate import Database
+from services.broker.core.lists import redrives
+from services.broker.core.lists.outbox import REASON_CHARACTERS_MAX
+from services.broker.dead_letters import redrive_runner
+from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import InvalidArgument
-from slatemq.rpc_status import from_rpc_error
 from slatemq.v1 import entry_pb2, message_pb2, queue_pb2
 from tests.integration.broker.entry_calls import (
     AVAILABLE,

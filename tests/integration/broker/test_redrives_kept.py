@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from services.broker import redrive_runner
+from services.broker.dead_letters import redrive_runner
 from slatemq.v1 import entry_pb2
 from tests.integration.broker.entry_calls import entries, fail, redrive, redriven, start, until
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from libs.storage.keys import attempts_key
-from libs.storage.roots import open_root
-from services.broker import remover
+from libs.storage.database.roots import open_root
+from libs.storage.layout.keys import attempts_key
+from services.broker.dead_letters import remover
 from slatemq.v1 import removal_pb2
 from tests.integration.broker import queue_calls
 from tests.integration.broker.entry_calls import (

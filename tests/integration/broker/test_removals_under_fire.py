@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import pytest
 
-from services.broker import remover
+from services.broker.dead_letters import remover
 from slatemq.v1 import removal_pb2
 from tests.integration.broker.entry_calls import AVAILABLE, FAILED, fail, ids, listed, start, until
 from tests.integration.broker.removal_calls import (

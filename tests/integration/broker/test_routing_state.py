@@ -11,10 +11,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from services.broker import queue_conversion, queue_lifecycle
-from services.broker.config_log import ConfigChange, ConfigLog
-from services.broker.queue_conversion import CHANGES_BYTES_MAX, CHANGES_MAX, pages_of
-from services.broker.queue_settings import QueueSettings
+from services.broker.core import lifecycle as queue_lifecycle
+from services.broker.core.config_log import ConfigChange, ConfigLog
+from services.broker.core.settings import QueueSettings
+from services.broker.requests import queues as queue_conversion
+from services.broker.requests.queues import CHANGES_BYTES_MAX, CHANGES_MAX, pages_of
 from services.router.configs import read_state
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import assignment_pb2, queue_pb2, queue_pb2_grpc

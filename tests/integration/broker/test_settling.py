@@ -9,9 +9,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from libs.storage.blobs import Blobs
+from libs.storage.database.blobs import Blobs
+from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
-from slatemq.rpc_status import from_rpc_error
 from slatemq.v1 import entry_pb2, queue_pb2
 from slatemq.v1.entry_pb2 import (
     DeadLetterSettlement,

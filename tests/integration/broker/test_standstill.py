@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from services.broker import lease_grace
-from services.broker.lease_grace import LeaseGrace
-from services.broker.queue_machine import Queue
+from services.broker.core.leases import grace as lease_grace
+from services.broker.core.leases.grace import LeaseGrace
+from services.broker.core.queue import Queue
 from tests.integration.broker.rig import Rig, running
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from libs.storage.primitives import KeyRange
-from services.broker import sweeper
-from slatemq.rpc_status import from_rpc_error
+from libs.storage.layout.primitives import KeyRange
+from services.broker.shard import sweeper
+from slatemq._rpc.rpc_status import from_rpc_error
 from tests.integration.broker.queue_calls import delete, rows_of_lists, swept
 from tests.integration.broker.rig import Disk, memory_root, running
 from tests.manual_clock import ManualClock

@@ -11,11 +11,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from libs.storage.objects import ObjectInfo, Objects
-from libs.storage.queue_names import NameClaim, QueueNames
-from libs.storage.roots import Root, open_root
+from libs.storage.database.roots import Root, open_root
+from libs.storage.objects.queue_names import NameClaim, QueueNames
+from libs.storage.objects.small_objects import ObjectInfo, Objects
+from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import AlreadyExists, NotFound, Unavailable
-from slatemq.rpc_status import from_rpc_error
 from slatemq.v1 import queue_name_pb2, queue_name_pb2_grpc, queue_pb2
 from tests.integration.broker.rig import Disk, Rig, running
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from libs.storage.ids import message_id, shard_of
-from services.broker.payloads import Came
+from libs.storage.layout.ids import message_id, shard_of
+from services.broker.delivery.message_cache import Came
 from slatemq.errors import Unavailable
 from slatemq.v1 import assignment_pb2, consumer_pb2
 from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, running

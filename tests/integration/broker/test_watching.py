@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from services.broker.queue_settings import QueueSettings
+from services.broker.core.settings import QueueSettings
 from slatemq.v1 import assignment_pb2, queue_pb2
 from tests.integration.broker.queue_calls import delete, update
 from tests.integration.broker.rig import Disk, memory_root, refusal, running

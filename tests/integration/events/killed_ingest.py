@@ -16,9 +16,9 @@ from libs.events.measured import MeasuredBackend
 from libs.serving.main import main
 from services.ingest.config import IngestConfig
 from services.ingest.service import IngestProcess
-from services.ingest.task_backend import TaskBackend
-from services.ingest.task_bodies import TaskBodies
-from services.ingest.task_consumer import TaskConsumer
+from services.ingest.tasks.backend import TaskBackend
+from services.ingest.tasks.bodies import TaskBodies
+from services.ingest.tasks.consumer import TaskConsumer
 
 STEPS: dict[str, tuple[type, str, bool]] = {
     "body written": (TaskBackend, "enqueue", False),

@@ -19,11 +19,11 @@ from redis import asyncio as aioredis
 from libs.events.settings import Consistency, QueueSettings
 from libs.events.tasks import WriteTask
 from libs.serving.telemetry import Telemetry
-from services.ingest.task_backend import TaskBackend
-from services.ingest.task_bodies import INLINE_BODY_BYTES_MAX
+from services.ingest.tasks.backend import TaskBackend
+from services.ingest.tasks.bodies import INLINE_BODY_BYTES_MAX
+from slatemq._admin.task_ids import TaskIds
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import Unavailable
-from slatemq.rpc_status import raising_slatemq_errors
-from slatemq.task_ids import TaskIds
 from slatemq.v1 import ingest_pb2, task_pb2, task_pb2_grpc
 from tests.integration.events.servers import Server
 from tests.integration.ingest_server import Ingest, message, serving

@@ -11,12 +11,12 @@ import pytest
 from redis import asyncio as aioredis
 
 from libs.serving.telemetry import Telemetry
-from libs.storage.roots import open_root
-from services.ingest.task_backend import TaskBackend
-from services.ingest.task_bodies import ORPHAN_MS
-from services.ingest.task_outcomes import KEPT_MS
+from libs.storage.database.roots import open_root
+from services.ingest.tasks.backend import TaskBackend
+from services.ingest.tasks.bodies import ORPHAN_MS
+from services.ingest.tasks.outcomes import KEPT_MS
+from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from slatemq.task_ids import TaskIds
 from slatemq.v1 import ingest_pb2, task_pb2
 from tests.integration.events.queued_ingest import (
     LARGE,

@@ -13,12 +13,12 @@ import pytest
 from libs.events.backends import open_backend
 from libs.events.tasks import ERROR_BYTES_MAX, FailedTask, UnreadableTask, WriteTask
 from libs.serving.telemetry import Telemetry
-from libs.storage.roots import open_root
-from services.ingest.task_backend import TaskBackend
-from services.ingest.task_bodies import ORPHAN_MS, TaskBodies
-from services.ingest.task_consumer import SETTLE_MS, TaskConsumer
-from services.ingest.task_outcomes import KEPT_MS
-from services.ingest.task_tidying import TaskTidying
+from libs.storage.database.roots import open_root
+from services.ingest.tasks.backend import TaskBackend
+from services.ingest.tasks.bodies import ORPHAN_MS, TaskBodies
+from services.ingest.tasks.cleanup import TaskTidying
+from services.ingest.tasks.consumer import SETTLE_MS, TaskConsumer
+from services.ingest.tasks.outcomes import KEPT_MS
 from slatemq.errors import FailedPrecondition, Unavailable
 from slatemq.events.envelope import Event
 from slatemq.v1 import ingest_pb2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from libs.serving.channels import open_channel
+from libs.serving.peers.channels import open_channel
 from libs.serving.telemetry import Telemetry
 from services.ingest.config import IngestConfig
 from slatemq.errors import ResourceExhausted

@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from libs.serving.channels import open_channel
-from libs.storage.roots import open_root
+from libs.serving.peers.channels import open_channel
+from libs.storage.database.roots import open_root
 from slatemq.errors import SlateMQError
 from tests.integration.events.conftest import SERVERS
 from tests.integration.events.killed_ingest import STEPS

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from libs.storage.roots import open_root
+from libs.storage.database.roots import open_root
 from tests.integration.ingest_server import serving
 
 
 async def test_a_direct_ingest_warns_of_bodies_that_tasks_have_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "services.ingest.task_bodies")
+    caplog.set_level(logging.WARNING, "services.ingest.tasks.bodies")
     root = tmp_path.as_uri()
     objects = open_root(root).objects
     # Given bodies of tasks of two shards, of which only one has an ingest here

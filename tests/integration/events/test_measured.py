@@ -11,7 +11,7 @@ import pytest
 from libs.events.backends import open_backend
 from libs.events.measured import MeasuredBackend, QueueHealth
 from libs.events.wall_clock import now_ms
-from libs.serving.prometheus import Exposition
+from libs.serving.http.prometheus import Exposition
 from libs.serving.telemetry import configure
 from slatemq.errors import Unavailable
 from slatemq.events.envelope import Event, make_task_id

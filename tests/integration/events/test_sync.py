@@ -14,11 +14,11 @@ from redis import asyncio as aioredis
 import slatemq
 from libs.events.settings import Consistency
 from libs.events.tasks import WriteTask
-from libs.serving.channels import open_channel
-from libs.serving.healthprobe import probe
-from libs.serving.store_watch import HUNG_MS
-from services.ingest.task_backend import TaskBackend
-from services.ingest.task_consumer import TaskConsumer
+from libs.serving.peers.channels import open_channel
+from libs.serving.process.healthprobe import probe
+from libs.serving.process.store_watch import HUNG_MS
+from services.ingest.tasks.backend import TaskBackend
+from services.ingest.tasks.consumer import TaskConsumer
 from slatemq.errors import FailedPrecondition
 from slatemq.v1 import ingest_pb2, task_pb2
 from tests.faults.faulty_store import Fault, Outcome, faulty_store

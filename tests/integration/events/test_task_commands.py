@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from libs.storage.roots import open_root
+from libs.storage.database.roots import open_root
 from slatemq.v1 import ingest_pb2
 from tests.integration import ready_command
 from tests.integration.cli_stack import RUN_SECONDS

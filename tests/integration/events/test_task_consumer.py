@@ -15,19 +15,19 @@ from libs.events.settings import QueueSettings
 from libs.events.slatemq.headers import TASKS_HEADER
 from libs.events.tasks import UnreadableTask, WriteTask
 from libs.serving.telemetry import Telemetry
-from libs.storage.roots import Root, open_root
-from libs.storage.task_records import AppliedTask, FailedTaskRecord
-from services.ingest import wire
-from services.ingest.batches import Accepted
+from libs.storage.database.roots import Root, open_root
+from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
 from services.ingest.shard import Shard
-from services.ingest.task_backend import TaskBackend
-from services.ingest.task_bodies import TaskBodies
-from services.ingest.task_consumer import TaskConsumer
-from services.ingest.task_outcomes import TaskOutcomes
-from services.ingest.task_traces import TaskTraces
-from services.ingest.uploads import UPLOAD_AGE_MS_MAX
+from services.ingest.tasks.backend import TaskBackend
+from services.ingest.tasks.bodies import TaskBodies
+from services.ingest.tasks.consumer import TaskConsumer
+from services.ingest.tasks.outcomes import TaskOutcomes
+from services.ingest.tasks.traces import TaskTraces
+from services.ingest.wire import publishes as wire
+from services.ingest.write.batches import Accepted
+from services.ingest.write.uploads import UPLOAD_AGE_MS_MAX
+from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import InvalidArgument
-from slatemq.task_ids import TaskIds
 from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest
 from tests.integration.events.conftest import SERVERS, eventually, served
 from tests.integration.events.queued_ingest import queue_settings

@@ -9,8 +9,8 @@ import pytest
 from redis import asyncio as aioredis
 
 from libs.serving.telemetry import Telemetry
-from libs.storage.roots import open_root
-from services.ingest.task_backend import TaskBackend
+from libs.storage.database.roots import open_root
+from services.ingest.tasks.backend import TaskBackend
 from slatemq.v1 import ingest_pb2, task_pb2
 from tests.integration.events.queued_ingest import (
     enqueue,

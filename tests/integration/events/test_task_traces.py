@@ -15,9 +15,9 @@ from libs.events.settings import QueueSettings
 from libs.serving.recording import recording
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import StoreUnavailable
-from services.ingest.uploads import Uploads
-from services.ingest.waiting import Waiting
-from slatemq.rpc_status import raising_slatemq_errors
+from services.ingest.write.uploads import Uploads
+from services.ingest.write.waiting import Waiting
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2
 from tests.integration.events.queued_ingest import QueuedIngest, queue_settings, queued
 from tests.integration.events.redis_server import RedisServer

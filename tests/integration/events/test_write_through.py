@@ -19,7 +19,7 @@ import yaml
 
 import slatemq
 from libs.events.slatemq.headers import EVENTS_HEADER
-from libs.serving.exits import EXIT_USAGE
+from libs.serving.process.exits import EXIT_USAGE
 from slatemq.errors import SlateMQError
 from slatemq.events.envelope import Event, decode_event
 from slatemq.v1 import events_pb2, events_pb2_grpc

@@ -15,7 +15,7 @@ import pyarrow as pa
 import services
 from services.janitor.jobs.contract import JobInstance
 from services.janitor.jobs.run import run_on
-from services.janitor.session import spark_session
+from services.janitor.spark.session import spark_session
 from tests.integration.janitor.conftest import SMALL
 from tests.integration.janitor.instances import OPTIONS
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from services.janitor.tables import TABLES
+from services.janitor.spark.tables import TABLES
 from tests.integration.janitor.histories import History, moment
 
 Row = dict[str, Any]

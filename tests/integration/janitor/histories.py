@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from libs.storage.ids import message_id, sequence_of
+from libs.storage.layout.ids import message_id, sequence_of
 
 NOW_MS = 1_800_000_000_000
 SPAN_MS = 1_000_000

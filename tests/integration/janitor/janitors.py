@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from libs.serving.channels import open_channel
+from libs.serving.peers.channels import open_channel
 from slatemq.v1 import janitor_pb2, janitor_pb2_grpc
 from tests.integration.ingest_server import ROOT
 

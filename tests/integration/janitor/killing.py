@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from libs.storage.blobs import Blobs
-from libs.storage.objects import Objects
+from libs.storage.database.blobs import Blobs
+from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs.archive import DayFolder
 from services.janitor.jobs.owners import Owners
 

@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import slatemq
-from libs.serving.channels import Channels
-from libs.serving.topology import TopologyDirectory
-from libs.storage.roots import open_root
-from services.janitor.snapshots import taken_snapshots
-from services.janitor.source import options_of
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.database.roots import open_root
+from services.janitor.spark.snapshots import taken_snapshots
+from services.janitor.spark.source import options_of
 from slatemq.v1 import queue_pb2, queue_pb2_grpc
 from tests.integration.janitor.instances import Instance
 from tests.integration.janitor.tables_read import read

@@ -8,8 +8,8 @@ from dataclasses import replace
 from libs.serving.main import main
 from libs.serving.telemetry import Telemetry
 from services.janitor.config import JanitorConfig
-from services.janitor.queues import NamedQueues
-from services.janitor.runs import Ask
+from services.janitor.rpc.queues import NamedQueues
+from services.janitor.runs.history import Ask
 from services.janitor.service import JanitorProcess
 
 WORKER = (sys.executable, "-m", "tests.integration.janitor.own_worker")

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from libs.serving.channels import inherited
-from services.janitor.instance import open_tables
+from libs.serving.peers.channels import inherited
 from services.janitor.jobs.contract import (
     JobCancelled,
     JobFailed,
@@ -20,8 +19,9 @@ from services.janitor.jobs.contract import (
     Progress,
     Tell,
 )
-from services.janitor.session import QUIET, spark_session
-from services.janitor.working import work
+from services.janitor.runs.working import work
+from services.janitor.spark.instance import open_tables
+from services.janitor.spark.session import QUIET, spark_session
 from tests.integration.janitor.own_janitor import OWN_JOBS
 
 SMALL = {

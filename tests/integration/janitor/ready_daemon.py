@@ -19,7 +19,7 @@ _NEEDED: Final = (
     "pyspark.sql.worker.create_data_source",
     "pyspark.sql.worker.data_source_pushdown_filters",
     "pyspark.sql.worker.plan_data_source_read",
-    "services.janitor.source",
+    "services.janitor.spark.source",
     "services.janitor.jobs.archiving",
     "services.janitor.jobs.leftovers",
     "services.janitor.jobs.removing",

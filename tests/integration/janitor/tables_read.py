@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from pyspark.sql.datasource import Filter
 
-from libs.storage.roots import Root
-from libs.storage.slate import Database
-from services.janitor.planning import SnapshotName
-from services.janitor.source import NarrowingSource, options_of
+from libs.storage.database.roots import Root
+from libs.storage.database.slate import Database
+from services.janitor.spark.planning import SnapshotName
+from services.janitor.spark.source import NarrowingSource, options_of
 
 
 class Read(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In
 
-from libs.storage.roots import open_root
-from services.janitor import planning
+from libs.storage.database.roots import open_root
+from services.janitor.spark import planning
 from slatemq.v1 import queue_pb2, removal_pb2
 from tests.integration.broker import entry_calls
 from tests.integration.broker.queue_calls import delete

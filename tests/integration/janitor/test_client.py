@@ -10,8 +10,8 @@ import pytest
 
 import slatemq
 import slatemq.sync
+from slatemq._admin.janitor import JobRun, JobRunState
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from slatemq.janitor import JobRun, JobRunState
 from tests.integration.broker.rig import running
 from tests.integration.janitor.janitors import QUIET, Janitor, janitor
 

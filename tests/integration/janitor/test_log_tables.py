@@ -15,14 +15,14 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import CorruptRecord, SnapshotNotFound
-from libs.storage.keys import log_key, payload_key
-from libs.storage.metadata import MessageMetadata, encode_log_entry
-from libs.storage.payloads import encode_inline
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch, Database
-from services.janitor import planning
+from libs.storage.layout.keys import log_key, payload_key
+from libs.storage.records.metadata import MessageMetadata, encode_log_entry
+from libs.storage.records.payloads import encode_inline
+from services.janitor.spark import planning
 from tests.integration.ingest_server import serving
 from tests.integration.janitor.tables_read import read, snapshot_of
 from tests.integration.test_snapshots import stub_of, take

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from libs.serving.channels import Channels
-from libs.serving.topology import Peer, TopologyDirectory
-from libs.storage.blobs import Blobs
-from libs.storage.roots import open_root
-from services.janitor.looking import SCHEDULED, Ages, Looker
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.storage.database.blobs import Blobs
+from libs.storage.database.roots import open_root
+from services.janitor.runs.change_detector import SCHEDULED, Ages, Looker
 from slatemq.errors import Unavailable
 from slatemq.v1 import janitor_pb2
 from tests.integration.broker.rig import Rig, running

@@ -10,8 +10,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from libs.serving.topology import Peer, TopologyDirectory
-from libs.storage.roots import open_root
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.storage.database.roots import open_root
 from services.janitor.jobs.owners import owners_of
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 from tests.integration.janitor.janitors import QUIET, Run, janitor

@@ -15,18 +15,18 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import CorruptRecord
-from libs.storage.keys import payload_key
-from libs.storage.log_bounds import LogBoundsRecord, encode_log_bounds
-from libs.storage.own_keys import LOG_BOUNDS_KEY
-from libs.storage.payload_packs import PACK_MESSAGES, encode_pack, pack_key, payload_rows
-from libs.storage.payloads import encode_inline, encode_uri
-from libs.storage.roots import Root, open_root
-from libs.storage.slate import Batch, Database
-from services.janitor import planning
+from libs.storage.layout.keys import payload_key
+from libs.storage.layout.own_keys import LOG_BOUNDS_KEY
+from libs.storage.records.log_bounds import LogBoundsRecord, encode_log_bounds
+from libs.storage.records.payload_packs import PACK_MESSAGES, encode_pack, pack_key, payload_rows
+from libs.storage.records.payloads import encode_inline, encode_uri
 from services.janitor.jobs.contents import Contents
 from services.janitor.jobs.owners import owners_of
-from services.janitor.planning import SnapshotName
+from services.janitor.spark import planning
+from services.janitor.spark.planning import SnapshotName
 from tests.integration.ingest_server import serving
 from tests.integration.janitor.tables_read import read, snapshot_of
 from tests.integration.test_snapshots import stub_of, take

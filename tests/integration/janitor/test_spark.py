@@ -13,13 +13,13 @@ import pytest
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 
-from libs.storage.roots import open_root
-from libs.storage.settings import Kind
-from services.janitor import scans
-from services.janitor.instance import open_tables
+from libs.storage.database.roots import open_root
+from libs.storage.database.settings import Kind
 from services.janitor.jobs.moments import at_ms
-from services.janitor.source import register
-from services.janitor.tables import TABLES
+from services.janitor.spark import scans
+from services.janitor.spark.instance import open_tables
+from services.janitor.spark.source import register
+from services.janitor.spark.tables import TABLES
 from tests.integration.broker.rig import running
 from tests.integration.ingest_server import serving
 from tests.integration.janitor.tables_read import snapshot_of

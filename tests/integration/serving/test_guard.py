@@ -9,13 +9,13 @@ import grpc.aio
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from libs.serving.channels import open_channel
-from libs.serving.gate import Gate
-from libs.serving.guard import CallGuard
+from libs.serving.peers.channels import open_channel
+from libs.serving.requests.gate import Gate
+from libs.serving.requests.guard import CallGuard
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import CorruptRecord, StoreUnavailable
 from slatemq import errors
-from slatemq.rpc_status import raising_slatemq_errors
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from tests.integration.serving.echo_service import METHODS, EchoServicer
 
 KINDS = list(METHODS)

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from libs.serving.healthprobe import probe
+from libs.serving.process.healthprobe import probe
 from tests.acceptance.local_stack import REPOSITORY
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -78,7 +78,7 @@ async def test_the_command_says_why_and_imports_no_grpc(
     address, servicer = server
     await servicer.set("", SERVING)
     # As in the Dockerfile.
-    program = "libs/serving/healthprobe.py"
+    program = "libs/serving/process/healthprobe.py"
     command = [sys.executable, "-X", "importtime", "-S", "-E", program]
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -20,8 +20,8 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from libs.serving import limits
-from libs.serving.shape import ITEMS_MAX, MESSAGE_ITEMS, NUMBERS, NUMBERS_MAX, TEXT_ITEMS
-from slatemq.rpc_status import from_rpc_error
+from libs.serving.requests.shape import ITEMS_MAX, MESSAGE_ITEMS, NUMBERS, NUMBERS_MAX, TEXT_ITEMS
+from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.v1 import ingest_pb2
 from tests.integration.serving.test_any_request import Method, ending, methods_at
 

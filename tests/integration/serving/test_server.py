@@ -15,14 +15,14 @@ from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from libs.serving.channels import open_channel
-from libs.serving.config import ServingConfig
-from libs.serving.exits import ExitCause
+from libs.serving.peers.channels import open_channel
+from libs.serving.process.config import ServingConfig
+from libs.serving.process.exits import ExitCause
 from libs.serving.reflection import SERVICE_NAMES
 from libs.serving.server import run_service
 from libs.storage.errors import Fenced
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import Unavailable
-from slatemq.rpc_status import raising_slatemq_errors
 from tests.integration.serving.echo_service import METHODS, NAME, EchoService
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
 from libs.serving import limits
-from slatemq.peers import Peers
+from slatemq._rpc.peers import Peers
 
 SLOW_S = 0.4
 

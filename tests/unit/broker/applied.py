@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.broker.commands import Range
-from services.broker.queue_machine import Queue
-from services.broker.range_application import RangeApplication
-from services.broker.replays import Counts
-from services.broker.shard_machine import Shard
+from services.broker.core.batches.apply_range import RangeApplication
+from services.broker.core.commands import Range
+from services.broker.core.lists.replays import Counts
+from services.broker.core.queue import Queue
+from services.broker.core.shard import Shard
 
 
 def assign_all(shard: Shard, ranges: Sequence[Range], now_ms: int) -> list[bool]:

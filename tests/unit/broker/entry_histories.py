@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from libs.storage.buckets import lane_order, order_in_time, split_bucket, split_order
-from libs.storage.keys import RecordType, parse_active_key, queue_state_key, record_type_of
-from libs.storage.queues import decode_active
-from libs.storage.states import decode_queue_state
-from services.broker.commands import Needs, Purge
-from services.broker.queue_machine import ATTEMPTS_USED_UP, Queue
-from services.broker.waiting_buckets import Place
-from services.broker.waiting_pages import Position, WaitingReader
+from libs.storage.layout.buckets import lane_order, order_in_time, split_bucket, split_order
+from libs.storage.layout.keys import RecordType, parse_active_key, queue_state_key, record_type_of
+from libs.storage.records.queues import decode_active
+from libs.storage.records.states import decode_queue_state
+from services.broker.core.commands import Needs, Purge
+from services.broker.core.queue import ATTEMPTS_USED_UP, Queue
+from services.broker.core.waiting.bucket import Place
+from services.broker.entries.waiting_pages import Position, WaitingReader
 from tests.unit.broker.histories import queue_ids, slowly
 from tests.unit.broker.model import Failed, ModelQueue, Waiting
 from tests.unit.broker.replay_histories import ReplayHistory

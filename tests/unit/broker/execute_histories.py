@@ -9,10 +9,9 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from libs.storage.own_keys import outbox_key, outbox_range
-from libs.storage.queues import FailedAttempt
-from services.broker.executed import MINUTE_MS, WINDOW_MINUTES
-from services.broker.executions import (
+from libs.storage.layout.own_keys import outbox_key, outbox_range
+from libs.storage.records.queues import FailedAttempt
+from services.broker.core.batches.execute import (
     Command,
     Complete,
     Execution,
@@ -23,6 +22,7 @@ from services.broker.executions import (
     Transfer,
     execute,
 )
+from services.broker.core.lists.executed import MINUTE_MS, WINDOW_MINUTES
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
 from tests.unit.broker.histories import QUEUES, slowly
 from tests.unit.broker.model import Done, Failed

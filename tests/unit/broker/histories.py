@@ -12,23 +12,19 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from libs.storage.queues import FailedAttempt
-from services.broker import (
-    attempts,
-    available,
-    finished_lists,
-    lane_budget,
-    lane_memory,
-    leases,
-    loading,
-    shard_leases,
-    timed_buckets,
-)
-from services.broker.lease_buckets import Lease
-from services.broker.leases import GRACE_MS
-from services.broker.loading import Loader, last_clock_ms, load_shard
-from services.broker.queue_machine import ATTEMPTS_USED_UP, NeedsLane, Queue
-from services.broker.shard_machine import Needs, Shard
+from libs.storage.records.queues import FailedAttempt
+from services.broker.core.leases import leases
+from services.broker.core.leases import table as shard_leases
+from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.leases.leases import GRACE_MS
+from services.broker.core.lists import attempts, finished_lists
+from services.broker.core.queue import ATTEMPTS_USED_UP, NeedsLane, Queue
+from services.broker.core.shard import Needs, Shard
+from services.broker.core.waiting import available, lane_budget
+from services.broker.core.waiting import lane_cache as lane_memory
+from services.broker.core.waiting import time_slots as timed_buckets
+from services.broker.shard import loading
+from services.broker.shard.loading import Loader, last_clock_ms, load_shard
 from tests.unit.broker.model import Failed, Held, Model, ModelQueue, Waiting
 from tests.unit.broker.stored import stored_attempts, stored_queue
 from tests.unit.broker.stores import DictStore

@@ -9,10 +9,10 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from services.broker.lease_buckets import Lease
-from services.broker.lease_grace import LeaseGrace
-from services.broker.leases import GRACE_MS
-from services.broker.shard_machine import Finish, Nack
+from services.broker.core.leases.grace import LeaseGrace
+from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.leases.leases import GRACE_MS
+from services.broker.core.shard import Finish, Nack
 from tests.unit.broker.histories import QUEUES, slowly
 from tests.unit.broker.model import Done, Failed
 from tests.unit.broker.removal_histories import RemovalHistory

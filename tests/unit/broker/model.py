@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from libs.storage.queues import FailedAttempt
+from libs.storage.records.queues import FailedAttempt
 
 REMEMBERED = 20
 """Finished leases that must be remembered with the limits of these tests."""

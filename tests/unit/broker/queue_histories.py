@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from libs.storage.keys import RecordType, parse_attempts_key, record_type_of
-from libs.storage.replay_records import ReplayRange
-from services.broker.backoff import Backoff, BackoffKind
-from services.broker.queue_settings import QueueSettings
+from libs.storage.layout.keys import RecordType, parse_attempts_key, record_type_of
+from libs.storage.records.replay_records import ReplayRange
+from services.broker.core.backoff import Backoff, BackoffKind
+from services.broker.core.settings import QueueSettings
 from tests.unit.broker.histories import History, queue_ids
 from tests.unit.broker.model import ModelQueue
 from tests.unit.broker.stored import garbage_lists, garbage_rows

@@ -5,11 +5,16 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from libs.storage.keys import RecordType, attempts_key, parse_failed_key, record_type_of
-from libs.storage.queues import AvailableMessage, FailedMessage, decode_attempts, decode_failed
-from libs.storage.redrive_records import RedriveRecord, RedriveState
-from services.broker.queue_machine import Queue
-from services.broker.redrives import Step, moved
+from libs.storage.layout.keys import RecordType, attempts_key, parse_failed_key, record_type_of
+from libs.storage.records.queues import (
+    AvailableMessage,
+    FailedMessage,
+    decode_attempts,
+    decode_failed,
+)
+from libs.storage.records.redrive_records import RedriveRecord, RedriveState
+from services.broker.core.lists.redrives import Step, moved
+from services.broker.core.queue import Queue
 from tests.unit.broker.entry_histories import EntryHistory
 from tests.unit.broker.histories import queue_ids
 from tests.unit.broker.model import Done, ModelQueue

@@ -8,18 +8,16 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from libs.storage.archived_records import ArchivedMessage, decode_archived
-from libs.storage.keys import (
+from libs.storage.layout.keys import (
     BucketKey,
     RecordType,
     parse_done_key,
     record_type_of,
 )
-from libs.storage.own_keys import parse_archived_key
-from libs.storage.queues import FailedMessage, decode_done
-from services.broker.finished_lists import FinishedList
-from services.broker.queue_machine import Queue
-from services.broker.removals import (
+from libs.storage.layout.own_keys import parse_archived_key
+from libs.storage.records.archived_records import ArchivedMessage, decode_archived
+from libs.storage.records.queues import FailedMessage, decode_done
+from services.broker.core.batches.remove import (
     FailedRow,
     Letter,
     Outcome,
@@ -30,7 +28,9 @@ from services.broker.removals import (
     redrive_archived,
     take_letters,
 )
-from services.broker.waiting_buckets import Place
+from services.broker.core.lists.finished_lists import FinishedList
+from services.broker.core.queue import Queue
+from services.broker.core.waiting.bucket import Place
 from tests.unit.broker.execute_histories import INGEST, ExecuteHistory
 from tests.unit.broker.histories import queue_ids, slowly
 from tests.unit.broker.model import Archived, ModelQueue

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from services.broker.commands import Assignment, Range
-from services.broker.queue_machine import Queue
-from services.broker.replays import Counts
+from services.broker.core.commands import Assignment, Range
+from services.broker.core.lists.replays import Counts
+from services.broker.core.queue import Queue
 from tests.unit.broker.applied import backfill_whole
 from tests.unit.broker.histories import queue_ids, slowly
 from tests.unit.broker.queue_histories import QueueHistory

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from libs.storage.queues import AvailableMessage
-from services.broker.lease_buckets import Lease
-from services.broker.loading import Loader, last_clock_ms, load_shard
-from services.broker.queue_machine import Choice, NeedsLane, Queue
-from services.broker.queue_settings import QueueSettings
-from services.broker.shard_machine import Assignment, Finish, Nack, Needs, Range, Shard
+from libs.storage.records.queues import AvailableMessage
+from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.queue import Choice, NeedsLane, Queue
+from services.broker.core.settings import QueueSettings
+from services.broker.core.shard import Assignment, Finish, Nack, Needs, Range, Shard
+from services.broker.shard.loading import Loader, last_clock_ms, load_shard
 from tests.unit.broker.applied import assign_all
 from tests.unit.broker.stores import DictStore
 

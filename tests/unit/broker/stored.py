@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from libs.storage.archived_records import ArchivedMessage, decode_archived
-from libs.storage.buckets import BucketKind, split_bucket, split_order
-from libs.storage.keys import (
+from libs.storage.layout.buckets import BucketKind, split_bucket, split_order
+from libs.storage.layout.keys import (
     BucketKey,
     RecordType,
     attempts_key,
@@ -19,8 +18,9 @@ from libs.storage.keys import (
     queue_state_key,
     record_type_of,
 )
-from libs.storage.own_keys import parse_archived_key
-from libs.storage.queues import (
+from libs.storage.layout.own_keys import parse_archived_key
+from libs.storage.records.archived_records import ArchivedMessage, decode_archived
+from libs.storage.records.queues import (
     AvailableMessage,
     DoneMessage,
     FailedAttempt,
@@ -31,9 +31,9 @@ from libs.storage.queues import (
     decode_done,
     decode_failed,
 )
-from libs.storage.states import ArchivedRecord, QueueStateRecord, decode_queue_state
-from services.broker.finished_lists import FinishedList
-from services.broker.queue_machine import Queue
+from libs.storage.records.states import ArchivedRecord, QueueStateRecord, decode_queue_state
+from services.broker.core.lists.finished_lists import FinishedList
+from services.broker.core.queue import Queue
 
 PARSERS = {
     RecordType.ACTIVE: parse_active_key,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from libs.storage.own_keys import (
+from libs.storage.layout.own_keys import (
     CLOCK_KEY,
 )
-from libs.storage.states import encode_clock
+from libs.storage.records.states import encode_clock
 
 Row = tuple[bytes, bytes | None]
 
 
 class DictStore:
-    """Implements `services.broker.loading.Store`; reads see what is written, durable or not."""
+    """Implements `services.broker.shard.loading.Store`; reads see all that is written."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}

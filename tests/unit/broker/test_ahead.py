@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.broker import desks
-from services.broker.desks import AHEAD, AHEAD_BYTES, PAUSE, Ahead, Aheads
-from services.broker.payloads import Fetched
+from services.broker.delivery import waiter_lines as desks
+from services.broker.delivery.message_cache import Fetched
+from services.broker.delivery.waiter_lines import AHEAD, AHEAD_BYTES, PAUSE, Ahead, Aheads
 
 
 def fetch(ahead: Ahead, first: int, payload_bytes: int = 100) -> int:

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.storage.buckets import BucketKind
-from libs.storage.queues import AvailableMessage
-from services.broker import answers
-from services.broker.answers import Tell, tell, tell_runs
-from services.broker.lease_buckets import Claimed, Terms
-from services.broker.payloads import held_of
-from services.broker.tokens import token_text
-from services.broker.waiters import Given
-from services.broker.walks import Segment
+from libs.storage.layout.buckets import BucketKind
+from libs.storage.records.queues import AvailableMessage
+from services.broker.core.leases.lease_bucket import Claimed, Terms
+from services.broker.core.waiting.scan import Segment
+from services.broker.delivery import responses as answers
+from services.broker.delivery.message_cache import held_of
+from services.broker.delivery.responses import Tell, tell, tell_runs
+from services.broker.delivery.waiters import Given
+from services.broker.requests.tokens import token_text
 from slatemq.v1.consumer_pb2 import ClaimedMessage, ClaimResponse, ConsumeResponse
 from slatemq.v1.message_pb2 import Message
 from tests.claimed_runs import messages_of

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from libs.storage.keys import attempts_key
-from libs.storage.queues import FailedAttempt
-from services.broker import attempts
-from services.broker.attempts import Attempts, attempts_at
-from services.broker.attempts_reading import READ_AT_ONCE
-from services.broker.executions import Execution, Fail, Transfer, execute
-from services.broker.shard_machine import Nack, Needs
+from libs.storage.layout.keys import attempts_key
+from libs.storage.records.queues import FailedAttempt
+from services.broker.core.batches.execute import Execution, Fail, Transfer, execute
+from services.broker.core.lists import attempts
+from services.broker.core.lists.attempts import Attempts, attempts_at
+from services.broker.core.shard import Nack, Needs
+from services.broker.shard.attempts_reader import READ_AT_ONCE
 from tests.unit.broker.shards import Rig
 from tests.unit.broker.stored import stored_attempts
 

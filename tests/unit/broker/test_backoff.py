@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.broker.backoff import BACKOFF_MS_MAX, MULTIPLIER_MAX, Backoff, BackoffKind
-from services.broker.queue_settings import QueueSettings
-from services.broker.shard_leases import random_blocks
-from services.broker.shard_machine import Finish, Nack
+from services.broker.core.backoff import BACKOFF_MS_MAX, MULTIPLIER_MAX, Backoff, BackoffKind
+from services.broker.core.leases.table import random_blocks
+from services.broker.core.settings import QueueSettings
+from services.broker.core.shard import Finish, Nack
 from tests.unit.broker.shards import Rig
 
 TOKENS = st.integers(1, (1 << 64) - 1)

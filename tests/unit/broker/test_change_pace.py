@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.broker.change_pace import ChangePace
+from services.broker.shard.change_pace import ChangePace
 from slatemq.errors import ResourceExhausted
 
 

@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.storage.queues import AvailableMessage
-from services.broker.choosing import Choosing
-from services.broker.payloads import Held
-from services.broker.walks import Choice
+from libs.storage.records.queues import AvailableMessage
+from services.broker.core.waiting.scan import Choice
+from services.broker.delivery.message_cache import Held
+from services.broker.delivery.selection import Choosing
 from slatemq.v1.message_pb2 import Message
 
 BIG = 1 << 40

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from libs.storage.buckets import split_order
-from libs.storage.delayed_records import DelayedMessage, decode_delayed
-from libs.storage.keys import RecordType, config_key
-from libs.storage.own_keys import parse_delayed_key
-from services.broker.delayed_journal import ROW_MAX
-from services.broker.executions import Execution, Transfer, execute
-from services.broker.loading import Loader
-from services.broker.queue_machine import Choice
-from services.broker.shard_machine import Assignment, Nack, Range, Shard
+from libs.storage.layout.buckets import split_order
+from libs.storage.layout.keys import RecordType, config_key
+from libs.storage.layout.own_keys import parse_delayed_key
+from libs.storage.records.delayed_records import DelayedMessage, decode_delayed
+from services.broker.core.batches.execute import Execution, Transfer, execute
+from services.broker.core.lists.delayed_journal import ROW_MAX
+from services.broker.core.queue import Choice
+from services.broker.core.shard import Assignment, Nack, Range, Shard
+from services.broker.shard.loading import Loader
 from tests.unit.broker.applied import assign_all
 from tests.unit.broker.golden_plain_queue import COMMITS
 from tests.unit.broker.shards import START_MS, Rig

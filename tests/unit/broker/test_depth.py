@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.broker import lane_memory
-from services.broker.commands import Purge
-from services.broker.lane_memory import CACHED_MAX
-from services.broker.queue_machine import Choice
-from services.broker.waiting_pages import WaitingReader
+from services.broker.core.commands import Purge
+from services.broker.core.queue import Choice
+from services.broker.core.waiting import lane_cache as lane_memory
+from services.broker.core.waiting.lane_cache import CACHED_MAX
+from services.broker.entries.waiting_pages import WaitingReader
 from tests.unit.broker.shards import START_MS, Rig
 
 

@@ -6,12 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from libs.storage.execution_records import OutboxCounter, OutboxRecord, encode_outbox
-from libs.storage.own_keys import executed_range, outbox_key, outbox_range
-from services.broker import executed
-from services.broker.commands import Needs
-from services.broker.executed import MINUTE_MS, WINDOW_MINUTES
-from services.broker.executions import (
+from libs.storage.layout.own_keys import executed_range, outbox_key, outbox_range
+from libs.storage.records.execution_records import OutboxCounter, OutboxRecord, encode_outbox
+from services.broker.core.batches.execute import (
     Command,
     Complete,
     Execution,
@@ -22,7 +19,10 @@ from services.broker.executions import (
     Transfer,
     execute,
 )
-from services.broker.lease_buckets import Lease
+from services.broker.core.commands import Needs
+from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.lists import executed
+from services.broker.core.lists.executed import MINUTE_MS, WINDOW_MINUTES
 from slatemq.errors import (
     FailedPrecondition,
     InvalidArgument,

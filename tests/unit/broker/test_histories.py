@@ -36,11 +36,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from libs.storage.queues import AvailableMessage
-from services.broker.queue_machine import Choice, Queue
-from services.broker.queue_settings import DEFAULT_PRIORITY
-from services.broker.shard_machine import Assignment, Range
-from services.broker.walks import Many
+from libs.storage.records.queues import AvailableMessage
+from services.broker.core.queue import Choice, Queue
+from services.broker.core.settings import DEFAULT_PRIORITY
+from services.broker.core.shard import Assignment, Range
+from services.broker.core.waiting.scan import Many
 from tests.forms import examples
 from tests.unit.broker.applied import assign_all
 from tests.unit.broker.histories import QUEUES, queue_ids, slowly

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.broker.commands import Purge
+from services.broker.core.commands import Purge
 from tests.unit.broker.shards import Rig
 
 

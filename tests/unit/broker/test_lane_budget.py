@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.broker import lane_budget
-from services.broker.lane_budget import LaneBudget
-from services.broker.shard_machine import Purge
+from services.broker.core.shard import Purge
+from services.broker.core.waiting import lane_budget
+from services.broker.core.waiting.lane_budget import LaneBudget
 from tests.unit.broker.shards import START_MS, Rig
 
 QUEUES = [f"q{number}" for number in range(40)]

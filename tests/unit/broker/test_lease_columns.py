@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from libs.storage.queues import AvailableMessage, DoneMessage
-from services.broker import leases
-from services.broker.commands import Nack
-from services.broker.lease_buckets import Claimed
-from services.broker.walks import Choice, Many
+from libs.storage.records.queues import AvailableMessage, DoneMessage
+from services.broker.core.commands import Nack
+from services.broker.core.leases import leases
+from services.broker.core.leases.lease_bucket import Claimed
+from services.broker.core.waiting.scan import Choice, Many
 from tests.unit.broker.shards import START_MS, Rig
 
 IDS = range(1, 301)

@@ -7,11 +7,11 @@ from collections.abc import Container, Sequence
 
 import pytest
 
-from services.broker import lease_grace
-from services.broker.commands import Finish, Nack, Purge
-from services.broker.lease_buckets import Lease
-from services.broker.lease_grace import LeaseGrace
-from services.broker.leases import GRACE_MS
+from services.broker.core.commands import Finish, Nack, Purge
+from services.broker.core.leases import grace as lease_grace
+from services.broker.core.leases.grace import LeaseGrace
+from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.leases.leases import GRACE_MS
 from tests.unit.broker.shards import START_MS, Rig
 
 AWAY_MS = 40_000

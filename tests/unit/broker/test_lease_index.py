@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.storage.states import LeaseOutcome
-from services.broker import leases, shard_leases
-from services.broker.commands import Finish, Nack
-from services.broker.lease_index import LeaseIndex
-from services.broker.leases import FinishedLeases
-from services.broker.walks import Choice
+from libs.storage.records.states import LeaseOutcome
+from services.broker.core.commands import Finish, Nack
+from services.broker.core.leases import leases
+from services.broker.core.leases import table as shard_leases
+from services.broker.core.leases.leases import FinishedLeases
+from services.broker.core.leases.token_index import LeaseIndex
+from services.broker.core.waiting.scan import Choice
 from tests.unit.broker.shards import Rig
 
 CLAIMS = (4, 1, 7, 3, 10, 5)

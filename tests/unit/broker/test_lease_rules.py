@@ -8,13 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from libs.storage.keys import (
+from libs.storage.layout.keys import (
     attempts_key,
 )
-from libs.storage.states import FinishedLeasesRecord, LeaseOutcome
-from services.broker import leases
-from services.broker.lease_index import PLACE_BITS
-from services.broker.shard_machine import Finish, Nack
+from libs.storage.records.states import FinishedLeasesRecord, LeaseOutcome
+from services.broker.core.leases import leases
+from services.broker.core.leases.token_index import PLACE_BITS
+from services.broker.core.shard import Finish, Nack
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import stored_queue
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from services.broker.commands import Purge
+from services.broker.core.commands import Purge
 from tests.forms import seeds
 from tests.unit.broker.histories import QUEUES
 from tests.unit.broker.test_histories import Histories

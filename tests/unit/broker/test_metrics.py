@@ -9,8 +9,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 
 from libs.serving.telemetry import Telemetry
+from services.broker.core.shard import Nack
 from services.broker.metrics import measure
-from services.broker.shard_machine import Nack
 from tests.unit.broker.shards import Rig
 
 Found = dict[str, dict[tuple[object, ...], Any]]

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
-from libs.storage.ids import MAX_SHARD, SEQUENCE_BITS
-from services.broker.payloads import Came, Held, Payloads
+from libs.storage.layout.ids import MAX_SHARD, SEQUENCE_BITS
+from services.broker.delivery.message_cache import Came, Held, Payloads
 
 OVERHEAD = 500
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from libs.storage.buckets import BucketKind
-from services.broker.commands import Needs, Purge
-from services.broker.queue_machine import NeedsLane
-from services.broker.shard_machine import Finish, Nack
-from services.broker.waiting_buckets import Place
+from libs.storage.layout.buckets import BucketKind
+from services.broker.core.commands import Needs, Purge
+from services.broker.core.queue import NeedsLane
+from services.broker.core.shard import Finish, Nack
+from services.broker.core.waiting.bucket import Place
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import garbage_lists, garbage_rows, stored_queue
 

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from libs.storage.replay_records import OPEN_END, ReplayRange
-from services.broker.commands import Assignment, Range
-from services.broker.queue_machine import Queue
-from services.broker.queue_settings import QueueSettings
-from services.broker.replays import Counts, Replays
+from libs.storage.records.replay_records import OPEN_END, ReplayRange
+from services.broker.core.commands import Assignment, Range
+from services.broker.core.lists.replays import Counts, Replays
+from services.broker.core.queue import Queue
+from services.broker.core.settings import QueueSettings
 from tests.forms import examples
 from tests.unit.broker.applied import assign_all, backfill_whole
 from tests.unit.broker.shards import Rig

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from libs.storage.replay_records import OPEN_END, ReplayRange
-from services.broker import range_application
-from services.broker.commands import Assignment, Purge, Range
-from services.broker.queue_settings import QueueSettings
-from services.broker.range_application import STEP_MATCHES, STEP_QUEUES, RangeApplication
+from libs.storage.records.replay_records import OPEN_END, ReplayRange
+from services.broker.core.batches import apply_range as range_application
+from services.broker.core.batches.apply_range import STEP_MATCHES, STEP_QUEUES, RangeApplication
+from services.broker.core.commands import Assignment, Purge, Range
+from services.broker.core.settings import QueueSettings
 from tests.unit.broker.applied import finished
 from tests.unit.broker.shards import Rig
 

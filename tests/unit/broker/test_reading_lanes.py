@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from libs.storage.buckets import BucketKind, bucket_number, last_order, order_of
-from libs.storage.keys import active_key
-from libs.storage.queues import AvailableMessage, encode_active
-from services.broker.lanes import Lane
-from services.broker.loading import FIRST_ROWS, LOAD_MESSAGES, LOAD_ROWS, read_buckets
+from libs.storage.layout.buckets import BucketKind, bucket_number, last_order, order_of
+from libs.storage.layout.keys import active_key
+from libs.storage.records.queues import AvailableMessage, encode_active
+from services.broker.core.waiting.lane import Lane
+from services.broker.shard.loading import FIRST_ROWS, LOAD_MESSAGES, LOAD_ROWS, read_buckets
 
 FIRST = order_of(0, 1_767_225_600_000, 0)
 LAST = last_order(0)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from libs.storage.queues import DoneMessage, FailedMessage
-from services.broker.leases import InFlight
-from services.broker.removals import (
+from libs.storage.records.queues import DoneMessage, FailedMessage
+from services.broker.core.batches.remove import (
     DoneRow,
     FailedRow,
     Letter,
@@ -14,6 +13,7 @@ from services.broker.removals import (
     prune_done,
     take_letters,
 )
+from services.broker.core.leases.leases import InFlight
 from tests.unit.broker.shards import START_MS, Rig
 
 ROWS = 50

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from services.broker.executions import Command, Complete, Fail
+from services.broker.core.batches.execute import Command, Complete, Fail
 from tests.forms import examples
 from tests.unit.broker.histories import queue_ids
 from tests.unit.broker.removal_histories import some

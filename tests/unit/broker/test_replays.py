@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from libs.storage.own_keys import replay_key, routing_cursor_key
-from libs.storage.replay_records import OPEN_END, ReplayRange, decode_replay, encode_replay
-from services.broker.commands import Assignment, Range
-from services.broker.queue_machine import Queue
-from services.broker.queue_settings import QueueSettings
-from services.broker.replays import Counts, Replays, Starts, ranges_from
+from libs.storage.layout.own_keys import replay_key, routing_cursor_key
+from libs.storage.records.replay_records import OPEN_END, ReplayRange, decode_replay, encode_replay
+from services.broker.core.commands import Assignment, Range
+from services.broker.core.lists.replays import Counts, Replays, Starts, ranges_from
+from services.broker.core.queue import Queue
+from services.broker.core.settings import QueueSettings
 from tests.unit.broker.applied import backfill_whole
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import stored_queue

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.storage.errors import Unstorable
-from libs.storage.keys import RecordType, record_type_of
-from libs.storage.queues import decode_active
-from services.broker import range_application, timed_buckets
-from services.broker.timed_buckets import TIMED_BUCKET_MAX
+from libs.storage.layout.keys import RecordType, record_type_of
+from libs.storage.records.queues import decode_active
+from services.broker.core.batches import apply_range as range_application
+from services.broker.core.waiting import time_slots as timed_buckets
+from services.broker.core.waiting.time_slots import TIMED_BUCKET_MAX
 from tests.forms import examples
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import stored_queue

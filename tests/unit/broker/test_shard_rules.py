@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from libs.storage.keys import (
+from libs.storage.layout.keys import (
     active_key,
     attempts_key,
     config_key,
@@ -12,14 +12,15 @@ from libs.storage.keys import (
     failed_key,
     queue_state_key,
 )
-from libs.storage.own_keys import (
+from libs.storage.layout.own_keys import (
     CONFIG_REVISION_KEY,
 )
-from libs.storage.queues import FailedAttempt
-from services.broker import queue_lifecycle, timed_buckets
-from services.broker.config_log import ConfigChange, ConfigLog
-from services.broker.queue_settings import QueueSettings
-from services.broker.shard_machine import Assignment, Finish, Nack, Range
+from libs.storage.records.queues import FailedAttempt
+from services.broker.core import lifecycle as queue_lifecycle
+from services.broker.core.config_log import ConfigChange, ConfigLog
+from services.broker.core.settings import QueueSettings
+from services.broker.core.shard import Assignment, Finish, Nack, Range
+from services.broker.core.waiting import time_slots as timed_buckets
 from tests.unit.broker.applied import assign_all
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import stored_attempts, stored_queue

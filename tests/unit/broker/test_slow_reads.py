@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
-from services.broker import attempts, available, loading
-from services.broker.shard_machine import Nack
-from services.broker.waiting_buckets import Place
+from services.broker.core.lists import attempts
+from services.broker.core.shard import Nack
+from services.broker.core.waiting import available
+from services.broker.core.waiting.bucket import Place
+from services.broker.shard import loading
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import stored_attempts, stored_queue
 

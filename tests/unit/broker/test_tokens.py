@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.broker.tokens import parse_token, parse_tokens, token_parts, token_text
+from services.broker.requests.tokens import parse_token, parse_tokens, token_parts, token_text
 from slatemq.errors import InvalidArgument
 
 LEASES = st.integers(1, (1 << 64) - 1)

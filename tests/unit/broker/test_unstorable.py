@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from libs.storage.clocks import LAST_MS
+from libs.storage.database.clocks import LAST_MS
 from libs.storage.errors import Unstorable
-from libs.storage.queues import FailedAttempt
-from libs.storage.redrive_records import RedriveRecord, RedriveState
-from libs.storage.replay_records import ReplayRange
-from libs.storage.states import LeaseOutcome
-from services.broker.attempts import attempts_at
-from services.broker.commands import Assignment, Range
-from services.broker.outbox import Outbox
-from services.broker.queue_settings import QueueSettings
-from services.broker.replays import Replays
-from services.broker.shard_machine import Shard
+from libs.storage.records.queues import FailedAttempt
+from libs.storage.records.redrive_records import RedriveRecord, RedriveState
+from libs.storage.records.replay_records import ReplayRange
+from libs.storage.records.states import LeaseOutcome
+from services.broker.core.commands import Assignment, Range
+from services.broker.core.lists.attempts import attempts_at
+from services.broker.core.lists.outbox import Outbox
+from services.broker.core.lists.replays import Replays
+from services.broker.core.settings import QueueSettings
+from services.broker.core.shard import Shard
 from slatemq.errors import InvalidArgument
 from tests.unit.broker.applied import assign_all
 from tests.unit.broker.shards import START_MS, Rig

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from libs.storage.buckets import BucketKind, order_in_time, split_order
-from services.broker import available, lane_memory, loading
-from services.broker.shard_machine import Nack
-from services.broker.waiting_buckets import Place
-from services.broker.waiting_pages import WaitingReader
+from libs.storage.layout.buckets import BucketKind, order_in_time, split_order
+from services.broker.core.shard import Nack
+from services.broker.core.waiting import available
+from services.broker.core.waiting import lane_cache as lane_memory
+from services.broker.core.waiting.bucket import Place
+from services.broker.entries.waiting_pages import WaitingReader
+from services.broker.shard import loading
 from tests.unit.broker.shards import START_MS, Rig
 from tests.unit.broker.stored import stored_queue
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from services.broker import available, lane_memory, loading
-from services.broker.waiting_pages import Position, WaitingReader
+from services.broker.core.waiting import available
+from services.broker.core.waiting import lane_cache as lane_memory
+from services.broker.entries.waiting_pages import Position, WaitingReader
+from services.broker.shard import loading
 from tests.unit.broker.shards import START_MS, Rig
 
 

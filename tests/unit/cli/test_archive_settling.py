@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from slatemq.archived import ArchivedOutcome
-from slatemq.cli.archive_settling import ArchiveDesk
-from slatemq.cli.letter_plans import Step
-from slatemq.cli.letter_settling import Decision
-from slatemq.cli.queue_files import Content
+from slatemq._admin.archived import ArchivedOutcome
+from slatemq._admin.settling import DropLetter
+from slatemq.cli.files.queue_files import Content
+from slatemq.cli.repair.archive_settling import ArchiveDesk
+from slatemq.cli.repair.dead_letter_plans import Step
+from slatemq.cli.repair.dead_letter_settling import Decision
 from slatemq.client import Client
-from slatemq.settling import DropLetter
 from slatemq.textqueue import TextQueue
 
 HANDLE = "orders/1/f2"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slatemq.cli.app import invoke
-from slatemq.cli.event_files import DOCUMENT_BYTES_MAX, read_documents
 from slatemq.cli.failures import BadInput
+from slatemq.cli.publish.event_files import DOCUMENT_BYTES_MAX, read_documents
 from tests.unit.events.test_s3 import document, record
 
 OTHER = document(record("s3:ObjectRemoved:Delete"), record("ObjectTagging:Put"))

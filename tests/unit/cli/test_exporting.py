@@ -2,8 +2,8 @@
 
 import pytest
 
-from slatemq.cli.exporting import FIRST_PAGE_COUNT, PAGE_BYTES, PAGE_COUNT_MAX, next_size
-from slatemq.entry_models import Entry, EntryState, StoredMessage
+from slatemq._admin.entry_models import Entry, EntryState, StoredMessage
+from slatemq.cli.files.exporting import FIRST_PAGE_COUNT, PAGE_BYTES, PAGE_COUNT_MAX, next_size
 
 
 def entries(count: int, payload_bytes: int) -> list[Entry]:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from slatemq.cli.letter_plans import steps
-from slatemq.settling import DropLetter
+from slatemq._admin.settling import DropLetter
+from slatemq.cli.repair.dead_letter_plans import steps
 
 
 @pytest.mark.parametrize("state", ["=", "-"])

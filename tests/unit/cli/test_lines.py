@@ -5,8 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slatemq.cli.lines import BATCH_BYTES, BATCH_LINES, Batch, LineError, LineReader, TooFewLines
-from slatemq.cli.pointers import parse_pointers
+from slatemq.cli.publish.lines import (
+    BATCH_BYTES,
+    BATCH_LINES,
+    Batch,
+    LineError,
+    LineReader,
+    TooFewLines,
+)
+from slatemq.cli.publish.pointers import parse_pointers
 
 
 def read(content: bytes, skip: int = 0) -> list[Batch]:
@@ -101,7 +108,7 @@ def test_more_cannot_be_skipped_than_there_is() -> None:
 def test_a_line_no_instance_takes_is_refused_before_it_is_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("slatemq.cli.lines.LINE_BYTES_MAX", 10)
+    monkeypatch.setattr("slatemq.cli.publish.lines.LINE_BYTES_MAX", 10)
     stream = io.BytesIO(b"0123456789\n" + b"x" * 1000)
     reader = LineReader(stream)
 

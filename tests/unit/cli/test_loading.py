@@ -51,7 +51,7 @@ def test_a_command_for_a_server_loads_the_client_but_no_queue_files_and_no_bars(
     loaded = loaded_by("queue", "ls", "--endpoint", "127.0.0.1:1", "--timeout", "100ms")
 
     assert {"grpc", "slatemq.client"} <= loaded
-    assert not loaded & {"rich", "slatemq.textqueue", "slatemq.cli.publishing"}
+    assert not loaded & {"rich", "slatemq.textqueue", "slatemq.cli.publish.publishing"}
 
 
 def test_every_line_of_a_list_of_commands_is_the_first_of_its_help() -> None:

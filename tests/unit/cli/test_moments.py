@@ -3,8 +3,8 @@ import time
 import click
 import pytest
 
+from slatemq._admin.queue_models import Backoff, BackoffKind
 from slatemq.cli.moments import BACKOFF, START, WHEN, FromNow, format_backoff
-from slatemq.queue_models import Backoff, BackoffKind
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slatemq.cli.programs import WHY_CHARACTERS, last_words
+from slatemq.cli.consume.programs import WHY_CHARACTERS, last_words
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from slatemq._admin.queue_models import queue_of
 from slatemq.cli.queue_options import queue_fields, settings_rows, state_of
-from slatemq.queue_models import queue_of
 from slatemq.v1 import queue_pb2
 
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from slatemq.cli.lines import Batch
-from slatemq.cli.runs import Run
+from slatemq.cli.publish.lines import Batch
+from slatemq.cli.publish.runs import Run
 from slatemq.models import OutgoingMessage
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from slatemq.cli import dead_letters, queues
-from slatemq.queue_models import queue_of
-from slatemq.redrives import Redrive, RedriveState
+from slatemq._admin.queue_models import queue_of
+from slatemq._admin.redrives import Redrive, RedriveState
+from slatemq.cli.queue import queues
+from slatemq.cli.repair import dead_letters
 from slatemq.v1 import queue_pb2
 
 LONG = "production.billing.invoices.created.v2"

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slatemq.claimed import claimed_of
-from slatemq.delivered import Origin, Received, received
+from slatemq._consume.claimed import claimed_of
+from slatemq._consume.delivered import Origin, Received, received
+from slatemq._consume.finishing import Finisher
+from slatemq._consume.keeping import LeaseKeeper
+from slatemq._rpc.peers import Peers
+from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import Internal
-from slatemq.finishing import Finisher
-from slatemq.keeping import LeaseKeeper
-from slatemq.peers import Peers
-from slatemq.queue_locations import QueueLocations
 from slatemq.v1 import consumer_pb2, message_pb2
 from tests.claimed_runs import each_of
 

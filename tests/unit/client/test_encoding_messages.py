@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slatemq._publish.wire import Runs, add
 from slatemq.errors import InvalidArgument
 from slatemq.models import OutgoingMessage
-from slatemq.publish_wire import Runs, add
 from slatemq.v1 import ingest_pb2
 
 FEW = st.sampled_from(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slatemq.handles import places_by_shard, shard_of
+from slatemq._consume.handles import places_by_shard, shard_of
 
 ONE, OTHER = "0-00000000000000a1", "1f-00000000000000a2"
 

@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
+from slatemq._consume.finishing import nack_of
+from slatemq._consume.handles import shard_of
+from slatemq._publish.wire import size_of
 from slatemq.errors import InvalidArgument
-from slatemq.finishing import nack_of
-from slatemq.handles import shard_of
 from slatemq.models import milliseconds, outgoing, seconds, time_ms
-from slatemq.publish_wire import size_of
 
 
 def test_spans_are_seconds_or_timedeltas() -> None:

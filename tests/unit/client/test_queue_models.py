@@ -3,11 +3,11 @@ import pickle
 import pytest
 
 from slatemq import Backoff, BackoffKind, Published
-from slatemq.entry_models import EntryState, EntryView, state_wire, view_wire
+from slatemq._admin.entry_models import EntryState, EntryView, state_wire, view_wire
+from slatemq._admin.queue_models import backoff_of, queue_of
+from slatemq._consume.handles import handle_of, queue_of_handle
+from slatemq._publish.published import published
 from slatemq.errors import InvalidArgument
-from slatemq.handles import handle_of, queue_of_handle
-from slatemq.published import published
-from slatemq.queue_models import backoff_of, queue_of
 from slatemq.v1 import queue_pb2
 
 

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
+from slatemq._rpc.byte_semaphore import Room
 from slatemq.errors import Unavailable
-from slatemq.room import Room
 
 
 async def turns(room: Room, *sizes: int) -> list[asyncio.Task[None]]:

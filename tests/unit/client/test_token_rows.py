@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slatemq.handles import places_by_shard
-from slatemq.token_rows import LAST, ROW_MIN, Rows, rows_among
+from slatemq._consume.handles import places_by_shard
+from slatemq._consume.token_rows import LAST, ROW_MIN, Rows, rows_among
 
 BLOCKS = st.tuples(
     st.sampled_from(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from libs.storage.roots import Root, open_root
+from libs.storage.database.roots import Root, open_root
 from tests.unit.ingest.shards import GatedObjects
 
 

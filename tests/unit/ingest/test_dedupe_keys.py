@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.storage.dedupe_records import decode_dedupe
+from libs.storage.database.roots import open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StoreUnavailable
-from libs.storage.own_keys import (
+from libs.storage.layout.own_keys import (
     dedupe_ends_range,
     dedupe_key,
     parse_dedupe_ends_key,
     parse_dedupe_key,
 )
-from libs.storage.roots import open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch, Database
-from services.ingest import dedupe_keys
-from services.ingest.dedupe_keys import DedupeKeys
-from services.ingest.duplicates import Duplicates
+from libs.storage.records.dedupe_records import decode_dedupe
+from services.ingest.write import dedupe_keys
+from services.ingest.write.dedupe_keys import DedupeKeys
+from services.ingest.write.duplicates import Duplicates
 from tests.forms import examples
 
 WINDOW_MS = 600_000

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from libs.storage.log_gaps import LogGap, LogIds
-from libs.storage.roots import open_root
-from libs.storage.slate import Database
-from services.ingest import id_gaps
+from libs.storage.database.roots import open_root
+from libs.storage.database.slate import Database
+from libs.storage.records.log_gaps import LogGap, LogIds
 from services.ingest.shard import Shard
+from services.ingest.write import id_gaps
 from tests.unit.ingest.shards import batch, opened
 
 

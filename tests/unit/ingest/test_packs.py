@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from libs.storage.ids import MAX_MESSAGE_ID
-from libs.storage.keys import parse_payload_key, payload_key, payload_range
-from libs.storage.payload_packs import (
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch
+from libs.storage.layout.ids import MAX_MESSAGE_ID
+from libs.storage.layout.keys import parse_payload_key, payload_key, payload_range
+from libs.storage.records.payload_packs import (
     PACK_MESSAGES,
     PACKED_BYTES_MAX,
     PACKED_MESSAGES_MIN,
@@ -19,14 +22,11 @@ from libs.storage.payload_packs import (
     parse_pack_key,
     payload_rows,
 )
-from libs.storage.payloads import encode_inline
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch
-from services.ingest.purge_rules import Reason
-from services.ingest.purging import Purge, Purged
-from services.ingest.reading import Room
-from services.ingest.replacing import Replacement
+from libs.storage.records.payloads import encode_inline
+from services.ingest.edit.purge_rules import Reason
+from services.ingest.edit.purging import Purge, Purged
+from services.ingest.edit.replacing import Replacement
+from services.ingest.read.reading import Room
 from services.ingest.shard import Shard
 from slatemq.errors import ResourceExhausted
 from tests.forms import seeds
@@ -139,7 +139,7 @@ async def test_what_is_purged_is_in_no_row_any_more_and_the_others_are() -> None
 async def test_what_is_written_anew_by_one_purge_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.ingest.purging.PACKS_BYTES", 1000)
+    monkeypatch.setattr("services.ingest.edit.purging.PACKS_BYTES", 1000)
     clock = ManualClock()
     async with opened(clock=clock) as shard:
         ids: list[int] = []
@@ -231,7 +231,7 @@ async def test_a_damaged_pack_goes_with_the_last_of_its_messages() -> None:
 async def test_a_large_entry_goes_in_part_by_commits_of_a_bounded_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.ingest.purging.PACKS_BYTES", 100_000)
+    monkeypatch.setattr("services.ingest.edit.purging.PACKS_BYTES", 100_000)
     sizes: list[int] = []
     clock, root = ManualClock(), open_root("memory:///")
     async with opened(root, clock) as shard:
@@ -259,7 +259,7 @@ async def test_a_large_entry_goes_in_part_by_commits_of_a_bounded_size(
 async def test_objects_of_what_was_purged_go_even_where_the_next_commit_of_the_purge_cannot_be_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.ingest.purging.PACKS_BYTES", 10)
+    monkeypatch.setattr("services.ingest.edit.purging.PACKS_BYTES", 10)
     clock, root = ManualClock(), open_root("memory:///")
     async with opened(root, clock) as shard:
         ids: list[int] = []
@@ -293,7 +293,7 @@ async def test_random_histories(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(4):
         old = chance.random() < 0.3
         packing = one_by_one if old else payload_rows
-        monkeypatch.setattr("services.ingest.message_rows.payload_rows", packing)
+        monkeypatch.setattr("services.ingest.write.message_rows.payload_rows", packing)
         async with opened(root, clock, payload_cache_bytes=chance.choice([0, 1 << 20])) as shard:
             for _ in range(12):
                 step = chance.random()

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.storage.keys import log_key
-from libs.storage.metadata import MessageMetadata, encode_log_entry
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch, Database, Row
-from services.ingest.tailing import MetadataLog, read_log_bounds
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch, Database, Row
+from libs.storage.layout.keys import log_key
+from libs.storage.records.metadata import MessageMetadata, encode_log_entry
+from services.ingest.read.tailing import MetadataLog, read_log_bounds
 from tests.forms import examples
 from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import batch, opened

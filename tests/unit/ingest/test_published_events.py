@@ -10,11 +10,11 @@ import pytest
 
 from libs.events.relay import BATCH_EVENTS
 from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
-from libs.storage.roots import Root, open_root
-from services.ingest.event_relay import hold_for
-from services.ingest.published_events import HEADERS_BYTES_MAX, PublishedEvents
-from services.ingest.purge_rules import Reason
-from services.ingest.purging import Purge, Purged
+from libs.storage.database.roots import Root, open_root
+from services.ingest.edit.purge_rules import Reason
+from services.ingest.edit.purging import Purge, Purged
+from services.ingest.events.published_events import HEADERS_BYTES_MAX, PublishedEvents
+from services.ingest.events.relay import hold_for
 from services.ingest.shard import Shard
 from slatemq.events.catalogue import MessagePublished, data_of
 from slatemq.events.envelope import Event, format_timestamp

@@ -9,18 +9,18 @@ from contextlib import AbstractAsyncContextManager, aclosing
 
 import pytest
 
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StoreUnavailable
-from libs.storage.keys import log_key, payload_key
-from libs.storage.metadata import decode_log_entry
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch, Database
-from services.ingest import entries
-from services.ingest.entries import entries_of
-from services.ingest.purge_rules import Reason
-from services.ingest.purging import Purge, Purged
-from services.ingest.reading import Room
-from services.ingest.replacing import Replacement
+from libs.storage.layout.keys import log_key, payload_key
+from libs.storage.records.metadata import decode_log_entry
+from services.ingest.edit.purge_rules import Reason
+from services.ingest.edit.purging import Purge, Purged
+from services.ingest.edit.replacing import Replacement
+from services.ingest.read import entries
+from services.ingest.read.entries import entries_of
+from services.ingest.read.reading import Room
 from services.ingest.shard import Shard
 from slatemq.errors import FailedPrecondition, NotFound
 from slatemq.v1.ingest_pb2 import PublishMessage
@@ -162,7 +162,7 @@ async def test_a_decision_from_before_the_epoch_was_raised_is_refused() -> None:
 async def test_an_epoch_that_is_raised_between_two_pieces_stops_the_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.ingest.purging.PIECE_ENTRIES", 2)
+    monkeypatch.setattr("services.ingest.edit.purging.PIECE_ENTRIES", 2)
     clock = ManualClock()
     async with opened(clock=clock) as shard:
         ids = [(await shard.publisher.publish(batch(b"%d" % n))).first_message_id for n in range(6)]
@@ -228,7 +228,7 @@ async def test_random_purges_remove_what_they_may_and_nothing_else(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr("services.ingest.purging.PIECE_ENTRIES", chance.choice((1, 3, 512)))
+    monkeypatch.setattr("services.ingest.edit.purging.PIECE_ENTRIES", chance.choice((1, 3, 512)))
     monkeypatch.setattr(entries, "ROWS_MAX", chance.choice((1, 8, 64)))
     monkeypatch.setattr(entries, "NEAR", chance.choice((0, 3, 64)))
     monkeypatch.setattr(entries, "INLINE_BYTES_MAX", chance.choice((0, 1 << 20)))
@@ -370,7 +370,7 @@ async def test_a_damaged_entry_stays_and_its_messages_are_refused() -> None:
 async def test_what_a_purge_rewrites_itself_makes_it_read_no_other_entry_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.ingest.purging.PIECE_ENTRIES", 2)
+    monkeypatch.setattr("services.ingest.edit.purging.PIECE_ENTRIES", 2)
     looked_up: list[bytes] = []
     get_many = Database.get_many
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from libs.storage.blobs import Blobs
-from libs.storage.roots import Root
-from services.ingest.pushing import Push
-from services.ingest.reading import Room
+from libs.storage.database.blobs import Blobs
+from libs.storage.database.roots import Root
+from services.ingest.read.reading import Room
 from services.ingest.shard import Shard
+from services.ingest.write.pushing import Push
 from slatemq.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import GatedObjects, batch, opened

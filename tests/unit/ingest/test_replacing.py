@@ -8,12 +8,12 @@ from contextlib import aclosing
 
 import pytest
 
+from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StoreUnavailable
-from libs.storage.keys import log_key
-from libs.storage.metadata import decode_log_entry
-from libs.storage.slate import Batch, Database
-from services.ingest.reading import Room
-from services.ingest.replacing import Replacement
+from libs.storage.layout.keys import log_key
+from libs.storage.records.metadata import decode_log_entry
+from services.ingest.edit.replacing import Replacement
+from services.ingest.read.reading import Room
 from services.ingest.shard import Shard
 from slatemq.errors import ResourceExhausted
 from tests.unit.ingest.shards import batch, opened

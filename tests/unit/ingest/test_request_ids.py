@@ -3,15 +3,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from libs.storage.own_keys import (
+from libs.storage.database.roots import Root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch, Database
+from libs.storage.layout.own_keys import (
     parse_request_ids_key,
     request_ids_range,
 )
-from libs.storage.roots import Root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch, Database
-from services.ingest import request_ids
-from services.ingest.request_ids import TABLES, Answered, RequestIds
+from services.ingest.write import request_ids
+from services.ingest.write.request_ids import TABLES, Answered, RequestIds
 from slatemq.errors import InvalidArgument
 
 WINDOW_MS = 600_000

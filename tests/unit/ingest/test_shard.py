@@ -2,18 +2,18 @@ import time
 
 import pytest
 
-from libs.serving.exits import EXIT_FENCED
+from libs.serving.process.exits import EXIT_FENCED
+from libs.storage.database.roots import open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch
 from libs.storage.errors import Fenced
-from libs.storage.own_keys import (
+from libs.storage.layout.own_keys import (
     CLOCK_KEY,
     parse_request_ids_key,
     request_ids_range,
 )
-from libs.storage.roots import open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch
-from libs.storage.states import encode_clock
-from services.ingest.reading import Room
+from libs.storage.records.states import encode_clock
+from services.ingest.read.reading import Room
 from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import batch, opened
 

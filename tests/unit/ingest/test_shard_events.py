@@ -8,13 +8,13 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from libs.serving.event_outbox import OutboxEvents
-from libs.storage.roots import Root, open_root
-from services.ingest.event_relay import open_edited
-from services.ingest.published_events import PublishedEvents
-from services.ingest.replacing import Replacement
+from libs.serving.events.outbox import OutboxEvents
+from libs.storage.database.roots import Root, open_root
+from services.ingest.edit.replacing import Replacement
+from services.ingest.events.published_events import PublishedEvents
+from services.ingest.events.relay import open_edited
+from services.ingest.events.shard_events import ShardEvents
 from services.ingest.shard import Shard
-from services.ingest.shard_events import ShardEvents
 from slatemq.errors import Aborted
 from slatemq.events.catalogue import MessageEdited, data_of
 from slatemq.events.envelope import Event

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.ingest.purge_rules import Reason
-from services.ingest.purging import Purge
-from services.ingest.reading import Room
-from services.ingest.tailing import Update
+from services.ingest.edit.purge_rules import Reason
+from services.ingest.edit.purging import Purge
+from services.ingest.read.reading import Room
+from services.ingest.read.tailing import Update
 from slatemq.errors import Unavailable
 from tests.forms import examples
 from tests.manual_clock import ManualClock

@@ -6,18 +6,18 @@ import asyncio
 import subprocess
 import sys
 
-from libs.storage.roots import open_root
-from libs.storage.task_records import AppliedTask, FailedTaskRecord, TaskRecord, WaitingTask
-from services.ingest.request_ids import Answered
+from libs.storage.database.roots import open_root
+from libs.storage.records.task_records import AppliedTask, FailedTaskRecord, TaskRecord, WaitingTask
 from services.ingest.shard import Shard
-from services.ingest.task_outcomes import (
+from services.ingest.tasks.outcomes import (
     FORGOTTEN_AT_ONCE,
     KEPT_MS,
     Attempt,
     TaskOutcomes,
     TaskWaiting,
 )
-from slatemq.task_ids import TaskIds
+from services.ingest.write.request_ids import Answered
+from slatemq._admin.task_ids import TaskIds
 from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import batch, opened
 

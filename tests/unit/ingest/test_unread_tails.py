@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
+from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.telemetry import Telemetry
-from libs.serving.topology import TopologyDirectory
-from libs.storage.roots import open_root
+from libs.storage.database.roots import open_root
 from services.ingest.config import IngestConfig
-from services.ingest.servicer import IngestServicer
+from services.ingest.rpc.ingest import IngestServicer
 from slatemq.v1 import ingest_pb2
 from tests.unit.ingest.shards import batch, opened
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from libs.storage.database.roots import Root
 from libs.storage.errors import Unstorable
-from libs.storage.roots import Root
-from services.ingest import publishing
-from services.ingest.pushing import Push
 from services.ingest.shard import Shard
+from services.ingest.write import publishing
+from services.ingest.write.pushing import Push
 from slatemq.v1.ingest_pb2 import PublishMessage
 from tests.unit.ingest.shards import accepted, batch, opened, sequences
 

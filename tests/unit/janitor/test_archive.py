@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from libs.storage.objects import Objects
-from libs.storage.roots import open_root
+from libs.storage.database.roots import open_root
+from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs import archive
 from services.janitor.jobs.archive import FOLDER, LETTERS, DayFolder, day_path
 

@@ -12,13 +12,14 @@ import grpc.aio
 import pyarrow.parquet as pq
 import pytest
 
-from libs.serving.channels import Channels
-from libs.serving.topology import Peer, TopologyDirectory
-from libs.storage.objects import Objects
-from libs.storage.roots import open_root
-from services.janitor import archive_parts, archived
-from services.janitor.archive_parts import letters_of
-from services.janitor.archived import ArchivedLetters, Asked
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.storage.database.roots import open_root
+from libs.storage.objects.small_objects import Objects
+from services.janitor.archive import archived
+from services.janitor.archive import parts as archive_parts
+from services.janitor.archive.archived import ArchivedLetters, Asked
+from services.janitor.archive.parts import letters_of
 from services.janitor.jobs.archive import LETTERS, DayFolder, day_path
 from slatemq.errors import NotFound, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2

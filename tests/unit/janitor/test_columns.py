@@ -6,16 +6,23 @@ import re
 
 import pytest
 
-from libs.storage.archived_records import ArchivedMessage, encode_archived
-from libs.storage.arrow_log import log_batches
-from libs.storage.arrow_queues import Place
+from libs.storage.arrow.log import log_batches
+from libs.storage.arrow.queues import Place
+from libs.storage.database.binding import Row
 from libs.storage.errors import CorruptRecord
-from libs.storage.fastffi import Row
-from libs.storage.keys import active_key, attempts_key, done_key, failed_key, log_key, payload_key
-from libs.storage.metadata import MessageMetadata, encode_log_entry
-from libs.storage.own_keys import archived_key
-from libs.storage.payloads import encode_inline, encode_uri
-from libs.storage.queues import (
+from libs.storage.layout.keys import (
+    active_key,
+    attempts_key,
+    done_key,
+    failed_key,
+    log_key,
+    payload_key,
+)
+from libs.storage.layout.own_keys import archived_key
+from libs.storage.records.archived_records import ArchivedMessage, encode_archived
+from libs.storage.records.metadata import MessageMetadata, encode_log_entry
+from libs.storage.records.payloads import encode_inline, encode_uri
+from libs.storage.records.queues import (
     AvailableMessage,
     DoneMessage,
     FailedAttempt,
@@ -26,7 +33,7 @@ from libs.storage.queues import (
     encode_done,
     encode_failed,
 )
-from services.janitor.tables import TABLES, Bucketed
+from services.janitor.spark.tables import TABLES, Bucketed
 
 HERE = Bucketed(Place("orders", 3), head_order=7, head_offset=1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.janitor.failures import cause_of, why_not, without_stack
+from services.janitor.spark.failures import cause_of, why_not, without_stack
 
 AWAY = """\
 An error occurred while calling None.org.apache.spark.sql.classic.SparkSession.

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from libs.storage.objects import Objects
-from libs.storage.roots import open_root
-from services.janitor.owed_events import OwedEvents
-from services.janitor.runs import (
+from libs.storage.database.roots import open_root
+from libs.storage.objects.small_objects import Objects
+from services.janitor.events.owed_events import OwedEvents
+from services.janitor.runs.history import (
     EVENTS_KEPT_MS,
     EVENTS_OWED,
     EVENTS_PUBLISHED,

@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from services.janitor.packages import lacking_temporary_folder
+from services.janitor.spark.packages import lacking_temporary_folder
 
 
 def test_a_janitor_without_a_folder_for_temporary_files_says_what_to_mount(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from libs.storage.roots import open_root
+from libs.storage.database.roots import open_root
 from services.janitor.jobs.reports_kept import FOLDER, forget_reports
 
 

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 from opentelemetry import trace
 
-from libs.storage.roots import open_root
-from services.janitor.active import Kept
-from services.janitor.run_events import RunEvents
-from services.janitor.runner import Runner
-from services.janitor.runs import Ask, RunStore, State, Trigger
+from libs.storage.database.roots import open_root
+from services.janitor.runs.active import Kept
+from services.janitor.runs.history import Ask, RunStore, State, Trigger
+from services.janitor.runs.run_events import RunEvents
+from services.janitor.runs.runner import Runner
 
 NOW_MS = 1_795_269_141_374
 

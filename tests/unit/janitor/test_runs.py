@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from libs.storage.database.roots import open_root
 from libs.storage.errors import ObjectNotFound
-from libs.storage.objects import Objects
-from libs.storage.roots import open_root
+from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs.contract import JOBS, Progress
-from services.janitor.runs import (
+from services.janitor.runs.history import (
     FOLDER,
     STALE_MS,
     Ask,

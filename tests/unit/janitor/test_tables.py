@@ -22,9 +22,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from services.janitor.source import SlateMQSource
-from services.janitor.tables import TABLES
-from services.janitor.wanted import EVERYTHING, Wanted, wanted_by
+from services.janitor.spark.source import SlateMQSource
+from services.janitor.spark.tables import TABLES
+from services.janitor.spark.wanted import EVERYTHING, Wanted, wanted_by
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/reference/tables.md"
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from libs.storage.roots import open_root
-from services.janitor.looking import AGES_MS, is_news
-from services.janitor.runs import Ask, Run, RunStore, State, Trigger, new_run_id
-from services.janitor.schedule import parse_schedule
-from services.janitor.timetable import AGAIN_MS, Timetable
+from libs.storage.database.roots import open_root
+from services.janitor.runs.change_detector import AGES_MS, is_news
+from services.janitor.runs.history import Ask, Run, RunStore, State, Trigger, new_run_id
+from services.janitor.runs.schedule import parse_schedule
+from services.janitor.runs.timetable import AGAIN_MS, Timetable
 from slatemq.errors import FailedPrecondition, Unavailable
 
 HOUR_MS = 3_600_000

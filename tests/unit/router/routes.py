@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from libs.storage.log_runs import LogRun
+from libs.storage.records.log_runs import LogRun
 from services.router.entries import LogEntry
 from services.router.pieces import PieceLimits
 from services.router.routing import NO_DELAY, BrokerRules, QueueRule

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.broker.commands import Needs, Range
-from services.broker.config_log import ConfigChange, ConfigLog
-from services.broker.loading import Loader, load_shard
-from services.broker.queue_machine import Choice, NeedsLane
-from services.broker.queue_settings import QueueSettings
-from services.broker.replays import Ranges
-from services.broker.shard_machine import Shard
+from services.broker.core.commands import Needs, Range
+from services.broker.core.config_log import ConfigChange, ConfigLog
+from services.broker.core.lists.replays import Ranges
+from services.broker.core.queue import Choice, NeedsLane
+from services.broker.core.settings import QueueSettings
+from services.broker.core.shard import Shard
+from services.broker.shard.loading import Loader, load_shard
 from services.router.pieces import Piece, PieceLimits, Seen
 from services.router.route import Route
 from services.router.routing import BrokerRules

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.storage.log_runs import LogRun, one_by_one
+from libs.storage.records.log_runs import LogRun, one_by_one
 from services.router import routing
 from services.router.entries import LogEntry
 from services.router.routing import BrokerRules, Columns, Judgement, QueueRule

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from libs.filters import Rest, TooSlow
-from libs.storage.log_runs import LogRun
+from libs.storage.records.log_runs import LogRun
 from services.router import routing
 from services.router.entries import LogEntry
 from services.router.pieces import THIN, Piece, PieceLimits, Seen

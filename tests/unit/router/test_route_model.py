@@ -13,12 +13,12 @@ from random import Random
 
 import pytest
 
-from libs.storage.log_runs import LogRun
-from services.broker.assignment_servicer import is_outdated
-from services.broker.commands import Assignment, Range
-from services.broker.config_log import ConfigChange
-from services.broker.queue_settings import QueueSettings
-from services.broker.replays import Counts, Starts, ranges_from
+from libs.storage.records.log_runs import LogRun
+from services.broker.core.commands import Assignment, Range
+from services.broker.core.config_log import ConfigChange
+from services.broker.core.lists.replays import Counts, Starts, ranges_from
+from services.broker.core.settings import QueueSettings
+from services.broker.rpc.assignment import is_outdated
 from services.router.entries import LogEntry
 from services.router.pieces import Seen
 from services.router.route import Route

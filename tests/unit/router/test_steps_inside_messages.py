@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from libs.filters import Allowance, TooSlow
-from libs.storage.log_runs import LogRun
+from libs.storage.records.log_runs import LogRun
 from services.router.entries import LogEntry
 from services.router.pieces import PieceLimits
 from services.router.route import Route

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from libs.serving import answer_budget
-from libs.serving.answer_budget import SMALL_BYTES, AnswerBudget
+from libs.serving.requests import answer_budget
+from libs.serving.requests.answer_budget import SMALL_BYTES, AnswerBudget
 
 BYTES_MAX = 128 << 20
 

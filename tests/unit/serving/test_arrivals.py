@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from libs.serving import arrivals
-from libs.serving.arrivals import Arrival, Arrivals
+from libs.serving.requests import arrivals
+from libs.serving.requests.arrivals import Arrival, Arrivals
 
 
 class Memory:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from libs.serving.budget import ByteBudget
+from libs.serving.requests.budget import ByteBudget
 
 
 def test_what_fits_is_reserved_at_once_and_one_that_never_fits_alone() -> None:

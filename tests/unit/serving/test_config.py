@@ -2,7 +2,7 @@ from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 
-from libs.serving.config import Scope, ServingConfig, load, setting
+from libs.serving.process.config import Scope, ServingConfig, load, setting
 
 
 @dataclass(frozen=True, kw_only=True)

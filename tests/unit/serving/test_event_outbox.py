@@ -12,13 +12,13 @@ import pytest
 
 from libs.events.relay import BATCH_EVENTS, EventBatch, Relay
 from libs.events.settings import QueueSettings
-from libs.serving import event_outbox
-from libs.serving.event_outbox import EventOutbox, Happening, OutboxEvents
+from libs.serving.events import outbox as event_outbox
+from libs.serving.events.outbox import EventOutbox, Happening, OutboxEvents
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StorageError
-from libs.storage.own_keys import events_key
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch, Database
+from libs.storage.layout.own_keys import events_key
 from slatemq.errors import Unavailable
 from slatemq.events.catalogue import MessageDeadLettered, QueueDeleted, data_of
 from slatemq.events.envelope import Event, derive_event_id, format_timestamp

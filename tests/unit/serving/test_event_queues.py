@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.serving.config import load
+from libs.serving.process.config import load
 from services.broker.config import BrokerConfig
 from services.ingest.config import IngestConfig
 from services.janitor.config import JanitorConfig

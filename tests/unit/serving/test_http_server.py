@@ -10,10 +10,10 @@ import pytest
 from aiohttp import ClientSession
 
 from libs.events.measured import QueueHealth
-from libs.serving import http_server
-from libs.serving.health import Health
-from libs.serving.http_parts import HttpParts, HttpPost, HttpReply
-from libs.serving.http_server import POSTS_MAX, HttpServer
+from libs.serving.http import server as http_server
+from libs.serving.http.parts import HttpParts, HttpPost, HttpReply
+from libs.serving.http.server import POSTS_MAX, HttpServer
+from libs.serving.process.health import Health
 from slatemq.errors import InvalidArgument, Unavailable
 
 BYTES_MAX = 1_000

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from libs.serving import logs
+from libs.serving.process import logs
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 # Threads that allocate and live at the same time get an arena each, unless there is a bound.
 PROGRAM = """
 import ctypes, re, sys, threading
-from libs.serving.memory import bound_arenas
+from libs.serving.process.memory import bound_arenas
 if sys.argv[1] == "bounded":
     assert bound_arenas()
 libc = ctypes.CDLL(None)
@@ -38,7 +38,7 @@ def test_threads_share_two_arenas() -> None:
 
 LOOKS = """
 import gc, sys
-from libs.serving.memory import calm_collector, keep_for_good
+from libs.serving.process.memory import calm_collector, keep_for_good
 if sys.argv[1] == "calm":
     calm_collector()
     keep_for_good()

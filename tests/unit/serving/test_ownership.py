@@ -10,14 +10,14 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from libs.serving.gate import Gate
-from libs.serving.ownership import STANDSTILL_S, Announcement, Ownership, Standstill
-from libs.serving.topology import Peer, TopologyDirectory
-from libs.storage.commits import GroupCommit
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.serving.process.ownership import STANDSTILL_S, Announcement, Ownership, Standstill
+from libs.serving.requests.gate import Gate
+from libs.storage.database.commits import GroupCommit
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import Fenced
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch, Database
 from tests.manual_clock import ManualClock
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from google.protobuf.message import DecodeError, Message
 
-from libs.serving import shape
-from libs.serving.shape import (
+from libs.serving.requests import shape
+from libs.serving.requests.shape import (
     ITEMS_MAX,
     MESSAGE_ITEMS,
     NUMBERS_MAX,

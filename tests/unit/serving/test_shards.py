@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from libs.serving.exits import EXIT_FAILED, EXIT_FENCED, EXIT_USAGE, FatalError
-from libs.serving.shards import opened_root, wait_lost
-from libs.storage.roots import open_root
-from libs.storage.settings import Kind
+from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_USAGE, FatalError
+from libs.serving.process.shards import opened_root, wait_lost
+from libs.storage.database.roots import open_root
+from libs.storage.database.settings import Kind
 
 
 def test_a_root_that_means_nothing_is_wrong_usage() -> None:

@@ -6,8 +6,8 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from libs.serving.health import Health
-from libs.serving.store_watch import HUNG_MS, StoreWatch
+from libs.serving.process.health import Health
+from libs.serving.process.store_watch import HUNG_MS, StoreWatch
 
 
 class Watched:

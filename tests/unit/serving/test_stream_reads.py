@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from libs.serving import limits, stream_reads
-from libs.serving.reading import Codec, RequestReader
-from libs.serving.shape import WALKED_BYTES_MIN
-from libs.serving.stream_reads import StreamReads
+from libs.serving import limits
+from libs.serving.requests import stream_reads
+from libs.serving.requests.reading import Codec, RequestReader
+from libs.serving.requests.shape import WALKED_BYTES_MIN
+from libs.serving.requests.stream_reads import StreamReads
 from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError
 from tests.unit.serving.test_arrivals import Memory
 

@@ -3,10 +3,10 @@ import json
 
 import pytest
 
-from libs.serving.topology import CACHE_MS, Peer, TopologyDirectory
+from libs.serving.peers.topology import CACHE_MS, Peer, TopologyDirectory
+from libs.storage.database.roots import open_root
 from libs.storage.errors import StoreUnavailable
-from libs.storage.objects import Objects
-from libs.storage.roots import open_root
+from libs.storage.objects.small_objects import Objects
 
 
 class Clock:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from libs.serving.watchdog import NAMES_MAX, OTHERS, SlowSteps, Watchdog
+from libs.serving.process.watchdog import NAMES_MAX, OTHERS, SlowSteps, Watchdog
 
 BOUND_MS = 20
 Make = Callable[[], asyncio.AbstractEventLoop]
@@ -51,7 +51,7 @@ def test_a_step_that_takes_the_processor_for_long_is_logged_with_its_name_and_st
     assert slow[name].count == 1
     assert slow[name].worst_ms >= 3 * BOUND_MS
     assert slow[name].stack.lstrip().startswith(f'File "{__file__}"')
-    (record,) = [one for one in caplog.records if one.name == "libs.serving.watchdog"]
+    (record,) = [one for one in caplog.records if one.name == "libs.serving.process.watchdog"]
     assert record.levelno == logging.WARNING
     assert vars(record)["step"] == name
     assert "in work_long\n" in record.getMessage()
@@ -128,7 +128,7 @@ def test_a_name_that_repeats_is_counted_always_and_logged_rarely(
 
     (steps,) = watchdog.slow.values()
     assert steps.count == len(counted) == 5
-    assert len([one for one in caplog.records if one.name == "libs.serving.watchdog"]) == 1
+    assert len([one for one in caplog.records if one.name == "libs.serving.process.watchdog"]) == 1
 
 
 def test_names_do_not_grow_without_bound() -> None:

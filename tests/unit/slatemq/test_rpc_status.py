@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slatemq import errors
-from slatemq.rpc_status import ERROR_DOMAIN, from_status, to_status
+from slatemq._rpc.rpc_status import ERROR_DOMAIN, from_status, to_status
 
 ONE_OF_EACH: list[errors.SlateMQError] = [
     errors.InvalidArgument("messages[3].headers", "at most 255", metadata={"index": "3"}),

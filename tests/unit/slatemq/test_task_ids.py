@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slatemq._admin.task_ids import TaskIds, parse_task_id
 from slatemq.errors import InvalidArgument
 from slatemq.events.envelope import TASK_PREFIX, check_id
-from slatemq.task_ids import TaskIds, parse_task_id
 
 times = st.integers(1, (1 << 47) - 1)
 shards = st.integers(0, 16_383)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from libs.events.settings import keys, variable_of
-from libs.serving.config import load, settings_of
+from libs.serving.process.config import load, settings_of
 from services.broker.config import BrokerConfig
 from services.ingest.config import IngestConfig
 from services.janitor.config import JanitorConfig

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.serving.exits import EXIT_FAILED
+from libs.serving.process.exits import EXIT_FAILED
 from services.stack.environment import environment_of_services, variables_without_effect
 from services.stack.launcher import run
 

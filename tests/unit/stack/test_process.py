@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.serving.exits import EXIT_FENCED, EXIT_USAGE
+from libs.serving.process.exits import EXIT_FENCED, EXIT_USAGE
 from services.stack.backoff import Backoff
 from services.stack.ports import choose_ports
 from services.stack.process import Program, Supervised

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from libs.storage.commits import GroupCommit
-from libs.storage.durability import NoSync
+from libs.storage.database.commits import GroupCommit
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StorageError
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch, Database
+from libs.storage.objects.durability import NoSync
 from tests.manual_clock import ManualClock
 
 

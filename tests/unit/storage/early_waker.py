@@ -13,10 +13,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from libs.storage import in_thread
-from libs.storage.roots import open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch
+from libs.storage.database import in_thread
+from libs.storage.database.roots import open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch
 from tests.forms import examples
 
 COMMITS = examples(200)

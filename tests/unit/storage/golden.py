@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from libs.storage import configs, ids, keys, metadata, payloads, queues
+from libs.storage.layout import ids, keys
+from libs.storage.records import configs, metadata, payloads, queues
 
 
 @dataclass(frozen=True)

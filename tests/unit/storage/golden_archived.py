@@ -1,6 +1,7 @@
 """Golden bytes of archived messages, under the same rule as those in golden.py."""
 
-from libs.storage import archived_records, keys, own_keys, states
+from libs.storage.layout import keys, own_keys
+from libs.storage.records import archived_records, states
 from tests.unit.storage.golden import Row
 from tests.unit.storage.golden_own import ORDER, PURGED, STATE
 

@@ -1,6 +1,7 @@
 """Golden bytes of dedupe records, under the same rule as those in golden.py."""
 
-from libs.storage import dedupe_records, own_keys, states
+from libs.storage.layout import own_keys
+from libs.storage.records import dedupe_records, states
 from tests.unit.storage.golden import Row
 
 REQUESTS = [

@@ -1,14 +1,13 @@
 """Golden bytes of delayed records and of small ones: golden.py's rule holds here too."""
 
-from libs.storage import (
+from libs.storage.layout import keys, own_keys
+from libs.storage.records import (
     delayed_records,
     event_cursor,
     forgotten_revision,
-    keys,
     log_bounds,
     log_gaps,
     outbox_progress,
-    own_keys,
 )
 from tests.unit.storage.golden import Row
 from tests.unit.storage.golden_own import ORDER

@@ -1,6 +1,7 @@
 """Golden bytes of events that wait to be published: golden.py's rule holds here too."""
 
-from libs.storage import event_records, own_keys
+from libs.storage.layout import own_keys
+from libs.storage.records import event_records
 from tests.unit.storage.golden import Row
 
 EVENTS = event_records.EventsRecord(

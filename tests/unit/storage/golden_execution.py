@@ -1,6 +1,7 @@
 """Golden bytes of what executed commands leave behind: the rule of golden.py holds here, too."""
 
-from libs.storage import execution_records, own_keys, payloads, queues, refused_pushes
+from libs.storage.layout import own_keys
+from libs.storage.records import execution_records, payloads, queues, refused_pushes
 from tests.unit.storage.golden import BLOB, DONE, Row
 
 PUSH = execution_records.OutboxRecord(

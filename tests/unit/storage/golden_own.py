@@ -1,6 +1,7 @@
 """Golden bytes of our own records and key forms, under the same rule as those in golden.py."""
 
-from libs.storage import buckets, keys, metadata, own_keys, queues, states
+from libs.storage.layout import buckets, keys, own_keys
+from libs.storage.records import metadata, queues, states
 from tests.unit.storage.golden import LEASE, Row
 
 ORDER = buckets.order_of(epoch=1, ms=1767225600000, n=2)

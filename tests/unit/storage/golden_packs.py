@@ -1,6 +1,6 @@
 """Golden bytes of packs of payloads: golden.py's rule holds here too."""
 
-from libs.storage import payload_packs
+from libs.storage.records import payload_packs
 from tests.unit.storage.golden import Row
 
 KEYS = [

@@ -1,6 +1,7 @@
 """Golden bytes of redrives, under the same rule as those in golden.py."""
 
-from libs.storage import own_keys, redrive_records
+from libs.storage.layout import own_keys
+from libs.storage.records import redrive_records
 from tests.unit.storage.golden import Row
 
 REDRIVE = redrive_records.RedriveRecord(

@@ -1,6 +1,7 @@
 """Golden bytes of replays, under the same rule as those in golden.py."""
 
-from libs.storage import own_keys, replay_records
+from libs.storage.layout import own_keys
+from libs.storage.records import replay_records
 from tests.unit.storage.golden import Row
 
 REPLAY = [

@@ -1,6 +1,7 @@
 """Golden bytes of what became of write tasks: golden.py's rule holds here too."""
 
-from libs.storage import own_keys, task_records
+from libs.storage.layout import own_keys
+from libs.storage.records import task_records
 from tests.unit.storage.golden import Row
 
 ULID = bytes(range(16))

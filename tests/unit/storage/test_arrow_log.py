@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.storage import arrow_log
-from libs.storage.arrow_log import LOG_SCHEMA, log_batches, payload_batch
+from libs.storage.arrow import log as arrow_log
+from libs.storage.arrow.log import LOG_SCHEMA, log_batches, payload_batch
 from libs.storage.errors import CorruptRecord
-from libs.storage.ids import MAX_MESSAGE_ID
-from libs.storage.keys import log_key, payload_key
-from libs.storage.metadata import MessageMetadata, decode_log_entry, encode_log_entry
-from libs.storage.payloads import encode_inline, encode_uri
+from libs.storage.layout.ids import MAX_MESSAGE_ID
+from libs.storage.layout.keys import log_key, payload_key
+from libs.storage.records.metadata import MessageMetadata, decode_log_entry, encode_log_entry
+from libs.storage.records.payloads import encode_inline, encode_uri
 from tests.forms import examples
 from tests.unit.storage.damage import Row, damage
 

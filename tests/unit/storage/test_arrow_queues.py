@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.storage.archived_records import ArchivedMessage, decode_archived, encode_archived
-from libs.storage.arrow_queues import (
+from libs.storage.arrow.queues import (
     ACTIVE_SCHEMA,
     ARCHIVED_SCHEMA,
     ATTEMPTS_SCHEMA,
@@ -25,11 +24,12 @@ from libs.storage.arrow_queues import (
     done_batch,
     failed_batch,
 )
-from libs.storage.buckets import BucketKind, bucket_number, kind_of, order_of
 from libs.storage.errors import CorruptRecord
-from libs.storage.keys import active_key, attempts_key, done_key, failed_key
-from libs.storage.own_keys import archived_key
-from libs.storage.queues import (
+from libs.storage.layout.buckets import BucketKind, bucket_number, kind_of, order_of
+from libs.storage.layout.keys import active_key, attempts_key, done_key, failed_key
+from libs.storage.layout.own_keys import archived_key
+from libs.storage.records.archived_records import ArchivedMessage, decode_archived, encode_archived
+from libs.storage.records.queues import (
     AvailableMessage,
     DoneMessage,
     FailedAttempt,

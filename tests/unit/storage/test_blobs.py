@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from libs.storage.blobs import Blobs
-from libs.storage.durability import FolderSync
+from libs.storage.database.blobs import Blobs
+from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import ForeignUri, ObjectNotFound, StoreUnavailable
-from libs.storage.roots import Root, open_root
+from libs.storage.objects.durability import FolderSync
 
 
 @pytest.fixture(params=["file", "memory"])

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.storage import buckets
-from libs.storage.buckets import BucketKind
+from libs.storage.layout import buckets
+from libs.storage.layout.buckets import BucketKind
 
 orders = st.tuples(
     st.integers(0, buckets.MAX_EPOCH),

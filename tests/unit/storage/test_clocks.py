@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.storage.clocks import LAST_MS, STEP_HOLD_S, HybridClock, wait_until_past
+from libs.storage.database.clocks import LAST_MS, STEP_HOLD_S, HybridClock, wait_until_past
 from libs.storage.errors import ClockOutOfRange
 
 

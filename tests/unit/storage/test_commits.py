@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from libs.storage.commits import GroupCommit
+from libs.storage.database.commits import GroupCommit
+from libs.storage.database.roots import open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch
 from libs.storage.errors import Fenced, StoreFailed
-from libs.storage.own_keys import (
+from libs.storage.layout.own_keys import (
     CLOCK_KEY,
 )
-from libs.storage.roots import open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch
-from libs.storage.states import decode_clock
+from libs.storage.records.states import decode_clock
 from tests.manual_clock import ManualClock
 from tests.unit.storage.commit_loop import HeldSync, Rows, Stack, committing
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from libs.storage.database.slate import Batch
 from libs.storage.errors import StoreFailed
-from libs.storage.slate import Batch
 from tests.unit.storage.commit_loop import HeldSync, Rows, committing
 
 

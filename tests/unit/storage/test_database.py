@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from libs.storage import slate
-from libs.storage.durability import NoSync
+from libs.storage.database import slate
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind, ReplayBound, slatedb_settings, tuning_of
+from libs.storage.database.slate import FILL_ROWS, Batch, Database
 from libs.storage.errors import Fenced, StoreFailed, StoreUnavailable
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind, ReplayBound, slatedb_settings, tuning_of
-from libs.storage.slate import FILL_ROWS, Batch, Database
+from libs.storage.objects.durability import NoSync
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from libs.storage import durability
-from libs.storage.durability import FileSync, FolderSync, NoSync, durability_of
+from libs.storage.objects import durability
+from libs.storage.objects.durability import FileSync, FolderSync, NoSync, durability_of
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import slatedb.uniffi._slatedb_uniffi.slatedb as binding
 
-from libs.storage import fastffi, slate
-from libs.storage.fastffi import DirectCalls, StockCalls, choose
-from libs.storage.roots import open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch
+from libs.storage.database import binding as fastffi
+from libs.storage.database import slate
+from libs.storage.database.binding import DirectCalls, StockCalls, choose
+from libs.storage.database.roots import open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch
 
 SIZES = (0, 1, 100, 65_535, 1 << 20)
 

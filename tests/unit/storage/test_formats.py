@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from libs.storage.database.formats import FORMAT
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch
 from libs.storage.errors import CorruptRecord, OtherFormat, StorageError
-from libs.storage.formats import FORMAT
-from libs.storage.own_keys import CLOCK_KEY, FORMAT_KEY
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch
-from libs.storage.states import encode_clock, encode_format
+from libs.storage.layout.own_keys import CLOCK_KEY, FORMAT_KEY
+from libs.storage.records.states import encode_clock, encode_format
 
 OTHERS = [
     (encode_format(FORMAT + 1), OtherFormat, rf"format {FORMAT + 1}, and .* reads format {FORMAT}"),

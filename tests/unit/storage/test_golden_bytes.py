@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from libs.storage import keys
 from libs.storage.errors import CorruptRecord
-from libs.storage.ids import message_id
-from libs.storage.primitives import Reader, terminated
+from libs.storage.layout import keys
+from libs.storage.layout.ids import message_id
+from libs.storage.layout.primitives import Reader, terminated
 from tests.unit.storage import (
     golden,
     golden_archived,

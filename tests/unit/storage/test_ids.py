@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.storage import ids, keys
 from libs.storage.errors import CorruptRecord, SequenceExhausted
-from libs.storage.ids import IdAllocator, SeqBlock
+from libs.storage.layout import ids, keys
+from libs.storage.layout.ids import IdAllocator, SeqBlock
 
 shards = st.integers(0, ids.MAX_SHARD)
 sequences = st.integers(ids.FIRST_SEQUENCE, ids.MAX_SEQUENCE)

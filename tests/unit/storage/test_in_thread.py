@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from libs.storage.commits import AT_ONCE_BYTES, GroupCommit
-from libs.storage.durability import FolderSync
+from libs.storage.database.commits import AT_ONCE_BYTES, GroupCommit
+from libs.storage.database.in_thread import available
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import Fenced, StoreFailed
-from libs.storage.in_thread import available
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch, Database
+from libs.storage.objects.durability import FolderSync
 from tests.forms import examples
 from tests.manual_clock import ManualClock
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from libs.storage import buckets, keys, own_keys
 from libs.storage.errors import CorruptRecord
-from libs.storage.ids import MAX_MESSAGE_ID
-from libs.storage.primitives import KeyRange
+from libs.storage.layout import buckets, keys, own_keys
+from libs.storage.layout.ids import MAX_MESSAGE_ID
+from libs.storage.layout.primitives import KeyRange
 
 QUEUE_LETTERS = "abzABZ059._-"
 queues = st.text(QUEUE_LETTERS, min_size=1, max_size=8) | st.text(min_size=1, max_size=8)

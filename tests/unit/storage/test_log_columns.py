@@ -2,7 +2,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from libs.storage.metadata import (
+from libs.storage.records.metadata import (
     MessageMetadata,
     decode_log_entry,
     encode_headers,

@@ -4,7 +4,7 @@ from collections.abc import Collection
 import pytest
 
 from libs.storage.errors import CorruptRecord
-from libs.storage.metadata import (
+from libs.storage.records.metadata import (
     MessageMetadata,
     Removal,
     decode_log_entry,

@@ -9,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from libs.storage.errors import CorruptRecord
-from libs.storage.log_runs import LogRun, one_by_one
-from libs.storage.metadata import (
+from libs.storage.layout.primitives import Reader
+from libs.storage.records.log_runs import LogRun, one_by_one
+from libs.storage.records.metadata import (
     MessageMetadata,
     decode_log_entry,
     decode_metadata_record,
@@ -19,7 +20,6 @@ from libs.storage.metadata import (
     encode_log_entry,
     read_log_runs,
 )
-from libs.storage.primitives import Reader
 from tests.forms import examples
 
 Kind = tuple[int, int, int, str, int | None, str]

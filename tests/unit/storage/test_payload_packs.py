@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.storage.arrow_log import PAYLOAD_SCHEMA
-from libs.storage.arrow_packs import pack_batch, stored_payloads
+from libs.storage.arrow.log import PAYLOAD_SCHEMA
+from libs.storage.arrow.packs import pack_batch, stored_payloads
 from libs.storage.errors import CorruptRecord
-from libs.storage.ids import MAX_MESSAGE_ID
-from libs.storage.keys import parse_payload_key, payload_key
-from libs.storage.payload_packs import (
+from libs.storage.layout.ids import MAX_MESSAGE_ID
+from libs.storage.layout.keys import parse_payload_key, payload_key
+from libs.storage.records.payload_packs import (
     COMPRESSED_TYPE,
     PACK_MESSAGES,
     PACK_TYPE,
@@ -32,7 +32,7 @@ from libs.storage.payload_packs import (
     plain_pack,
     without,
 )
-from libs.storage.payloads import decode_payload, encode_inline
+from libs.storage.records.payloads import decode_payload, encode_inline
 from tests.forms import examples
 from tests.unit.storage.damage import Row, damage
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from libs.storage import primitives
 from libs.storage.errors import CorruptRecord, StorageError
-from libs.storage.primitives import Fixed, Reader, prefix_range, terminated, utf8
+from libs.storage.layout import primitives
+from libs.storage.layout.primitives import Fixed, Reader, prefix_range, terminated, utf8
 
 AWKWARD = b"\x00\x01\x02\x03\xfe\xffa"
 awkward_bytes = st.lists(st.sampled_from(AWKWARD), max_size=8).map(bytes) | st.binary(max_size=20)

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from libs.storage.buckets import BucketKind, bucket_number, last_order, order_of
-from libs.storage.keys import (
+from libs.storage.database.queue_ranges import (
+    LATE_MS,
+    Run,
+    active_runs,
+    attempts_run,
+    done_run,
+    failed_run,
+    log_run,
+    pack_run,
+    payload_run,
+)
+from libs.storage.layout.buckets import BucketKind, bucket_number, last_order, order_of
+from libs.storage.layout.keys import (
     active_key,
     active_range,
     attempts_key,
@@ -15,19 +26,8 @@ from libs.storage.keys import (
     payload_key,
     payload_range,
 )
-from libs.storage.payload_packs import pack_key, pack_range
-from libs.storage.queue_ranges import (
-    LATE_MS,
-    Run,
-    active_runs,
-    attempts_run,
-    done_run,
-    failed_run,
-    log_run,
-    pack_run,
-    payload_run,
-)
-from libs.storage.states import LaneRecord, PurgesRecord, QueueStateRecord
+from libs.storage.records.payload_packs import pack_key, pack_range
+from libs.storage.records.states import LaneRecord, PurgesRecord, QueueStateRecord
 
 NOW_MS = 1_767_225_600_000
 HEAD = order_of(2, NOW_MS, 1)

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.storage import (
+from libs.storage.errors import CorruptRecord
+from libs.storage.layout.buckets import BucketKind
+from libs.storage.records import (
     archived_records,
     configs,
     log_gaps,
@@ -20,8 +22,6 @@ from libs.storage import (
     states,
     task_records,
 )
-from libs.storage.buckets import BucketKind
-from libs.storage.errors import CorruptRecord
 from tests.unit.storage.golden import ATTEMPTS, AVAILABLE, DONE, FAILED, IN_FLIGHT, LOGGED
 from tests.unit.storage.golden_own import FINISHED, REQUESTS, STATE
 

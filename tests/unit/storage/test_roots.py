@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from libs.storage.database.roots import open_root, parse_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch
 from libs.storage.errors import DamagedStore, ObjectNotFound, StoreUnavailable
-from libs.storage.roots import open_root, parse_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch
 
 
 @pytest.mark.parametrize(

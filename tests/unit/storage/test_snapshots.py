@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from slatedb.uniffi import CheckpointOptions
 
-from libs.storage import snapshots as snapshots_module
-from libs.storage.errors import Fenced, SnapshotNotFound
-from libs.storage.roots import Root, open_root
-from libs.storage.settings import Kind
-from libs.storage.slate import Batch, Database
-from libs.storage.snapshots import (
+from libs.storage.database import snapshots as snapshots_module
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch, Database
+from libs.storage.database.snapshots import (
     BATCH_BYTES,
     BATCH_ROWS_MIN,
     SnapshotReader,
     TooManySnapshots,
 )
+from libs.storage.errors import Fenced, SnapshotNotFound
 
 LIFETIME_MS = 60_000
 

@@ -1,0 +1,193 @@
+"""The relay of one process: source, backend, what is measured. Loaded where events are on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from libs.events.backends import open_backend
+from libs.events.deliveries import end_task
+from libs.events.measured import LOOK_S, MeasuredBackend, QueueHealth
+from libs.events.relay import EventSource, Relay
+from libs.events.settings import QueueSettings
+from libs.serving.process.exits import ExitCause, FatalError
+from libs.serving.telemetry import Telemetry
+from libs.storage.errors import StorageError
+from slatemq.errors import InvalidArgument
+from slatemq.v1.events_pb2 import GetEventsStatusResponse
+
+__all__ = ["CountedSource", "ProcessRelay"]
+
+_BACKEND: Final = "slatemq.queue.backend"
+
+
+class CountedSource(EventSource, Protocol):
+    """A source that knows how far it is."""
+
+    @property
+    def lost_count(self) -> int:
+        """Events that can be made no more."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """The last change that needs no event any more."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """The last change."""
+        ...
+
+    @property
+    def lag(self) -> int:
+        """How many events wait."""
+        ...
+
+    def save(self) -> None:
+        """Bring the position into the commit that gathers."""
+        ...
+
+
+class ProcessRelay:
+    """Publishes the events of a process from `begin` until `stop`.
+
+    Attributes:
+        keeps: Whether no event is given up: not in `fire-and-forget`.
+    """
+
+    def __init__(
+        self, settings: QueueSettings, telemetry: Telemetry, *, beside_tasks: bool = False
+    ) -> None:
+        """Load the backend's client, which takes a while; raises FatalError where it is missing.
+
+        `beside_tasks`: the backend's state is that of the tasks, and known without this one.
+        """
+        try:
+            inner = open_backend(settings.backend)
+        except ImportError as error:
+            cause = ExitCause.usage(f"queue.backend: {settings.backend} cannot be used: {error}")
+            raise FatalError(cause) from error
+        self.keeps = settings.consistency != "fire-and-forget"
+        self._settings = settings
+        self._backend = MeasuredBackend(
+            inner, settings.backend, telemetry.meter, has_gauges=not beside_tasks
+        )
+        self._is_measured = telemetry.enabled and not beside_tasks
+        self._attributes = {_BACKEND: settings.backend}
+        self._begun: _Begun | None = None
+        meter = telemetry.meter
+        meter.create_observable_gauge(
+            "slatemq.queue.lag",
+            callbacks=[self._observe_lag],
+            description="Events that are not published yet",
+        )
+        meter.create_observable_gauge(
+            "slatemq.queue.lag_ms",
+            callbacks=[self._observe_age],
+            description="ms since the change of the first of these",
+        )
+        meter.create_observable_gauge(
+            "slatemq.queue.lost",
+            callbacks=[self._observe_lost],
+            description="Events that were lost: messages purged before, or given up "
+            "(fire-and-forget)",
+        )
+
+    def begin(self, source: CountedSource, now_ms: Callable[[], int]) -> None:
+        """Begin to publish what the source has; `now_ms` is the clock of its changes."""
+        relay = Relay(self._settings, self._backend, source, (StorageError,))
+        self._begun = _Begun(source, relay, now_ms)
+        if self._is_measured:
+            self._begun.looking = asyncio.create_task(self._look())
+
+    async def wait_fatal(self) -> ExitCause:
+        """Return once it is certain that a setting is wrong; raises what else ended it."""
+        try:
+            await asyncio.shield(self._running.task)
+        except InvalidArgument as error:
+            return ExitCause.usage(error.message)
+        return ExitCause.failed("the relay of events ended")
+
+    async def stop(self) -> None:
+        """End it, and put its position into the last commit."""
+        if self._begun is None:
+            return
+        for task in (self._begun.looking, self._begun.task):
+            if task is not None and not task.done():
+                await end_task(task)
+        self._begun.source.save()
+
+    async def health(self) -> QueueHealth:
+        """For `GET /health`."""
+        if self._begun is None or not self._begun.relay.is_open:
+            return QueueHealth(self._settings.backend, False, 0, 0)
+        return await self._backend.health()
+
+    async def status(self) -> GetEventsStatusResponse:
+        """Where it stands; asks the backend."""
+        begun = self._running
+        answering = await begun.relay.answers()
+        counts, source = begun.relay.counts, begun.source
+        return GetEventsStatusResponse(
+            enabled=True,
+            backend=self._settings.backend,
+            consistency=self._settings.consistency,
+            answering=answering,
+            cursor=source.position,
+            durable_sequence=source.end,
+            lag_count=source.lag,
+            lag_ms=begun.lag_ms,
+            published_count=counts.published,
+            failed_count=counts.failed,
+            dropped_count=counts.dropped,
+            lost_count=source.lost_count,
+            last_error=counts.error,
+        )
+
+    @property
+    def _running(self) -> _Begun:
+        assert self._begun is not None, "not started"
+        return self._begun
+
+    async def _look(self) -> None:
+        """Look at the backend now and then, for its gauges."""
+        while True:
+            await self.health()
+            await asyncio.sleep(LOOK_S)
+
+    def _observe_lag(self, _: CallbackOptions) -> list[Observation]:
+        return [] if self._begun is None else [self._observation(self._begun.source.lag)]
+
+    def _observe_age(self, _: CallbackOptions) -> list[Observation]:
+        return [] if self._begun is None else [self._observation(self._begun.lag_ms)]
+
+    def _observe_lost(self, _: CallbackOptions) -> list[Observation]:
+        if self._begun is None:
+            return []
+        lost = self._begun.source.lost_count + self._begun.relay.counts.dropped
+        return [self._observation(lost)]
+
+    def _observation(self, value: int) -> Observation:
+        return Observation(value, self._attributes)
+
+
+class _Begun:
+    """What there is from the start on."""
+
+    def __init__(self, source: CountedSource, relay: Relay, now_ms: Callable[[], int]) -> None:
+        """Begin to publish."""
+        self.source = source
+        self.relay = relay
+        self.task = asyncio.create_task(relay.run())
+        self.looking: asyncio.Task[None] | None = None
+        self._now_ms = now_ms
+
+    @property
+    def lag_ms(self) -> int:
+        """How long ago the first change was made whose event is being published."""
+        since_ms = self.relay.counts.waiting_since_ms
+        return max(0, self._now_ms() - since_ms) if since_ms else 0

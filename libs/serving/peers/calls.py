@@ -1,0 +1,116 @@
+"""Calling other processes: what counts as a failure of theirs, backoff, what is logged of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import grpc
+import grpc.aio
+
+from libs.storage.errors import StorageError
+from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, SlateMQError
+
+log = logging.getLogger(__name__)
+
+BACKOFF_MS_MIN = 20
+BACKOFF_MS_MAX = 1_000
+"""A process that restarts is back within a second or two; nothing is routed until we notice."""
+
+
+class PeerFailed(Exception):
+    """A peer is away, refused a call, or gave an answer that makes no sense. Start over with it."""
+
+
+class PeerBusy(PeerFailed):
+    """A peer has too much to do: the same call may succeed in a while."""
+
+
+class PeerRefused(PeerFailed):
+    """A peer says that the call itself is wrong, so what we believe of it is."""
+
+
+class PeerLate(PeerFailed):
+    """A peer gave no answer in time: less may be asked of it at once."""
+
+
+class CallTooLarge(PeerFailed):
+    """A call is larger than the peer, or gRPC, takes: its parts may not be."""
+
+
+@contextmanager
+def peer_failures() -> Iterator[None]:
+    """Turn everything that a peer can do to a call into PeerFailed.
+
+    A call whose channel is closed (the peer moved) ends with CancelledError, which is told from a
+    cancellation of the task itself by the task's own count of them.
+    """
+    try:
+        yield
+    except grpc.RpcError as error:
+        told = from_rpc_error(error)
+        kind = _KINDS.get(type(told), PeerFailed)
+        if told.reason == "MESSAGE_TOO_LARGE":
+            kind = CallTooLarge
+        raise kind(f"{told.reason}: {told.message}") from error
+    except (grpc.aio.BaseError, SlateMQError, StorageError, OSError) as error:
+        raise PeerFailed(f"{type(error).__name__}: {error}") from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise PeerFailed("the channel was closed") from None
+
+
+_KINDS: dict[type[SlateMQError], type[PeerFailed]] = {
+    InvalidArgument: PeerRefused,
+    ResourceExhausted: PeerBusy,
+    DeadlineExceeded: PeerLate,
+}
+
+
+class Backoff:
+    """Waits that double from 20 ms to a longest, each shortened at random to spread callers."""
+
+    def __init__(self, ms_max: int = BACKOFF_MS_MAX) -> None:
+        """Begin with the shortest; none is longer than `ms_max`."""
+        self._ms_max = ms_max
+        self._next_ms = BACKOFF_MS_MIN
+
+    def reset(self) -> None:
+        """It worked: the next wait is the shortest again."""
+        self._next_ms = BACKOFF_MS_MIN
+
+    def next_seconds(self) -> float:
+        """How long to wait now."""
+        wait_ms = self._next_ms
+        self._next_ms = min(2 * wait_ms, self._ms_max)
+        return random.uniform(0.5, 1.0) * wait_ms / 1000
+
+
+class Presence:
+    """Whether a peer is there, with one log line for each change and none for each attempt."""
+
+    def __init__(self, peer: str, doubt: Callable[[], None] | None = None) -> None:
+        """Know nothing yet of this peer (`broker 3`); `doubt` its address when a call fails."""
+        self._peer = peer
+        self._doubt = doubt
+        self._there: bool | None = None
+
+    def there(self) -> None:
+        """It does what it should."""
+        if self._there is not True:
+            log.info("%s is there", self._peer)
+        self._there = True
+
+    def away(self, failure: Exception) -> None:
+        """It does not; we go on trying, where the topology has it by then."""
+        if self._doubt is not None:
+            self._doubt()
+        if self._there is not False:
+            log.warning("%s is away, trying on: %s", self._peer, failure)
+        self._there = False

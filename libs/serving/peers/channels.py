@@ -1,0 +1,232 @@
+"""Channels to other services: one per peer for the whole process.
+
+A channel knows its address only by the topology. When the peer moves, the next `to` gives a new
+channel and the old one ends with its calls. Calls never wait for a peer that is away (no
+wait-for-ready): they fail at once with UNAVAILABLE, and the caller decides when to try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from libs.serving import limits
+from libs.serving.peers.topology import TopologyDirectory
+from slatemq.errors import Unavailable
+
+Carrier = Callable[[], Sequence[tuple[str, str]]]
+"""Gives metadata for a call that begins."""
+
+TRACE_VARIABLES = ("TRACEPARENT", "TRACESTATE")
+"""Environment variables that have the trace context in which a process was started."""
+
+RESOLVE_AGAIN_MS = 250
+"""How old the topology may be for a peer that cannot be reached: it may just have moved."""
+
+CLOSE_GRACE_SECONDS = 30.0
+"""For the calls on the channel of a peer that has moved: longer than any deadline of ours."""
+
+_AWAY = (
+    grpc.ChannelConnectivity.IDLE,  # After a connection has ended, which may be the peer's end.
+    grpc.ChannelConnectivity.CONNECTING,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+)
+
+
+@dataclass
+class _Peer:
+    address: str
+    channel: grpc.aio.Channel
+
+
+class Channels:
+    """The channels of one process, by service and shard."""
+
+    def __init__(
+        self,
+        directory: TopologyDirectory,
+        *,
+        payload_bytes_max: int = limits.PAYLOAD_BYTES_MAX,
+        call_deadline_ms: int = limits.CALL_DEADLINE_MS,
+        carrier: Carrier | None = None,
+    ) -> None:
+        """Find peers in this directory; unary calls without a deadline get this one.
+
+        `carrier` gives metadata that every call has: the trace context, where telemetry is on.
+        """
+        self._directory = directory
+        self._options = limits.channel_options(payload_bytes_max)
+        self._deadline = call_deadline_ms / 1000
+        self._carrier = carrier
+        self._peers: dict[tuple[str, int], _Peer] = {}
+        self._doubted: set[tuple[str, int]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def to(self, service: str, shard: int) -> grpc.aio.Channel:
+        """The channel to one process, for the generated stubs.
+
+        Cheap enough to ask for before every call; do not keep it for longer than one.
+
+        Raises:
+            Unavailable: No such process has announced itself (reason PEER_UNKNOWN).
+            StoreUnavailable: The topology was never read and cannot be.
+        """
+        known = self._peers.get((service, shard))
+        # While the peer answers, no call waits for the store; else it may just have moved.
+        is_doubted = (service, shard) in self._doubted
+        topology = None if is_doubted or _is_away(known) else self._directory.last()
+        if topology is None:
+            topology = await self._directory.read(RESOLVE_AGAIN_MS)
+            self._doubted.discard((service, shard))
+        address = topology.address(service, shard)
+        if address is None:
+            raise Unavailable(
+                f"no {service} {shard} has announced itself",
+                reason="PEER_UNKNOWN",
+                retry_after_ms=limits.RECONNECT_BACKOFF_MS_MAX,
+            )
+        # Another caller may have been here while this one read.
+        known = self._peers.get((service, shard))
+        if known is None or known.address != address:
+            if known is not None:
+                self._close_later(known.channel)
+            known = _Peer(
+                address, open_channel(address, self._options, self._deadline, self._carrier)
+            )
+            self._peers[service, shard] = known
+        return known.channel
+
+    def doubt(self, service: str, shard: int) -> None:
+        """A call failed, though perhaps not the connection: the next `to` reads where the peer is.
+
+        A process that was replaced may stand still with its connections open, or answer that it
+        has nothing.
+        """
+        self._doubted.add((service, shard))
+
+    async def close(self) -> None:
+        """Close all channels; calls on them end with CANCELLED."""
+        peers, self._peers = list(self._peers.values()), {}
+        for closing in self._closing:
+            closing.cancel()
+        await asyncio.gather(*(peer.channel.close() for peer in peers))
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _close_later(self, channel: grpc.aio.Channel) -> None:
+        closing = asyncio.create_task(_close(channel))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+
+def inherited() -> Carrier | None:
+    """Gives the trace context that this process was started in as metadata of its calls.
+
+    It is in the environment, which processes that this one starts have, too: Spark's workers. None
+    where there is none.
+    """
+    found = [(name.lower(), os.environ.get(name, "")) for name in TRACE_VARIABLES]
+    context = tuple((name, value) for name, value in found if value)
+    return (lambda: context) if context else None
+
+
+class Connection:
+    """The way to one process: its channel for each call, and the doubt in its address."""
+
+    def __init__(self, channels: Channels, service: str, shard: int) -> None:
+        """Lead to this process by these channels."""
+        self._channels = channels
+        self._service = service
+        self._shard = shard
+
+    async def __call__(self) -> grpc.aio.Channel:
+        """See `Channels.to`."""
+        return await self._channels.to(self._service, self._shard)
+
+    def doubt(self) -> None:
+        """See `Channels.doubt`."""
+        self._channels.doubt(self._service, self._shard)
+
+
+def open_channel(
+    address: str,
+    options: Sequence[tuple[str, int]] | None = None,
+    deadline_seconds: float = limits.CALL_DEADLINE_MS / 1000,
+    carrier: Carrier | None = None,
+) -> grpc.aio.Channel:
+    """A channel to `host:port` whose unary calls have a deadline, stated or not.
+
+    `carrier` gives metadata that every call has.
+    """
+    channel = grpc.aio.insecure_channel(address, options=options or limits.channel_options())
+    return cast("grpc.aio.Channel", _Channel(channel, deadline_seconds, carrier))
+
+
+def _is_away(peer: _Peer | None) -> bool:
+    return peer is None or peer.channel.get_state() in _AWAY
+
+
+async def _close(channel: grpc.aio.Channel) -> None:
+    try:
+        await channel.close(CLOSE_GRACE_SECONDS)
+    except asyncio.CancelledError:
+        await channel.close()
+
+
+class _Channel:
+    """A channel that gives unary calls a deadline, and all calls what the carrier gives.
+
+    Not a client interceptor, which would put a task of its own around every call.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        deadline_seconds: float,
+        carrier: Carrier | None,
+    ) -> None:
+        self._channel = channel
+        self._deadline = deadline_seconds
+        self._carrier = carrier
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    async def __aenter__(self) -> _Channel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
+        call = self._carrying(self._channel.unary_unary(*args, **kwargs))
+        deadline = self._deadline
+
+        def with_deadline(request: Any, *, timeout: float | None = None, **rest: Any) -> Any:
+            return call(request, timeout=deadline if timeout is None else timeout, **rest)
+
+        return with_deadline
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._carrying(self._channel.unary_stream(*args, **kwargs))
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._carrying(self._channel.stream_unary(*args, **kwargs))
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._carrying(self._channel.stream_stream(*args, **kwargs))
+
+    def _carrying(self, call: Any) -> Any:
+        carrier = self._carrier
+        if carrier is None:
+            return call
+
+        def with_context(*args: Any, metadata: Sequence[Any] | None = None, **rest: Any) -> Any:
+            return call(*args, metadata=(*(metadata or ()), *carrier()), **rest)
+
+        return with_context

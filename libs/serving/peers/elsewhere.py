@@ -1,0 +1,88 @@
+"""Calls of services that this process does not have: which process has them, and where it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.errors import StorageError
+from slatemq.errors import Unimplemented
+
+__all__ = ["SERVED_BY", "Elsewhere"]
+
+log = logging.getLogger(__name__)
+
+PACKAGE: Final = "slatemq.v1."
+
+SERVED_BY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "AssignmentService": ("broker",),
+        "ConsumerService": ("broker",),
+        "EntryService": ("broker",),
+        "EventsService": ("ingest", "broker", "janitor"),
+        "IngestService": ("ingest",),
+        "JanitorService": ("janitor",),
+        "OutboxService": ("broker",),
+        "PurgeService": ("ingest",),
+        "QueueNameService": ("broker",),
+        "QueueService": ("broker",),
+        "RemovalService": ("broker",),
+        "RouterService": ("router",),
+        "SnapshotService": ("ingest", "broker"),
+        "TaskService": ("ingest",),
+        "TopologyService": ("ingest", "router", "broker", "janitor"),
+    }
+)
+"""The processes that have each service, by its name in `slatemq.v1`."""
+
+ADDRESSES_MAX: Final = 8
+"""Addresses that an error names: it has room for 256 bytes of them."""
+
+
+class Elsewhere:
+    """Says of a method that is not here why not, and where it is."""
+
+    def __init__(
+        self, directory: TopologyDirectory | None = None, own: Collection[str] = ()
+    ) -> None:
+        """Look for addresses in this directory; `own` are the services that this process has."""
+        self._directory = directory
+        self._own = own
+
+    async def refusal(self, method: str) -> Unimplemented:
+        """The error for a call of a method (`/slatemq.v1.QueueService/GetQueue`) not served here.
+
+        Its reason is WRONG_SERVICE where another process serves it, and UNIMPLEMENTED where none
+        does.
+        """
+        service = method.strip("/").rpartition("/")[0]
+        kinds = SERVED_BY.get(service.removeprefix(PACKAGE), ())
+        if not service.startswith(PACKAGE) or not kinds or service in self._own:
+            return Unimplemented(f"{method[:200]} is not a method of any SlateMQ service")
+        addresses = await self._addresses(kinds)
+        where = f", at {', '.join(addresses)}" if addresses else ""
+        return Unimplemented(
+            f"{service} is not served here: call {'an' if kinds[0][0] in 'aeiou' else 'a'} "
+            f"{' or '.join(kinds)}{where}",
+            reason="WRONG_SERVICE",
+            metadata={
+                "service": service,
+                "served_by": ",".join(kinds),
+                "addresses": ",".join(addresses),
+            },
+        )
+
+    async def _addresses(self, kinds: tuple[str, ...]) -> list[str]:
+        """Addresses for clients; none while the topology cannot be read."""
+        if self._directory is None:
+            return []
+        try:
+            topology = await self._directory.read()
+        except StorageError as error:
+            log.warning("no addresses for a caller of the wrong service: %s", error)
+            return []
+        found = [address for kind in kinds for address in topology.advertised(kind).values()]
+        return found[:ADDRESSES_MAX]

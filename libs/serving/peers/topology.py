@@ -1,0 +1,231 @@
+"""Who serves what, and where: one small JSON object per process, below `topology/` in the root.
+
+::
+
+    topology/broker-3.json   {"service": "broker", "shard": 3, "address": "10.0.0.7:7420"}
+
+Where clients come from outside a network that the services share (containers, Kubernetes), the
+object has two addresses: `address` for clients, and `peer_address` for the other services. That of
+an ingest has its largest payload, too, in bytes: `payload_bytes_max`.
+
+Each process writes its own at start, under the same name as the one it replaces; everybody else
+reads them all. Entries are never taken for proof of life: a process that is away keeps its entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from libs.storage.errors import ObjectNotFound, StorageError
+
+log = logging.getLogger(__name__)
+
+FOLDER = "topology"
+
+CACHE_MS = 5_000
+"""How old a reading may be: addresses change only when a process moves, and each reading costs a
+request per process."""
+
+READS_AT_ONCE = 32
+"""Objects read at the same time; 1,000 shards then take about 30 round trips."""
+
+
+@dataclass(frozen=True, order=True)
+class Peer:
+    """One process: its service (`broker`), its shard, and where it is reached (`host:port`).
+
+    Attributes:
+        address: Its advertised address, for clients.
+        peer_address: For the other services; empty means the advertised one.
+        payload_bytes_max: The largest payload that an ingest takes; 0 means that it was not told.
+    """
+
+    service: str
+    shard: int
+    address: str
+    peer_address: str = ""
+    payload_bytes_max: int = 0
+
+    @property
+    def path(self) -> str:
+        """Path of its object below the root."""
+        return f"{FOLDER}/{self.service}-{self.shard}.json"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """All processes of the instance, as they last said of themselves, sorted."""
+
+    peers: tuple[Peer, ...]
+
+    def shards(self, service: str) -> Mapping[int, str]:
+        """Address for services by shard of one service, in ascending order of shards."""
+        found = self._by_service.get(service, {})
+        return {shard: peer.peer_address or peer.address for shard, peer in found.items()}
+
+    def advertised(self, service: str) -> Mapping[int, str]:
+        """Address for clients by shard of one service, in ascending order of shards."""
+        found = self._by_service.get(service, {})
+        return {shard: peer.address for shard, peer in found.items()}
+
+    def address(self, service: str, shard: int) -> str | None:
+        """Address for services of one process; None if it never announced itself."""
+        peer = self._by_service.get(service, {}).get(shard)
+        return (peer.peer_address or peer.address) if peer else None
+
+    def payload_bytes_max(self, ingest_shard: int) -> int | None:
+        """The largest payload that an ingest takes, as it last said; None where it did not."""
+        peer = self._by_service.get("ingest", {}).get(ingest_shard)
+        return (peer.payload_bytes_max or None) if peer else None
+
+    @property
+    def ingests(self) -> Mapping[int, str]:
+        """Address by ingest shard."""
+        return self.shards("ingest")
+
+    @property
+    def brokers(self) -> Mapping[int, str]:
+        """Address by broker shard."""
+        return self.shards("broker")
+
+    @property
+    def routers(self) -> Mapping[int, str]:
+        """Address by router number."""
+        return self.shards("router")
+
+    @property
+    def janitors(self) -> Mapping[int, str]:
+        """Address by janitor number."""
+        return self.shards("janitor")
+
+    @cached_property
+    def _by_service(self) -> dict[str, dict[int, Peer]]:
+        found: dict[str, dict[int, Peer]] = {}
+        for peer in sorted(self.peers):
+            found.setdefault(peer.service, {})[peer.shard] = peer
+        return found
+
+
+class Objects(Protocol):
+    """The part of `libs.storage.objects.small_objects.Objects` that is used here."""
+
+    async def get(self, path: str, /) -> bytes:
+        """The object's bytes; raises ObjectNotFound."""
+
+    async def put(self, path: str, data: bytes, /) -> None:
+        """Write or replace the object."""
+
+    async def list(self, prefix: str, /) -> list[str]:
+        """The paths below a folder."""
+
+    async def delete(self, path: str, /) -> None:
+        """Remove the object, if it is there."""
+
+
+class TopologyDirectory:
+    """Announces this process, and tells of all others.
+
+    Methods raise StoreUnavailable when the store cannot be used and nothing is known yet.
+    """
+
+    def __init__(self, objects: Objects, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """Read and write these objects; the clock (in seconds) only ages the cache."""
+        self._objects = objects
+        self._monotonic = monotonic
+        self._reading = asyncio.Lock()
+        self._known: Topology | None = None
+        self._read_at = float("-inf")
+        self._refreshing: asyncio.Task[Topology] | None = None
+
+    async def announce(self, peer: Peer) -> None:
+        """Tell everybody where this process is; replaces what its predecessor said."""
+        told = {"service": peer.service, "shard": peer.shard, "address": peer.address}
+        if peer.peer_address:
+            told["peer_address"] = peer.peer_address
+        if peer.payload_bytes_max:
+            told["payload_bytes_max"] = peer.payload_bytes_max
+        await self._objects.put(peer.path, json.dumps(told).encode())
+        self._read_at = float("-inf")
+
+    async def entry(self, peer: Peer) -> Peer | None:
+        """What the topology says now of this peer's service and shard; None: nothing."""
+        return await self._read_one(peer.path)
+
+    async def withdraw(self, peer: Peer) -> None:
+        """Take this process off the list, unless another has taken its number over already.
+
+        For routers and janitors, which come and go; shards stay for ever. Raises nothing: who ends
+        while the store is away stays on the list, and the log says so.
+        """
+        try:
+            topology = await self.read(max_age_ms=0)
+            if topology.advertised(peer.service).get(peer.shard) == peer.address:
+                await self._objects.delete(peer.path)
+        except StorageError as error:
+            log.warning("still in the topology: %s", error)
+        self._read_at = float("-inf")
+
+    async def read(self, max_age_ms: int = CACHE_MS) -> Topology:
+        """The topology, at most so old, unless the store is away: then the last one known."""
+        async with self._reading:  # One reading serves all who wait for it.
+            if self._known is not None and self._age_ms() <= max_age_ms:
+                return self._known
+            try:
+                self._known = await self._read_all()
+                self._read_at = self._monotonic()
+            except StorageError as error:
+                if self._known is None:
+                    raise
+                log.warning("the topology cannot be read, going on with the last: %s", error)
+            return self._known
+
+    def last(self) -> Topology | None:
+        """The last reading, at once; an old one is renewed behind the caller's back."""
+        idle = self._refreshing is None or self._refreshing.done()
+        if self._known is not None and idle and self._age_ms() > CACHE_MS:
+            self._refreshing = asyncio.create_task(self.read())
+        return self._known
+
+    async def close(self) -> None:
+        """Stop renewing."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.wait([self._refreshing])
+
+    def _age_ms(self) -> float:
+        return (self._monotonic() - self._read_at) * 1000
+
+    async def _read_all(self) -> Topology:
+        paths = [path for path in await self._objects.list(FOLDER) if path.endswith(".json")]
+        peers: list[Peer] = []
+        for begin in range(0, len(paths), READS_AT_ONCE):
+            peers.extend(await self._read_some(paths[begin : begin + READS_AT_ONCE]))
+        return Topology(tuple(sorted(peers)))
+
+    async def _read_some(self, paths: Iterable[str]) -> list[Peer]:
+        found = await asyncio.gather(*(self._read_one(path) for path in paths))
+        return [peer for peer in found if peer is not None]
+
+    async def _read_one(self, path: str) -> Peer | None:
+        try:
+            told = json.loads(await self._objects.get(path))
+            return Peer(
+                str(told["service"]),
+                int(told["shard"]),
+                str(told["address"]),
+                str(told.get("peer_address", "")),
+                int(told.get("payload_bytes_max", 0)),
+            )
+        except ObjectNotFound:
+            return None  # Withdrawn since it was listed.
+        except (ValueError, KeyError, TypeError) as error:
+            # One bad object, put there by hand perhaps, must not cut everybody off.
+            log.warning("ignoring a damaged topology object: %r", error, extra={"path": path})
+            return None

@@ -1,0 +1,89 @@
+"""`python -m libs.serving.process.healthprobe HOST:PORT`: exit 0 if it serves, else 1.
+
+For container health checks, which run every few seconds for as long as a container does. So this
+imports nothing but sockets, and the images run it with `python -S -E`: 0.02 s of a processor. With
+a gRPC library it was 0.13 s, ten times what an idle broker needs. One call is a few HTTP/2 frames:
+
+    us      preface, SETTINGS, HEADERS (headers as literals), DATA (an empty request)
+    server  …, DATA: 5 bytes before the message, HealthCheckResponse (08 01 is SERVING), HEADERS
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+
+DEADLINE_SECONDS = 2.0
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _SETTINGS, _PING, _GOAWAY = 0, 1, 4, 6, 7
+_END_STREAM, _ACK, _END_HEADERS = 1, 1, 4
+_STREAM = 1
+_EMPTY_MESSAGE = bytes(5)
+_STATUS_FIELD = 0x08
+_STATUSES = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
+_SERVING = 1
+
+
+def probe(address: str) -> str:
+    """Ask for the health of a whole server: empty when it serves, else why it does not."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), DEADLINE_SECONDS) as connection:
+            status = _ask(connection, address)
+    except (OSError, ValueError) as error:
+        return f"{address}: {error}"
+    return "" if status == _SERVING else f"{address}: {_STATUSES.get(status, status)}"
+
+
+def _ask(connection: socket.socket, address: str) -> int:
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/grpc.health.v1.Health/Check",
+        ":authority": address,
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    block = b"".join(b"\0" + _literal(name) + _literal(value) for name, value in headers.items())
+    connection.sendall(
+        _PREFACE
+        + _frame(_SETTINGS, 0, 0, b"")
+        + _frame(_HEADERS, _END_HEADERS, _STREAM, block)
+        + _frame(_DATA, _END_STREAM, _STREAM, _EMPTY_MESSAGE)
+    )
+    with connection.makefile("rb") as answers:
+        while True:
+            head = answers.read(9)
+            if len(head) < 9:
+                raise OSError("the server closed the connection")
+            kind, flags, stream = head[3], head[4], int.from_bytes(head[5:], "big")
+            payload = answers.read(int.from_bytes(head[:3], "big"))
+            if kind == _DATA and stream == _STREAM:
+                return _status(payload)
+            if kind == _HEADERS and stream == _STREAM and flags & _END_STREAM:
+                raise OSError("the server refused the call")
+            if kind == _GOAWAY:
+                raise OSError("the server is going away")
+            if kind in (_SETTINGS, _PING) and not flags & _ACK:
+                connection.sendall(_frame(kind, _ACK, 0, payload if kind == _PING else b""))
+
+
+def _status(message: bytes) -> int:
+    """The status in a HealthCheckResponse with its length before it; absent means 0."""
+    body = message[len(_EMPTY_MESSAGE) :]
+    return body[1] if len(body) == 2 and body[0] == _STATUS_FIELD else 0
+
+
+def _literal(text: str) -> bytes:
+    data = text.encode()
+    return bytes([len(data)]) + data
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+if __name__ == "__main__":
+    sys.exit(probe(sys.argv[1]) or 0)

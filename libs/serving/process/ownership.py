@@ -1,0 +1,183 @@
+"""One process's hold of its shard: it is proven, announced, and the announcement kept true.
+
+A process that stood still may have been replaced without knowing it. What it would answer then from
+its memory is held back until a commit shows that the shard is still its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Protocol
+
+from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.serving.process.healthprobe import probe
+from libs.storage.errors import Fenced, StorageError
+
+__all__ = ["Announcement", "Commits", "Ownership", "Standstill"]
+
+log = logging.getLogger(__name__)
+
+CHECK_S: Final = 10.0
+"""How often an owner looks at its own entry of the topology: one read. So long is a shard out of
+reach at most whose entry a process has overwritten that was replaced while it started."""
+
+STANDSTILL_S: Final = 1.0
+"""A process whose event loop has not run for so long may have been replaced meanwhile. One that
+runs learns of it from SlateDB within about the same time, and ends."""
+
+LOOK_S: Final = 0.1
+"""How often the loop notes that it runs."""
+
+_BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _seconds() -> float:
+    """A clock that goes on while the machine sleeps, where there is one."""
+    return time.clock_gettime(_BOOT_CLOCK)
+
+
+class Commits(Protocol):
+    """The part of `libs.storage.database.commits.GroupCommit` that is used here."""
+
+    async def prove_ownership(self) -> None:
+        """Wait for a commit that begins after this call."""
+
+    def overdue_ms(self) -> int:
+        """Age of the oldest commit in flight."""
+
+
+class Announcement:
+    """A process's entry in the topology: written at its start, and put right while it runs.
+
+    Of the processes that own nothing, routers and janitors, nothing tells which of several with one
+    number is the right one, and any of them that lives will do. So an entry is put right only where
+    no process serves at its address: a process that was replaced while it started may have written
+    it, and ended.
+    """
+
+    def __init__(self, directory: TopologyDirectory, peer: Peer, check_s: float = CHECK_S) -> None:
+        """For the process that `peer` tells where to reach; look at its entry every `check_s`."""
+        self._directory = directory
+        self._peer = peer
+        self._check_s = check_s
+        self._asked_at: float | None = None
+
+    async def announce(self) -> None:
+        """Write the entry. Raises StorageError."""
+        await self._directory.announce(self._peer)
+
+    async def keep(self) -> None:
+        """Put the entry right whenever it is not this process's; runs until cancelled or fenced."""
+        while True:
+            await asyncio.sleep(self._check_s * random.uniform(0.5, 1.0))
+            try:
+                await self.check()
+            except Fenced:
+                return  # The entry is the new owner's, and so is the shard.
+            except StorageError as error:
+                log.warning("the own entry of the topology cannot be read: %s", error)
+
+    async def check(self) -> None:
+        """Announce the process again if the entry is wrong. Raises StorageError."""
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+        found = await self._directory.entry(self._peer)
+        self._asked_at = None
+        if found == self._peer or not await self._may_replace(found):
+            return
+        await self._directory.announce(self._peer)
+        there = "no address" if found is None else f"the address {found.address}"
+        log.warning("the topology had %s for this process: announced again", there)
+
+    async def withdraw(self) -> None:
+        """Remove the entry, once `keep` has ended."""
+        await self._directory.withdraw(self._peer)
+
+    async def _may_replace(self, found: Peer | None) -> bool:
+        """Whether an entry that is not this process's is wrong."""
+        if found is None:
+            return True
+        return bool(await asyncio.to_thread(probe, found.peer_address or found.address))
+
+
+class Ownership(Announcement):
+    """The entry of a process that owns its shard, as only one can, and has to prove it."""
+
+    def __init__(
+        self,
+        commits: Commits,
+        directory: TopologyDirectory,
+        peer: Peer,
+        check_s: float = CHECK_S,
+        serves_without_store: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Prove by these commits. See Announcement.
+
+        `serves_without_store`: whether the process does its callers' work now while the store does
+        not answer.
+        """
+        super().__init__(directory, peer, check_s)
+        self.serves_without_store = serves_without_store
+        self._commits = commits
+
+    async def prove(self) -> None:
+        """See GroupCommit.prove_ownership."""
+        await self._commits.prove_ownership()
+
+    async def announce(self) -> None:
+        """Write the entry, once the process has proven that it is the owner. Raises Fenced."""
+        await self.prove()
+        await super().announce()
+
+    def waits_ms(self) -> Mapping[str, int]:
+        """How long the store has not answered, by what waits for it; 0: nothing does."""
+        asked = 0 if self._asked_at is None else int((time.monotonic() - self._asked_at) * 1000)
+        return {"a commit": self._commits.overdue_ms(), "a read of the topology": asked}
+
+    async def _may_replace(self, found: Peer | None) -> bool:
+        """Whatever it is: the owner's alone is right. Raises Fenced."""
+        await self.prove()
+        return True
+
+
+class Standstill:
+    """Holds answers back after a standstill, until ownership is proven."""
+
+    def __init__(
+        self,
+        prove: Callable[[], Awaitable[None]],
+        clock: Callable[[], float] = _seconds,
+    ) -> None:
+        """Prove by this, which raises Fenced; the clock is in seconds."""
+        self._prove = prove
+        self._clock = clock
+        self._ran_at = clock()
+        self._proving: asyncio.Future[None] | None = None
+
+    def proof(self) -> asyncio.Future[None] | None:
+        """What to wait for before anything is answered; None: the process did not stand still."""
+        self._look()
+        return None if self._proving is None else asyncio.shield(self._proving)
+
+    async def watch(self) -> None:
+        """Note that the loop runs; until cancelled."""
+        while True:
+            self._look()
+            await asyncio.sleep(LOOK_S)
+
+    def _look(self) -> None:
+        before, self._ran_at = self._ran_at, self._clock()
+        if self._ran_at - before > STANDSTILL_S and self._proving is None:
+            self._proving = asyncio.ensure_future(self._proven())
+            self._proving.add_done_callback(self._settled)
+
+    async def _proven(self) -> None:
+        await self._prove()
+
+    def _settled(self, proving: asyncio.Future[None]) -> None:
+        if not proving.cancelled() and proving.exception() is None:
+            self._proving = None  # Else it stays: what is not proven now never will be.

@@ -1,0 +1,62 @@
+"""What every owner of a shard does alike: opens the root, waits for its clock, tells its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from libs.serving.process.exits import ExitCause, FatalError
+from libs.storage.database.clocks import wait_until_past
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.slate import Database
+from libs.storage.errors import StorageError
+from libs.storage.layout.own_keys import CLOCK_KEY
+
+log = logging.getLogger(__name__)
+
+
+def opened_root(url: str) -> Root:
+    """The root of the settings; raises FatalError for one that means nothing."""
+    try:
+        return open_root(url)
+    except (ValueError, StorageError) as error:
+        raise FatalError(ExitCause.usage(str(error))) from error
+
+
+async def wait_for_clock(database: Database, wall: Callable[[], float] = time.time) -> None:
+    """Returns once the wall clock is past the last commit, before which no write is taken."""
+    tick_ms = await database.written_ms(CLOCK_KEY)
+    if tick_ms is not None:
+        await wait_until_past(tick_ms, _say_waiting, wall)
+
+
+async def wait_lost(database: Database, works: Iterable[asyncio.Task[Any]]) -> ExitCause:
+    """Ends when the shard is not ours any more, or a task that works on it ends.
+
+    Raises what the task raised: `libs.serving.server` knows what that means for the process.
+    """
+    works = list(works)
+    closed = asyncio.create_task(database.wait_closed())
+    try:
+        await asyncio.wait([closed, *works], return_when=asyncio.FIRST_COMPLETED)
+        if closed.done() and closed.result() == "fenced":
+            return ExitCause.fenced("another process owns the shard now")
+        if closed.done():
+            return ExitCause.failed(f"the database is closed: {closed.result()}")
+        for task in works:
+            if task.done() and not task.cancelled():
+                task.result()
+        return ExitCause.failed("a background task ended")
+    finally:
+        closed.cancel()
+
+
+def _say_waiting(behind_ms: int) -> None:
+    log.warning(
+        "the wall clock is %d ms behind the last commit: waiting until it has caught up, since the "
+        "store refuses writes from the past",
+        behind_ms,
+    )

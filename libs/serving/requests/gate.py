@@ -1,0 +1,95 @@
+"""Whether calls are let in."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Protocol
+
+from libs.serving.process.ownership import Standstill
+from slatemq import errors
+
+__all__ = ["Entrance", "Gate", "OpenGate"]
+
+
+class Entrance(Protocol):
+    """What a call passes on its way to its handler."""
+
+    def __enter__(self) -> None:
+        """The call is in flight; raises why it may not be."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """The call is over."""
+
+    def proof(self) -> asyncio.Future[None] | None:
+        """What it must wait for before it is served, if anything."""
+
+
+class Gate:
+    """Whether calls are let in: not before the service has started, not once it drains.
+
+    A context manager around each call: entering it counts the call or raises why not.
+
+    Attributes:
+        calls_count: Calls in flight.
+        standstill: Holds calls back after a standstill, for a process that owns a shard.
+    """
+
+    def __init__(self, calls_max: int) -> None:
+        """Begin closed, as a service that is starting."""
+        self.calls_count = 0
+        self.standstill: Standstill | None = None
+        self._calls_max = calls_max
+        self._closed: tuple[str, str] | None = ("STARTING", "the service is starting")
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def open(self) -> None:
+        """Let calls in."""
+        self._closed = None
+
+    def close(self, reason: str, message: str) -> None:
+        """Answer new calls with UNAVAILABLE and this reason; calls in flight go on."""
+        self._closed = (reason, message)
+
+    async def idle(self) -> None:
+        """Return once no call is in flight."""
+        await self._idle.wait()
+
+    def proof(self) -> asyncio.Future[None] | None:
+        """What a call must wait for before it is served, if anything."""
+        return None if self.standstill is None else self.standstill.proof()
+
+    def __enter__(self) -> None:
+        if self._closed is not None:
+            reason, message = self._closed
+            raise errors.Unavailable(message, reason=reason)
+        if self.calls_count >= self._calls_max:
+            raise errors.ResourceExhausted(
+                f"{self._calls_max} calls are in flight", reason="TOO_MANY_CALLS"
+            )
+        self.calls_count += 1
+        self._idle.clear()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.calls_count -= 1
+        if not self.calls_count:
+            self._idle.set()
+
+
+class OpenGate(nullcontext[None]):
+    """Lets every call in, in every state."""
+
+    def proof(self) -> None:
+        """Nothing is to be waited for."""

@@ -1,0 +1,339 @@
+"""What stands around every call: admission, errors, and the reading of requests.
+
+Handlers raise `slatemq.errors`; the guard answers with google.rpc.Status and its details. Anything
+else that a handler raises is a fault of ours: logged with its traceback, answered as INTERNAL with
+nothing of it told. The four kinds of methods (unary and streaming, in and out) differ only in their
+signatures; request streams must be read by iteration, not by `context.read()`.
+
+To gRPC each method takes a stream of bytes, which is the same on the wire: so `reading` has each
+request before it is parsed, and can refuse one that is still arriving. Health and reflection, whose
+code is not ours, are guarded, too, but answer in every state.
+
+Handlers are wrapped once per method, not per call, so that a call pays for a dictionary look-up and
+two more coroutines (some 10 µs of 270; docs/decisions/0002-one-guard.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar, cast
+
+import grpc
+import grpc.aio
+from google.rpc.status_pb2 import Status
+
+from libs.serving import limits
+from libs.serving.peers.elsewhere import Elsewhere
+from libs.serving.requests.gate import Entrance, Gate, OpenGate
+from libs.serving.requests.reading import Codec, RequestReader
+from libs.serving.telemetry import Telemetry
+from libs.storage.errors import (
+    CorruptRecord,
+    DamagedStore,
+    Fenced,
+    StoreFailed,
+    StoreUnavailable,
+    Unstorable,
+)
+from slatemq import errors
+from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, from_rpc_error, grpc_code, to_status
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+M = TypeVar("M")
+
+Behavior = Callable[[Any, Context], Any]
+
+
+class CallGuard(grpc.aio.ServerInterceptor):
+    """Wraps each method's handler, once, and hands the wrapped one to every later call."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        telemetry: Telemetry,
+        message_bytes_max: int = limits.message_bytes_max(),
+        elsewhere: Elsewhere | None = None,
+        held_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Guard with this gate and size limit, and trace where telemetry is on.
+
+        `elsewhere` knows where the services are that this process does not have. `held_bytes` gives
+        what the service holds for its callers, requests aside.
+        """
+        self._gate = gate
+        self._telemetry = telemetry
+        self._reader = RequestReader(message_bytes_max, _fail, held_bytes)
+        self._elsewhere = elsewhere or Elsewhere()
+        self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The guarded handler of the method called; None where there is no such method."""
+        method = handler_call_details.method
+        guarded = self._guarded.get(method)
+        if guarded is not None:
+            return guarded
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            # Not kept: callers name as many methods as they like.
+            return self._refused(method)
+        guarded = self._guard(method, handler)
+        self._guarded[method] = guarded
+        return guarded
+
+    def _guard(
+        self, method: str, handler: grpc.RpcMethodHandler[Any, Any]
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        behavior = getattr(handler, _NAMES[handler.request_streaming, handler.response_streaming])
+        codec = Codec(handler.request_deserializer or _unchanged)
+        gate = OpenGate() if method.startswith(limits.PROBE_PREFIXES) else self._gate
+        guarded: Callable[[Any, Context], Any]
+        encoding = _encoding
+        if inspect.isasyncgenfunction(behavior):
+            behavior = self._telemetry.traced_stream(method, behavior)
+            encoding = _unboxing
+            if handler.request_streaming:
+                guarded = self._guard_both_streams(method, behavior, codec, gate)
+            else:
+                guarded = self._guard_answer_stream(method, behavior, codec, gate)
+        elif inspect.iscoroutinefunction(behavior) and not handler.response_streaming:
+            behavior = self._telemetry.traced(method, behavior)
+            if handler.request_streaming:
+                guarded = self._guard_request_stream(method, behavior, codec, gate)
+            else:
+                guarded = self._guard_unary(method, behavior, codec, gate)
+        elif inspect.iscoroutinefunction(behavior):
+            guarded = self._guard_writer(method, behavior, codec, gate)
+        else:
+            return self._refused(method)  # The generated base class's own.
+        make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        return make(guarded, None, encoding(handler.response_serializer))
+
+    def _guard_unary(
+        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
+        reader = self._reader
+
+        async def guarded(_: Any, context: Context) -> Any:
+            try:
+                with gate:
+                    request, held_bytes = await reader.read(context, codec, method)
+                    try:
+                        if (proof := gate.proof()) is not None:
+                            await proof
+                        return await behavior(request, context)
+                    finally:
+                        del request  # An error would keep it as long as this frame.
+                        if held_bytes:
+                            reader.release(held_bytes)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
+                await _fail(method, context, error)
+
+        return guarded
+
+    def _guard_answer_stream(
+        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
+    ) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        reader = self._reader
+
+        async def guarded(_: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                with gate:
+                    request, held_bytes = await reader.read(context, codec, method)
+                    try:
+                        if (proof := gate.proof()) is not None:
+                            await proof
+                        # Closed here and now when the client goes, not when the collector finds it.
+                        async with aclosing(behavior(request, context)) as responses:
+                            async for response in responses:
+                                box = [response]
+                                del response
+                                yield box
+                    finally:
+                        del request  # An error would keep it as long as this frame.
+                        if held_bytes:
+                            reader.release(held_bytes)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
+                await _fail(method, context, error)
+
+        return guarded
+
+    def _guard_request_stream(
+        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
+        async def guarded(requests: Any, context: Context) -> Any:
+            try:
+                with gate:
+                    if (proof := gate.proof()) is not None:
+                        await proof
+                    async with aclosing(self._reader.stream(requests, codec)) as parsed:
+                        return await behavior(parsed, context)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
+                if isinstance(error, _CALLERS):
+                    await self._reader.pass_over(requests)
+                await _fail(method, context, error)
+
+        return guarded
+
+    def _guard_both_streams(
+        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
+    ) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        async def guarded(requests: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                with gate:
+                    if (proof := gate.proof()) is not None:
+                        await proof
+                    parsed = self._reader.stream(requests, codec)
+                    async with aclosing(behavior(parsed, context)) as responses:
+                        async for response in responses:
+                            box = [response]
+                            del response
+                            yield box
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
+                if isinstance(error, _CALLERS):
+                    await self._reader.pass_over(requests)
+                await _fail(method, context, error)
+
+        return guarded
+
+    def _guard_writer(
+        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
+    ) -> Callable[[Any, Context], Awaitable[None]]:
+        """A handler that writes its answers itself, as health's does."""
+
+        async def guarded(_: Any, context: Context) -> None:
+            try:
+                with gate:
+                    request, held_bytes = await self._reader.read(context, codec, method)
+                    self._reader.release(held_bytes)
+                    await behavior(request, context)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
+                await _fail(method, context, error)
+
+        return guarded
+
+    def _refused(self, method: str) -> grpc.RpcMethodHandler[Any, Any]:
+        """Answers that there is no such method here."""
+
+        async def refused(_: Any, context: Context) -> None:
+            await _fail(method, context, await self._elsewhere.refusal(method))
+
+        handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_unary_rpc_method_handler(refused)
+        return handler
+
+
+def _unchanged(data: bytes) -> bytes:
+    return data
+
+
+def encoded(kind: type[M], data: bytes) -> M:
+    """An answer of this type that is in protobuf's wire format already; it is sent as it is."""
+    return cast("M", data)
+
+
+def _encoding(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], bytes] | None:
+    """A serializer that lets bytes pass."""
+    if serializer is None:
+        return None
+    encode = serializer
+    return lambda answer: answer if isinstance(answer, bytes) else encode(answer)
+
+
+def _unboxing(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
+    """The same for answers of a stream, each in a list of its own, out of which it is taken.
+
+    gRPC keeps what a stream gave until it gives the next, which may be hours later.
+    """
+    encode = _encoding(serializer) or _unchanged
+    return lambda box: encode(box.pop())
+
+
+async def _fail(method: str, context: Context, error: BaseException) -> None:
+    """End the call with the status of an error; a cancelled or aborted call just ends."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, asyncio.CancelledError) and _cancelled_from_outside(context):
+        raise error
+    status = status_of(method, error)
+    # What the handler held would stay until the next full collection: a cycle of frames and error.
+    # The frames themselves are left alone: an error that others wait for, too, has theirs as well.
+    error.__traceback__ = None
+    try:
+        await context.abort(
+            grpc_code(status),
+            status.message,
+            ((STATUS_DETAILS_KEY, status.SerializeToString()),),
+        )
+    except grpc.aio.UsageError:
+        return  # It was ended before, while it waited; gRPC sees to the rest.
+
+
+def _cancelled_from_outside(context: Context) -> bool:
+    task = asyncio.current_task()
+    return context.cancelled() or (task is not None and task.cancelling() > 0)
+
+
+def status_of(method: str, error: BaseException) -> Status:
+    """What the caller of a method is told of an error, also as a part of an answer."""
+    return to_status(_told(method, error))
+
+
+def _told(method: str, error: BaseException) -> errors.SlateMQError:
+    """What the caller is told of an error, logging what the caller is not."""
+    if isinstance(error, errors.SlateMQError):
+        if isinstance(error, errors.Internal | errors.DataLoss):
+            log.error("%s", error.message, extra={"method": method, "reason": error.reason})
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        # Something that the handler waited for was cancelled, as happens while a service stops.
+        # Left alone, the caller would hang until its deadline.
+        return errors.Unavailable("the service is stopping", reason="STOPPING")
+    if isinstance(error, grpc.RpcError):
+        cause = from_rpc_error(error)
+        if isinstance(cause, errors.Unavailable):
+            log.warning("a peer is away: %s", cause.message, extra={"method": method})
+            return errors.Unavailable(
+                "a service that this one needs is away",
+                reason="PEER_UNAVAILABLE",
+                retry_after_ms=cause.retry_after_ms,
+            )
+    if isinstance(error, Fenced):
+        return errors.Unavailable("another process owns the shard now", reason="NOT_OWNER")
+    if isinstance(error, Unstorable):
+        log.error("%s", error, extra={"method": method})
+        return errors.Internal(str(error), reason="UNSTORABLE_RECORD")
+    if isinstance(error, StoreUnavailable | StoreFailed):
+        log.warning("the store is away: %s", error, extra={"method": method})
+        return errors.Unavailable("the object store is away", reason="STORE_UNAVAILABLE")
+    if isinstance(error, CorruptRecord | DamagedStore):
+        log.error("damaged data: %s", error, extra={"method": method})
+        return errors.DataLoss(str(error), reason="DAMAGED_DATA")
+    log.error("unexpected error", exc_info=error, extra={"method": method})
+    return errors.Internal("internal error; the service's log says more")
+
+
+_CALLERS = (errors.InvalidArgument, errors.NotFound, errors.FailedPrecondition)
+"""Errors that a request of a stream may cause."""
+
+_NAMES: dict[tuple[bool, bool], str] = {
+    (False, False): "unary_unary",
+    (False, True): "unary_stream",
+    (True, False): "stream_unary",
+    (True, True): "stream_stream",
+}

@@ -1,0 +1,338 @@
+"""The metadata log and the payload records as Arrow columns; layouts: metadata.py, payloads.py.
+
+Where the records of a log entry begin is not written down: each ends where its headers do. All
+records of an entry were received at the same time, though, and that time stands in each at the same
+place. So the places where it stands are looked for in all entries at once; each record that would
+begin there is measured, and the entry is taken only if its records follow each other without a gap,
+from its first byte to its trailing arrays. Every other entry goes to the exact decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from libs.storage.arrow import columns as columns
+from libs.storage.arrow.columns import Column, Ints, Mask, Places, Walk
+from libs.storage.database.binding import Row
+from libs.storage.errors import CorruptRecord
+from libs.storage.layout.ids import MAX_MESSAGE_ID, SEQUENCE_BITS
+from libs.storage.records.metadata import MessageMetadata, decode_log_entry
+from libs.storage.records.payloads import decode_payload
+
+__all__ = ["LOG_SCHEMA", "PAYLOAD_SCHEMA", "log_batches", "payload_batch"]
+
+_HEAD: Final = np.dtype(
+    [
+        ("message_id", "<i8"),
+        ("created_at", "<i8"),
+        ("received_at", "<i8"),
+        ("visible_at", "<i8"),
+        ("retention_s", "<u4"),
+        ("header_count", "u1"),
+    ]
+)
+_RECEIVED: Final = 16
+"""Where a record has the time of receipt."""
+
+_RARE: Final = 4
+"""The byte of that time to look for: the same for 49 days, and of 0x80 or more, so not in ASCII,
+until 2039."""
+
+_I64: Final = np.dtype("<i8")
+_NO_DELAY: Final = -1
+_NEAR: Final = 65_535
+"""How far the ID of a record may be from that of its entry's first."""
+
+LOG_SCHEMA: Final = pa.schema(
+    [
+        pa.field("message_id", pa.int64(), nullable=False),
+        pa.field("ingest_shard", pa.int32(), nullable=False),
+        pa.field("entry_sequence", pa.int64(), nullable=False),
+        pa.field("created_at", columns.TIMESTAMP, nullable=False),
+        pa.field("received_at", columns.TIMESTAMP, nullable=False),
+        pa.field("visible_at", columns.TIMESTAMP),
+        pa.field("retention_s", pa.int64(), nullable=False),
+        pa.field("retention_deadline", columns.TIMESTAMP),
+        pa.field("delay_ms", pa.int64()),
+        pa.field("payload_bytes", pa.int64(), nullable=False),
+        pa.field("direct_queue", pa.string()),
+        pa.field("headers", pa.map_(pa.string(), pa.string()), nullable=False),
+        pa.field("day", pa.date32(), nullable=False),
+    ]
+)
+"""A message as the log has it: times in UTC, null where there is none; the day of its receipt."""
+
+PAYLOAD_SCHEMA: Final = pa.schema(
+    [
+        pa.field("message_id", pa.int64(), nullable=False),
+        pa.field("ingest_shard", pa.int32(), nullable=False),
+        pa.field("payload", pa.binary()),
+        pa.field("uri", pa.string()),
+    ]
+)
+"""A payload, or in its place the URI of the object that holds it."""
+
+
+class _Found(NamedTuple):
+    """What is known of all messages of a batch."""
+
+    walk: Walk
+    owner: Ints  # of each message, its entry
+    heads: npt.NDArray[Any]
+    keys: Places
+    values: Places
+    delays: npt.NDArray[Any]
+    sizes: npt.NDArray[Any]
+    queues: Places
+
+
+def log_batches(rows: Sequence[Row], schema: pa.Schema = LOG_SCHEMA) -> list[pa.RecordBatch]:
+    """The messages of log entries; CorruptRecord when one of the entries is damaged.
+
+    With the columns of `schema` alone: the others cost little more than their places.
+    """
+    found = _measure([value for _, value in rows])
+    odd = found.walk.odd
+    if not odd.any():
+        return [_batch(rows, found, schema)]
+    exact = [rows[index] for index in np.flatnonzero(odd).tolist()]
+    usual = [rows[index] for index in np.flatnonzero(~odd).tolist()]
+    batches = [_exact_batch(exact, schema)]
+    if usual:
+        batches.insert(0, _batch(usual, _measure([value for _, value in usual]), schema))
+    return batches
+
+
+def _measure(values: Sequence[bytes]) -> _Found:
+    walk = Walk(values)
+    counts = walk.counts()
+    starts, owner = _records(walk, counts)
+    heads = columns.rows_at(walk.data, starts, _HEAD)
+    at, keys, texts = _headers(walk, starts, owner, heads)
+    # Each record must end where the next begins; the last one, where the trailing arrays do.
+    last = np.ones(len(starts), np.bool_)
+    last[:-1] = owner[1:] != owner[:-1]
+    walk.odd[owner[:-1][(at[:-1] != starts[1:]) & ~last[:-1]]] = True
+    walk.at[owner[last]] = at[last]
+    counts = np.bincount(owner, minlength=len(values))
+    delays = walk.beside(counts, "<i8", _NO_DELAY)
+    sizes = walk.beside(counts, "<u4")
+    queues = walk.texts_beside(counts)
+    walk.finish()
+    walk.odd[owner[delays < _NO_DELAY]] = True
+    walk.odd[owner[heads["message_id"].view(np.uint64) > MAX_MESSAGE_ID]] = True
+    return _Found(walk, owner, heads, keys, texts, delays, sizes, queues)
+
+
+def _records(walk: Walk, counts: Ints) -> tuple[Ints, Ints]:
+    """Where all records begin, and the entries that they belong to; marks entries as odd."""
+    data, first = walk.data, walk.at
+    heads = columns.rows_at(data, first, _HEAD)
+    marks = np.unique(heads["received_at"] >> (8 * _RARE) & 0xFF)
+    stream = np.frombuffer(data, np.uint8)
+    found = [np.flatnonzero(stream == mark) - (_RECEIVED + _RARE) for mark in marks]
+    starts = np.sort(np.concatenate(found)) if len(found) > 1 else found[0]
+    cuts = np.searchsorted(starts, np.concatenate((first, walk.ends[-1:])))
+    owner = columns.owners(np.diff(cuts))
+    starts = starts[cuts[0] : cuts[-1]]
+    times = columns.rows_at(data, starts + _RECEIVED, _I64)
+    kept = times == heads["received_at"][owner]
+    starts, owner = starts[kept], owner[kept]
+    ids = columns.rows_at(data, starts, _I64)
+    kept = (ids - heads["message_id"][owner]).view(np.uint64) < _NEAR
+    kept &= starts + _HEAD.itemsize <= walk.ends[owner]
+    starts, owner = starts[kept], owner[kept]
+    begins = np.searchsorted(owner, np.arange(len(counts)))
+    walk.odd |= np.bincount(owner, minlength=len(counts)) != counts
+    has_any = counts > 0
+    walk.odd |= ~has_any
+    firsts = starts[np.minimum(begins, len(starts) - 1)] if len(starts) else begins - 1
+    walk.odd |= has_any & (firsts != first)
+    kept = ~walk.odd[owner]
+    return starts[kept], owner[kept]
+
+
+def _headers(
+    walk: Walk, starts: Ints, owner: Ints, heads: npt.NDArray[Any]
+) -> tuple[Ints, Places, Places]:
+    """Where each record ends, and where its headers' keys and values lie."""
+    counts = heads["header_count"].astype(np.int64)
+    firsts = np.cumsum(counts) - counts
+    ends = walk.ends[owner]
+    at = starts + _HEAD.itemsize
+    parts = [np.zeros(int(counts.sum()), np.int64) for _ in range(4)]
+    for step in range(int(counts.max(initial=0))):
+        now = np.flatnonzero(counts > step)
+        places, here, limit = firsts[now] + step, at[now], ends[now]
+        for begins, lengths in (parts[:2], parts[2:]):
+            size = columns.rows_at(walk.data, here, columns.U16).astype(np.int64)
+            begins[places], lengths[places] = here + 2, size
+            here = np.minimum(here + 2 + size, limit + 1)
+        at[now] = here
+    walk.odd[owner[at > ends]] = True
+    return at, (parts[0], parts[1]), (parts[2], parts[3])
+
+
+def _batch(rows: Sequence[Row], found: _Found, schema: pa.Schema) -> pa.RecordBatch:
+    heads, data, delays = found.heads, found.walk.data, found.delays
+
+    def headers() -> pa.Array:
+        keys = columns.texts("log entry", data, found.keys)
+        values = columns.texts("log entry", data, found.values)
+        counts = np.cumsum(heads["header_count"], dtype="i8")
+        offsets = np.concatenate((np.zeros(1, np.int64), counts))
+        return pa.MapArray.from_arrays(pa.array(offsets.astype(np.int32)), keys, values)
+
+    def queues() -> pa.Array:
+        texts = columns.texts("log entry", data, found.queues)
+        return columns.present(texts, found.queues[1])
+
+    return _assembled(
+        schema,
+        _Numbers(
+            heads["message_id"],
+            heads["created_at"],
+            heads["received_at"],
+            heads["visible_at"],
+            heads["retention_s"],
+            found.sizes,
+        ),
+        sequences=lambda: columns.last_numbers(rows)[found.owner],
+        delays=lambda: pa.array(delays, mask=delays == _NO_DELAY),
+        queues=queues,
+        headers=headers,
+    )
+
+
+def _exact_batch(rows: Iterable[Row], schema: pa.Schema) -> pa.RecordBatch:
+    """The same, message by message."""
+    told: list[tuple[int, MessageMetadata]] = []
+    for key, value in rows:
+        sequence = int.from_bytes(key[-8:], "big")
+        told += [(sequence, message) for message in decode_log_entry(value)]
+    messages = [message for _, message in told]
+    for message in messages:
+        if message.message_id > MAX_MESSAGE_ID:
+            raise CorruptRecord("log entry", f"{message.message_id:#x} is no message ID")
+    return _assembled(
+        schema,
+        _Numbers(
+            _numbers(message.message_id for message in messages),
+            _numbers(message.created_at_ms for message in messages),
+            _numbers(message.received_at_ms for message in messages),
+            _numbers(message.visible_at_ms for message in messages),
+            _numbers(message.retention_s for message in messages),
+            _numbers(message.payload_bytes for message in messages),
+        ),
+        sequences=lambda: _numbers(sequence for sequence, _ in told),
+        delays=lambda: pa.array([message.delay_ms for message in messages], pa.int64()),
+        queues=lambda: pa.array(
+            [message.direct_queue_id or None for message in messages], pa.string()
+        ),
+        headers=lambda: pa.array(
+            [list(message.headers.items()) for message in messages],
+            pa.map_(pa.string(), pa.string()),
+        ),
+    )
+
+
+def _numbers(numbers: Iterable[int]) -> Ints:
+    return np.fromiter(numbers, np.int64)
+
+
+class _Numbers(NamedTuple):
+    """Of all messages of a batch."""
+
+    message_ids: npt.NDArray[Any]
+    created_ms: npt.NDArray[Any]
+    received_ms: npt.NDArray[Any]
+    visible_ms: npt.NDArray[Any]
+    retention_s: npt.NDArray[Any]
+    sizes: npt.NDArray[Any]
+
+
+def _assembled(
+    schema: pa.Schema,
+    of: _Numbers,
+    *,
+    sequences: Callable[[], Ints],
+    delays: Column,
+    queues: Column,
+    headers: Column,
+) -> pa.RecordBatch:
+    def deadlines() -> pa.Array:
+        # A retention of 0 means for ever, as does a deadline of 0.
+        kept_s = of.retention_s.astype(np.int64)
+        within = np.clip(of.received_ms, columns.FIRST_MS, columns.LAST_MS)
+        return columns.times(np.where(kept_s > 0, within + 1000 * kept_s, 0), zero_is_none=True)
+
+    made: dict[str, Column] = {
+        "message_id": lambda: pa.array(of.message_ids.astype(np.int64)),
+        "ingest_shard": lambda: shards(of.message_ids),
+        "entry_sequence": lambda: pa.array(sequences().astype(np.int64)),
+        "created_at": lambda: columns.times(of.created_ms),
+        "received_at": lambda: columns.times(of.received_ms),
+        "visible_at": lambda: columns.times(of.visible_ms, zero_is_none=True),
+        "retention_s": lambda: pa.array(of.retention_s.astype(np.int64)),
+        "retention_deadline": deadlines,
+        "delay_ms": delays,
+        "payload_bytes": lambda: pa.array(of.sizes.astype(np.int64)),
+        "direct_queue": queues,
+        "headers": headers,
+        "day": lambda: columns.days(of.received_ms),
+    }
+    return columns.batch(schema, made)
+
+
+def shards(message_ids: Ints) -> pa.Array:
+    """The ingest shards that gave these IDs."""
+    return pa.array((message_ids >> SEQUENCE_BITS).astype(np.int32))
+
+
+# --- Payloads ---------------------------------------------------------------
+
+_PAYLOAD_HEAD: Final = np.dtype([("kind", "u1"), ("size", "<u2")])
+_INLINE, _URI = 1, 2
+
+
+def payload_batch(rows: Sequence[Row], schema: pa.Schema = PAYLOAD_SCHEMA) -> pa.RecordBatch:
+    """Payload records; CorruptRecord when one is damaged, and more than its key is asked for.
+
+    With the columns of `schema` alone: where they are those of the keys, contents are left alone.
+    """
+    ids = columns.last_numbers(rows)
+    made: dict[str, Column] = {
+        "message_id": lambda: pa.array(ids),
+        "ingest_shard": lambda: shards(ids),
+    }
+    if not made.keys() >= set(schema.names):
+        made |= _contents(rows)
+    return columns.batch(schema, made)
+
+
+def _contents(rows: Sequence[Row]) -> dict[str, Column]:
+    data, starts, ends = columns.join([value for _, value in rows])
+    heads = columns.rows_at(data, starts, _PAYLOAD_HEAD)
+    sizes = heads["size"].astype(np.int64)
+    inline, uri = heads["kind"] == _INLINE, heads["kind"] == _URI
+    whole = starts + _PAYLOAD_HEAD.itemsize + sizes == ends
+    for odd in np.flatnonzero(~whole | ~(inline | uri)).tolist():
+        decode_payload(rows[odd][1])  # says what is wrong
+        raise CorruptRecord("payload value", "is read in another way by the exact decoder")
+    begins = starts + _PAYLOAD_HEAD.itemsize
+
+    def column(wanted: Mask, kind: pa.DataType) -> Any:
+        lengths = np.where(wanted, sizes, 0)
+        if kind == pa.string():
+            return columns.texts("payload value", data, (begins, lengths))
+        return columns.pieces("payload value", data, (begins, lengths), kind)
+
+    return {
+        "payload": lambda: columns.where(inline, column(inline, pa.binary())),
+        "uri": lambda: columns.where(uri, column(uri, pa.string())),
+    }

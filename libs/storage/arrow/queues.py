@@ -1,0 +1,400 @@
+"""The lists of a queue as Arrow columns; layouts: queues.py.
+
+The rows given to a function are all of one queue; columns that `schema` lacks are not made. Every
+form of a value that may be stored is read here; one that does not fit goes to the exact decoder of
+its record, which says what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from libs.storage.arrow import columns as columns
+from libs.storage.arrow.columns import Column, Ints, Walk
+from libs.storage.arrow.keys import ActiveKeys, active_keys
+from libs.storage.database.binding import Row
+from libs.storage.errors import CorruptRecord
+from libs.storage.layout.buckets import MAX_ORDER
+from libs.storage.records.archived_records import decode_archived
+from libs.storage.records.queues import decode_active, decode_attempts, decode_done, decode_failed
+
+__all__ = [
+    "ACTIVE_SCHEMA",
+    "ARCHIVED_SCHEMA",
+    "ATTEMPTS_SCHEMA",
+    "DONE_SCHEMA",
+    "FAILED_SCHEMA",
+    "Place",
+    "active_batches",
+    "archived_batch",
+    "attempts_batch",
+    "done_batch",
+    "failed_batch",
+]
+
+AVAILABLE: Final = "available"
+IN_FLIGHT: Final = "in-flight"
+
+_WAITING: Final = np.dtype(
+    [
+        ("message_id", "<i8"),
+        ("priority", "u1"),
+        ("visible_at", "<i8"),
+        ("retention_deadline", "<i8"),
+        ("attempts", "<u2"),
+    ]
+)
+_CLAIMED: Final = np.dtype(
+    [
+        ("message_id", "<i8"),
+        ("priority", "u1"),
+        ("claimed_at", "<i8"),
+        ("lease_deadline", "<i8"),
+        ("attempts", "<u2"),
+    ]
+)
+_ARCHIVED: Final = np.dtype(
+    [
+        ("message_id", "<i8"),
+        ("failed_at", "<i8"),
+        ("archived_at", "<i8"),
+        ("attempts", "<u2"),
+        ("priority", "u1"),
+        ("retention_deadline", "<i8"),
+        ("run", "<u2"),
+    ]
+)
+_FINISHED: Final = np.dtype([("message_id", "<i8"), ("finished_at", "<i8"), ("attempts", "<u2")])
+
+
+def _field(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Field:
+    return pa.field(name, kind, nullable=nullable)
+
+
+_HEAD: Final = [
+    _field("queue", pa.string()),
+    _field("broker_shard", pa.int32()),
+    _field("message_id", pa.int64()),
+]
+
+ACTIVE_SCHEMA: Final = pa.schema(
+    [
+        *_HEAD,
+        _field("state", pa.string()),
+        _field("timed", pa.bool_()),
+        _field("priority", pa.int32()),
+        _field("attempts", pa.int32()),
+        _field("visible_at", columns.TIMESTAMP, nullable=True),
+        _field("retention_deadline", columns.TIMESTAMP, nullable=True),
+        _field("claimed_at", columns.TIMESTAMP, nullable=True),
+        _field("lease_deadline", columns.TIMESTAMP, nullable=True),
+        _field("lease_length_ms", pa.int64(), nullable=True),
+        _field("consumer", pa.string(), nullable=True),
+        _field("bucket_order", pa.int64()),
+        _field("bucket_number", pa.int64()),
+    ]
+)
+"""A message that is available (or delayed), or in flight; without its lease."""
+
+DONE_SCHEMA: Final = pa.schema(
+    [
+        *_HEAD,
+        _field("done_at", columns.TIMESTAMP),
+        _field("attempts", pa.int32()),
+        _field("consumer", pa.string()),
+        _field("first_claimed_at", columns.TIMESTAMP, nullable=True),
+        _field("transferred_to", pa.string(), nullable=True),
+        _field("bucket_order", pa.int64()),
+        _field("day", pa.date32()),
+    ]
+)
+"""A message that was acked, or transferred to another queue; the day on which."""
+
+FAILED_SCHEMA: Final = pa.schema(
+    [
+        *_HEAD,
+        _field("failed_at", columns.TIMESTAMP),
+        _field("attempts", pa.int32()),
+        _field("priority", pa.int32()),
+        _field("retention_deadline", columns.TIMESTAMP, nullable=True),
+        _field("reason", pa.string()),
+        _field("bucket_order", pa.int64()),
+        _field("day", pa.date32()),
+    ]
+)
+"""A dead letter; the day on which it failed."""
+
+ARCHIVED_SCHEMA: Final = pa.schema(
+    [
+        *_HEAD,
+        _field("failed_at", columns.TIMESTAMP),
+        _field("archived_at", columns.TIMESTAMP),
+        _field("attempts", pa.int32()),
+        _field("priority", pa.int32()),
+        _field("retention_deadline", columns.TIMESTAMP, nullable=True),
+        _field("run", pa.string()),
+        _field("bucket_order", pa.int64()),
+        _field("day", pa.date32()),
+    ]
+)
+"""A dead letter whose content is in the archive; the day on which it was archived."""
+
+ATTEMPTS_SCHEMA: Final = pa.schema(
+    [
+        *_HEAD,
+        _field("attempt", pa.int32()),
+        _field("consumer", pa.string()),
+        _field("claimed_at", columns.TIMESTAMP, nullable=True),
+        _field("outcome", pa.string()),
+        _field("failed_in", pa.string()),
+    ]
+)
+"""A failed attempt; the first recorded one is 1. `failed_in` is the queue in which it was made."""
+
+
+class Place(NamedTuple):
+    """Whose rows they are."""
+
+    queue: str
+    broker_shard: int
+
+
+def active_batches(
+    rows: Sequence[Row],
+    place: Place,
+    head_order: int = 0,
+    head_offset: int = 0,
+    schema: pa.Schema = ACTIVE_SCHEMA,
+) -> list[pa.RecordBatch]:
+    """The messages of active buckets: those available, then those in flight.
+
+    Without the first `head_offset` of the bucket `head_order`, if that comes first.
+    CorruptRecord when a bucket is damaged.
+    """
+    walk = _walk(rows)
+    counts, waiting = walk.fixed(_WAITING)
+    claimed_counts, claimed = walk.fixed(_CLAIMED)
+    deadlines = walk.beside(claimed_counts, "<i8")
+    lengths = walk.beside(claimed_counts, "<u4")
+    consumers = walk.texts_beside(claimed_counts)
+    walk.beside(claimed_counts, "<u8")  # leases are secret
+    _finish(walk, rows, "active value", decode_active)
+    keys = active_keys(rows, place.queue)
+    if head_offset and keys.orders[0] == head_order:
+        taken = min(head_offset, int(counts[0]))
+        counts = np.concatenate((counts[:1] - taken, counts[1:]))
+        waiting = waiting[taken:]
+    names = partial(columns.texts, "active value", walk.data, consumers)
+    places, at = keys.at(columns.owners(counts)), keys.at(columns.owners(claimed_counts))
+    batches = (
+        _available(schema, place, places, waiting),
+        _in_flight(schema, place, at, claimed, deadlines, lengths, names),
+    )
+    return [batch for batch in batches if batch.num_rows]
+
+
+def _available(
+    schema: pa.Schema, place: Place, keys: ActiveKeys, waiting: npt.NDArray[Any]
+) -> pa.RecordBatch:
+    size = len(waiting)
+    return _batch(
+        schema,
+        ACTIVE_SCHEMA,
+        place,
+        waiting["message_id"],
+        lambda: pa.repeat(AVAILABLE, size),
+        lambda: pa.array(keys.timed),
+        waiting["priority"],
+        waiting["attempts"],
+        lambda: columns.times(waiting["visible_at"], zero_is_none=True),
+        lambda: columns.times(waiting["retention_deadline"], zero_is_none=True),
+        lambda: pa.nulls(size, columns.TIMESTAMP),
+        lambda: pa.nulls(size, columns.TIMESTAMP),
+        lambda: pa.nulls(size, pa.int64()),
+        lambda: pa.nulls(size, pa.string()),
+        keys.orders,
+        keys.numbers,
+    )
+
+
+def _in_flight(
+    schema: pa.Schema,
+    place: Place,
+    keys: ActiveKeys,
+    claimed: npt.NDArray[Any],
+    deadlines_ms: npt.NDArray[Any],
+    lengths_ms: npt.NDArray[Any],
+    consumers: Column,
+) -> pa.RecordBatch:
+    size = len(claimed)
+    return _batch(
+        schema,
+        ACTIVE_SCHEMA,
+        place,
+        claimed["message_id"],
+        lambda: pa.repeat(IN_FLIGHT, size),
+        lambda: pa.repeat(False, size),
+        claimed["priority"],
+        claimed["attempts"],
+        lambda: pa.nulls(size, columns.TIMESTAMP),
+        lambda: columns.times(deadlines_ms, zero_is_none=True),
+        lambda: columns.times(claimed["claimed_at"]),
+        lambda: columns.times(claimed["lease_deadline"]),
+        lengths_ms,
+        consumers,
+        keys.orders,
+        keys.numbers,
+    )
+
+
+def done_batch(
+    rows: Sequence[Row], place: Place, schema: pa.Schema = DONE_SCHEMA
+) -> pa.RecordBatch:
+    """The messages of done buckets; CorruptRecord when one is damaged."""
+    walk = _walk(rows)
+    counts, done = walk.fixed(_FINISHED)
+    consumers, claimed = walk.texts_beside(counts), walk.beside(counts, "<i8")
+    walk.beside(counts, "<u8")  # leases
+    targets = walk.texts_beside(counts)
+    _finish(walk, rows, "done value", decode_done)
+    return _batch(
+        schema,
+        DONE_SCHEMA,
+        place,
+        done["message_id"],
+        lambda: columns.times(done["finished_at"]),
+        done["attempts"],
+        lambda: columns.texts("done value", walk.data, consumers),
+        lambda: columns.times(claimed, zero_is_none=True),
+        lambda: columns.present(columns.texts("done value", walk.data, targets), targets[1]),
+        lambda: _orders(rows, counts),
+        lambda: columns.days(done["finished_at"]),
+    )
+
+
+def _orders(rows: Sequence[Row], counts: Ints) -> pa.Array:
+    return pa.array(columns.last_numbers(rows)[columns.owners(counts)] & MAX_ORDER)
+
+
+def failed_batch(
+    rows: Sequence[Row], place: Place, schema: pa.Schema = FAILED_SCHEMA
+) -> pa.RecordBatch:
+    """The messages of failed buckets; CorruptRecord when one is damaged."""
+    walk = _walk(rows)
+    counts, failed = walk.fixed(_FINISHED)
+    priorities, deadlines = walk.beside(counts, "u1"), walk.beside(counts, "<i8")
+    reasons = walk.texts_beside(counts)
+    _finish(walk, rows, "failed value", decode_failed)
+    return _batch(
+        schema,
+        FAILED_SCHEMA,
+        place,
+        failed["message_id"],
+        lambda: columns.times(failed["finished_at"]),
+        failed["attempts"],
+        priorities,
+        lambda: columns.times(deadlines, zero_is_none=True),
+        lambda: columns.texts("failed value", walk.data, reasons),
+        lambda: _orders(rows, counts),
+        lambda: columns.days(failed["finished_at"]),
+    )
+
+
+def archived_batch(
+    rows: Sequence[Row], place: Place, schema: pa.Schema = ARCHIVED_SCHEMA
+) -> pa.RecordBatch:
+    """The messages of archived rows; CorruptRecord when one is damaged."""
+    walk = _walk(rows)
+    counts, archived = walk.fixed(_ARCHIVED)
+    run_counts, runs = walk.texts()
+    owners = columns.owners(counts)
+    walk.odd[owners[archived["run"] >= run_counts[owners]]] = True
+    _finish(walk, rows, "archived value", decode_archived)
+
+    def names() -> pa.Array:
+        firsts = np.cumsum(run_counts) - run_counts
+        texts = columns.texts("archived value", walk.data, runs)
+        return texts.take(pa.array(firsts[owners] + archived["run"]))
+
+    return _batch(
+        schema,
+        ARCHIVED_SCHEMA,
+        place,
+        archived["message_id"],
+        lambda: columns.times(archived["failed_at"]),
+        lambda: columns.times(archived["archived_at"]),
+        archived["attempts"],
+        archived["priority"],
+        lambda: columns.times(archived["retention_deadline"], zero_is_none=True),
+        names,
+        lambda: _orders(rows, counts),
+        lambda: columns.days(archived["archived_at"]),
+    )
+
+
+def attempts_batch(
+    rows: Sequence[Row], place: Place, schema: pa.Schema = ATTEMPTS_SCHEMA
+) -> pa.RecordBatch:
+    """The failed attempts of messages; CorruptRecord when a record is damaged."""
+    walk = _walk(rows)
+    counts, consumers = walk.texts()
+    claimed, outcomes = walk.beside(counts, "<i8"), walk.texts_beside(counts)
+    queues = walk.texts_beside(counts)
+    _finish(walk, rows, "attempts value", decode_attempts)
+
+    def failed_in() -> pa.Array:
+        texts = columns.texts("attempts value", walk.data, queues)
+        return columns.present(texts, queues[1]).fill_null(place.queue)
+
+    return _batch(
+        schema,
+        ATTEMPTS_SCHEMA,
+        place,
+        columns.last_numbers(rows)[columns.owners(counts)],
+        columns.elements(np.ones_like(counts), counts, 1),
+        lambda: columns.texts("attempts value", walk.data, consumers),
+        lambda: columns.times(claimed, zero_is_none=True),
+        lambda: columns.texts("attempts value", walk.data, outcomes),
+        failed_in,
+    )
+
+
+def _walk(rows: Sequence[Row]) -> Walk:
+    return Walk([value for _, value in rows])
+
+
+def _finish(
+    walk: Walk, rows: Sequence[Row], record: str, decode: Callable[[bytes], object]
+) -> None:
+    walk.finish()
+    for index in np.flatnonzero(walk.odd).tolist():
+        decode(rows[index][1])  # says what is wrong
+        raise CorruptRecord(record, "only its exact decoder can read it: its columns must learn it")
+
+
+def _batch(
+    chosen: pa.Schema, schema: pa.Schema, place: Place, message_ids: Any, *rest: Any
+) -> pa.RecordBatch:
+    """Those chosen of the columns of a schema; what is called for its column has its type."""
+    size = len(message_ids)
+    found = (
+        lambda: pa.repeat(place.queue, size),
+        lambda: pa.repeat(pa.scalar(place.broker_shard, pa.int32()), size),
+        message_ids,
+        *rest,
+    )
+    made: dict[str, Column] = {
+        field.name: column if callable(column) else partial(_cast, column, field.type)
+        for column, field in zip(found, schema, strict=True)
+    }
+    return columns.batch(chosen, made)
+
+
+def _cast(numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array(numbers).cast(kind)

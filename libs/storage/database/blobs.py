@@ -1,0 +1,73 @@
+"""Payloads too large for a record: one object each, below `blobs/`, under a random name.
+
+A blob is durable before its URI is handed out, and the URI is what the payload record holds:
+`<root URL>/blobs/<2 hex>/<30 hex>`, without options or credentials.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+from libs.storage.database.roots import Root
+from libs.storage.errors import ForeignUri
+
+__all__ = ["FOLDER", "Blobs"]
+
+FOLDER: Final = "blobs"
+"""Below the root; what is in it lies in 256 folders."""
+
+_NAME_BYTES: Final = 16
+_HEX: Final = frozenset("0123456789abcdef")
+
+
+class Blobs:
+    """The payload objects of one root. Methods raise StoreUnavailable when the store is away."""
+
+    def __init__(self, root: Root) -> None:
+        self._objects = root.objects
+        self._base = root.url if root.url.endswith("/") else f"{root.url}/"
+
+    async def put(self, payload: bytes) -> str:
+        """Store `payload` under a fresh name; durable on return. Gives its URI."""
+        name = secrets.token_hex(_NAME_BYTES)
+        # 256 folders: a local one with millions of entries gets slow.
+        path = f"{FOLDER}/{name[:2]}/{name[2:]}"
+        await self._objects.put(path, payload)
+        return self.uri_of(path)
+
+    async def get(self, uri: str) -> bytes:
+        """The payload at `uri`. Raises ObjectNotFound, and ForeignUri for one outside this root."""
+        return await self._objects.get(self._path(uri))
+
+    async def get_slowly(self, uri: str, silence_s: float) -> bytes:
+        """The same, however long it takes; TimeoutError when no byte came for `silence_s`."""
+        return await self._objects.get_slowly(self._path(uri), silence_s)
+
+    async def stored_ms(self, uri: str) -> int:
+        """When the payload was stored, by the store's clock, in ms. Raises as `get` does."""
+        return await self._objects.modified_ms(self._path(uri))
+
+    async def delete(self, uri: str) -> None:
+        """Remove the payload; no error if it is gone. Raises ForeignUri."""
+        await self._objects.delete(self._path(uri))
+
+    def uri_of(self, path: str) -> str:
+        """The URI of the object at a path below the root."""
+        return self._base + path
+
+    def owns(self, uri: str) -> bool:
+        """Whether the URI is one that `put` of this root may have given."""
+        try:
+            self._path(uri)
+        except ForeignUri:
+            return False
+        return True
+
+    def _path(self, uri: str) -> str:
+        path = uri.removeprefix(self._base)
+        parts = path.split("/")
+        ours = path != uri and len(parts) == 3 and parts[0] == FOLDER
+        if not ours or not all(set(part) <= _HEX and part for part in parts[1:]):
+            raise ForeignUri(uri, self._base)
+        return path

@@ -1,0 +1,126 @@
+"""Time that never goes back, and the wait that SlateDB asks for after a clock that did."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from libs.storage.errors import ClockOutOfRange
+from libs.storage.layout.buckets import MAX_ORDER_MS
+
+__all__ = ["LAST_MS", "STEP_HOLD_S", "STEP_MS", "Clock", "HybridClock", "wait_until_past"]
+
+_LOOK_AGAIN_MS: Final = 1000
+
+log = logging.getLogger(__name__)
+
+
+STEP_MS: Final = 1000
+"""A wall clock further ahead than this has stepped: by hand, by NTP, or a suspended machine."""
+
+STEP_HOLD_S: Final = 30.0
+"""How long a step must last before it is followed: one that is taken back by then ends nothing."""
+
+
+LAST_MS: Final = MAX_ORDER_MS - (1 << 21)
+"""The last time, in 2248: the keys of records have room for it, and for what they count beyond."""
+
+
+class Clock(Protocol):
+    """Milliseconds since the Unix epoch, UTC, never going back."""
+
+    @property
+    def stepped_ms(self) -> int:
+        """By how much this clock has followed steps of the wall clock so far, in all.
+
+        Whoever measures by it how long somebody has had takes account of a step.
+        """
+
+    def now_ms(self) -> int:
+        """The time now."""
+
+
+class HybridClock:
+    """max(last + monotonic time passed, wall clock), going on from the last value that was kept.
+
+    It never goes back, whatever the wall clock does, and never stands still while that is behind. A
+    step ahead by more than STEP_MS is followed when it has lasted for STEP_HOLD_S, unless it leads
+    beyond LAST_MS. `wall` gives seconds since the epoch, `monotonic` seconds from anywhere.
+
+    Raises ClockOutOfRange where it would begin beyond LAST_MS.
+    """
+
+    def __init__(
+        self,
+        last_ms: int = 0,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._wall = wall
+        self._monotonic = monotonic
+        # A process that starts takes the wall clock as it is.
+        self._base_ms = max(last_ms, int(wall() * 1000))
+        if self._base_ms > LAST_MS:
+            raise ClockOutOfRange(self._base_ms, LAST_MS)
+        self._base_at = monotonic()
+        self._stepped_at: float | None = None
+        self._stepped_ms = 0
+
+    @property
+    def stepped_ms(self) -> int:
+        """See Clock."""
+        return self._stepped_ms
+
+    def now_ms(self) -> int:
+        """The time now; at least every value given before."""
+        at = self._monotonic()
+        now = min(self._base_ms + int((at - self._base_at) * 1000), LAST_MS)
+        ahead_ms = int(self._wall() * 1000) - now
+        if now + ahead_ms > LAST_MS:
+            return now
+        if ahead_ms <= STEP_MS:
+            self._stepped_at = None
+        elif not self._has_lasted(at, ahead_ms):
+            return now
+        if ahead_ms > 0:
+            self._base_ms, self._base_at = now + ahead_ms, at
+            return now + ahead_ms
+        return now
+
+    def _has_lasted(self, at: float, ahead_ms: int) -> bool:
+        if self._stepped_at is None:
+            self._stepped_at = at
+            log.warning(
+                "the wall clock stepped ahead by %.1f s: followed if it stays so for %.0f s",
+                ahead_ms / 1000,
+                STEP_HOLD_S,
+            )
+        if at - self._stepped_at < STEP_HOLD_S:
+            return False
+        self._stepped_at = None
+        self._stepped_ms += ahead_ms
+        log.warning("following the wall clock, %.1f s ahead", ahead_ms / 1000)
+        return True
+
+
+async def wait_until_past(
+    last_ms: int,
+    waiting: Callable[[int], None],
+    wall: Callable[[], float] = time.time,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Returns once the wall clock is past `last_ms`, the time of the last commit.
+
+    SlateDB refuses writes behind its own last tick and then closes the database, so nothing may be
+    written before this returns. `waiting(behind_ms)` is called before each sleep of at most a
+    second: log it, and answer NOT_SERVING until this returns.
+    """
+    while True:
+        behind_ms = last_ms - int(wall() * 1000)
+        if behind_ms < 0:
+            return
+        waiting(behind_ms)
+        await sleep(min(behind_ms + 1, _LOOK_AGAIN_MS) / 1000)

@@ -1,0 +1,308 @@
+"""Group commit: changes apply in memory at once, one loop makes them durable, then answers go out.
+
+    mark_dirty ──▶ gathering ──drain──▶ written (in memory) ──flush, sync──▶ durable ──▶ answers
+                       ▲                      at most two, in order                │
+                       └──────────── the next commit gathers meanwhile ◀───────────┘
+
+Where the database makes a commit in one step (see libs.storage.database.in_thread), a small one
+that finds no other in flight is made so, and the next one gathers until it is durable.
+
+Whoever waits shares one future per commit. Commits become durable strictly in order. When one
+fails, memory is ahead of the disk: every waiter gets the error and there is never another commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Final, Protocol
+
+from libs.storage.database.clocks import Clock
+from libs.storage.database.slate import Batch, Database
+from libs.storage.errors import StorageError, StoreFailed
+from libs.storage.layout.own_keys import (
+    CLOCK_KEY,
+)
+from libs.storage.records.states import encode_clock
+
+__all__ = ["MAX_IN_FLIGHT", "GroupCommit", "Source"]
+
+MAX_IN_FLIGHT: Final = 2
+"""Commits written and not yet durable: one being synced while the next is written."""
+
+AT_ONCE_BYTES: Final = 256 << 10
+"""Up to here a commit that finds no other in flight is made in one step, off the event loop, and
+the next one gathers until it is durable. Larger ones overlap: their bytes take longer than wakes.
+"""
+
+
+class Source(Protocol):
+    """What is committed: the owner's changed records."""
+
+    async def drain(self, batch: Batch) -> None:
+        """Put everything that changed since the last drain.
+
+        Others may have turns meanwhile, and what they change belongs to this commit: the last step
+        puts all of it. What takes long to encode is put in steps, or later (`Batch.put_later`).
+
+        `batch.commit` is the number of this commit, the one its `on_durable` hooks will get. Put
+        nothing if nothing changed: the hooks hear of no such commit. Must not raise: an error here
+        counts as a failed commit.
+        """
+
+
+class _Commit:
+    __slots__ = ("done", "has_changes", "is_proof", "number", "size_bytes", "started_at")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_proof = False
+        self.has_changes = True
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.size_bytes = 0
+        self.started_at = 0.0
+
+
+class GroupCommit:
+    """The commit loop of one database; `run` must be running for anything to become durable.
+
+    `interval_ms` is the least time between the starts of two commits: 0 on a disk, more where each
+    commit is a paid PUT.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        source: Source,
+        interval_ms: int = 0,
+        in_flight: int = MAX_IN_FLIGHT,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._source = source
+        self._interval_s = interval_ms / 1000
+        self._in_flight: deque[_Commit] = deque()
+        self._slots = asyncio.Semaphore(in_flight)
+        self._wake = asyncio.Event()
+        self._hooks: list[Callable[[int], None]] = []
+        self._number = 1
+        self._gathering: _Commit | None = None
+        self._gathered_bytes = 0
+        self.hold = asyncio.Lock()
+        """No commit begins while it is held: for what belongs into one, and is made in steps.
+
+        Whoever holds it must not wait for a commit.
+        """
+        self._closing = False
+        self._running = False
+        self._finished = asyncio.Event()
+        self._finisher: asyncio.Task[None] | None = None
+        self.failed: StorageError | None = None
+        """Why there will be no further commit; None while all is well."""
+
+    def mark_dirty(
+        self, size_bytes: int = 0, failed: Callable[[StorageError], None] | None = None
+    ) -> None:
+        """Something changed in memory: the next commit will drain it.
+
+        `size_bytes` counts towards `uncommitted_bytes` until the drain, which then knows better.
+        With `failed`, which is called if that commit fails, raises the error of one before.
+        """
+        if failed is not None and self.failed is not None:
+            raise self.failed
+        if self._gathering is None:
+            self._gathering = _Commit(self._number)
+            self._wake.set()
+        self._gathered_bytes += size_bytes
+        if failed is not None:
+            self._gathering.done.add_done_callback(partial(_tell_failure, failed))
+
+    async def durable(self) -> None:
+        """Wait for the newest commit that could hold anything applied so far; none: return at once.
+
+        Raises the error of a failed commit. Cancelling one waiter disturbs no other.
+        """
+        newest = self.newest()
+        if newest is not None:
+            await asyncio.shield(newest)
+
+    async def prove_ownership(self) -> None:
+        """Wait for a commit that begins after this call: only the database's owner can make one.
+
+        A process that was replaced may not know it yet, and reads on from what it remembers. So
+        prove it before an answer that ends something: "there is none", "it is too late". Raises the
+        error of a failed commit, Fenced among them.
+        """
+        self.mark_dirty()
+        if self._gathering is not None:
+            self._gathering.is_proof = True
+        await self.durable()
+
+    def newest(self) -> asyncio.Future[None] | None:
+        """The end of that commit, for whoever attaches a callback; not to be cancelled.
+
+        Raises the error of a failed commit.
+        """
+        if self.failed is not None:
+            raise self.failed
+        newest = self._gathering or (self._in_flight[-1] if self._in_flight else None)
+        return newest.done if newest is not None else None
+
+    def on_durable(self, callback: Callable[[int], None]) -> None:
+        """Call `callback(commit number)` after each durable commit, before its waiters go on.
+
+        Not after one for which the source had nothing (see `prove_ownership`).
+        """
+        self._hooks.append(callback)
+
+    def overdue_ms(self) -> int:
+        """Age of the oldest commit in flight, in milliseconds; 0 if there is none."""
+        if not self._in_flight:
+            return 0
+        return int((time.monotonic() - self._in_flight[0].started_at) * 1000)
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """Bytes gathered or in flight, not durable yet: what back-pressure is judged by."""
+        return self._gathered_bytes + sum(commit.size_bytes for commit in self._in_flight)
+
+    async def run(self) -> None:
+        """Commit until closed. Raises the cause when a commit fails; then the process must stop."""
+        self._running = True
+        try:
+            while self.failed is None:
+                await self._wake.wait()
+                await self._slots.acquire()
+                if self._gathering is None or self.failed is not None:
+                    break
+                await self._commit(self._gathering)
+            if self._finisher is not None:
+                await self._finisher
+            if self.failed is not None:
+                raise self.failed
+        except asyncio.CancelledError:
+            self._fail(StoreFailed("the commit loop was stopped"))
+            raise
+        finally:
+            self._running = False
+            self._finished.set()
+
+    async def close(self) -> None:
+        """Make durable what is still dirty, then end `run`. Never raises: look at `failed`.
+
+        Await `run`'s task afterwards; a `run` that has not begun yet does its work there.
+        """
+        self._closing = True
+        self._wake.set()
+        if self._running:
+            await self._finished.wait()
+
+    async def _commit(self, commit: _Commit) -> None:
+        await asyncio.sleep(0)  # what is ready to run now may still join this commit
+        if self.failed is not None:
+            return
+        started = time.monotonic()
+        batch = Batch()
+        batch.commit = commit.number
+        try:
+            async with self.hold:
+                await self._source.drain(batch)
+        except Exception as error:  # noqa: BLE001 - a half-drained source must never commit again
+            self._fail(error)
+            return
+        if self._gathering is None:
+            return  # An earlier one has failed meanwhile.
+        self._gathering = None
+        self._gathered_bytes = 0
+        self._wake.clear()
+        if self._closing:
+            self._wake.set()
+        commit.has_changes = len(batch) > 0
+        if not commit.has_changes and not commit.is_proof:
+            self._slots.release()
+            self._release_empty(commit)
+            return
+        batch.put(CLOCK_KEY, encode_clock(self._clock.now_ms()))
+        commit.size_bytes = batch.size_bytes
+        commit.started_at = started
+        self._number += 1
+        self._in_flight.append(commit)
+        is_alone = len(self._in_flight) == 1
+        if is_alone and commit.size_bytes <= AT_ONCE_BYTES and self._database.commits_at_once:
+            await self._conclude(commit, self._database.commit(batch))
+        else:
+            try:
+                await self._database.write(batch)
+            except Exception as error:  # noqa: BLE001 - memory is ahead of the disk
+                self._fail(error)
+                return
+            self._finisher = asyncio.create_task(self._finish(commit, self._finisher))
+        if self._interval_s:
+            await self._pause(started + self._interval_s - time.monotonic())
+
+    async def _finish(self, commit: _Commit, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        if self.failed is None:
+            await self._conclude(commit, self._database.flush())
+
+    async def _conclude(self, commit: _Commit, made_durable: Coroutine[None, None, None]) -> None:
+        try:
+            await made_durable
+            self._in_flight.popleft()
+            if commit.has_changes:
+                for hook in self._hooks:
+                    hook(commit.number)
+        except Exception as error:  # noqa: BLE001 - no answer may rest on what went wrong
+            self._fail(error, commit)
+            return
+        commit.done.set_result(None)
+        self._slots.release()
+
+    def _release_empty(self, commit: _Commit) -> None:
+        """Nothing had changed: its waiters wait for what is in flight, if anything is."""
+        if not self._in_flight:
+            commit.done.set_result(None)
+            return
+
+        def follow(newest: asyncio.Future[None]) -> None:
+            error = newest.exception()
+            if error is None:
+                commit.done.set_result(None)
+            else:
+                commit.done.set_exception(error)
+                commit.done.exception()
+
+        self._in_flight[-1].done.add_done_callback(follow)
+
+    async def _pause(self, seconds: float) -> None:
+        if seconds > 0 and not self._closing:
+            await asyncio.sleep(seconds)
+
+    def _fail(self, error: BaseException, commit: _Commit | None = None) -> None:
+        if self.failed is None:
+            if isinstance(error, StorageError):
+                self.failed = error
+            else:
+                self.failed = StoreFailed(f"the commit loop broke: {error!r}")
+                self.failed.__cause__ = error
+        waiting = [*self._in_flight]
+        waiting += [one for one in (commit, self._gathering) if one is not None]
+        self._in_flight.clear()
+        self._gathering = None
+        for one in waiting:
+            if not one.done.done():
+                one.done.set_exception(self.failed)
+                one.done.exception()  # nobody may be waiting: that is no error of its own
+        self._wake.set()
+        self._slots.release()
+
+
+def _tell_failure(failed: Callable[[StorageError], None], done: asyncio.Future[None]) -> None:
+    error = done.exception()
+    if isinstance(error, StorageError):  # as it always is: see `_fail`
+        failed(error)

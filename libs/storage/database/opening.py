@@ -1,0 +1,125 @@
+"""Opening a database takes as long as it makes progress: no clock ends it while the store answers.
+
+A start replays what the last owner had not yet moved into sorted tables: a HEAD and a GET for each
+WAL object. How long that takes depends on the store. An opening that is given up makes no progress
+at all and leaves one more WAL object behind, so a limit in seconds would be a crash loop on every
+store that is too slow for it.
+
+::
+
+    build ─┬─ done, or SlateDB's own error ──────────────────────────► database, or the error
+           └─ every second: has the number of requests grown? ─ yes ─► wait on, log every 5 s
+                             └─ no, for a while ─► ask the store ─┬──► it answers: wait on
+                                                                  └──► StoreUnavailable
+
+SlateDB begins no request of the replay before one has been answered, and asks for its manifest
+every second all along; so the number stands still only where the store is silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from slatedb.uniffi import Admin, Db, DbBuilder, DefaultMetricsRecorder, Error
+
+from libs.storage.errors import StorageError, StoreUnavailable
+from libs.storage.objects.small_objects import Objects
+
+__all__ = ["Opening"]
+
+_log = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+LOG_EVERY_LOOKS: Final = 5
+
+_REQUESTS: Final = "slatedb.object_store.request_count"
+
+
+class Opening:
+    """One opening of the database `name` for writing."""
+
+    def __init__(self, builder: DbBuilder, admin: Admin, objects: Objects, name: str) -> None:
+        """Watch what this builder does; `admin` and `objects` are used for the log alone."""
+        self._builder = builder
+        self._admin = admin
+        self._objects = objects
+        self._name = name
+        self._recorder = DefaultMetricsRecorder()
+        self._wal_count: int | None = None
+        builder.with_metrics_recorder(self._recorder)
+
+    async def build(self, stall_s: float, check: Callable[[], Awaitable[None]]) -> Db:
+        """The open database. Raises SlateDB's errors, and what `check` raises.
+
+        `check` asks the store for a sign of life; it is called whenever no request was begun for
+        `stall_s` seconds.
+        """
+        building = asyncio.ensure_future(self._builder.build())
+        try:
+            await self._watch(building, stall_s, check)
+            return await building
+        finally:
+            building.cancel()
+
+    async def _watch(
+        self, building: asyncio.Future[Db], stall_s: float, check: Callable[[], Awaitable[None]]
+    ) -> None:
+        requests, looks, still_looks = 0, 0, 0
+        look_s = min(LOOK_S, stall_s)
+        # Looks are counted, not seconds: a process that was stopped meanwhile has not waited.
+        while True:
+            done, _ = await asyncio.wait([building], timeout=look_s)
+            if done:
+                break
+            looks += 1
+            now = self._requests()
+            still_looks = 0 if now > requests else still_looks + 1
+            requests = now
+            if looks % LOG_EVERY_LOOKS == 0:
+                await self._log_progress(requests)
+            if still_looks * look_s >= stall_s:
+                try:
+                    await check()
+                except StorageError as error:
+                    raise StoreUnavailable(
+                        f"opening {self._name} stopped after {requests} requests: {error}"
+                    ) from error
+                still_looks = 0
+        if looks >= LOG_EVERY_LOOKS:
+            _log.info("opened %s after %d requests to the store", self._name, self._requests())
+
+    def _requests(self, api: str = "") -> int:
+        """Requests to the store begun so far, of one kind or of all."""
+        return sum(
+            _count(metric.value)
+            for metric in self._recorder.metrics_by_name(_REQUESTS)
+            if not api or any(label.value == api for label in metric.labels)
+        )
+
+    async def _log_progress(self, requests: int) -> None:
+        if self._wal_count is None:
+            self._wal_count = await self._count_wal_objects()
+        # Each WAL object is looked at with HEAD, and read in one range.
+        read = min(self._requests("get_range"), self._wal_count)
+        _log.warning(
+            "opening %s: %d of about %d WAL objects read, %d requests to the store",
+            *(self._name, read, self._wal_count, requests),
+        )
+
+    async def _count_wal_objects(self) -> int:
+        """How many WAL objects this start replays; 0 while that cannot be read."""
+        try:
+            async with asyncio.timeout(LOG_EVERY_LOOKS * LOOK_S):
+                manifest = await self._admin.read_manifest(None)
+                after = 0 if manifest is None else manifest.replay_after_wal_id
+                return await self._objects.count_after(f"{self._name}/wal", f"{after:020}.sst")
+        except (Error, StorageError, TimeoutError) as error:
+            _log.debug("counting the WAL objects of %s: %r", self._name, error)
+            return 0
+
+
+def _count(value: Any) -> int:
+    return int(value[0]) if value.is_COUNTER() else 0

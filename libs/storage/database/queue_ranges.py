@@ -1,0 +1,166 @@
+"""Which rows of a database are alive, as runs of keys: for whoever reads one from outside.
+
+A broker never scans from a queue's beginning, and neither may others: what lies before a list's
+head or in another epoch is garbage that waits to be removed. Where the lists begin is in the state
+record of the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from libs.storage.layout.buckets import (
+    MAX_ORDER_MS,
+    MAX_ORDER_N,
+    BucketKind,
+    bucket_number,
+    last_order,
+    order_of,
+)
+from libs.storage.layout.ids import MAX_MESSAGE_ID
+from libs.storage.layout.keys import (
+    BEHIND_NUMBERS,
+    LAST_NUMBER,
+    RecordType,
+    log_key,
+    payload_key,
+    queue_head,
+)
+from libs.storage.layout.primitives import KeyRange
+from libs.storage.records.payload_packs import pack_key
+from libs.storage.records.states import ArchivedRecord, QueueStateRecord
+
+__all__ = [
+    "LATE_MS",
+    "Run",
+    "Waiting",
+    "active_runs",
+    "archived_run",
+    "attempts_run",
+    "done_run",
+    "failed_run",
+    "log_run",
+    "pack_run",
+    "payload_run",
+]
+
+LATE_MS: Final = 60_000
+"""How long after its time a message is in its row of a done or failed list at the latest: commands
+may wait for the store, and so may commits."""
+
+_NUMBER_BYTES: Final = 8
+
+
+class Run(NamedTuple):
+    """The rows whose keys are a head and then a number within `first`..`last`, u64 big-endian.
+
+    The keys of timed buckets have another number behind it.
+    """
+
+    head: bytes
+    first: int
+    last: int
+
+    @property
+    def span(self) -> KeyRange:
+        """Their range of keys."""
+        return KeyRange(self.key(self.first), self.key(self.last) + BEHIND_NUMBERS)
+
+    def key(self, number: int) -> bytes:
+        """The key with this number."""
+        return self.head + number.to_bytes(_NUMBER_BYTES, "big")
+
+    def number(self, key: bytes) -> int:
+        """The number of a key of this run."""
+        first = len(self.head)
+        return int.from_bytes(key[first : first + _NUMBER_BYTES], "big")
+
+
+class Waiting(NamedTuple):
+    """Active buckets of a queue: of a lane, or of what is in flight.
+
+    The first `head_offset` elements of the bucket `head_order` are gone.
+    """
+
+    run: Run
+    head_order: int
+    head_offset: int
+    message_count: int
+
+
+def log_run(first: int = 0, last: int = LAST_NUMBER) -> Run:
+    """The log entries with sequences from `first` to `last`."""
+    return Run(log_key(0)[:-_NUMBER_BYTES], first, last)
+
+
+def payload_run(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> Run:
+    """The payloads of the messages from `first_id` to `last_id`."""
+    return Run(payload_key(0)[:-_NUMBER_BYTES], first_id, last_id)
+
+
+def pack_run(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> Run:
+    """The packs of payloads whose first messages have IDs from `first_id` to `last_id`."""
+    return Run(pack_key(0)[:-_NUMBER_BYTES], first_id, last_id)
+
+
+def attempts_run(queue: str, first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> Run:
+    """The attempts records of a queue."""
+    return Run(queue_head(RecordType.ATTEMPTS, queue), first_id, last_id)
+
+
+def active_runs(queue: str, state: QueueStateRecord) -> Iterator[Waiting]:
+    """All messages that are available, delayed or in flight."""
+    head = queue_head(RecordType.ACTIVE, queue)
+    end = last_order(state.purges.lane_epoch if state.purges else state.epoch)
+    for lane in state.lanes:
+        if lane.waiting_count:
+            first = bucket_number(lane.priority, lane.kind, lane.head_order)
+            run = Run(head, first, bucket_number(lane.priority, lane.kind, end))
+            yield Waiting(run, lane.head_order, lane.head_offset, lane.waiting_count)
+    if state.in_flight_count:
+        first = bucket_number(0, BucketKind.IN_FLIGHT, state.first_in_flight_order)
+        last = bucket_number(0, BucketKind.IN_FLIGHT, last_order(state.epoch))
+        yield Waiting(Run(head, first, last), 0, 0, state.in_flight_count)
+
+
+def done_run(
+    queue: str, state: QueueStateRecord, from_ms: int = 0, until_ms: int | None = None
+) -> Run | None:
+    """The done rows that may have messages finished at from_ms ≤ time < until_ms."""
+    oldest = state.oldest_done_order if state.done_count else 0
+    return _finished(RecordType.DONE, queue, state.epoch, oldest, from_ms, until_ms)
+
+
+def failed_run(
+    queue: str, state: QueueStateRecord, from_ms: int = 0, until_ms: int | None = None
+) -> Run | None:
+    """The failed rows that may have messages that failed at from_ms ≤ time < until_ms."""
+    oldest = state.oldest_failed_order if state.failed_count else 0
+    return _finished(RecordType.FAILED, queue, state.epoch, oldest, from_ms, until_ms)
+
+
+def archived_run(
+    queue: str, state: QueueStateRecord, from_ms: int = 0, until_ms: int | None = None
+) -> Run | None:
+    """The rows that may have messages archived at from_ms ≤ time < until_ms."""
+    archived = state.archived or ArchivedRecord()
+    oldest = archived.oldest_order if archived.messages_count else 0
+    return _finished(RecordType.ARCHIVED, queue, state.epoch, oldest, from_ms, until_ms)
+
+
+def _finished(
+    record_type: RecordType, queue: str, epoch: int, oldest: int, from_ms: int, until_ms: int | None
+) -> Run | None:
+    """A row is written after what is in it was finished: no earlier order, and not much later."""
+    if not oldest:
+        return None
+    first = max(oldest, order_of(epoch, _within(from_ms), 0))
+    last = last_order(epoch)
+    if until_ms is not None:
+        last = order_of(epoch, _within(until_ms + LATE_MS), MAX_ORDER_N)
+    return Run(queue_head(record_type, queue), first, last) if first <= last else None
+
+
+def _within(ms: int) -> int:
+    return max(0, min(ms, MAX_ORDER_MS))

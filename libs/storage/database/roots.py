@@ -1,0 +1,257 @@
+"""A root: the one place, named by a URL, that holds everything of one SlateMQ instance.
+
+    file:///folder                     a folder of this machine, made if absent
+    memory:///                         this process only; gone with the Root object
+    s3://bucket/prefix?endpoint=&region=&allow_http=true
+    gs://bucket/prefix
+    az://container/prefix?endpoint=&allow_http=true
+
+Below it: `ingest/<shard>` and `broker/<shard>` (SlateDB), `blobs/`, `queue-names/`, `topology/`,
+`janitor/`.
+Credentials come from the environment variables usual for each store, never from the URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from obstore.exceptions import BaseError
+from slatedb.uniffi import (
+    AdminBuilder,
+    DbBuilder,
+    DbCache,
+    DbReaderBuilder,
+    Error,
+    FoyerCacheOptions,
+    ObjectStore,
+    ObjectStoreBuilder,
+    ObjectStoreType,
+    ReaderMode,
+)
+
+from libs.storage.database.formats import check_format, settle_format
+from libs.storage.database.opening import Opening
+from libs.storage.database.settings import Kind, Tuning, slatedb_settings, tuning_of
+from libs.storage.database.slate import Database, translate
+from libs.storage.database.snapshots import READER_OPTIONS, SnapshotReader, Snapshots, reading
+from libs.storage.errors import StoreUnavailable, readable
+from libs.storage.layout.own_keys import FORMAT_KEY
+from libs.storage.objects.durability import Durability, durability_of
+from libs.storage.objects.small_objects import Objects, open_objects
+
+__all__ = ["Address", "Root", "open_root", "parse_root"]
+
+SILENCE_S: Final = 10.0
+"""How long a store may be silent before it counts as unreachable. Opening a database may take far
+longer: see libs.storage.database.opening."""
+
+_OPTIONS: Final = {
+    "file": frozenset[str](),
+    "memory": frozenset[str](),
+    "s3": frozenset({"endpoint", "region", "allow_http"}),
+    "gs": frozenset[str](),
+    "az": frozenset({"endpoint", "allow_http"}),
+}
+_TYPES: Final = {
+    "file": ObjectStoreType.LOCAL,
+    "memory": ObjectStoreType.IN_MEMORY,
+    "s3": ObjectStoreType.S3,
+    "gs": ObjectStoreType.GCS,
+    "az": ObjectStoreType.AZURE,
+}
+_BUCKET_KEY: Final = {"s3": "bucket", "gs": "bucket", "az": "container_name"}
+
+
+@dataclass(frozen=True)
+class Address:
+    """A root URL taken apart; `prefix` has no outer slash, `bucket` may be empty (file, memory)."""
+
+    scheme: str
+    bucket: str
+    prefix: str
+    folder: Path | None
+    options: tuple[tuple[str, str], ...]
+
+    @property
+    def url(self) -> str:
+        """The URL without its options: what stored URIs start with."""
+        if self.folder is not None:
+            return self.folder.as_uri()
+        if self.scheme == "memory":
+            return f"memory:///{self.prefix}"
+        tail = f"/{self.prefix}" if self.prefix else ""
+        return f"{self.scheme}://{self.bucket}{tail}"
+
+
+def parse_root(url: str) -> Address:
+    """Take a root URL apart. Raises ValueError naming what is wrong, never repeating a secret."""
+    parts = urlsplit(url)
+    scheme = parts.scheme
+    if scheme not in _OPTIONS:
+        known = ", ".join(f"{name}://" for name in _OPTIONS)
+        raise ValueError(f"root URL: unknown scheme {scheme!r}, expected one of {known}")
+    if "@" in parts.netloc:
+        raise ValueError("root URL: credentials belong in the environment, not in the URL")
+    if parts.fragment:
+        raise ValueError("root URL: a fragment (#...) means nothing here")
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    for name, value in options:
+        if name not in _OPTIONS[scheme]:
+            raise ValueError(f"root URL: unknown option {name!r} for {scheme}://")
+        if name == "allow_http" and value not in ("true", "false"):
+            raise ValueError("root URL: allow_http must be true or false")
+        if not value:
+            raise ValueError(f"root URL: option {name!r} is empty")
+    path = unquote(parts.path)
+    if scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise ValueError(f"root URL: file:// takes no host, found {parts.netloc!r}")
+        if path in ("", "/"):
+            raise ValueError("root URL: file:// needs a folder, as in file:///var/lib/slatemq")
+        return Address(scheme, "", "", Path(path).resolve(), ())
+    if scheme == "memory":
+        if parts.netloc:
+            raise ValueError("root URL: memory:// takes no host, write memory:///")
+    elif not parts.netloc:
+        raise ValueError(f"root URL: {scheme}:// needs a bucket, as in {scheme}://bucket/prefix")
+    segments = [segment for segment in path.split("/") if segment]
+    if any(segment in (".", "..") for segment in segments):
+        raise ValueError("root URL: the path holds . or ..")
+    return Address(scheme, parts.netloc, "/".join(segments), None, tuple(options))
+
+
+class Root:
+    """One instance's place in a store; makes databases and gives small objects. `open_root`."""
+
+    def __init__(
+        self,
+        address: Address,
+        store: ObjectStore,
+        objects: Objects,
+        durability: Durability,
+        timeout_s: float,
+    ) -> None:
+        self.address = address
+        self.objects = objects
+        self.durability = durability
+        self._store = store
+        self._timeout_s = timeout_s
+
+    @property
+    def url(self) -> str:
+        """The root's URL without options; blob URIs start with it."""
+        return self.address.url
+
+    async def database(self, name: str, kind: Kind, tuning: Tuning | None = None) -> Database:
+        """Open the database `name` (such as `ingest/0`) for writing; fences an older writer.
+
+        Takes as long as the store needs to give what is to be replayed. Raises StoreUnavailable
+        once the store does not answer within the root's timeout, DamagedStore where SlateDB cannot
+        read its own files, and OtherFormat.
+        """
+        chosen = tuning or tuning_of(kind, self.address.scheme)
+        builder = DbBuilder(self._path(name), self._store)
+        builder.with_settings(slatedb_settings(chosen))
+        builder.with_db_cache(_cache(chosen), 0)
+        admin = AdminBuilder(self._path(name), self._store).build()
+        opening = Opening(builder, admin, self.objects, name)
+        try:
+            await self.objects.check(self._timeout_s)
+            db = await opening.build(self._timeout_s, lambda: self.objects.check(self._timeout_s))
+        except Error as error:
+            raise translate(error, f"opening {name} below {self.url}") from error
+        database = Database(db, name, self.durability, chosen.replay)
+        try:
+            await settle_format(database, f"{name} below {self.url}")
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    def snapshots(self, database: Database) -> Snapshots:
+        """What takes snapshots of a database that was opened here."""
+        return Snapshots(database, AdminBuilder(self._path(database.name), self._store).build())
+
+    async def open_snapshot(self, name: str, snapshot_id: str) -> SnapshotReader:
+        """Open a snapshot of the database `name` for reading; needs no owner.
+
+        Raises SnapshotNotFound, OtherFormat, and StoreUnavailable within the root's timeout.
+        """
+        builder = DbReaderBuilder(self._path(name), self._store)
+        builder.with_reader_mode(ReaderMode.CHECKPOINT(snapshot_id))
+        builder.with_options(READER_OPTIONS)
+        builder.with_db_cache_disabled()
+        what = f"opening a snapshot of {name} below {self.url}"
+        try:
+            with reading(what):
+                reader = await asyncio.wait_for(builder.build(), self._timeout_s)
+        except TimeoutError:
+            raise StoreUnavailable(f"{what}: no answer within {self._timeout_s:g} s") from None
+        try:
+            with reading(what):
+                check_format(await reader.get(FORMAT_KEY), f"{name} below {self.url}")
+        except BaseException:
+            await reader.shutdown()
+            raise
+        return SnapshotReader(reader, name)
+
+    def _path(self, name: str) -> str:
+        prefix = self.address.prefix
+        return f"{prefix}/{name}" if prefix else name
+
+
+def _cache(tuning: Tuning) -> DbCache:
+    def part(size: int) -> DbCache:
+        return DbCache.new_foyer_cache(FoyerCacheOptions(max_capacity=size, shards=4))
+
+    return DbCache.new_split_cache(part(tuning.block_cache_bytes), part(tuning.meta_cache_bytes))
+
+
+def _slatedb_store(address: Address) -> ObjectStore:
+    kind = _TYPES[address.scheme]
+    if address.folder is not None:
+        builder = ObjectStoreBuilder(kind)
+        builder.with_config("local_path", str(address.folder))
+        return builder.build()
+    if address.scheme == "memory":
+        return ObjectStoreBuilder(kind).build()
+    builder = ObjectStoreBuilder.from_env(kind)
+    builder.with_config(_BUCKET_KEY[address.scheme], address.bucket)
+    for name, value in address.options:
+        builder.with_config(name, value)
+    return builder.build()
+
+
+def open_root(url: str, *, timeout_s: float = SILENCE_S, sync: bool = True) -> Root:
+    """The root at `url`; touches the store only to make a file:// folder.
+
+    `timeout_s` is how long the store may be silent. `sync=False` leaves out the syncs of file://
+    (for measurements: answers then survive a crash of the process, not a power failure). Raises
+    ValueError for a bad URL, StoreUnavailable for a folder that cannot be made or a store that
+    refuses its configuration.
+    """
+    address = parse_root(url)
+    if address.folder is not None:
+        try:
+            address.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreUnavailable(f"making the data folder: {error}") from error
+    durability = durability_of(address.folder, sync)
+    try:
+        store = _slatedb_store(address)
+        objects = open_objects(
+            address.scheme,
+            address.bucket,
+            address.prefix,
+            address.folder,
+            address.options,
+            durability,
+        )
+    except (Error, BaseError) as error:
+        why = readable(str(error))
+        raise StoreUnavailable(f"configuring {address.url}: {why}") from error
+    return Root(address, store, objects, durability, timeout_s)

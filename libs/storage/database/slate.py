@@ -1,0 +1,399 @@
+"""One SlateDB database, opened for writing: the only place that calls SlateDB's read and write API.
+
+A write is in memory at once and durable only after `flush`. Reads default to memory; ask for
+`durable=True` wherever an answer must not rest on what a crash would take back.
+
+After a failed write or flush, memory is ahead of the disk and the object stays failed: every later
+write or flush raises the same error, and the process is expected to stop and restart from disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import Any, Final
+
+from slatedb.uniffi import (
+    CloseOptions,
+    CloseReason,
+    Db,
+    DurabilityLevel,
+    Error,
+    FlushOptions,
+    FlushType,
+    InternalError,
+    IterationOrder,
+    KeyRange,
+    ReadOptions,
+    ScanOptions,
+)
+
+from libs.storage.database.binding import CALLS, Change, Row
+from libs.storage.database.in_thread import CommitThread, available
+from libs.storage.database.settings import ReplayBound
+from libs.storage.errors import (
+    DamagedStore,
+    Fenced,
+    StorageError,
+    StoreFailed,
+    StoreUnavailable,
+    readable,
+)
+from libs.storage.objects.durability import Durability, FolderSync
+
+__all__ = ["Batch", "Change", "Database", "Row"]
+
+_log = logging.getLogger(__name__)
+
+READ_AHEAD_BYTES: Final = 4 << 20
+"""For long scans; the default of one block costs 57 µs a row instead of 5."""
+
+SHORT_READ_AHEAD_BYTES: Final = 64 << 10
+"""For scans of at most SHORT_SCAN_ROWS: ten rows in 0.3 ms, with 4 MiB of read-ahead in 3 ms."""
+
+SHORT_SCAN_ROWS: Final = 1000
+BATCH_ROWS: Final = 1000
+"""Rows per call into SlateDB: 1.1 MB of 1 KiB payloads, a few milliseconds of the event loop."""
+
+STATUS_POLL_S: Final = 1.0
+"""How often `wait_closed` looks; SlateDB itself learns of a newer writer once a second."""
+
+FILL_NS: Final = 10_000_000
+"""How long one step of the event loop copies rows into SlateDB's batch."""
+
+FILL_ROWS: Final = 64
+"""Rows copied between two looks at the clock: half a millisecond, 15 ms where each has 64 KiB."""
+
+_OVERHEAD_BYTES: Final = 32
+"""What a row costs beyond its key and value: sequence, timestamps, lengths (an estimate)."""
+
+
+class Batch:
+    """Puts and deletes that are written together or not at all. Single use; one task fills it."""
+
+    __slots__ = ("_later", "_rows", "_size_bytes", "commit")
+
+    def __init__(self) -> None:
+        self._rows: list[Change] = []
+        self._later: list[Iterable[Change]] = []
+        self._size_bytes = 0
+        self.commit = 0
+        """Number of the group commit that this batch belongs to; 0 outside of one."""
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set `key` to `value`; the last operation on a key wins."""
+        self._rows.append((key, value))
+        self._size_bytes += len(key) + len(value) + _OVERHEAD_BYTES
+
+    def put_all(self, rows: Sequence[Change]) -> None:
+        """Set each key to its value, or remove it where that is None."""
+        self._rows += rows
+        self._size_bytes += sum([len(key) + len(value or b"") for key, value in rows])
+        self._size_bytes += _OVERHEAD_BYTES * len(rows)
+
+    def put_later(self, rows: Iterable[Change], size_bytes: int) -> None:
+        """The same for rows that are made while the batch is written, of about this size.
+
+        They count as one operation, and come after all others.
+        """
+        self._later.append(rows)
+        self._size_bytes += size_bytes
+
+    def delete(self, key: bytes) -> None:
+        """Remove `key`; no error if it is absent."""
+        self._rows.append((key, None))
+        self._size_bytes += len(key) + _OVERHEAD_BYTES
+
+    def __len__(self) -> int:
+        return len(self._rows) + len(self._later)
+
+    @property
+    def size_bytes(self) -> int:
+        """Keys and values so far, with an estimate of the overhead per row."""
+        return self._size_bytes
+
+    async def fill(self) -> Any:
+        """The binding's own batch with all of it, filled in steps; once."""
+        writer = CALLS.new_batch_writer()
+        rows = chain(self._rows, *self._later)
+        until_ns = time.perf_counter_ns() + FILL_NS
+        while some := list(islice(rows, FILL_ROWS)):
+            writer.put_all(some)
+            if time.perf_counter_ns() > until_ns:
+                await asyncio.sleep(0)
+                until_ns = time.perf_counter_ns() + FILL_NS
+        return writer.raw
+
+
+def _read_options(durable: bool) -> ReadOptions:
+    level = DurabilityLevel.REMOTE if durable else DurabilityLevel.MEMORY
+    return ReadOptions(durability_filter=level, dirty=False, cache_blocks=True)
+
+
+def scan_options(*, durable: bool, short: bool, descending: bool) -> ScanOptions:
+    """How rows are read one after the other; a scan that is short reads less ahead."""
+    return ScanOptions(
+        durability_filter=DurabilityLevel.REMOTE if durable else DurabilityLevel.MEMORY,
+        dirty=False,
+        read_ahead_bytes=SHORT_READ_AHEAD_BYTES if short else READ_AHEAD_BYTES,
+        cache_blocks=False,
+        max_fetch_tasks=4,
+        order=IterationOrder.DESCENDING if descending else IterationOrder.ASCENDING,
+    )
+
+
+_READ_MEMORY = _read_options(durable=False)
+_READ_DURABLE = _read_options(durable=True)
+_FLUSH_WAL = FlushOptions(flush_type=FlushType.WAL)
+_FLUSH_MEMTABLE = FlushOptions(flush_type=FlushType.MEM_TABLE)
+
+
+def translate(error: Error, what: str) -> StorageError:
+    """The storage error for one of SlateDB's; `what` says what was being done."""
+    if isinstance(error, Error.Closed):
+        if error.reason is CloseReason.FENCED:
+            return Fenced(f"{what}: another process has opened this database")
+        return StoreFailed(f"{what}: the database is closed ({error.message})")
+    if isinstance(error, Error.Unavailable):
+        return StoreUnavailable(f"{what}: {readable(error.message)}")
+    if isinstance(error, Error.Data):
+        return DamagedStore(f"{what}: {readable(error.message)}")
+    return StoreFailed(f"{what}: {readable(repr(error))}")
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Error as error:
+        raise translate(error, what) from error
+    except InternalError as error:  # a panic on the other side
+        raise StoreFailed(f"{what}: {error}") from error
+
+
+class Database:
+    """A database of ours, opened for writing. Made by `Root.database`.
+
+    Every method raises `Fenced` once another writer has taken over and this one has noticed,
+    `StoreUnavailable` or `StoreFailed` when the store fails, `DamagedStore` on damage.
+    """
+
+    def __init__(self, db: Db, name: str, durability: Durability, replay: ReplayBound) -> None:
+        self._db = db
+        self._durability = durability
+        self._replay = replay
+        # What this start has replayed is flushed with the first commit.
+        self._unflushed_commits = replay.commits
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._bounding: asyncio.Task[None] | None = None
+        self._handle: Any = None  # of the newest write
+        self._thread: CommitThread | None = None
+        self._closed = False
+        self.name = name
+        self.failed: StorageError | None = None
+        """Why nothing can be written any more; None while all is well."""
+
+    async def get(self, key: bytes, durable: bool = False) -> bytes | None:
+        """The value of `key`, or None; `durable` hides what a crash would take back."""
+        options = _READ_DURABLE if durable else _READ_MEMORY
+        with _translated(f"reading from {self.name}"):
+            value: bytes | None = await self._db.get_with_options(key, options)
+            return value
+
+    async def written_ms(self, key: bytes) -> int | None:
+        """When `key` was last put, by SlateDB's own clock (its tick), in ms; None if absent.
+
+        For the clock record, which goes with every commit, that is the tick of the last commit: no
+        write is taken before the wall clock is past it.
+        """
+        with _translated(f"reading from {self.name}"):
+            row = await self._db.get_key_value_with_options(key, _READ_DURABLE)
+        return None if row is None else int(row.create_ts)
+
+    async def get_many(self, keys: Iterable[bytes], durable: bool = False) -> list[bytes | None]:
+        """The values of `keys`, in their order, read at the same time; None where absent."""
+        return await asyncio.gather(*(self.get(key, durable) for key in keys))
+
+    async def scan(
+        self,
+        start: bytes,
+        end: bytes,
+        limit: int | None = None,
+        durable: bool = False,
+        descending: bool = False,
+    ) -> AsyncIterator[list[Row]]:
+        """Rows with start ≤ key < end in key order (or backwards), in non-empty lists.
+
+        At most `limit` rows in all. Never start before deleted rows: each costs 1.5 µs, every time.
+        """
+        if start >= end or limit == 0:
+            return
+        short = limit is not None and limit <= SHORT_SCAN_ROWS
+        options = scan_options(durable=durable, short=short, descending=descending)
+        span = KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
+        left = limit
+        with _translated(f"scanning {self.name}"):
+            iterator = await self._db.scan_with_options(span, options)
+            while left is None or left > 0:
+                count = BATCH_ROWS if left is None else min(BATCH_ROWS, left)
+                rows = await CALLS.next_rows(iterator, count)
+                if rows:
+                    yield rows
+                if len(rows) < count:
+                    return
+                if left is not None:
+                    left -= len(rows)
+
+    async def write(self, batch: Batch) -> None:
+        """Apply `batch` in memory, as one; it is durable only after `flush`. Uses the batch up."""
+        self._check()
+        with self._changing(f"writing to {self.name}"):
+            self._handle = await self._db.write(await batch.fill())
+
+    async def flush(self) -> None:
+        """Make everything durable that was written before this call."""
+        self._check()
+        handle = self._handle
+        with self._changing(f"making a commit of {self.name} durable"):
+            await self._db.flush_with_options(_FLUSH_WAL)
+            # An empty flush says nothing about leadership; the handle of our own write does.
+            if handle is not None:
+                await handle.await_durable()
+            await self._durability.sync()
+        self._bound_replay()
+
+    @property
+    def commits_at_once(self) -> bool:
+        """Whether `commit` is one step, off the event loop, and not two or more on it."""
+        return available() and isinstance(self._durability, FolderSync)
+
+    async def commit(self, batch: Batch) -> None:
+        """Write `batch` and make it durable. Wait for it before what must be written after it."""
+        durability = self._durability
+        if not (isinstance(durability, FolderSync) and self.commits_at_once):
+            await self.write(batch)
+            await self.flush()
+            return
+        self._check()
+        with self._changing(f"making a commit of {self.name} durable"):
+            filled = await batch.fill()
+            before = self._handle
+            if self._thread is None:
+                self._thread = CommitThread(self._db, _FLUSH_WAL, durability.sync_now, self.name)
+            handle = await self._thread.commit(filled)
+        if self._handle is before:
+            self._handle = handle
+        self._bound_replay()
+
+    async def flush_memtable(self) -> None:
+        """Move everything into sorted tables, so that a checkpoint contains it; durable after."""
+        self._check()
+        with self._changing(f"flushing the memtable of {self.name}"):
+            await self._db.flush_with_options(_FLUSH_MEMTABLE)
+            await self._durability.sync()
+
+    def _bound_replay(self) -> None:
+        """Count a commit; flush the memtable behind it when that is due."""
+        self._unflushed_commits += 1
+        self._arm_flush()
+        if self._unflushed_commits >= self._replay.commits:
+            self._begin_flush()
+
+    def _arm_flush(self) -> None:
+        if self._flush_timer is None and not self._closed:
+            loop = asyncio.get_running_loop()
+            self._flush_timer = loop.call_later(self._replay.age_s, self._begin_flush)
+
+    def _begin_flush(self) -> None:
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if self._closed or self.failed is not None:
+            return
+        if self._bounding is None or self._bounding.done():
+            self._unflushed_commits = 0
+            self._bounding = asyncio.create_task(self._flush_behind())
+        else:  # It may have begun before the last commit, and there may be none after that.
+            self._arm_flush()
+
+    async def _flush_behind(self) -> None:
+        try:
+            await self._db.flush_with_options(_FLUSH_MEMTABLE)
+            await self._durability.sync()
+        except (Error, OSError) as error:
+            # The commits themselves stand in the WAL; the next one reports what is wrong.
+            _log.warning("flushing the memtable of %s: %r", self.name, error)
+            self._arm_flush()
+
+    @property
+    def closed_reason(self) -> str | None:
+        """None while open, else `clean`, `fenced`, `panic` or `unknown`. Reads the live status."""
+        reason = self._db.status().close_reason
+        return None if reason is None else str(reason.name).lower()
+
+    async def wait_closed(self) -> str:
+        """Returns the reason once this database is fenced or closed; looks about once a second."""
+        while True:
+            reason = self.closed_reason
+            if reason is not None:
+                return reason
+            await asyncio.sleep(STATUS_POLL_S)
+
+    async def close(self) -> None:
+        """Flush and close. Never raises for a database that is closed, fenced or failed already.
+
+        A failed one is closed without a flush: what memory has beyond the disk was never answered.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+        if self._thread is not None:
+            await self._thread.close()
+        if self._bounding is not None:
+            await self._bounding
+        if self.closed_reason is not None:
+            return
+        try:
+            if self.failed is not None:
+                await self._db.shutdown_with_options(CloseOptions(flush_type=None))
+                return
+            await self._db.shutdown()
+            await self._durability.sync()
+        except Error.Closed:
+            return
+        except (Error, OSError) as error:
+            if self.failed is not None:
+                _log.warning("closing %s after it had failed: %r", self.name, error)
+            elif isinstance(error, Error):
+                raise translate(error, f"closing {self.name}") from error
+            else:
+                raise StoreFailed(f"syncing {self.name} at its close: {error}") from error
+
+    def _check(self) -> None:
+        if self.failed is not None:
+            raise self.failed
+        if self._closed:
+            raise StoreFailed(f"{self.name} is closed")
+
+    @contextmanager
+    def _changing(self, what: str) -> Iterator[None]:
+        """Whatever fails in it, the database stays failed; `what` says what is being done."""
+        try:
+            with _translated(what):
+                yield
+        except StorageError as error:
+            raise self._fail(error) from error
+        except OSError as error:
+            cause = StoreFailed(f"syncing the data folder of {self.name}: {error}")
+            raise self._fail(cause) from error
+
+    def _fail(self, error: StorageError) -> StorageError:
+        if self.failed is None:
+            self.failed = error
+        return self.failed

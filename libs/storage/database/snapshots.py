@@ -1,0 +1,217 @@
+"""Snapshots: states of a database that stay readable from anywhere while its owner goes on.
+
+A snapshot is a SlateDB checkpoint with a lifetime. Its owner flushes the memtable before it takes
+one, as a checkpoint lacks what is durable in the WAL alone; so everything that was committed before
+`take` was called is in it. An owner that was replaced and has not noticed has nothing to flush, and
+its snapshot would lack what its successor has in the WAL: so there is always something to flush,
+which fails then. Whoever has the store can read a snapshot, by the database's name and its ID.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from slatedb.uniffi import (
+    Admin,
+    Checkpoint,
+    CheckpointOptions,
+    DbReader,
+    Error,
+    InternalError,
+    KeyRange,
+    ReaderOptions,
+)
+
+from libs.storage.database.binding import CALLS, Row
+from libs.storage.database.slate import Batch, Database, scan_options, translate
+from libs.storage.errors import SnapshotNotFound, StoreFailed, StoreUnavailable
+from libs.storage.layout.own_keys import CLOCK_KEY
+
+__all__ = [
+    "READER_OPTIONS",
+    "SNAPSHOTS_MAX",
+    "SnapshotReader",
+    "Snapshots",
+    "TooManySnapshots",
+    "reading",
+]
+
+SNAPSHOTS_MAX: Final = 64
+"""Alive at once: each is an entry in the manifest, and pins the tables of its time."""
+
+STORE_TIMEOUT_S: Final = 30.0
+"""How long the store may take for one change of the manifest."""
+
+NAME: Final = "slatemq-snapshot"
+"""Tells our checkpoints from those that others made with SlateDB's own tools."""
+
+NEVER_PUT: Final = CLOCK_KEY + b"\xff"
+"""A key that nothing has: deleting it is a write that changes nothing."""
+
+BATCH_BYTES: Final = 8 << 20
+"""What one batch of a scan is aimed at: enough to decode at a stroke, little for an executor."""
+
+BATCH_ROWS_MIN: Final = 16
+BATCH_ROWS_MAX: Final = 8192
+
+READER_OPTIONS: Final = ReaderOptions(
+    manifest_poll_interval_ms=60_000,
+    checkpoint_lifetime_ms=600_000,
+    max_memtable_bytes=1 << 20,
+    skip_wal_replay=True,
+    object_store_max_retries=3,
+)
+"""A snapshot never changes, so nothing is polled; it holds all rows in its tables, so no WAL."""
+
+T = TypeVar("T")
+
+
+class TooManySnapshots(Exception):
+    """SNAPSHOTS_MAX snapshots of the database are alive; release one, or wait for their ends."""
+
+
+class Snapshots:
+    """The snapshots of one database, for its owner. `Root.snapshots` makes it.
+
+    Every method raises StoreUnavailable or StoreFailed when the store fails; `take` what a commit
+    raises, too.
+    """
+
+    def __init__(
+        self, database: Database, admin: Admin, now_s: Callable[[], float] = time.time
+    ) -> None:
+        self._database = database
+        self._admin = admin
+        self._now_s = now_s
+        self._taking = asyncio.Lock()
+
+    @property
+    def database(self) -> str:
+        """The database's name below the root."""
+        return self._database.name
+
+    async def take(self, lifetime_ms: int) -> str:
+        """The ID of a new snapshot, with all that was committed before. Raises TooManySnapshots.
+
+        Commits go on meanwhile. SlateDB counts lifetimes in whole seconds. Raises Fenced when
+        another process has the database, even if nothing else was written since.
+        """
+        async with self._taking:
+            if len(await self._alive()) >= SNAPSHOTS_MAX:
+                raise TooManySnapshots
+            proof = Batch()
+            proof.delete(NEVER_PUT)
+            await self._database.write(proof)
+            await self._database.flush_memtable()
+            options = CheckpointOptions(lifetime_ms=lifetime_ms, source=None, name=NAME)
+            made = await self._call("taking", self._admin.create_detached_checkpoint(options))
+            return str(made.id)
+
+    async def renew(self, snapshot_id: str, lifetime_ms: int) -> None:
+        """Let it live for `lifetime_ms` from now. Raises SnapshotNotFound."""
+        if snapshot_id not in await self._alive():
+            raise SnapshotNotFound(snapshot_id)
+        await self._call("renewing", self._admin.refresh_checkpoint(snapshot_id, lifetime_ms))
+
+    async def release(self, snapshot_id: str) -> None:
+        """End it; no error if it is gone."""
+        if snapshot_id in await self._alive():
+            await self._call("releasing", self._admin.delete_checkpoint(snapshot_id))
+
+    async def _alive(self) -> set[str]:
+        listed: list[Checkpoint] = await self._call("listing", self._admin.list_checkpoints(NAME))
+        now_s = self._now_s()
+        return {
+            str(one.id)
+            for one in listed
+            if one.expire_time_secs is None or one.expire_time_secs > now_s
+        }
+
+    async def _call(self, doing: str, call: Awaitable[T]) -> T:
+        what = f"{doing} a snapshot of {self.database}"
+        try:
+            with reading(what):
+                return await asyncio.wait_for(call, STORE_TIMEOUT_S)
+        except TimeoutError:
+            raise StoreUnavailable(f"{what}: no answer within {STORE_TIMEOUT_S:g} s") from None
+
+
+class SnapshotReader:
+    """Reads one snapshot. `Root.open_snapshot` makes it; close it at the end.
+
+    Attributes:
+        rows_read: How many rows scans and gets have given so far.
+    """
+
+    def __init__(self, reader: DbReader, name: str) -> None:
+        self._reader = reader
+        self._name = name
+        self.rows_read = 0
+
+    async def get(self, key: bytes) -> bytes | None:
+        """The value of `key`, or None."""
+        with reading(f"reading a snapshot of {self._name}"):
+            value: bytes | None = await self._reader.get(key)
+        self.rows_read += value is not None
+        return value
+
+    async def scan(
+        self,
+        start: bytes,
+        end: bytes,
+        limit: int | None = None,
+        descending: bool = False,
+        rows_max: int = BATCH_ROWS_MAX,
+    ) -> AsyncIterator[list[Row]]:
+        """Rows with start ≤ key < end in key order (or backwards), in lists of some BATCH_BYTES.
+
+        A list has `rows_max` rows at most: it may follow small ones, and all its rows be large.
+        """
+        if start >= end or limit == 0:
+            return
+        short = limit is not None and limit <= BATCH_ROWS_MIN
+        options = scan_options(durable=True, short=short, descending=descending)
+        span = KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
+        left = limit
+        count = BATCH_ROWS_MIN
+        with reading(f"scanning a snapshot of {self._name}"):
+            iterator: Any = await self._reader.scan_with_options(span, options)
+            while left is None or left > 0:
+                wanted = count if left is None else min(count, left)
+                rows = await CALLS.next_rows(iterator, wanted)
+                self.rows_read += len(rows)
+                if rows:
+                    yield rows
+                if len(rows) < wanted:
+                    return
+                if left is not None:
+                    left -= len(rows)
+                count = min(_next_count(count, rows), rows_max)
+
+    async def close(self) -> None:
+        """Give back what it holds."""
+        with reading(f"closing a snapshot of {self._name}"):
+            await self._reader.shutdown()
+
+
+def _next_count(count: int, rows: list[Row]) -> int:
+    """How many rows to read next: about BATCH_BYTES, growing fourfold at most."""
+    size_bytes = sum(len(value) for _, value in rows) // len(rows) + 1
+    return max(BATCH_ROWS_MIN, min(BATCH_BYTES // size_bytes, 4 * count, BATCH_ROWS_MAX))
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raise our errors in place of SlateDB's; `what` says what is being done."""
+    try:
+        yield
+    except Error as error:
+        if isinstance(error, Error.Data) and "checkpoint missing" in error.message:
+            raise SnapshotNotFound(error.message.rpartition("=")[2].strip("`")) from None
+        raise translate(error, what) from error
+    except InternalError as error:  # a panic on the other side
+        raise StoreFailed(f"{what}: {error}") from error

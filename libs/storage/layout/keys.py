@@ -1,0 +1,398 @@
+"""Every key, drawn beside the code that builds it, and the parsers of those that are scanned.
+
+A key starts with `version u8 = 01 | type u8`; every number in a key is big-endian, so that bytes
+sort like numbers. <queue> is the queue's ID in UTF-8 as TerminatedBytes, so no queue's keys lie
+among another's. Builders raise ValueError for a number out of bounds, parsers CorruptRecord.
+"""
+
+from collections.abc import Collection
+from enum import IntEnum
+from typing import NamedTuple
+
+from libs.storage.layout.buckets import (
+    MAX_NUMBER,
+    BucketKind,
+    bucket_number,
+    kind_of,
+    lane_order,
+    order_in_time,
+    split_bucket,
+)
+from libs.storage.layout.ids import MAX_MESSAGE_ID
+from libs.storage.layout.primitives import Fixed, KeyRange, Reader, terminated
+
+KEY_VERSION = 1
+
+
+class RecordType(IntEnum):
+    """The second byte of a key: the RFC's own types, and ours from 0x40 up; see own_keys.py."""
+
+    PAYLOAD = 0x01  # the metadata log's entries too: the two never meet, see LOG_KEY
+    ACTIVE = 0x02
+    DONE = 0x03
+    FAILED = 0x04
+    ATTEMPTS = 0x05
+    CONFIG = 0x06
+    QUEUE_STATE = 0x40
+    ROUTING_CURSOR = 0x41
+    ID_BLOCK = 0x42
+    REQUEST_IDS = 0x43
+    DEDUPE_KEY = 0x44
+    OUTBOX = 0x45
+    PURGE_EPOCH = 0x46
+    OUTBOX_COUNTER = 0x47
+    CLOCK = 0x48
+    CONFIG_REVISION = 0x49
+    FINISHED_LEASES = 0x4A
+    DEDUPE_END = 0x4B
+    DELAYED = 0x4C
+    REPLAY = 0x4D
+    REDRIVE = 0x4E
+    EXECUTED = 0x4F
+    OUTBOX_PROGRESS = 0x50
+    REFUSED_PUSH = 0x51
+    ARCHIVED = 0x52
+    LOG_BOUNDS = 0x53
+    PAYLOAD_PACK = 0x54
+    LOG_GAPS = 0x55
+    FORMAT = 0x56
+    TASK = 0x57
+    EVENT_CURSOR = 0x58
+    FORGOTTEN_REVISION = 0x59
+    EVENTS = 0x5A
+    EVENT_COUNTER = 0x5B
+
+
+NUMBER = Fixed(order=">", number="Q")
+_MESSAGE_ID = Fixed(order=">", message_id="Q")
+BUCKET = Fixed(order=">", bucket="Q")
+LAST_NUMBER = (1 << 64) - 1
+BEHIND_NUMBERS = b"\xff"
+"""Behind a bucket number: what sorts after all keys of timed buckets that have it."""
+
+
+def key_head(record_type: RecordType) -> bytes:
+    """The first two bytes of a key."""
+    return bytes((KEY_VERSION, record_type))
+
+
+def _read_type(reader: Reader) -> int:
+    version, found = reader.take("version and type", 2)
+    if version != KEY_VERSION:
+        raise reader.corrupt(f"unknown version {version:02x}")
+    return found
+
+
+def open_key(record: str, record_type: RecordType, key: bytes) -> Reader:
+    """A reader of the key behind its first two bytes; CorruptRecord for another type."""
+    reader = Reader(record, key)
+    found = _read_type(reader)
+    if found != record_type:
+        raise reader.corrupt(f"type {found:02x} instead of {record_type:02x}")
+    return reader
+
+
+def through(first: bytes, last: bytes) -> KeyRange:
+    """The keys from `first` to `last`, both included."""
+    # The smallest key after `last` is `last` with a zero byte.
+    return KeyRange(first, last + b"\x00")
+
+
+# --- Ingest database: payloads and the metadata log -------------------------
+#
+#   payload    | 01 | 01 | message ID u64 |
+#   log entry  | 01 | 01 | log key, TerminatedBytes | sequence u64 |
+#
+# The log key starts with "o" (6F), the highest byte of a message ID is at most 3F: one sorts after
+# the other, whole.
+
+LOG_KEY = b"opendata-queue/messages/metadata"
+assert LOG_KEY[0] > MAX_MESSAGE_ID >> 56, "payload keys would reach into the metadata log"
+
+_PAYLOAD_HEAD = key_head(RecordType.PAYLOAD)
+
+
+def payload_key(message_id: int) -> bytes:
+    """Key of a message's payload."""
+    if not 0 <= message_id <= MAX_MESSAGE_ID:
+        raise ValueError(f"message_id = {message_id} is not within 0..{MAX_MESSAGE_ID}")
+    return _PAYLOAD_HEAD + message_id.to_bytes(8, "big")
+
+
+def payload_keys(message_ids: Collection[int]) -> list[bytes]:
+    """Keys of many payloads, in the same order."""
+    for one in (min(message_ids, default=0), max(message_ids, default=0)):
+        payload_key(one)  # all others are between them
+    return [_PAYLOAD_HEAD + one.to_bytes(8, "big") for one in message_ids]
+
+
+def parse_payload_key(key: bytes) -> int:
+    """The message ID in a payload key."""
+    return _read_message_id(open_key("payload key", RecordType.PAYLOAD, key))
+
+
+def payload_range(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> KeyRange:
+    """The payloads of all messages from `first_id` to `last_id`, both included."""
+    return through(payload_key(first_id), payload_key(last_id))
+
+
+_LOG_HEAD = _PAYLOAD_HEAD + terminated(LOG_KEY)
+
+
+def log_key(sequence: int) -> bytes:
+    """Key of the log entry whose first message has the ID `sequence`."""
+    return _LOG_HEAD + NUMBER.pack(sequence)
+
+
+def parse_log_key(key: bytes) -> int:
+    """The sequence in a log entry's key; CorruptRecord when it is of another log."""
+    if len(key) == len(_LOG_HEAD) + NUMBER.size and key.startswith(_LOG_HEAD):
+        return int.from_bytes(key[len(_LOG_HEAD) :], "big")
+    reader = open_key("log key", RecordType.PAYLOAD, key)  # says what is wrong
+    if terminated(reader.terminated("log key")) != _LOG_HEAD[2:]:
+        raise reader.corrupt("another log")
+    (sequence,) = reader.fixed("sequence", NUMBER)
+    reader.finish()
+    return int(sequence)
+
+
+def log_range(first_sequence: int, last_sequence: int = LAST_NUMBER) -> KeyRange:
+    """The log entries from `first_sequence` to `last_sequence`, both included."""
+    return through(log_key(first_sequence), log_key(last_sequence))
+
+
+# --- Broker database: the lists of a queue ----------------------------------
+#
+#   active     | 01 | 02 | <queue> | bucket u64 |          timed ones: and number u64
+#   done       | 01 | 03 | <queue> | bucket u64 |
+#   failed     | 01 | 04 | <queue> | bucket u64 |          RFC form of these three: no bucket
+#
+# The bucket number is drawn in buckets.py.
+
+
+class BucketKey(NamedTuple):
+    """The key of an active, done or failed record; `bucket` is None in the RFC's form.
+
+    `number` is that of a timed bucket, 0 for others.
+    """
+
+    queue: str
+    bucket: int | None
+    number: int = 0
+
+
+def queue_head(record_type: RecordType, queue: str) -> bytes:
+    """The beginning of a key that names a queue."""
+    if not queue:
+        raise ValueError("queue is empty")
+    return key_head(record_type) + terminated(queue.encode())
+
+
+def queue_bucket_key(record_type: RecordType, queue: str, bucket: int) -> bytes:
+    """The key of a queue's bucket."""
+    return queue_head(record_type, queue) + BUCKET.pack(bucket)
+
+
+def read_queue(reader: Reader) -> str:
+    """The queue that comes next in a key."""
+    try:
+        queue = reader.terminated("queue").decode()
+    except UnicodeDecodeError as error:
+        raise reader.corrupt(f"queue is not valid UTF-8: {error.reason}") from None
+    if not queue:
+        raise reader.corrupt("queue is empty")
+    return queue
+
+
+def _read_message_id(reader: Reader) -> int:
+    (message_id,) = reader.fixed("message ID", _MESSAGE_ID)
+    reader.finish()
+    if message_id > MAX_MESSAGE_ID:
+        raise reader.corrupt(f"{message_id:#x} is no message ID")
+    return int(message_id)
+
+
+def parse_queue_bucket_key(record: str, record_type: RecordType, key: bytes) -> BucketKey:
+    """The queue and bucket of such a key; a bucket of None is the RFC's form."""
+    reader = open_key(record, record_type, key)
+    queue = read_queue(reader)
+    bucket = None if reader.at_end else reader.fixed("bucket", BUCKET)[0]
+    reader.finish()
+    return BucketKey(queue, bucket)
+
+
+def _bucket_range(record_type: RecordType, queue: str, first: int, last: int) -> KeyRange:
+    return through(
+        queue_bucket_key(record_type, queue, first), queue_bucket_key(record_type, queue, last)
+    )
+
+
+def active_key(queue: str, bucket: int) -> bytes:
+    """Key of one bucket of a queue's available and in-flight messages."""
+    return queue_bucket_key(RecordType.ACTIVE, queue, bucket)
+
+
+def parse_active_key(key: bytes) -> BucketKey:
+    """The queue, bucket and number of an active key, in our form or the RFC's."""
+    reader = open_key("active key", RecordType.ACTIVE, key)
+    queue = read_queue(reader)
+    if reader.at_end:
+        return BucketKey(queue, None)
+    (bucket,) = reader.fixed("bucket", BUCKET)
+    number = reader.fixed("number", NUMBER)[0] if kind_of(bucket) == BucketKind.TIMED else 0
+    reader.finish()
+    return BucketKey(queue, bucket, number)
+
+
+def waiting_tail(priority: int, kind: BucketKind, lane_order: int) -> bytes:
+    """The end of the key of available messages, behind the queue."""
+    bucket = BUCKET.pack(bucket_number(priority, kind, order_in_time(kind, lane_order)))
+    return bucket + NUMBER.pack(lane_order & MAX_NUMBER) if kind == BucketKind.TIMED else bucket
+
+
+def waiting_key(queue: str, priority: int, kind: BucketKind, lane_order: int) -> bytes:
+    """Key of one bucket of a queue's available messages."""
+    return queue_head(RecordType.ACTIVE, queue) + waiting_tail(priority, kind, lane_order)
+
+
+def waiting_range(
+    queue: str, priority: int, kind: BucketKind, first_order: int, last_order: int
+) -> KeyRange:
+    """The buckets of a lane from one lane order to another, both included."""
+    return through(
+        waiting_key(queue, priority, kind, first_order),
+        waiting_key(queue, priority, kind, last_order),
+    )
+
+
+def parse_waiting_key(key: bytes) -> int:
+    """The lane order of a bucket of available messages."""
+    found = parse_active_key(key)
+    _, kind, order = split_bucket(found.bucket or 0)
+    return lane_order(kind, order, found.number)
+
+
+def active_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
+    """The active buckets from `first_bucket` to `last_bucket`, both included.
+
+    To `bucket_number(p, k, last_order(epoch))`: all of that priority, kind and epoch behind.
+    """
+    end = active_key(queue, last_bucket) + BEHIND_NUMBERS
+    return KeyRange(active_key(queue, first_bucket), end)
+
+
+def done_key(queue: str, bucket: int) -> bytes:
+    """Key of one bucket of a queue's done messages."""
+    return queue_bucket_key(RecordType.DONE, queue, bucket)
+
+
+def parse_done_key(key: bytes) -> BucketKey:
+    """The queue and bucket of a done key, in our form or the RFC's."""
+    return parse_queue_bucket_key("done key", RecordType.DONE, key)
+
+
+def done_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
+    """The done buckets from `first_bucket` to `last_bucket`, both included."""
+    return _bucket_range(RecordType.DONE, queue, first_bucket, last_bucket)
+
+
+def failed_key(queue: str, bucket: int) -> bytes:
+    """Key of one bucket of a queue's failed messages."""
+    return queue_bucket_key(RecordType.FAILED, queue, bucket)
+
+
+def parse_failed_key(key: bytes) -> BucketKey:
+    """The queue and bucket of a failed key, in our form or the RFC's."""
+    return parse_queue_bucket_key("failed key", RecordType.FAILED, key)
+
+
+def failed_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
+    """The failed buckets from `first_bucket` to `last_bucket`, both included."""
+    return _bucket_range(RecordType.FAILED, queue, first_bucket, last_bucket)
+
+
+# --- Broker database: one record per queue, or per message in a queue -------
+#
+#   attempts     | 01 | 05 | <queue> | message ID u64 |    RFC form: | 01 | 05 | message ID u64 |
+#   config       | 01 | 06 | <queue> |
+#   queue state  | 01 | 40 | <queue> |
+
+
+class AttemptsKey(NamedTuple):
+    """The key of an attempts record; `queue` is None in the RFC's form."""
+
+    queue: str | None
+    message_id: int
+
+
+def attempts_key(queue: str, message_id: int) -> bytes:
+    """Key of the failed attempts of one message in one queue."""
+    return queue_head(RecordType.ATTEMPTS, queue) + _MESSAGE_ID.pack(message_id)
+
+
+def parse_attempts_key(key: bytes) -> AttemptsKey:
+    """The queue and message of an attempts key, in our form or the RFC's."""
+    reader = open_key("attempts key", RecordType.ATTEMPTS, key)
+    # Ours has at least a terminator more than the eight bytes of the RFC's.
+    queue = None if reader.left == _MESSAGE_ID.size else read_queue(reader)
+    return AttemptsKey(queue, _read_message_id(reader))
+
+
+def attempts_range(queue: str, first_id: int, last_id: int) -> KeyRange:
+    """A queue's attempts records from message `first_id` to `last_id`, both included."""
+    return through(attempts_key(queue, first_id), attempts_key(queue, last_id))
+
+
+def config_key(queue: str) -> bytes:
+    """Key of a queue's configuration."""
+    return queue_head(RecordType.CONFIG, queue)
+
+
+def parse_config_key(key: bytes) -> str:
+    """The queue of a config key."""
+    return parse_queue_key("config key", RecordType.CONFIG, key)
+
+
+def config_range(after: str | None = None) -> KeyRange:
+    """The configurations of all queues, or of those whose ID sorts after `after`."""
+    return queue_range(RecordType.CONFIG, after)
+
+
+def queue_state_key(queue: str) -> bytes:
+    """Key of a queue's state record."""
+    return queue_head(RecordType.QUEUE_STATE, queue)
+
+
+def parse_queue_state_key(key: bytes) -> str:
+    """The queue of a state key."""
+    return parse_queue_key("queue state key", RecordType.QUEUE_STATE, key)
+
+
+def queue_state_range(after: str | None = None) -> KeyRange:
+    """The state records of all queues, or of those whose ID sorts after `after`."""
+    return queue_range(RecordType.QUEUE_STATE, after)
+
+
+def parse_queue_key(record: str, record_type: RecordType, key: bytes) -> str:
+    """The queue of a key that has nothing else."""
+    reader = open_key(record, record_type, key)
+    queue = read_queue(reader)
+    reader.finish()
+    return queue
+
+
+def queue_range(record_type: RecordType, after: str | None) -> KeyRange:
+    """The keys of a type that have nothing but a queue, of all or of those after one."""
+    head = key_head(record_type)
+    start = head if after is None else queue_head(record_type, after) + b"\x00"
+    return KeyRange(start, head + b"\xff")
+
+
+def record_type_of(key: bytes) -> RecordType:
+    """The type byte of any key, for readers of a whole database."""
+    reader = Reader("key", key)
+    found = _read_type(reader)
+    try:
+        return RecordType(found)
+    except ValueError:
+        raise reader.corrupt(f"unknown type {found:02x}") from None

@@ -1,0 +1,106 @@
+"""Which broker shard may use a queue's name: small objects, of which the highest number holds.
+
+    queue-names/<SHA-256 of the queue ID, hex>/<number, 20 digits>.json
+        {"queue_id": "orders", "broker_shard": 3, "nonce": "8f…"}     the shard has claimed the name
+        {"queue_id": "orders", "broker_shard": null, "nonce": "02…"}  the name is free again
+
+An object is created only if it is absent and never changed, so a claim is a compare-and-swap on
+the number before it, and needs nothing of a store but create-if-absent. The first object of a name
+and the highest are never removed; a claim removes those between. Removing lets a claimant that read
+long ago create a number again that was used before; so a claim other than the first counts only
+once it was seen to be the highest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+from typing import Final, NamedTuple
+
+from libs.storage.errors import CorruptRecord, ObjectNotFound
+from libs.storage.objects.small_objects import Objects
+
+__all__ = ["UNCLAIMED", "NameClaim", "QueueNames"]
+
+FOLDER: Final = "queue-names"
+_NONCE_BYTES: Final = 8
+
+
+class NameClaim(NamedTuple):
+    """The object that holds for a name: its number, and the shard, or None where it is free."""
+
+    number: int
+    broker_shard: int | None
+
+
+UNCLAIMED: Final = NameClaim(0, None)
+"""What holds for a name that was never used."""
+
+
+class QueueNames:
+    """The names of one root. Every method raises StoreUnavailable."""
+
+    def __init__(self, objects: Objects) -> None:
+        """Below the root of these objects."""
+        self._objects = objects
+
+    async def get(self, queue_id: str) -> NameClaim:
+        """What holds for a name. Raises CorruptRecord; costs a LIST, and a GET if there is one."""
+        while paths := await self._objects.list(_folder(queue_id)):
+            try:
+                return _decode(queue_id, paths[-1], await self._objects.get(paths[-1]))
+            except ObjectNotFound:
+                continue  # A higher number has come since, and this one was removed.
+        return UNCLAIMED
+
+    async def claim(self, queue_id: str, broker_shard: int, after: NameClaim) -> bool:
+        """Claim the name for a shard if `after` still holds; durable on return.
+
+        False: another claim came first; read again. Costs a PUT, and a LIST unless it is the first.
+        """
+        number = after.number + 1
+        if not await self._create(queue_id, number, broker_shard):
+            return False
+        if after == UNCLAIMED:
+            return True
+        paths = await self._objects.list(_folder(queue_id))
+        is_highest = _number(paths[-1]) == number
+        if is_highest:
+            await asyncio.gather(*(self._objects.delete(path) for path in paths[1:-1]))
+        return is_highest
+
+    async def free(self, queue_id: str, after: NameClaim) -> None:
+        """Free the name if `after` still holds; else nothing. Costs a PUT."""
+        await self._create(queue_id, after.number + 1, None)
+
+    async def _create(self, queue_id: str, number: int, broker_shard: int | None) -> bool:
+        content = {
+            "queue_id": queue_id,
+            "broker_shard": broker_shard,
+            # Objects that compete for a path must differ: see Objects.put_if_absent.
+            "nonce": secrets.token_hex(_NONCE_BYTES),
+        }
+        path = f"{_folder(queue_id)}/{number:020}.json"
+        return await self._objects.put_if_absent(path, json.dumps(content).encode())
+
+
+def _decode(queue_id: str, path: str, data: bytes) -> NameClaim:
+    try:
+        content = json.loads(data)
+        shard = content["broker_shard"]
+        if content["queue_id"] != queue_id or not isinstance(shard, int | None):
+            raise ValueError(f"it is about {content['queue_id']!r} on {shard!r}")
+        return NameClaim(_number(path), shard)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptRecord("queue name", f"{path}: {error}") from error
+
+
+def _folder(queue_id: str) -> str:
+    # Hashed: a queue may be called `..`, and some file systems take `a` and `A` for one name.
+    return f"{FOLDER}/{hashlib.sha256(queue_id.encode()).hexdigest()}"
+
+
+def _number(path: str) -> int:
+    return int(path.rpartition("/")[2].removesuffix(".json"))

@@ -1,0 +1,298 @@
+"""Small whole objects below a root: blobs, topology, probes. Paths use `/` and are relative."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+from obstore import open_reader
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
+from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectStore, S3Store
+
+from libs.storage.errors import ObjectNotFound, StoreUnavailable, readable
+from libs.storage.objects.durability import Durability
+
+__all__ = ["ObjectInfo", "Objects", "open_objects"]
+
+_ATTEMPT_S: Final = 5
+_RETRY_S: Final = 10
+_RETRIES: Final = 2
+
+_PATIENT_S: Final = 3600
+"""How long one answer may take that is read as it comes: bounded by silence, not by this."""
+
+_PIECE_BYTES: Final = 64 << 10
+"""So much is waited for at once while an object is read slowly."""
+
+
+class ObjectInfo(NamedTuple):
+    """What the store says of an object: when it was last written, by its own clock."""
+
+    path: str
+    size_bytes: int
+    modified_ms: int
+
+
+class Objects:
+    """Whole objects by path. Every method raises StoreUnavailable when the store cannot be used."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        folder: Path | None,
+        durability: Durability,
+        patient: ObjectStore | None = None,
+    ) -> None:
+        self._store = store
+        self._patient = patient or store
+        self._folder = folder
+        self._durability = durability
+
+    async def get(self, path: str) -> bytes:
+        """The object's bytes. Raises ObjectNotFound."""
+        try:
+            found = await self._store.get_async(path)
+            return bytes(await found.bytes_async())
+        except (NotFoundError, FileNotFoundError):
+            raise ObjectNotFound(path) from None
+        except BaseError as error:
+            raise _unavailable("reading", path, error) from error
+
+    async def get_slowly(self, path: str, silence_s: float) -> bytes:
+        """The object's bytes, however long they take to come; raises ObjectNotFound.
+
+        Raises TimeoutError when none came for `silence_s`. `get` is faster, and gives up sooner.
+        """
+        try:
+            async with asyncio.timeout(silence_s):
+                found = await self._patient.get_async(path)
+            pieces = aiter(found.stream(min_chunk_size=_PIECE_BYTES))
+            taken: list[bytes] = []
+            while True:
+                async with asyncio.timeout(silence_s):
+                    piece = await anext(pieces, None)
+                if piece is None:
+                    return b"".join(taken)
+                taken.append(bytes(piece))
+        except (NotFoundError, FileNotFoundError):
+            raise ObjectNotFound(path) from None
+        except BaseError as error:
+            raise _unavailable("reading", path, error) from error
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Write or replace the object; durable on return."""
+        try:
+            await self._store.put_async(path, data)
+            await self._sync(path)
+        except (BaseError, OSError) as error:
+            raise _unavailable("writing", path, error) from error
+
+    async def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Write the object unless there is one; durable on return. False: there was another one.
+
+        An object with these very bytes counts as written: the answer to a first try may be lost,
+        and the store's client then finds what that try wrote. So callers who compete for a path
+        must each put something of their own into `data`.
+        """
+        try:
+            await self._store.put_async(path, data, mode="create")
+            await self._sync(path)
+        except (AlreadyExistsError, FileExistsError):
+            return await self._version_of(path, data) is not None
+        except (BaseError, OSError) as error:
+            raise _unavailable("creating", path, error) from error
+        return True
+
+    async def _version_of(self, path: str, data: bytes) -> str | None:
+        """The tag of the object, if it holds exactly these bytes; they are durable on return."""
+        try:
+            found, tag = await self.get_version(path)
+            if found != data:
+                return None
+            await self._sync(path)
+        except ObjectNotFound:
+            return None
+        except OSError as error:
+            raise _unavailable("reading", path, error) from error
+        return tag
+
+    async def get_version(self, path: str) -> tuple[bytes, str]:
+        """The object's bytes, and the tag of this version of it. Raises ObjectNotFound."""
+        try:
+            found = await self._store.get_async(path)
+            return bytes(await found.bytes_async()), str(found.meta["e_tag"])
+        except (NotFoundError, FileNotFoundError):
+            raise ObjectNotFound(path) from None
+        except BaseError as error:
+            raise _unavailable("reading", path, error) from error
+
+    async def replace(self, path: str, data: bytes, tag: str) -> str | None:
+        """Write the object if it is still the version of this tag; durable on return.
+
+        Gives the tag of the new version; None: another caller has changed or removed it. As with
+        `put_if_absent`, an object with these very bytes counts as written. A folder cannot compare
+        and write in one step: of two who write at the same instant both may believe that they did.
+        """
+        try:
+            if self._folder is not None:
+                if (await self._store.head_async(path))["e_tag"] != tag:
+                    return await self._version_of(path, data)
+                written = await self._store.put_async(path, data)
+            else:
+                written = await self._store.put_async(path, data, mode={"e_tag": tag})
+            await self._sync(path)
+        except PreconditionError:
+            return await self._version_of(path, data)
+        except (NotFoundError, FileNotFoundError):
+            return None
+        except (BaseError, OSError) as error:
+            raise _unavailable("replacing", path, error) from error
+        return str(written["e_tag"])
+
+    async def list(self, prefix: str) -> list[str]:
+        """The paths of all objects below the folder `prefix`, sorted."""
+        return [info.path for info in await self.describe(prefix)]
+
+    async def describe(self, prefix: str) -> Sequence[ObjectInfo]:
+        """All objects below the folder `prefix`, sorted by path."""
+        try:
+            pages = [page async for page in self._store.list(prefix)]
+        except (BaseError, OSError) as error:
+            raise _unavailable("listing", prefix, error) from error
+        return sorted(
+            ObjectInfo(meta["path"], meta["size"], _ms(meta["last_modified"]))
+            for page in pages
+            for meta in page
+        )
+
+    async def count_after(self, prefix: str, after: str) -> int:
+        """How many objects below the folder `prefix` sort after the name `after`."""
+        try:
+            pages = self._store.list(prefix, offset=f"{prefix}/{after}", chunk_size=1000)
+            return sum([len(page) async for page in pages])
+        except (BaseError, OSError) as error:
+            raise _unavailable("listing", prefix, error) from error
+
+    async def folders(self, prefix: str) -> Sequence[str]:
+        """The paths of the folders right below the folder `prefix`, sorted."""
+        try:
+            found = await self._store.list_with_delimiter_async(prefix)
+        except (NotFoundError, FileNotFoundError):
+            return []
+        except (BaseError, OSError) as error:
+            raise _unavailable("listing", prefix, error) from error
+        return sorted(found["common_prefixes"])
+
+    def open(self, path: str) -> BinaryIO:
+        """The object as a file, of which only what is read is fetched; for code that may wait.
+
+        Raises ObjectNotFound; reading raises OSError when the store is away.
+        """
+        try:
+            return io.BufferedReader(_ObjectFile(open_reader(self._store, path)))
+        except (NotFoundError, FileNotFoundError):
+            raise ObjectNotFound(path) from None
+        except (BaseError, OSError) as error:
+            raise _unavailable("opening", path, error) from error
+
+    async def delete(self, path: str) -> None:
+        """Remove the object; no error if it is absent."""
+        try:
+            await self._store.delete_async(path)
+        except (NotFoundError, FileNotFoundError):
+            return
+        except (BaseError, OSError) as error:
+            raise _unavailable("deleting", path, error) from error
+
+    async def modified_ms(self, path: str) -> int:
+        """When the object was last written, by the store's clock, in ms. Raises ObjectNotFound."""
+        try:
+            meta = await self._store.head_async(path)
+        except (NotFoundError, FileNotFoundError):
+            raise ObjectNotFound(path) from None
+        except (BaseError, OSError) as error:
+            raise _unavailable("looking at", path, error) from error
+        return _ms(meta["last_modified"])
+
+    async def check(self, timeout_s: float) -> None:
+        """Raises StoreUnavailable, within `timeout_s`, if the store cannot be read."""
+        try:
+            await asyncio.wait_for(self._store.list_with_delimiter_async("topology"), timeout_s)
+        except TimeoutError:
+            raise StoreUnavailable(f"no answer from the store within {timeout_s:g} s") from None
+        except (NotFoundError, FileNotFoundError) as error:
+            raise _unavailable("listing", "topology", error) from error
+        except (BaseError, OSError) as error:
+            raise _unavailable("listing", "topology", error) from error
+
+    async def _sync(self, path: str) -> None:
+        if self._folder is not None:
+            await self._durability.sync_file(self._folder / path)
+
+
+class _ObjectFile(io.RawIOBase):
+    """obstore's reader as Python's files are: seekable, and with a way to say that it is closed."""
+
+    def __init__(self, reader: Any) -> None:
+        super().__init__()
+        self._reader = reader
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._reader.read(len(buffer))
+        except BaseError as error:
+            raise OSError(readable(str(error))) from error
+        buffer[: len(data)] = memoryview(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._reader.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._reader.tell())
+
+
+def _ms(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)
+
+
+def _unavailable(doing: str, path: str, error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(f"{doing} {path}: {readable(str(error))}")
+
+
+def open_objects(
+    scheme: str,
+    bucket: str,
+    prefix: str,
+    folder: Path | None,
+    options: Iterable[tuple[str, str]],
+    durability: Durability,
+) -> Objects:
+    """The objects below one root; the same place that SlateDB's store for that root names."""
+    if folder is not None:
+        return Objects(LocalStore(folder), folder, durability)
+    if scheme == "memory":
+        return Objects(MemoryStore(), None, durability)
+    config = dict(options)
+    allow_http = config.pop("allow_http", "false") == "true"
+    retry = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S)}
+    kinds: dict[str, Callable[..., ObjectStore]]
+    kinds = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
+
+    def store(answer_s: int) -> ObjectStore:
+        client = {"allow_http": allow_http, "timeout": timedelta(seconds=answer_s)}
+        return kinds[scheme](
+            bucket, prefix=prefix or None, client_options=client, retry_config=retry, **config
+        )
+
+    return Objects(store(_ATTEMPT_S), None, durability, store(_PATIENT_S))

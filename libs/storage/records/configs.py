@@ -1,0 +1,55 @@
+"""The value of a queue's config record.
+
+    | filter Utf8 | max attempts u16 | done retention u32 |
+    | settings: Array<(key Utf8, value Utf8)> |
+
+Little-endian. The filter is CEL source; the retention is in seconds, 0: for ever. The settings are
+ours, sorted by key: every setting that the RFC lacks, as text. A reader of the RFC's layout stops
+before them; we read a value without them as having none. A program keeps settings that it does not
+know.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from libs.storage.layout.primitives import Fixed, Reader, count_prefix, utf8
+
+_FIXED = Fixed(max_attempts="H", done_retention_s="I")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConfigRecord:
+    """A queue's configuration as it is stored."""
+
+    filter: str
+    max_attempts: int
+    done_retention_s: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def encode_config(config: QueueConfigRecord) -> bytes:
+    """Queue config value; ValueError naming what does not fit."""
+    parts = [
+        utf8("filter", config.filter),
+        _FIXED.pack(config.max_attempts, config.done_retention_s),
+        count_prefix("settings", config.settings),
+    ]
+    for key, value in sorted(config.settings.items()):
+        parts += (utf8("setting key", key), utf8(f"setting {key[:64]!r}", value))
+    return b"".join(parts)
+
+
+def decode_config(data: bytes) -> QueueConfigRecord:
+    """Queue config value, ours or the RFC's; CorruptRecord when it is neither."""
+    reader = Reader("config value", data)
+    source = reader.utf8("filter")
+    max_attempts, done_retention_s = reader.fixed("max attempts and done retention", _FIXED)
+    settings: dict[str, str] = {}
+    count = 0 if reader.at_end else reader.number("count of settings", "H")
+    for _ in range(count):
+        key = reader.utf8("setting key")
+        if key in settings:
+            raise reader.corrupt(f"the setting {key!r} stands twice")
+        settings[key] = reader.utf8("setting value")
+    reader.finish()
+    return QueueConfigRecord(source, max_attempts, done_retention_s, settings)

@@ -1,0 +1,48 @@
+"""What is known of dedupe keys: a row for each key, and rows that tell which ones end when.
+
+    dedupe key 0x44    | message ID u64 | end i64 |
+    dedupe ends 0x4B   | dedupe keys: Array<Utf8> |
+
+Little-endian; the end in milliseconds since 1970. From its end on a row means nothing, whether it
+is still there or not. Encoding raises ValueError, decoding CorruptRecord.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from libs.storage.layout.primitives import Fixed, Reader, utf8_array
+
+_DEDUPE = Fixed(message_id="Q", end_ms="q")
+
+
+class DedupeRecord(NamedTuple):
+    """The message first published with a dedupe key, and until when the key stands for it."""
+
+    message_id: int
+    end_ms: int
+
+
+def encode_dedupe(record: DedupeRecord) -> bytes:
+    """Dedupe key value."""
+    return _DEDUPE.pack(*record)
+
+
+def decode_dedupe(data: bytes) -> DedupeRecord:
+    """Dedupe key value."""
+    reader = Reader("dedupe key", data)
+    record = DedupeRecord(*reader.fixed("message ID and end", _DEDUPE))
+    reader.finish()
+    return record
+
+
+def encode_dedupe_ends(keys: Sequence[str]) -> bytes:
+    """Dedupe ends value: keys of one commit, at most 65,535."""
+    return utf8_array("dedupe keys", keys)
+
+
+def decode_dedupe_ends(data: bytes) -> list[str]:
+    """Dedupe ends value."""
+    reader = Reader("dedupe ends", data)
+    keys = reader.utf8_array("dedupe keys")
+    reader.finish()
+    return keys

@@ -1,0 +1,36 @@
+"""The value of an event cursor record: how far the events of a log are published.
+
+    event cursor 0x58  | stream u64 | message ID u64 | lost count u64 |
+
+Little-endian. Stream: a random number, drawn with the first cursor, from which the IDs of events
+are derived: two instances never give one ID to two events. Message ID: the last message whose event
+is published; it and those before it need no event any more. Lost count: messages that were purged
+before their events were published.
+"""
+
+from typing import NamedTuple
+
+from libs.storage.layout.primitives import Fixed, Reader
+
+_CURSOR = Fixed(stream="Q", message_id="Q", lost_count="Q")
+
+
+class EventCursorRecord(NamedTuple):
+    """Where to go on."""
+
+    stream: int
+    message_id: int
+    lost_count: int = 0
+
+
+def encode_event_cursor(cursor: EventCursorRecord) -> bytes:
+    """Event cursor value; ValueError naming the number that does not fit."""
+    return _CURSOR.pack(*cursor)
+
+
+def decode_event_cursor(data: bytes) -> EventCursorRecord:
+    """Event cursor value; CorruptRecord when it is not one."""
+    reader = Reader("event cursor", data)
+    cursor = EventCursorRecord(*reader.fixed("cursor", _CURSOR))
+    reader.finish()
+    return cursor

@@ -1,0 +1,78 @@
+"""The values of the records of events that wait to be published, and of their counter.
+
+    events 0x5A   | after u64 | events u32 | JSON bytes u32 | type Utf8 | request ID Utf8 | JSON |
+    counter 0x5B  | stream u64 | last number u64 |
+
+Little-endian. A row has events of one type and one request, which one command has caused, in the
+batch of its change; it is removed once they are published. After: the last message ID of the log
+when they happened, 0 in a broker. JSON: an array with `[when, {data}]` of each event, when being
+milliseconds since 1970, UTC.
+
+Events are numbered from 1 without a gap; a row has the number of its first in its key. Stream: a
+random number, drawn with the first event. Both together give an event its ID, the same for ever.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from libs.storage.layout.primitives import Fixed, Reader, utf8
+
+_HEAD = Fixed(after="Q", events="I", json_bytes="I")
+_COUNTER = Fixed(stream="Q", last_number="Q")
+
+
+class EventsRecord(NamedTuple):
+    """Events of one row; `encoded` is their JSON."""
+
+    after: int
+    events_count: int
+    event_type: str
+    request_id: str
+    encoded: bytes
+
+
+class EventCounterRecord(NamedTuple):
+    """The stream of a shard, and the number of its newest event."""
+
+    stream: int
+    last_number: int = 0
+
+
+def encode_events(events: EventsRecord) -> bytes:
+    """Events value; ValueError naming the field that does not fit."""
+    return b"".join(
+        (
+            _HEAD.pack(events.after, events.events_count, len(events.encoded)),
+            utf8("type", events.event_type),
+            utf8("request ID", events.request_id),
+            events.encoded,
+        )
+    )
+
+
+def decode_events(data: bytes) -> EventsRecord:
+    """Events value; CorruptRecord when it is not one. Its JSON is not parsed."""
+    reader = Reader("events", data)
+    after, events_count, json_bytes = reader.fixed("head", _HEAD)
+    event_type, request_id = reader.utf8("type"), reader.utf8("request ID")
+    encoded = bytes(reader.take("JSON", json_bytes))
+    reader.finish()
+    try:
+        encoded.decode()
+    except UnicodeDecodeError as error:
+        raise reader.corrupt(f"JSON is not valid UTF-8: {error.reason}") from None
+    return EventsRecord(after, events_count, event_type, request_id, encoded)
+
+
+def encode_event_counter(counter: EventCounterRecord) -> bytes:
+    """Event counter value; ValueError naming the number that does not fit."""
+    return _COUNTER.pack(*counter)
+
+
+def decode_event_counter(data: bytes) -> EventCounterRecord:
+    """Event counter value; CorruptRecord when it is not one."""
+    reader = Reader("event counter", data)
+    counter = EventCounterRecord(*reader.fixed("counter", _COUNTER))
+    reader.finish()
+    return counter

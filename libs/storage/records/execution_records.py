@@ -1,0 +1,161 @@
+"""The values of what executed commands leave behind: pushes on their way, and request IDs.
+
+    outbox 0x45            | pushed at i64 | retention i64 | delay i64 | visible at i64
+                           | payload bytes u32 | queue ID Utf8
+                           | header count u8 | key Utf8 | value Utf8 | ...
+                           | payload: a payload value (see payloads.py)
+                           | retention deadline i64, left out where there is none |
+    outbox counter 0x47    | last number u64 | first waiting number u64 | waiting bytes u64
+                           | offset i64, left out where it is 0 |
+    executed 0x4F          | Array<(request ID Utf8 | fingerprint 16 bytes)> |
+
+Little-endian; times in milliseconds since 1970, UTC, delay in milliseconds, retention in seconds.
+Retention, delay and visible at are -1 where the push does not say. The payload bytes are those of
+the payload itself, also where an object holds it. A deadline stands in place of a retention where
+the message is older than the push. No row waits where the first waiting number is
+one above the last; the waiting bytes are those of the values of the rows that do. The offset is
+added to a row's number when it is sent: not 0 once people have settled numbers that differed.
+
+Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from libs.storage.layout.primitives import Fixed, Reader, count_prefix, utf8
+from libs.storage.records.metadata import encode_headers
+from libs.storage.records.payloads import (
+    PAYLOAD_HEAD_BYTES,
+    PayloadRecord,
+    PayloadUri,
+    decode_payload,
+    encode_inline,
+    encode_uri,
+    payload_size,
+)
+from libs.storage.records.states import FINGERPRINT_BYTES
+
+NOT_SET = -1
+"""Stands for a field that the push does not set."""
+
+_PUSH = Fixed(pushed_at_ms="q", retention_s="q", delay_ms="q", visible_at_ms="q", payload_bytes="I")
+_DEADLINE = Fixed(retention_deadline_ms="q")
+_COUNTER = Fixed(last_number="Q", first_waiting="Q", waiting_bytes="Q")
+_OFFSET = Fixed(offset="q")
+
+
+class OutboxRecord(NamedTuple):
+    """A push on its way to ingest: a new message for one queue.
+
+    `retention_s`, `delay_ms` and `visible_at_ms` are NOT_SET where the push does not say. With a
+    deadline (0: none) the message is not delivered from then on, however late ingest takes it.
+    """
+
+    pushed_at_ms: int
+    queue_id: str
+    payload: PayloadRecord
+    payload_bytes: int
+    headers: Mapping[str, str]
+    retention_s: int = NOT_SET
+    delay_ms: int = NOT_SET
+    visible_at_ms: int = NOT_SET
+    retention_deadline_ms: int = 0
+
+
+class OutboxCounter(NamedTuple):
+    """Where the pushes for one ingest shard stand: those from `first_waiting` on are not sent.
+
+    `offset` is what is added to a row's number when it is sent.
+    """
+
+    last_number: int
+    first_waiting: int
+    waiting_bytes: int
+    offset: int = 0
+
+
+class ExecutedRecord(NamedTuple):
+    """A list of commands that took effect: its request ID, and a fingerprint of its content."""
+
+    request_id: str
+    fingerprint: bytes
+
+
+def encode_outbox(push: OutboxRecord) -> bytes:
+    """Outbox value."""
+    fixed = _PUSH.pack(
+        push.pushed_at_ms, push.retention_s, push.delay_ms, push.visible_at_ms, push.payload_bytes
+    )
+    payload = push.payload
+    tail = encode_uri(payload.uri) if isinstance(payload, PayloadUri) else encode_inline(payload)
+    deadline_ms = push.retention_deadline_ms
+    end = _DEADLINE.pack(deadline_ms) if deadline_ms else b""
+    parts = (fixed, utf8("queue ID", push.queue_id), encode_headers(push.headers), tail, end)
+    return b"".join(parts)
+
+
+def decode_outbox(data: bytes) -> OutboxRecord:
+    """Outbox value."""
+    reader = Reader("outbox value", data)
+    pushed_at_ms, retention_s, delay_ms, visible_at_ms, payload_bytes = reader.fixed("push", _PUSH)
+    queue_id = reader.utf8("queue ID")
+    headers: dict[str, str] = {}
+    for _ in range(reader.number("header count", "B")):
+        key = reader.utf8("header key")
+        if key in headers:
+            raise reader.corrupt("a header key stands twice")
+        headers[key] = reader.utf8("header value")
+    head = reader.take("payload", PAYLOAD_HEAD_BYTES)
+    payload = decode_payload(head + reader.take("payload", payload_size(head)), reader.record)
+    deadline_ms = 0 if reader.at_end else reader.fixed("retention deadline", _DEADLINE)[0]
+    reader.finish()
+    return OutboxRecord(
+        pushed_at_ms,
+        queue_id,
+        payload,
+        payload_bytes,
+        headers,
+        retention_s,
+        delay_ms,
+        visible_at_ms,
+        deadline_ms,
+    )
+
+
+def encode_outbox_counter(counter: OutboxCounter) -> bytes:
+    """Outbox counter value."""
+    fixed = _COUNTER.pack(counter.last_number, counter.first_waiting, counter.waiting_bytes)
+    return fixed + _OFFSET.pack(counter.offset) if counter.offset else fixed
+
+
+def decode_outbox_counter(data: bytes) -> OutboxCounter:
+    """Outbox counter value."""
+    reader = Reader("outbox counter", data)
+    fixed = reader.fixed("counter", _COUNTER)
+    offset = 0 if reader.at_end else reader.fixed("offset", _OFFSET)[0]
+    counter = OutboxCounter(*fixed)._replace(offset=offset)
+    reader.finish()
+    if not 1 <= counter.first_waiting <= counter.last_number + 1:
+        raise reader.corrupt(f"waits from {counter.first_waiting} to {counter.last_number}")
+    return counter
+
+
+def encode_executed(executed: Sequence[ExecutedRecord]) -> bytes:
+    """Executed value: the request IDs of one commit."""
+    parts = [count_prefix("executed", executed)]
+    for request_id, fingerprint in executed:
+        if len(fingerprint) != FINGERPRINT_BYTES:
+            raise ValueError(f"fingerprint has not {FINGERPRINT_BYTES} bytes")
+        parts += (utf8("request ID", request_id), fingerprint)
+    return b"".join(parts)
+
+
+def decode_executed(data: bytes) -> list[ExecutedRecord]:
+    """Executed value."""
+    reader = Reader("executed", data)
+    found = [
+        ExecutedRecord(reader.utf8("request ID"), reader.take("fingerprint", FINGERPRINT_BYTES))
+        for _ in range(reader.number("count of request IDs", "H"))
+    ]
+    reader.finish()
+    return found

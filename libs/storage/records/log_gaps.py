@@ -1,0 +1,77 @@
+"""The value of a log gaps record: where a log's IDs jump, as a restart of its ingest skips some.
+
+    log gaps 0x55     | Array<(after u64, next u64)> |
+
+Little-endian, in ascending order. No message has an ID between `after`, the last one before a
+restart, and `next`, the first one behind it. Written by the first commit with messages after a
+restart; without the record the log has no gaps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Final, NamedTuple
+
+from libs.storage.layout.primitives import Fixed, Reader
+
+__all__ = ["GAPS_MAX", "LogGap", "LogIds", "decode_log_gaps", "encode_log_gaps"]
+
+_GAP = Fixed(after="Q", next="Q")
+
+GAPS_MAX: Final = 1_000
+"""Gaps that are kept, the newest: 16 KB, written once after a restart. IDs in older gaps count as
+messages; the log would have to be kept over so many restarts."""
+
+
+class LogGap(NamedTuple):
+    """No message has an ID between these two."""
+
+    after: int
+    next: int
+
+
+def encode_log_gaps(gaps: Sequence[LogGap]) -> bytes:
+    """Log gaps value; ValueError naming the number that does not fit."""
+    return _GAP.pack_array("gaps", gaps)
+
+
+def decode_log_gaps(data: bytes) -> list[LogGap]:
+    """Log gaps value; CorruptRecord when it is not one."""
+    reader = Reader("log gaps", data)
+    gaps = [LogGap(*row) for row in reader.array("gaps", _GAP)]
+    reader.finish()
+    for gap in gaps:
+        if gap.next <= gap.after:
+            raise reader.corrupt(f"the gap after {gap.after} ends at {gap.next}")
+    for gap, later in pairwise(gaps):
+        if later.after < gap.next:
+            raise reader.corrupt(f"the gap after {later.after} begins before {gap.next}")
+    return gaps
+
+
+class LogIds:
+    """The IDs of a log: counts messages between two places in it."""
+
+    def __init__(self, first_id: int, gaps: Sequence[LogGap]) -> None:
+        """No message stands before `first_id`; the gaps ascend."""
+        self._before = first_id - 1
+        self._gaps = gaps
+        self._afters = [gap.after for gap in gaps]
+        self._skipped = list(accumulate((gap.next - gap.after - 1 for gap in gaps), initial=0))
+
+    def count(self, after: int, last: int) -> int:
+        """How many messages have IDs above `after`, up to `last`.
+
+        Removed ones count, too, but for those before the first that is left.
+        """
+        after = max(after, self._before)
+        return max(self._number(last) - self._number(after), 0)
+
+    def _number(self, place: int) -> int:
+        at = bisect_left(self._afters, place)
+        if not at:
+            return place
+        gap = self._gaps[at - 1]
+        return place - self._skipped[at - 1] - (min(place, gap.next - 1) - gap.after)

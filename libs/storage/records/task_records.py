@@ -1,0 +1,119 @@
+"""The value of a task record: what became of a write task, which is applied once because of it.
+
+    task 0x57, applied   | 01 | at i64 | first message ID u64 | messages u32 | received at i64 |
+                         | duplicates: Array<(place u32, message ID u64)> |
+    task 0x57, failed    | 02 | at i64 | attempts u32 | error Utf8 |
+    task 0x57, waiting   | 03 | at i64 | has failed u8 |
+    task 0x57, retried   | 04 | as applied |
+
+Little-endian; the times in milliseconds since 1970, UTC. An applied one goes into the batch of its
+messages. IDs follow one another from the first one on, but for those of duplicates. A failed one is
+in the dead-letter place of the backend, and may be applied later. A waiting one is that of an
+answered publish whose body is an object, or of a task that was moved back from the dead letters.
+A retried one is applied after it had failed: a dead letter of it may be left.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from libs.storage.layout.primitives import Fixed, Reader, utf8
+
+__all__ = [
+    "AppliedTask",
+    "FailedTaskRecord",
+    "TaskRecord",
+    "WaitingTask",
+    "decode_task_record",
+    "encode_task_record",
+]
+
+_APPLIED: Final = 1
+_FAILED: Final = 2
+_WAITING: Final = 3
+_RETRIED: Final = 4
+
+_HEAD = Fixed(kind="B", at_ms="q")
+_MESSAGES = Fixed(first_message_id="Q", message_count="I", received_at_ms="q")
+_DUPLICATE = Fixed(place="I", message_id="Q")
+_HAS_FAILED = Fixed(has_failed="B")
+_ATTEMPTS = Fixed(attempts="I")
+
+
+class AppliedTask(NamedTuple):
+    """A task that is applied.
+
+    Attributes:
+        at_ms: When.
+        first_message_id: Of those that were stored.
+        message_count: How many were published.
+        received_at_ms: Their time of receipt; 0 where none was stored.
+        duplicates: Places of those that were not stored, and the IDs they got.
+        has_failed: Whether it has been a dead letter.
+    """
+
+    at_ms: int
+    first_message_id: int
+    message_count: int
+    received_at_ms: int
+    duplicates: tuple[tuple[int, int], ...] = ()
+    has_failed: bool = False
+
+
+class FailedTaskRecord(NamedTuple):
+    """A task that failed for the last time, until somebody retries it."""
+
+    at_ms: int
+    attempts: int
+    error: str
+
+
+class WaitingTask(NamedTuple):
+    """A task that the backend has, and that must not be taken for one that nobody has."""
+
+    at_ms: int
+    has_failed: bool
+
+
+TaskRecord = AppliedTask | FailedTaskRecord | WaitingTask
+
+
+def encode_task_record(task: TaskRecord) -> bytes:
+    """Task value; ValueError naming the field that does not fit."""
+    if isinstance(task, WaitingTask):
+        return _HEAD.pack(_WAITING, task.at_ms) + _HAS_FAILED.pack(task.has_failed)
+    if isinstance(task, FailedTaskRecord):
+        head = _HEAD.pack(_FAILED, task.at_ms)
+        return head + _ATTEMPTS.pack(task.attempts) + utf8("error", task.error)
+    return b"".join(
+        (
+            _HEAD.pack(_RETRIED if task.has_failed else _APPLIED, task.at_ms),
+            _MESSAGES.pack(task.first_message_id, task.message_count, task.received_at_ms),
+            _DUPLICATE.pack_array("duplicates", task.duplicates),
+        )
+    )
+
+
+def decode_task_record(data: bytes) -> TaskRecord:
+    """Task value; CorruptRecord when it is not one."""
+    reader = Reader("task", data)
+    kind, at_ms = reader.fixed("head", _HEAD)
+    task: TaskRecord
+    if kind == _WAITING:
+        (has_failed,) = reader.fixed("has failed", _HAS_FAILED)
+        task = WaitingTask(at_ms, bool(has_failed))
+    elif kind == _FAILED:
+        (attempts,) = reader.fixed("attempts", _ATTEMPTS)
+        task = FailedTaskRecord(at_ms, attempts, reader.utf8("error"))
+    elif kind in (_APPLIED, _RETRIED):
+        first_id, message_count, received_at_ms = reader.fixed("messages", _MESSAGES)
+        duplicates = tuple(
+            (place, found) for place, found in reader.array("duplicates", _DUPLICATE)
+        )
+        task = AppliedTask(
+            at_ms, first_id, message_count, received_at_ms, duplicates, kind == _RETRIED
+        )
+    else:
+        raise reader.corrupt(f"unknown kind {kind} of a task")
+    reader.finish()
+    return task

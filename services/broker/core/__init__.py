@@ -1,0 +1,21 @@
+"""The pure state machines of a shard: no asyncio, no gRPC, no I/O.
+
+The parts of a queue are rooms of their own: `waiting` (what can be claimed), `leases` (what is in
+flight), `lists` (what is finished, delayed, replayed, redriven), `batches` (commands over many
+messages).
+
+In reading order; a file imports only files above it:
+
+`backoff`       How long a message waits after a failed attempt
+`commands`      What a shard is told to do, in its own words, and how it answers
+`settings`      The settings of a queue, and their stored form
+`state_records` The state record of a queue, from its lists: it goes with each commit that touches
+                the queue
+`queue_entries` The records of one queue: its lists, what waits in them, and how that changes one
+                by one
+`queue`         The state machine of one queue: no I/O, no clock, no asyncio
+`changes`       What others are told of changes: nothing, as in direct mode
+`lifecycle`     How the records of a queue begin and end
+`config_log`    The newest change of each queue's config, in the order of revisions
+`shard`         The state of one broker shard: all its queues, cursors, leases
+"""

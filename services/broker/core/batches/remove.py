@@ -1,0 +1,301 @@
+"""Removals: entries that others think may go, judged again by what the queue knows. Pure.
+
+    available ──past its retention──► gone          done ──past the queue's done retention──► gone
+    failed ──its content is archived──► archived ──redriven──► pushed, as a new message
+       │                                   └──dropped──► gone
+       └──past the queue's failed retention──► gone
+
+Rows of lists come as they are stored, and whoever calls this has the turn to take something out of
+them: see LetterTurns. What a purge has made garbage since is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple, TypeVar
+
+from libs.storage.layout.keys import done_key, failed_key
+from libs.storage.layout.own_keys import archived_key
+from libs.storage.records.archived_records import ArchivedMessage, encode_archived
+from libs.storage.records.queues import DoneMessage, FailedMessage, encode_done, encode_failed
+from services.broker.core.lists.finished_lists import FinishedList
+from services.broker.core.queue import Queue
+from services.broker.core.shard import Shard
+from services.broker.core.waiting.bucket import Bucket, Place
+
+M = TypeVar("M", FailedMessage, ArchivedMessage)
+
+
+class Outcome(Enum):
+    """What became of an entry that should go."""
+
+    REMOVED = 1
+    GONE = 2
+    NOT_EXPIRED = 3  # its time has not come
+    IN_FLIGHT = 4  # its lease may still be acked
+    EXPIRED = 5  # nobody would get it
+
+
+class Letter(NamedTuple):
+    """A dead letter, in the failed list or archived."""
+
+    message_id: int
+    failed_at_ms: int
+    run: str = ""
+    """Which run archived it, where it is archived."""
+
+
+# --- What waits -------------------------------------------------------------
+
+
+def drop_waiting(
+    queue: Queue, wanted: Mapping[Place, Sequence[int]], until_ms: int
+) -> dict[Place, list[Outcome]]:
+    """Drops messages from the buckets they should be in, if their retention ended by `until_ms`.
+
+    May raise Needs. Name few buckets: they are in memory together.
+    """
+    found = queue.available.find_all(wanted)
+    outcomes: dict[Place, list[Outcome]] = {}
+    for place, ids in wanted.items():
+        there = found[place]
+        if there is None:
+            outcomes[place] = [Outcome.GONE] * len(ids)
+            continue
+        lane, bucket = there
+        outcomes[place], indexes = _judged_waiting(bucket, ids, until_ms)
+        if indexes:
+            lane.remove(bucket, indexes)
+            queue.expired_count += len(indexes)
+            queue.touch()
+    return outcomes
+
+
+def _judged_waiting(
+    bucket: Bucket, ids: Sequence[int], until_ms: int
+) -> tuple[list[Outcome], set[int]]:
+    at: dict[int, list[int]] = {}  # a transfer may have brought a message twice
+    for index in range(bucket.start, len(bucket.items)):
+        at.setdefault(bucket.items[index].message_id, []).append(index)
+    outcomes = []
+    over: set[int] = set()
+    for message_id in ids:
+        indexes = at.get(message_id)
+        if not indexes:
+            outcomes.append(Outcome.GONE)
+        elif 0 < bucket.items[indexes[-1]].retention_deadline_ms <= until_ms:
+            outcomes.append(Outcome.REMOVED)
+            over.add(indexes.pop())
+        else:
+            outcomes.append(Outcome.NOT_EXPIRED)
+    return outcomes, over
+
+
+# --- Done -------------------------------------------------------------------
+
+
+def done_before(queue: Queue, before_ms: int, grace_ms: int, now_ms: int) -> int:
+    """Before which time done messages may go, of those wanted gone; 0: none may."""
+    retention_s = queue.settings.done_retention_s
+    if not retention_s:
+        return 0
+    return max(min(before_ms, now_ms - retention_s * 1000 - grace_ms), 0)
+
+
+class DoneRow(NamedTuple):
+    """A row of the done list that is to lose messages: how many it has, and what stays of it.
+
+    `tried` are the messages that go and have an attempts record, which nobody needs any more.
+    """
+
+    order: int
+    messages_count: int
+    left: Sequence[DoneMessage]
+    tried: Sequence[int]
+
+
+def done_row(order: int, messages: Sequence[DoneMessage], before_ms: int) -> DoneRow | None:
+    """What is to become of a row; None: nothing of it was done before then."""
+    over = [one for one in messages if one.done_at_ms < before_ms]
+    left = [one for one in messages if one.done_at_ms >= before_ms]
+    # What was transferred may have come back, with its history.
+    tried = [one.message_id for one in over if one.attempts > 1 and not one.transferred_to]
+    return DoneRow(order, len(messages), left, tried) if over else None
+
+
+def prune_done(shard: Shard, queue: Queue, rows: Sequence[DoneRow]) -> int:
+    """Removes the beginning of the done list; gives how many messages that are."""
+    removed = 0
+    tried: list[int] = []
+    for row in rows:
+        if not 0 < queue.done.oldest_order <= row.order:
+            continue
+        left = row.left
+        key = done_key(queue.queue_id, row.order)
+        if left:
+            shard.put(key, encode_done(left))
+        else:
+            shard.delete(key)
+        gone = row.messages_count - len(left)
+        queue.take_finished(queue.done, row.order, gone, emptied=not left)
+        removed += gone
+        tried += row.tried
+    _forget_attempts(shard, queue, tried)
+    return removed
+
+
+# --- Failed and archived ----------------------------------------------------
+
+
+class FailedRow(NamedTuple):
+    """A row of the failed list, as it is stored, and which letters of it are wanted."""
+
+    order: int
+    stored: Sequence[FailedMessage]
+    wanted: Sequence[Letter]
+
+
+def take_letters(
+    shard: Shard, queue: Queue, rows: Sequence[FailedRow], *, failed_by_ms: int | None = None
+) -> tuple[list[list[Outcome]], list[FailedMessage]]:
+    """Takes letters out of the failed list, if they failed by then; gives those taken.
+
+    The outcomes are by row. Their attempts records go with them.
+    """
+
+    def judge(letter: FailedMessage) -> Outcome:
+        is_over = failed_by_ms is None or letter.failed_at_ms <= failed_by_ms
+        return Outcome.REMOVED if is_over else Outcome.NOT_EXPIRED
+
+    told: list[list[Outcome]] = []
+    taken: list[FailedMessage] = []
+    for order, stored, wanted in rows:
+        outcomes, places = _judged(queue.failed, order, stored, wanted, judge)
+        told.append(outcomes)
+        if places:
+            key = failed_key(queue.queue_id, order)
+            _take_out(shard, queue, queue.failed, (order, key), stored, places, encode_failed)
+            shard.redrives.taken_out(queue.queue_id, {order: places.keys()})
+            taken += [stored[place] for place in places]
+    _forget_attempts(shard, queue, [letter.message_id for letter in taken])
+    return told, taken
+
+
+def archive(queue: Queue, letters: Sequence[FailedMessage], run: str, now_ms: int) -> None:
+    """Notes dead letters as archived."""
+    queue.archived.add(ArchivedMessage.of(letter, now_ms, run) for letter in letters)
+    queue.touch()
+
+
+def judge_archived(
+    queue: Queue,
+    order: int,
+    stored: Sequence[ArchivedMessage],
+    wanted: Sequence[Letter],
+    now_ms: int,
+) -> tuple[list[Outcome], dict[int, int]]:
+    """What may be redriven of a row of archived messages: outcomes, and which is where."""
+
+    def judge(one: ArchivedMessage) -> Outcome:
+        is_over = 0 < one.retention_deadline_ms <= now_ms
+        return Outcome.EXPIRED if is_over else Outcome.REMOVED
+
+    return _judged(queue.archived, order, stored, wanted, judge)
+
+
+def redrive_archived(
+    shard: Shard,
+    queue: Queue,
+    order: int,
+    stored: Sequence[ArchivedMessage],
+    wanted: Sequence[Letter],
+    pushes: Mapping[int, bytes],
+    ingest_shard: int,
+    now_ms: int,
+) -> list[Outcome]:
+    """Takes messages out of a row of archived ones, and pushes their contents.
+
+    `pushes` are the outbox rows, by the places of `wanted`; all that may be redriven have one.
+    """
+    outcomes, places = judge_archived(queue, order, stored, wanted, now_ms)
+    if not places:
+        return outcomes
+    rows = [pushes[number] for number in places.values()]
+    shard.outbox.check_room(len(rows), sum(map(len, rows)))
+    for row in rows:
+        shard.outbox.push(ingest_shard, row, now_ms)
+    key = archived_key(queue.queue_id, order)
+    _take_out(shard, queue, queue.archived, (order, key), stored, places, encode_archived)
+    return outcomes
+
+
+def drop_archived(
+    shard: Shard,
+    queue: Queue,
+    order: int,
+    stored: Sequence[ArchivedMessage],
+    wanted: Sequence[Letter],
+) -> list[Outcome]:
+    """Takes messages out of a row of archived ones, whichever run archived them."""
+    runs = {(one.message_id, one.failed_at_ms): one.run for one in stored}
+    named = [one._replace(run=runs.get((one.message_id, one.failed_at_ms), "")) for one in wanted]
+    outcomes, places = _judged(queue.archived, order, stored, named, lambda _: Outcome.REMOVED)
+    if places:
+        key = archived_key(queue.queue_id, order)
+        _take_out(shard, queue, queue.archived, (order, key), stored, places, encode_archived)
+    return outcomes
+
+
+def _judged(
+    finished: FinishedList[M],
+    order: int,
+    stored: Sequence[M],
+    wanted: Sequence[Letter],
+    judge: Callable[[M], Outcome],
+) -> tuple[list[Outcome], dict[int, int]]:
+    """The outcomes, and of those that go: at which place of the row is which of those wanted."""
+    at: dict[Letter, list[int]] = {}
+    # A purge since the row was read has left it as garbage.
+    if 0 < finished.oldest_order <= order:
+        for place, one in enumerate(stored):
+            letter = Letter(one.message_id, one.failed_at_ms, getattr(one, "run", ""))
+            at.setdefault(letter, []).append(place)
+    outcomes: list[Outcome] = []
+    places: dict[int, int] = {}
+    for number, letter in enumerate(wanted):
+        there = at.get(letter)
+        outcomes.append(judge(stored[there[-1]]) if there else Outcome.GONE)
+        if there and outcomes[-1] is Outcome.REMOVED:
+            places[there.pop()] = number
+    return outcomes, places
+
+
+def _take_out(
+    shard: Shard,
+    queue: Queue,
+    finished: FinishedList[Any],
+    row: tuple[int, bytes],
+    stored: Sequence[Any],
+    places: Mapping[int, int],
+    encode: Callable[[Sequence[Any]], bytes],
+) -> None:
+    order, key = row
+    left = [one for place, one in enumerate(stored) if place not in places]
+    if left:
+        shard.put(key, encode(left))
+    else:
+        shard.delete(key)
+    queue.take_finished(finished, order, len(places), emptied=not left)
+
+
+def _forget_attempts(shard: Shard, queue: Queue, ids: Sequence[int]) -> None:
+    """Deletes attempts records, but of messages that are in flight here a second time.
+
+    Looks at all leases, some milliseconds for 100,000: once for many messages.
+    """
+    in_flight = queue.in_flight.message_ids() if ids else ()
+    for message_id in ids:
+        if message_id not in in_flight:
+            for key in shard.attempts.forget(queue, message_id):
+                shard.delete(key)

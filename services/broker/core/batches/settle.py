@@ -1,0 +1,178 @@
+"""What somebody decided about single dead letters: it takes effect in one commit, or not at all.
+
+Pure: no I/O, no clock, no asyncio. The rows come as they are stored, and whoever calls this has the
+queue's turn to take letters out of them: see LetterTurns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from enum import Enum
+
+from libs.storage.layout.keys import failed_key
+from libs.storage.records.queues import (
+    AvailableMessage,
+    DoneMessage,
+    FailedAttempt,
+    FailedMessage,
+    encode_failed,
+)
+from services.broker.core.commands import Needs
+from services.broker.core.lists.attempts import attempts_at
+from services.broker.core.queue import Queue
+from services.broker.core.shard import Shard
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
+
+NOTED = "note: "
+"""How the outcome begins of what somebody noted in a message's history."""
+
+
+class Action(Enum):
+    """What becomes of a letter."""
+
+    STAYS = 1
+    COMES_BACK = 2
+    IS_DROPPED = 3
+    IS_REPLACED = 4
+
+
+LIVING_ON = frozenset({Action.COMES_BACK, Action.IS_REPLACED})
+"""Those after which somebody gets the message again, or what replaces it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What was decided about one letter, which is in the row `order`."""
+
+    message_id: int
+    order: int
+    action: Action
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlements:
+    """What was decided about letters of one queue.
+
+    Attributes:
+        rows: The rows that have them, as they are stored, by order.
+        pushes: The outbox rows of what replaces letters, by the place of the settlement.
+        ingest_shard: Where these go.
+        who: Decided it.
+        request_id: Makes repeating safe; empty = none.
+        fingerprint: Tells other content from the same.
+    """
+
+    each: Sequence[Settlement]
+    rows: Mapping[int, Sequence[FailedMessage]]
+    pushes: Mapping[int, bytes]
+    ingest_shard: int
+    who: str
+    request_id: str = ""
+    fingerprint: bytes = b""
+
+
+def was_done(shard: Shard, request_id: str, fingerprint: bytes) -> bool:
+    """Whether this is a repeat. Raises InvalidArgument when other content had the request ID."""
+    known = shard.executed.fingerprint(request_id) if request_id else None
+    if known not in (None, fingerprint):
+        raise InvalidArgument(
+            "request_id", "was used before with other content", reason="REQUEST_ID_REUSED"
+        )
+    return known is not None
+
+
+def settle(shard: Shard, queue: Queue, wanted: Settlements, now_ms: int) -> None:
+    """Applies them. Raises Needs, and what the proto says, when nothing has changed."""
+    places = check(queue, wanted, now_ms)
+    if wanted.pushes:
+        shard.outbox.check_room(len(wanted.pushes), sum(map(len, wanted.pushes.values())))
+    if wanted.request_id:
+        shard.executed.check_room()
+    noted = [attempts_at(queue, one.message_id) for one in wanted.each if one.note]
+    cold = [key for key in noted if key not in shard.attempts]
+    if cold:
+        raise Needs((), cold)
+
+    for number, (one, place) in enumerate(zip(wanted.each, places, strict=True)):
+        letter = wanted.rows[one.order][place]
+        if one.note:
+            attempt = FailedAttempt(wanted.who, now_ms, NOTED + one.note)
+            shard.attempts.add(attempts_at(queue, one.message_id), attempt)
+        if one.action is Action.COMES_BACK:
+            queue.enter(_back(letter), now_ms)
+        elif one.action is Action.IS_REPLACED:
+            shard.outbox.push(wanted.ingest_shard, wanted.pushes[number], now_ms)
+        if one.action in (Action.IS_DROPPED, Action.IS_REPLACED):
+            into = queue.queue_id if one.action is Action.IS_REPLACED else ""
+            done = DoneMessage(
+                letter.message_id, now_ms, letter.attempts, wanted.who, transferred_to=into
+            )
+            queue.done.add((done,))
+    _take_out(shard, queue, wanted, places)
+    back = (one.message_id for one in wanted.each if one.action in LIVING_ON)
+    shard.events.redriven(queue, queue.queue_id, back, now_ms, wanted.request_id)
+    if wanted.request_id:
+        shard.executed.add(wanted.request_id, wanted.fingerprint)
+
+
+def check(queue: Queue, wanted: Settlements, now_ms: int) -> list[int]:
+    """The place of each letter in its row. Raises NotFound and the like, naming the settlement."""
+    used: set[tuple[int, int]] = set()
+    places: list[int] = []
+    for number, one in enumerate(wanted.each):
+        place = _place(queue, wanted, one, number, used)
+        used.add((one.order, place))
+        letter = wanted.rows[one.order][place]
+        if one.action in LIVING_ON and queue.is_over(_back(letter), now_ms):
+            raise FailedPrecondition(
+                "LETTER_EXPIRED",
+                f"message {one.message_id} is past its retention: nobody would get it",
+                subject=str(one.message_id),
+                metadata=_at(number),
+            )
+        places.append(place)
+    return places
+
+
+def _place(
+    queue: Queue, wanted: Settlements, one: Settlement, number: int, used: Set[tuple[int, int]]
+) -> int:
+    # A purge since the rows were read has left them as garbage.
+    if 0 < queue.failed.oldest_order <= one.order:
+        for place, letter in enumerate(wanted.rows[one.order]):
+            # A transfer may have brought the same message twice.
+            if letter.message_id == one.message_id and (one.order, place) not in used:
+                return place
+    raise NotFound(
+        "entry",
+        f"{queue.queue_id}/{one.message_id:x}",
+        f"message {one.message_id} is not the dead letter any more that it was when it was listed",
+        reason="ENTRY_UNKNOWN",
+        metadata=_at(number),
+    )
+
+
+def _at(number: int) -> dict[str, str]:
+    return {"settlement": str(number)}
+
+
+def _back(letter: FailedMessage) -> AvailableMessage:
+    return AvailableMessage(letter.message_id, letter.priority, 0, letter.retention_deadline_ms, 0)
+
+
+def _take_out(shard: Shard, queue: Queue, wanted: Settlements, places: Sequence[int]) -> None:
+    taken: dict[int, set[int]] = {}
+    for one, place in zip(wanted.each, places, strict=True):
+        if one.action is not Action.STAYS:
+            taken.setdefault(one.order, set()).add(place)
+    for order, gone in taken.items():
+        left = [letter for n, letter in enumerate(wanted.rows[order]) if n not in gone]
+        key = failed_key(queue.queue_id, order)
+        if left:
+            shard.put(key, encode_failed(left))
+        else:
+            shard.delete(key)
+        queue.take_failed(order, len(gone), emptied=not left)
+    shard.redrives.taken_out(queue.queue_id, taken)

@@ -1,0 +1,62 @@
+"""What others are told of changes: nothing, as in direct mode. `RecordedEvents` makes events."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from services.broker.core.commands import Purge
+from services.broker.core.leases.leases import Row
+
+if TYPE_CHECKING:
+    from services.broker.core.queue import Queue
+
+__all__ = ["ShardEvents"]
+
+
+class ShardEvents:
+    """Called by commands, once what they change is certain; all of it goes into one commit.
+
+    Times are ms by the broker's clock.
+    """
+
+    def created(self, queue: Queue, now_ms: int) -> None:
+        """A queue was created."""
+
+    def updated(self, queue: Queue, now_ms: int) -> None:
+        """A queue has other settings."""
+
+    def deleted(self, queue: Queue, now_ms: int) -> None:
+        """A queue was deleted."""
+
+    def paused(self, queue: Queue, now_ms: int) -> None:
+        """A queue was paused, or resumed."""
+
+    def purged(self, queue: Queue, kinds: Collection[Purge], count: int, now_ms: int) -> None:
+        """Lists of a queue were emptied, of so many messages. See also `collect`."""
+
+    def cancelled(self, queue: Queue, message_id: int, now_ms: int) -> None:
+        """A message that waited was taken out."""
+
+    def rescheduled(self, queue: Queue, message_id: int, visible_at_ms: int, now_ms: int) -> None:
+        """A message that waited has another time."""
+
+    def redriven(
+        self,
+        queue: Queue,
+        target_id: str,
+        message_ids: Iterable[int],
+        now_ms: int,
+        request_id: str = "",
+    ) -> None:
+        """Dead letters of a queue have gone into a target."""
+
+    def collect(self, queues: Iterable[Queue]) -> None:
+        """Look for the dead letters of these queues that came since the last look.
+
+        Called before their list is written, or emptied.
+        """
+
+    def take_rows(self) -> Sequence[Row]:
+        """The rows of what happened since the last commit."""
+        return ()

@@ -1,0 +1,77 @@
+"""What a shard is told to do, in its own words, and how it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from services.broker.core.waiting.scan import Needs
+
+__all__ = ["Assignment", "Finish", "Nack", "Needs", "Purge", "Range"]
+
+
+class Finish(Enum):
+    """What became of an ack, nack or extension."""
+
+    OK = 1
+    ENDED = 2  # the lease ran out, or was finished otherwise
+    UNKNOWN = 3  # never given out, or forgotten
+
+
+class Assignment(NamedTuple):
+    """The messages of one range that belong to one queue, in log order, as columns."""
+
+    queue_id: str
+    message_ids: Sequence[int]
+    priorities: Sequence[int] = ()
+    retention_deadlines_ms: Sequence[int] = ()
+    visible_at_ms: Sequence[int] = ()
+
+    def split(self, count: int) -> tuple[Assignment, Assignment | None]:
+        """The first so many messages, and the others, if there are any."""
+        if len(self.message_ids) <= count:
+            return self, None
+        queue_id, *columns = self
+        return (
+            Assignment(queue_id, *(column[:count] for column in columns)),
+            Assignment(queue_id, *(column[count:] for column in columns)),
+        )
+
+
+NEWEST = 1 << 62
+"""The revision of a judgement that none can be newer than."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A piece of one metadata log, judged; `revision` is of the oldest configs that judged it."""
+
+    log: int
+    previous: int
+    last: int
+    assignments: Sequence[Assignment]
+    revision: int = NEWEST
+
+
+@dataclass(frozen=True, slots=True)
+class Nack:
+    """A lease to give back."""
+
+    token: int
+    reason: str = ""
+    delay_ms: int | None = None
+    """How long the message stays away; None: as the queue's backoff says, for a release at once."""
+    release: bool = False
+    """Nobody worked on the message: the attempt is not counted."""
+
+
+class Purge(Enum):
+    """Which of a queue's lists to empty."""
+
+    AVAILABLE = 1  # and delayed
+    IN_FLIGHT = 2
+    DONE = 3
+    FAILED = 4
+    ARCHIVED = 5

@@ -1,0 +1,11 @@
+"""The messages of a shard that are in flight.
+
+In reading order; a file imports only files above it:
+
+`lease_bucket` Leases in memory: each for itself, or those of a large claim as columns
+`token_index`  Where each running lease lies, by its token
+`leases`       Leases: the messages of a queue that are in flight, and what became of those that no
+               longer are
+`grace`        More time for leases after a standstill, given in steps
+`table`        The leases of a shard: what claims make, and how they end
+"""

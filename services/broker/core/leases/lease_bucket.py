@@ -1,0 +1,358 @@
+"""Leases in memory: each for itself, or those of a large claim as columns.
+
+A claim of a thousand makes no object for every lease: a bucket keeps the messages as they lay in
+their queue, and once what their leases share. Whoever needs a single lease, to extend it or to give
+it back, has its bucket unpacked; most leases are claimed and acked by the hundred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from libs.storage.records.queues import (
+    AvailableMessage,
+    InFlightMessage,
+    encode_active,
+    encode_in_flight,
+)
+from services.broker.core.waiting.scan import Origin, Segment
+
+if TYPE_CHECKING:
+    from services.broker.core.queue import Queue
+
+
+class Lease:
+    """One message in flight. `origin` is the bucket it came from, for giving it back."""
+
+    __slots__ = (
+        "attempts",
+        "bucket",
+        "claimed_at_ms",
+        "consumer",
+        "deadline_ms",
+        "length_ms",
+        "message_id",
+        "origin",
+        "priority",
+        "queue",
+        "retention_deadline_ms",
+        "token",
+        "visible_at_ms",
+    )
+
+    bucket: LeaseBucket
+
+    def __init__(
+        self,
+        token: int,
+        message_id: int,
+        priority: int,
+        claimed_at_ms: int,
+        deadline_ms: int,
+        attempts: int,
+        retention_deadline_ms: int,
+        length_ms: int,
+        consumer: str,
+        queue: Queue,
+        visible_at_ms: int = 0,
+        origin: Origin | None = None,
+    ) -> None:
+        self.token = token
+        self.message_id = message_id
+        self.priority = priority
+        self.claimed_at_ms = claimed_at_ms
+        self.deadline_ms = deadline_ms
+        self.attempts = attempts
+        self.retention_deadline_ms = retention_deadline_ms
+        self.length_ms = length_ms
+        self.consumer = consumer
+        self.queue = queue
+        self.visible_at_ms = visible_at_ms
+        self.origin = origin
+
+    @classmethod
+    def restore(cls, stored: InFlightMessage, deadline_ms: int, queue: Queue) -> Lease:
+        """The lease as it was stored, with the deadline that holds after a restart."""
+        return cls(
+            stored.lease,
+            stored.message_id,
+            stored.priority,
+            stored.claimed_at_ms,
+            deadline_ms,
+            stored.attempts,
+            stored.retention_deadline_ms,
+            stored.lease_length_ms,
+            stored.consumer,
+            queue,
+        )
+
+
+_RECORD: Final[Callable[[Lease], tuple[Any, ...]]] = attrgetter(
+    "message_id",
+    "priority",
+    "claimed_at_ms",
+    "deadline_ms",
+    "attempts",
+    "retention_deadline_ms",
+    "length_ms",
+    "consumer",
+    "token",
+)
+"""The fields of an InFlightMessage, without the time that its making takes."""
+
+
+class Terms(NamedTuple):
+    """What the leases of one claim share."""
+
+    queue: Queue
+    consumer: str
+    claimed_at_ms: int
+    deadline_ms: int
+    length_ms: int
+
+
+class Claimed:
+    """What one claim took: messages with their tokens, as they were while they waited."""
+
+    __slots__ = ("_segments", "items", "parts", "terms", "tokens")
+
+    def __init__(self, terms: Terms, segments: Sequence[Segment]) -> None:
+        self.terms = terms
+        self.tokens: list[int] = []
+        """They come with the buckets that the leases are put into."""
+        self.items: list[AvailableMessage] = [
+            item for segment in segments for item in segment.items
+        ]
+        self.parts: list[tuple[LeaseBucket, int, int]] = []
+        """The buckets that the leases lie in, each with the first and the end of its tokens."""
+        self._segments = segments
+
+    def leases(self) -> list[Lease]:
+        """The leases one by one; none of them may have ended."""
+        return [
+            bucket.leases[token]
+            for bucket, first, end in self.parts
+            for token in self.tokens[first:end]
+        ]
+
+    def make(self, first: int, end: int) -> Iterator[Lease]:
+        """Leases for the messages in these places."""
+        queue, consumer, claimed_at_ms, deadline_ms, length_ms = self.terms
+        origins = [
+            (segment.kind, segment.order, place)
+            for segment in self._segments
+            for place in segment.places
+        ]
+        for at in range(first, end):
+            item = self.items[at]
+            yield Lease(
+                self.tokens[at],
+                item.message_id,
+                item.priority,
+                claimed_at_ms,
+                deadline_ms,
+                item.attempts + 1,
+                item.retention_deadline_ms,
+                length_ms,
+                consumer,
+                queue,
+                item.visible_at_ms,
+                origins[at],
+            )
+
+
+class LeaseBucket:
+    """Leases that share a record, of one queue."""
+
+    __slots__ = (
+        "_claimed",
+        "_leases",
+        "_span",
+        "_waited",
+        "is_block",
+        "order",
+        "queue",
+        "stored",
+        "watched_ms",
+        "whole",
+    )
+
+    def __init__(self, queue: Queue, order: int, *, stored: bool = False) -> None:
+        self.queue = queue
+        self.order = order
+        self.stored = stored
+        self.is_block = False
+        """Whether it was made of all tokens of a block; it never gets others."""
+        self.watched_ms: int | None = None  # see Deadlines
+        self._leases: dict[int, Lease] = {}
+        # As long as they are columns: the claim, their part of it, and those that run: all of
+        # them (`whole` has their tokens), or some by token.
+        self._claimed: Claimed | None = None
+        self._span = (0, 0)
+        self.whole: tuple[int, ...] = ()
+        """The tokens of all leases that the bucket ever had, if all of them run; else none."""
+        self._waited: dict[int, AvailableMessage] = {}
+
+    @classmethod
+    def packed(cls, order: int, claimed: Claimed, first: int, tokens: Sequence[int]) -> LeaseBucket:
+        """A bucket of a part of a claim, from `first` on, as columns."""
+        bucket = cls(claimed.terms.queue, order)
+        bucket.is_block = True
+        bucket._claimed, bucket._span = claimed, (first, first + len(tokens))
+        bucket.whole = tuple(tokens)
+        return bucket
+
+    @property
+    def count(self) -> int:
+        """How many leases there are."""
+        if self._claimed is None:
+            return len(self._leases)
+        return len(self.whole or self._waited)
+
+    @property
+    def leases(self) -> dict[int, Lease]:
+        """The leases one by one, by token; from now on they are kept so."""
+        if self._claimed is not None:
+            claimed, waited = self._claimed, self._by_token()
+            self._claimed, self._waited = None, {}
+            self.put(one for one in claimed.make(*self._span) if one.token in waited)
+        return self._leases
+
+    def _by_token(self) -> dict[int, AvailableMessage]:
+        """The messages of columns; from now on they need not be all that there were."""
+        assert self._claimed is not None
+        if self.whole:
+            self._waited = dict(zip(self.whole, self._items(), strict=True))
+            self.whole = ()
+        return self._waited
+
+    def _items(self) -> list[AvailableMessage]:
+        """The messages of columns of which all are there."""
+        assert self._claimed is not None
+        first, end = self._span
+        return self._claimed.items[first:end]
+
+    def put(self, leases: Iterable[Lease]) -> None:
+        """Adds leases."""
+        mine = self.leases
+        for lease in leases:
+            lease.bucket = self
+            mine[lease.token] = lease
+
+    def holds(self, token: int) -> bool:
+        """Whether such a lease runs."""
+        if self.whole:
+            return self.whole[0] <= token <= self.whole[-1]  # a block goes up by one
+        return token in (self._leases if self._claimed is None else self._waited)
+
+    def holds_all(self, tokens: Sequence[int]) -> bool:
+        """Whether such leases run, each of them named once."""
+        wanted, running = set(tokens), self._by_token() if self._claimed is not None else None
+        held: Mapping[int, object] = self._leases if running is None else running
+        return len(wanted) == len(tokens) and wanted <= held.keys()
+
+    def message_ids(self) -> list[int]:
+        """The messages of the leases."""
+        if self._claimed is None:
+            return [lease.message_id for lease in self._leases.values()]
+        items = self._items() if self.whole else self._waited.values()
+        return [item.message_id for item in items]
+
+    def tokens(self) -> list[int]:
+        """The tokens of the leases."""
+        return list(self._leases if self._claimed is None else self.whole or self._waited)
+
+    def earliest_ms(self) -> int:
+        """The first deadline of its leases."""
+        if self._claimed is not None:
+            return self._claimed.terms.deadline_ms
+        return min(lease.deadline_ms for lease in self._leases.values())
+
+    def ended(self, now_ms: int) -> list[Lease]:
+        """The leases whose deadline has come."""
+        if self._claimed is not None and now_ms < self._claimed.terms.deadline_ms:
+            return []
+        return [lease for lease in self.leases.values() if lease.deadline_ms <= now_ms]
+
+    def lengthen(self, since_ms: int, now_ms: int, grace_ms: int) -> bool:
+        """Gives leases alive at `since_ms` their length from `now_ms` on, or `grace_ms` if shorter.
+
+        Tells whether the end of any has moved; none moves back.
+        """
+        if self._claimed is not None:
+            terms = self._claimed.terms
+            if not since_ms < terms.deadline_ms < now_ms + min(terms.length_ms, grace_ms):
+                return False
+        has_moved = False
+        for lease in self.leases.values():
+            deadline_ms = now_ms + min(lease.length_ms, grace_ms)
+            if since_ms < lease.deadline_ms < deadline_ms:
+                lease.deadline_ms = deadline_ms
+                has_moved = True
+        return has_moved
+
+    def clear(self) -> None:
+        """Drops all leases."""
+        self._claimed, self.whole, self._waited, self._leases = None, (), {}, {}
+
+    def take_done(self, tokens: Sequence[int], now_ms: int) -> list[tuple[Any, ...]]:
+        """Takes running leases out whose messages are done now; gives these as DoneMessages."""
+        if self._claimed is None:
+            return [done(self._leases.pop(token), now_ms) for token in tokens]
+        terms = self._claimed.terms
+        items: Iterable[AvailableMessage]
+        if len(tokens) == len(self.whole):
+            items, tokens = self._items(), self.whole
+            self.clear()
+        else:
+            items = map(self._by_token().pop, tokens)
+        ids, _, _, _, attempts = zip(*items, strict=True)
+        return list(
+            zip(
+                ids,
+                repeat(now_ms),
+                [before + 1 for before in attempts],
+                repeat(terms.consumer),
+                repeat(terms.claimed_at_ms),
+                tokens,
+                repeat(""),  # transferred to
+                strict=False,
+            )
+        )
+
+    def value(self) -> bytes:
+        """The record, of at least one lease."""
+        if self._claimed is None:
+            return encode_active((), list(map(_RECORD, self._leases.values())))
+        terms, count = self._claimed.terms, self.count
+        items = self._items() if self.whole else self._waited.values()
+        ids, priorities, _, retention_deadlines_ms, attempts = zip(*items, strict=True)
+        return encode_in_flight(
+            (
+                ids,
+                priorities,
+                (terms.claimed_at_ms,) * count,
+                (terms.deadline_ms,) * count,
+                [before + 1 for before in attempts],
+                retention_deadlines_ms,
+                (terms.length_ms,) * count,
+                (terms.consumer,) * count,
+                self.tokens(),
+            )
+        )
+
+
+def done(lease: Lease, now_ms: int, transferred_to: str = "") -> tuple[Any, ...]:
+    """The message of a lease, as a DoneMessage."""
+    return (
+        lease.message_id,
+        now_ms,
+        lease.attempts,
+        lease.consumer,
+        lease.claimed_at_ms,
+        lease.token,
+        transferred_to,
+    )

@@ -1,0 +1,129 @@
+"""Where each running lease lies, by its token.
+
+A token is a block and a place in it. A claim of many gets blocks of its own, so that a thousand
+leases are known by five entries here, and an ack of all of a block is told by one comparison::
+
+    token   | block: 56 random bits | place: 8 bits |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, repeat
+from typing import Final, NamedTuple
+
+from services.broker.core.leases.lease_bucket import LeaseBucket
+
+PLACE_BITS: Final = 8
+"""So a block has 256 tokens at most."""
+
+
+class Taken(NamedTuple):
+    """Leases of one bucket that end together; no bucket: such leases do not run."""
+
+    bucket: LeaseBucket | None
+    tokens: Sequence[int]
+    whole: bool
+    """Whether they are all that a block ever had."""
+
+
+class LeaseIndex:
+    """The running leases of a shard, by token."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, LeaseBucket] = {}
+        self._left: dict[int, int] = {}  # by block: how many of its leases run
+        self._singles: dict[int, LeaseBucket] = {}  # by token: all that are in no block
+
+    def __len__(self) -> int:
+        return len(self._singles) + sum(self._left.values())
+
+    def add(self, bucket: LeaseBucket, tokens: Sequence[int]) -> None:
+        """Takes in leases of a bucket: all of it, where that is a block."""
+        if bucket.is_block:
+            block = tokens[0] >> PLACE_BITS
+            self._blocks[block], self._left[block] = bucket, len(tokens)
+        else:
+            self._singles.update(dict.fromkeys(tokens, bucket))
+
+    def is_free(self, block: int) -> bool:
+        """Whether a block may be given out; in all but one of 10^11 cases it may."""
+        return block not in self._blocks and block << PLACE_BITS not in self._singles
+
+    def find(self, token: int) -> LeaseBucket | None:
+        """Where the lease lies; None when it has ended, or never was."""
+        bucket = self._singles.get(token)
+        if bucket is None:
+            bucket = self._blocks.get(token >> PLACE_BITS)
+            if bucket is not None and not bucket.holds(token):
+                return None
+        return bucket
+
+    def remove(self, token: int) -> None:
+        """A running lease ends."""
+        if self._singles.pop(token, None) is None:
+            self._leave(token >> PLACE_BITS, 1)
+
+    def take(self, tokens: Sequence[int]) -> Iterator[Taken]:
+        """Ends leases, in the order given; the caller takes them out of their bucket at once."""
+        at, count = 0, len(tokens)
+        others: list[int] = []
+        while at < count:
+            block = tokens[at] >> PLACE_BITS
+            bucket = self._blocks.get(block)
+            if bucket is None:
+                others.append(tokens[at])
+                at += 1
+                continue
+            if others:
+                # First, since they may be of this block, too.
+                yield from self._take_each(others)
+                others = []
+                continue
+            taken = _of_block(bucket, tokens, at)
+            at += len(taken.tokens)
+            if taken.whole or bucket.holds_all(taken.tokens):
+                self._leave(block, len(taken.tokens))
+                yield taken
+            else:
+                others += taken.tokens
+        yield from self._take_each(others)
+
+    def _take_each(self, tokens: Sequence[int]) -> Iterator[Taken]:
+        buckets: list[LeaseBucket | None] = list(map(self._singles.pop, tokens, repeat(None)))
+        end = 0
+        for bucket, same in groupby(buckets):
+            first, end = end, end + len(list(same))
+            if bucket is not None:
+                yield Taken(bucket, tokens[first:end], whole=False)
+            else:
+                yield from map(self._take_of_block, tokens[first:end])
+
+    def _take_of_block(self, token: int) -> Taken:
+        bucket = self._blocks.get(token >> PLACE_BITS)
+        if bucket is None or not bucket.holds(token):
+            return Taken(None, (token,), whole=False)
+        self._leave(token >> PLACE_BITS, 1)
+        return Taken(bucket, (token,), whole=False)
+
+    def _leave(self, block: int, count: int) -> None:
+        self._left[block] -= count
+        if not self._left[block]:
+            del self._blocks[block], self._left[block]
+
+
+def _of_block(bucket: LeaseBucket, tokens: Sequence[int], at: int) -> Taken:
+    """The tokens from here on that are of the block of this bucket."""
+    whole = bucket.whole
+    if whole and tuple(tokens[at : at + len(whole)]) == whole:
+        return Taken(bucket, whole, whole=True)
+    block, end = tokens[at] >> PLACE_BITS, at + 1
+    while end < len(tokens) and tokens[end] >> PLACE_BITS == block:
+        end += 1
+    return Taken(bucket, tokens[at:end], whole=False)
+
+
+def tokens_of(block: int, count: int) -> range:
+    """The first tokens of a block."""
+    first = block << PLACE_BITS
+    return range(first, first + count)

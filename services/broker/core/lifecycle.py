@@ -1,0 +1,110 @@
+"""How the records of a queue begin and end.
+
+A queue that was deleted and is made again goes on with the next epoch, so that its buckets never
+meet those of the former one, which are cleaned up behind.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from libs.storage.layout.buckets import MAX_EPOCH, MAX_ORDER_N, order_of, split_order
+from libs.storage.layout.keys import active_key, config_key, done_key, failed_key, queue_state_key
+from libs.storage.layout.own_keys import FORGOTTEN_REVISION_KEY
+from libs.storage.records.configs import encode_config
+from libs.storage.records.forgotten_revision import encode_forgotten_revision
+from libs.storage.records.queues import encode_active, encode_done, encode_failed
+from libs.storage.records.states import QueueStateRecord
+from services.broker.core.lists.storable import storable
+from services.broker.core.queue import Queue, Row
+from services.broker.core.settings import QueueSettings
+from services.broker.core.waiting.orders import free_epoch
+
+DELETED_KEPT = 10_000
+"""Deleted queues remembered at least, for those who learn late that they are deleted."""
+
+
+def forget_surplus(
+    deleted: dict[str, QueueStateRecord], forgotten_revision: int
+) -> tuple[int, list[Row]]:
+    """Forgets the queues deleted first that no other row is left of, beyond those kept.
+
+    Gives up to which revision deletions are forgotten since, and the rows that say so.
+    """
+    oldest = list(islice(deleted.items(), max(len(deleted) - DELETED_KEPT, 0)))
+    rows: list[Row] = []
+    for queue_id, state in oldest:
+        if not state.garbage_epochs:
+            del deleted[queue_id]
+            rows.append((queue_state_key(queue_id), None))
+            forgotten_revision = max(forgotten_revision, state.created_revision)
+    if rows:
+        rows.append((FORGOTTEN_REVISION_KEY, encode_forgotten_revision(forgotten_revision)))
+    return forgotten_revision, rows
+
+
+def new_state(before: QueueStateRecord | None, revision: int) -> QueueStateRecord:
+    """The state of a queue made at this config revision; `before` is what a former one left."""
+    if before is None:
+        return _empty_state(revision, deleted=False, epoch=0, last_order=0, garbage_epochs=())
+    return _empty_state(
+        revision,
+        deleted=False,
+        epoch=before.epoch,
+        last_order=before.last_order,
+        garbage_epochs=before.garbage_epochs,
+    )
+
+
+def deleted_state(queue: Queue, revision: int) -> QueueStateRecord:
+    """What stays of a queue deleted at this config revision: where the next one goes on."""
+    garbage = tuple(
+        dict.fromkeys(
+            (*queue.garbage_epochs, *queue.garbage_lane_epochs, queue.epoch, queue.lane_epoch)
+        )
+    )
+    free = free_epoch(queue.lane_epoch, garbage)
+    # Where none is free, the next one has to wait for the sweeper: see `epoch_is_free`.
+    epoch = (queue.lane_epoch + 1) % (MAX_EPOCH + 1) if free is None else free
+    return _empty_state(
+        revision,
+        deleted=True,
+        epoch=epoch,
+        last_order=order_of(epoch, split_order(queue.last_order).ms, MAX_ORDER_N),
+        garbage_epochs=garbage,
+    )
+
+
+def config_row(queue_id: str, settings: QueueSettings) -> Row:
+    """The record of a queue's settings; InvalidArgument (UNSTORABLE) where they do not fit."""
+    record = storable(f"config of queue {queue_id!r}", encode_config, settings.record())
+    return config_key(queue_id), record
+
+
+def creation_rows(queue: Queue) -> tuple[Row, ...]:
+    """The RFC's workflow: the config and three empty records, in one batch."""
+    return (
+        config_row(queue.queue_id, queue.settings),
+        (active_key(queue.queue_id, 0), encode_active((), ())),
+        (done_key(queue.queue_id, 0), encode_done(())),
+        (failed_key(queue.queue_id, 0), encode_failed(())),
+    )
+
+
+def _empty_state(
+    revision: int, *, deleted: bool, epoch: int, last_order: int, garbage_epochs: tuple[int, ...]
+) -> QueueStateRecord:
+    return QueueStateRecord(
+        epoch=epoch,
+        deleted=deleted,
+        last_order=last_order,
+        garbage_epochs=garbage_epochs,
+        created_revision=revision,
+        in_flight_count=0,
+        done_count=0,
+        failed_count=0,
+        first_in_flight_order=0,
+        oldest_done_order=0,
+        oldest_failed_order=0,
+        lanes=(),
+    )

@@ -1,0 +1,16 @@
+"""The lists of a queue and of its shard beside the waiting messages and the leases.
+
+In reading order; a file imports only files above it:
+
+`attempts`        The failed attempts of messages: a cache of their records, newest last
+`delayed_journal` The journal of delayed messages: what those who watch a queue read
+`executed`        Which lists of commands took effect in the last minutes: makes repeating an
+                  Execute safe
+`finished_lists`  The done and the failed list of a queue: what each commit finished is a row, in
+                  order of time
+`storable`        Records of rare commands, encoded before the command changes memory
+`outbox`          Pushes on their way to the ingests: numbered here, stored with the commands that
+                  make them
+`redrives`        Redrives: which dead letters move where, and how far each is
+`replays`         How far the logs from before a queue's creation are brought into it
+"""

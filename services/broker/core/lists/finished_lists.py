@@ -1,0 +1,90 @@
+"""The done and the failed list of a queue: what each commit finished is a row, in order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+from libs.storage.records.states import OrderRange
+from services.broker.core.leases.leases import Row
+
+LIST_ROW_MAX = 1000
+"""Done or failed messages in one row at most: who reads or changes one takes two milliseconds."""
+
+M = TypeVar("M")
+
+
+class FinishedList(Generic[M]):
+    """One of the two lists. Only what the next commit writes is in memory."""
+
+    def __init__(
+        self,
+        key_of: Callable[[int], bytes],
+        encode: Callable[[Sequence[M]], bytes],
+        count: int,
+        oldest_order: int,
+        garbage: OrderRange,
+    ) -> None:
+        """`key_of` gives the key of a row, by its order."""
+        self.count = count
+        self.oldest_order = oldest_order
+        """The order of the first row; 0: nothing is stored. What lies before is garbage."""
+        self.garbage = garbage
+        """Rows that a purge has left to be removed."""
+        self._key_of = key_of
+        self._encode = encode
+        self._new: list[M] = []
+        self._seen = 0
+
+    @property
+    def has_new(self) -> bool:
+        """Whether the next commit writes rows."""
+        return bool(self._new)
+
+    @property
+    def stored_count(self) -> int:
+        """How many messages are in rows, durable or on their way."""
+        return self.count - len(self._new)
+
+    def add(self, messages: Iterable[M]) -> None:
+        """Adds messages at the end."""
+        before = len(self._new)
+        self._new += messages
+        self.count += len(self._new) - before
+
+    def take_unseen(self) -> Sequence[M]:
+        """What was added since the last commit and the last call of this."""
+        unseen, self._seen = self._new[self._seen :], len(self._new)
+        return unseen
+
+    def rows(self, next_order: Callable[[], int]) -> Iterator[Row]:
+        """What was added since the last commit; `next_order` gives orders above all others."""
+        if not self._new:
+            return
+        order = next_order()
+        self.oldest_order = self.oldest_order or order
+        for start in range(0, len(self._new), LIST_ROW_MAX):
+            yield self._key_of(order), self._encode(self._new[start : start + LIST_ROW_MAX])
+            order = next_order()
+        self._new, self._seen = [], 0
+
+    def take(self, order: int, count: int, *, emptied: bool) -> None:
+        """Notes that messages of a stored row are taken out, and whether the row is gone."""
+        self.count -= count
+        if not self.stored_count:
+            self.oldest_order = 0
+        elif emptied and order == self.oldest_order:
+            self.oldest_order = order + 1
+
+    def purge(self, last_order: int) -> int:
+        """Empties the list, of which no row is behind `last_order`; gives how many messages."""
+        count, self.count, self._new, self._seen = self.count, 0, [], 0
+        if self.oldest_order:
+            self.garbage = OrderRange(self.garbage.first or self.oldest_order, last_order)
+            self.oldest_order = 0
+        return count
+
+    def swept(self, last_order: int) -> None:
+        """Notes that the garbage is gone up to an order."""
+        last = self.garbage.last
+        self.garbage = OrderRange() if last_order >= last else OrderRange(last_order + 1, last)

@@ -1,0 +1,202 @@
+"""Pushes on their way to the ingests: numbered here, stored with the commands that make them.
+
+    push ──► row <ingest shard, number> in the broker's own batch ──durable──► sender ──► ingest
+                   │                             ▲                                          │
+         put aside when refused for good         └── deleted when ingest says it is durable ┘
+
+The numbers for one ingest shard have no gaps and never begin anew: ingest keeps the last one that
+it stored, and passes over what is sent again. A row that ingest refuses for good becomes a refused
+push, which waits for people; in its place stays PUT_ASIDE, whose number is sent like any other.
+Pure: no I/O, no clock, no asyncio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from libs.storage.errors import CorruptRecord
+from libs.storage.layout.own_keys import outbox_counter_key, outbox_key, refused_push_key
+from libs.storage.records.execution_records import (
+    OutboxCounter,
+    OutboxRecord,
+    decode_outbox,
+    encode_outbox,
+    encode_outbox_counter,
+)
+from libs.storage.records.refused_pushes import RefusedPushRecord, encode_refused_push
+from services.broker.core.leases.leases import Row
+from services.broker.core.lists.storable import storable
+from slatemq.errors import ResourceExhausted
+
+ROWS_MAX = 1_000_000
+"""Rows that may wait unless set otherwise: an hour without ingest at some 300 pushes a second."""
+
+BYTES_MAX = 1 << 30
+"""Bytes that may wait unless set otherwise; they are in the database, not in memory."""
+
+FULL_RETRY_MS = 1000
+
+REFUSED_MAX = 1000
+"""Refused pushes that are put aside; so many have a cause that stopping shows better than more."""
+
+REASON_CHARACTERS_MAX = 1000
+
+PUT_ASIDE = encode_outbox(OutboxRecord(0, "", b"", 0, {}))
+"""The value of a row whose push was put aside."""
+
+_EMPTY = OutboxCounter(last_number=0, first_waiting=1, waiting_bytes=0)
+
+
+class RefusedPush(NamedTuple):
+    """What is in memory of a push that an ingest refused; without a queue: its row is damaged."""
+
+    queue_id: str
+    payload_bytes: int
+    pushed_at_ms: int
+    refused_at_ms: int
+    reason: str
+
+    @classmethod
+    def of(cls, record: RefusedPushRecord) -> RefusedPush:
+        """As it is stored."""
+        try:
+            push = decode_outbox(record.outbox)
+        except CorruptRecord:
+            push = OutboxRecord(0, "", b"", 0, {})
+        return cls(
+            push.queue_id,
+            push.payload_bytes,
+            push.pushed_at_ms,
+            record.refused_at_ms,
+            record.reason,
+        )
+
+
+class Outbox:
+    """The pushes of one broker shard that wait, by ingest shard; in memory are numbers alone."""
+
+    def __init__(
+        self,
+        counters: Mapping[int, OutboxCounter] | None = None,
+        refused: Mapping[tuple[int, int], RefusedPush] | None = None,
+    ) -> None:
+        """Go on where these stored counters are, with these pushes put aside."""
+        self.rows_max = ROWS_MAX
+        self.bytes_max = BYTES_MAX
+        self.on_push: Callable[[int], None] = lambda ingest_shard: None
+        """Called for every push, with its ingest shard; the push is not durable yet."""
+        self.refused = dict(refused or {})
+        """The pushes put aside, by the ingest shard that refused them and their number."""
+        self.halts: dict[int, str] = {}
+        """Why nothing is sent to an ingest shard until people have seen to it."""
+        self._counters = dict(counters or {})
+        self._oldest_ms: dict[int, int] = {}
+        self._changed: set[int] = set()
+        self._rows: list[Row] = []
+
+    @property
+    def ingest_shards(self) -> list[int]:
+        """The ingest shards that any push went to."""
+        return list(self._counters)
+
+    def counter(self, ingest_shard: int) -> OutboxCounter:
+        """Where the pushes for one ingest shard stand."""
+        return self._counters.get(ingest_shard, _EMPTY)
+
+    def waiting_count(self, ingest_shard: int) -> int:
+        """How many pushes wait to be sent to an ingest shard."""
+        counter = self.counter(ingest_shard)
+        return counter.last_number + 1 - counter.first_waiting
+
+    def oldest_ms(self, ingest_shard: int) -> int | None:
+        """When the oldest push that waits was made; None: none waits, or it was not read yet."""
+        return self._oldest_ms.get(ingest_shard)
+
+    def check_room(self, count: int, size_bytes: int) -> None:
+        """Raises ResourceExhausted when so much more does not fit; into an empty one all fits."""
+        rows = sum(map(self.waiting_count, self._counters))
+        waiting = sum(counter.waiting_bytes for counter in self._counters.values())
+        if rows and (rows + count > self.rows_max or waiting + size_bytes > self.bytes_max):
+            raise ResourceExhausted(
+                f"{rows} pushes wait for an ingest, more do not fit",
+                reason="OUTBOX_FULL",
+                retry_after_ms=FULL_RETRY_MS,
+            )
+
+    def push(self, ingest_shard: int, value: bytes, now_ms: int) -> int:
+        """Adds a row (`encode_outbox`) to the next commit; gives its number. See `check_room`."""
+        before = self.counter(ingest_shard)
+        number = before.last_number + 1
+        if before.first_waiting == number:
+            self._oldest_ms[ingest_shard] = now_ms
+        self._counters[ingest_shard] = before._replace(
+            last_number=number, waiting_bytes=before.waiting_bytes + len(value)
+        )
+        self._rows.append((outbox_key(ingest_shard, number), value))
+        self._changed.add(ingest_shard)
+        self.on_push(ingest_shard)
+        return number
+
+    def seen(self, ingest_shard: int, pushed_at_ms: int) -> None:
+        """Notes when the oldest push that waits was made, as its row says."""
+        self._oldest_ms[ingest_shard] = pushed_at_ms
+
+    def sent(self, ingest_shard: int, count: int, size_bytes: int) -> None:
+        """Removes the oldest rows, which are durable at ingest; `size_bytes` is of their values."""
+        before = self.counter(ingest_shard)
+        first = before.first_waiting
+        after = before._replace(
+            first_waiting=first + count, waiting_bytes=before.waiting_bytes - size_bytes
+        )
+        self._counters[ingest_shard] = after
+        if after.first_waiting > after.last_number:
+            self._oldest_ms.pop(ingest_shard, None)
+        numbers = range(first, first + count)
+        self._rows += ((outbox_key(ingest_shard, number), None) for number in numbers)
+        self._changed.add(ingest_shard)
+
+    # --- What ingest refuses ------------------------------------------------
+
+    def put_aside(self, ingest_shard: int, value: bytes, reason: str, now_ms: int) -> None:
+        """Takes the push out of the oldest row, whose value this is; its number stays."""
+        before = self.counter(ingest_shard)
+        place = (ingest_shard, before.first_waiting)
+        record = RefusedPushRecord(now_ms, reason[:REASON_CHARACTERS_MAX], value)
+        refused = storable(f"refused push {place[1]}", encode_refused_push, record)
+        self.refused[place] = RefusedPush.of(record)
+        self._rows.append((refused_push_key(*place), refused))
+        self._rows.append((outbox_key(*place), PUT_ASIDE))
+        waiting_bytes = before.waiting_bytes - len(value) + len(PUT_ASIDE)
+        self._counters[ingest_shard] = before._replace(waiting_bytes=waiting_bytes)
+        self._changed.add(ingest_shard)
+
+    def forget(self, place: tuple[int, int]) -> bool:
+        """Removes a refused push; False when there is none at this place."""
+        if self.refused.pop(place, None) is None:
+            return False
+        self._rows.append((refused_push_key(*place), None))
+        return True
+
+    def renumber(self, ingest_shard: int, last_number: int) -> None:
+        """Gives what waits the numbers that follow this one, the last one that ingest has."""
+        before = self.counter(ingest_shard)
+        offset = last_number + 1 - before.first_waiting
+        self._counters[ingest_shard] = before._replace(offset=offset)
+        self._changed.add(ingest_shard)
+
+    # --- Records ------------------------------------------------------------
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether a drain now would give any rows."""
+        return bool(self._changed or self._rows)
+
+    def drain(self) -> Iterator[Row]:
+        """The rows that changed since the last drain."""
+        rows, self._rows = self._rows, []
+        changed, self._changed = self._changed, set()
+        yield from rows
+        for ingest_shard in changed:
+            counter = encode_outbox_counter(self._counters[ingest_shard])
+            yield outbox_counter_key(ingest_shard), counter

@@ -1,0 +1,193 @@
+"""Redrives: which dead letters move where, and how far each is. Pure, like the queue machine.
+
+    start ──► running ──step──► … ──► done
+                │  ▲  └── its target is gone ──► failed
+         cancel │  │ resume                         │
+                ▼  └────────────────────────────────┘
+             cancelled
+
+A step looks at some messages of one row of the failed list. The commit that takes messages out of
+the row puts them into the target, and moves the redrive on: each is moved once, whoever crashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import NamedTuple, TypeGuard
+
+from libs.storage.layout.keys import failed_key
+from libs.storage.layout.own_keys import redrive_key
+from libs.storage.records.queues import AvailableMessage, DoneMessage, FailedMessage, encode_failed
+from libs.storage.records.redrive_records import RedriveRecord, RedriveState, encode_redrive
+from services.broker.core.leases.leases import Row
+from services.broker.core.lists.storable import storable
+from services.broker.core.queue import Queue
+from slatemq.errors import ResourceExhausted
+
+RUNNING_MAX = 100
+"""Redrives that may run at once on a shard."""
+
+KEPT = 1000
+"""Redrives that do not run any more and are still told of, unless set otherwise."""
+
+RETENTION_S = 30 * 24 * 60 * 60
+"""How long they are told of, unless set otherwise."""
+
+
+class Redrives:
+    """The redrives of one shard, by number; a higher number is newer."""
+
+    def __init__(self, stored: Mapping[int, RedriveRecord] | None = None) -> None:
+        """Go on with these."""
+        self.kept = KEPT
+        self.retention_s = RETENTION_S
+        self._records = dict(sorted((stored or {}).items()))
+        self._changed: dict[int, bytes | None] = {}  # by number, the record; None: to delete
+        self._next = max(self._records, default=0) + 1
+
+    def __iter__(self) -> Iterator[tuple[int, RedriveRecord]]:
+        return iter(list(self._records.items()))
+
+    def get(self, number: int) -> RedriveRecord | None:
+        """The redrive of a number."""
+        return self._records.get(number)
+
+    def of_request(self, request_id: str) -> int | None:
+        """The redrive that a request has started."""
+        for number, record in self._records.items():
+            if request_id and record.request_id == request_id:
+                return number
+        return None
+
+    def running(self) -> list[int]:
+        """Those that run."""
+        return [n for n, one in self._records.items() if one.state == RedriveState.RUNNING]
+
+    def check_room(self) -> None:
+        """Raises ResourceExhausted while too many run."""
+        if len(self.running()) >= RUNNING_MAX:
+            raise ResourceExhausted(
+                f"{RUNNING_MAX} redrives are running on this shard, more cannot",
+                reason="TOO_MANY_REDRIVES",
+                retry_after_ms=1000,
+            )
+
+    def start(self, record: RedriveRecord) -> int:
+        """Adds one; gives its number."""
+        number = self._next
+        self.put(number, record)
+        self._next = number + 1
+        return number
+
+    def put(self, number: int, record: RedriveRecord) -> None:
+        """Changes one. Of those that do not run any more the first to end are forgotten."""
+        if record.state == RedriveState.DONE:
+            record = record._replace(message_ids=())  # up to 80 kB, and of no use any more
+        value = storable(f"redrive {number}", encode_redrive, record)
+        self._records[number] = record
+        self._changed[number] = value
+        if record.state != RedriveState.RUNNING:
+            self._drop(self._ended(number)[: -self.kept])
+
+    def forget(self, now_ms: int) -> None:
+        """Forgets those that ended too long ago (0: none is), and the first of too many."""
+        ended = self._ended()
+        kept_ms = now_ms - self.retention_s * 1000 if self.retention_s else 0
+        over = [n for n in ended if self._records[n].ended_at_ms < kept_ms]
+        self._drop({*over, *ended[: -self.kept]})
+
+    def _ended(self, last: int = 0) -> list[int]:
+        """Those that do not run any more, the first to end first, but for the `last`."""
+        ended = [n for n, one in self._records.items() if one.state != RedriveState.RUNNING]
+        return sorted(ended, key=lambda n: (n == last, self._records[n].ended_at_ms))
+
+    def _drop(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if number + 1 < self._next:  # the newest stays: after a restart its number is needed
+                del self._records[number]
+                self._changed[number] = None
+
+    def taken_out(self, queue_id: str, places: Mapping[int, Set[int]], by: int = 0) -> None:
+        """Notes which places of which rows of a queue were emptied, by a redrive or otherwise (0).
+
+        Other redrives that are within these rows stay before the message before which they are.
+        """
+        for other, record in self:
+            taken = places.get(record.next_order)
+            if other == by or not taken or record.queue_id != queue_id:
+                continue
+            before = sum(place < record.next_place for place in taken)
+            if before and record.state != RedriveState.DONE:
+                self.put(other, record._replace(next_place=record.next_place - before))
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether a drain now would give any rows."""
+        return bool(self._changed)
+
+    def drain(self) -> Iterator[Row]:
+        """The rows that changed since the last drain."""
+        changed, self._changed = self._changed, {}
+        for number, value in changed.items():
+            yield redrive_key(number), value
+
+
+class Step(NamedTuple):
+    """What a redrive has found out about some messages of a row.
+
+    `messages` are all of the row `order`, as it is stored; those before `through` are looked at
+    when this is done, and those at the places `chosen` are to move.
+    """
+
+    order: int
+    messages: Sequence[FailedMessage]
+    through: int
+    chosen: Sequence[int]
+
+
+Enter = Callable[[AvailableMessage], bool]
+"""Brings a message into the target; False: it does not take it."""
+
+
+def is_its_queue(queue: Queue | None, record: RedriveRecord) -> TypeGuard[Queue]:
+    """Whether this is the queue that the redrive was started on."""
+    return queue is not None and queue.created_revision == record.queue_revision
+
+
+def moved(
+    queue: Queue, record: RedriveRecord, step: Step, enter: Enter, now_ms: int
+) -> tuple[RedriveRecord, set[int], list[Row]]:
+    """Applies a step: the redrive as it is then, the places taken out, and the row's new value.
+
+    A message past its retention stays where it is. One that goes into another queue is done here,
+    marked as transferred.
+    """
+    taken: set[int] = set()
+    for place in step.chosen:
+        message = step.messages[place]
+        item = AvailableMessage(
+            message.message_id, message.priority, 0, message.retention_deadline_ms, 0
+        )
+        if not queue.is_over(item, now_ms) and enter(item):
+            taken.add(place)
+    left = [one for place, one in enumerate(step.messages) if place not in taken]
+    rows: list[Row] = []
+    if taken:
+        key = failed_key(queue.queue_id, step.order)
+        rows.append((key, encode_failed(left) if left else None))
+        queue.take_failed(step.order, len(taken), emptied=not left)
+        if record.target_queue_id != queue.queue_id:
+            gone = [step.messages[place] for place in sorted(taken)]
+            queue.done.add(_transferred(letter, now_ms, record.target_queue_id) for letter in gone)
+    whole = step.through >= len(step.messages)
+    record = record._replace(
+        next_order=step.order + 1 if whole else step.order,
+        next_place=0 if whole else step.through - len(taken),
+        examined_count=record.examined_count + step.through - record.next_place,
+        redriven_count=record.redriven_count + len(taken),
+    )
+    return record, taken, rows
+
+
+def _transferred(letter: FailedMessage, now_ms: int, into: str) -> DoneMessage:
+    return DoneMessage(letter.message_id, now_ms, letter.attempts, transferred_to=into)

@@ -1,0 +1,403 @@
+"""The state of one broker shard: all its queues, cursors, leases. Pure, like the queue machine."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from libs.storage.errors import encoding
+from libs.storage.layout.keys import config_key, queue_state_key
+from libs.storage.layout.own_keys import (
+    CONFIG_REVISION_KEY,
+    finished_leases_key,
+    routing_cursor_key,
+)
+from libs.storage.records.states import (
+    FinishedLeasesRecord,
+    QueueStateRecord,
+    encode_config_revision,
+    encode_finished_leases,
+    encode_queue_state,
+    encode_routing_cursor,
+)
+from services.broker.core.batches.apply_range import RangeApplication
+from services.broker.core.changes import ShardEvents
+from services.broker.core.commands import Assignment, Finish, Nack, Needs, Purge, Range
+from services.broker.core.config_log import ConfigChange
+from services.broker.core.leases.table import ShardLeases
+from services.broker.core.lifecycle import (
+    config_row,
+    creation_rows,
+    deleted_state,
+    forget_surplus,
+    new_state,
+)
+from services.broker.core.lists.attempts import Key
+from services.broker.core.lists.delayed_journal import DelayedJournal
+from services.broker.core.lists.executed import Executed
+from services.broker.core.lists.outbox import Outbox
+from services.broker.core.lists.redrives import Redrives
+from services.broker.core.lists.replays import Counts, Ranges, Replays
+from services.broker.core.lists.storable import storable
+from services.broker.core.queue import Notes, Queue, Row
+from services.broker.core.queue_entries import NEVER
+from services.broker.core.settings import QueueSettings
+from services.broker.core.waiting import lane_budget
+from services.broker.core.waiting.available import Beyond
+
+__all__ = ["Assignment", "Finish", "Nack", "Needs", "Purge", "Range", "Shard"]
+
+
+@dataclass(slots=True)
+class Written:
+    """What one drain put into a commit and memory keeps until that is durable."""
+
+    generation: int
+    beyond: list[Beyond] = field(default_factory=list)
+    delayed: list[tuple[DelayedJournal, int]] = field(default_factory=list)
+    attempts: set[Key] = field(default_factory=set)
+
+
+class Shard(ShardLeases):
+    """All state of a broker shard, as far as it is in memory."""
+
+    def __init__(
+        self,
+        *,
+        revision: int = 0,
+        forgotten_revision: int = 0,
+        cursors: Mapping[int, int] | None = None,
+        finished: Sequence[FinishedLeasesRecord] = (),
+        blocks: Iterator[int] | None = None,
+    ) -> None:
+        super().__init__(finished, blocks)
+        self.revision = revision
+        self.forgotten_revision = forgotten_revision
+        """Of some queues deleted up to this revision no row is left."""
+        self.cursors = dict(cursors or {})
+        self.queues: dict[str, Queue] = {}
+        self.notes = Notes()
+        self.deleted: dict[str, QueueStateRecord] = {}
+        self.outbox = Outbox()
+        self.executed = Executed()
+        self.replays = Replays()
+        self.redrives = Redrives()
+        self.events = ShardEvents()
+        self._config_changes: list[ConfigChange] = []
+        # Those that began to be routed live since the start, with the revisions, which ascend.
+        self._starting_in_the_past: dict[str, int] = {}
+        self._changed_cursors: set[int] = set()
+        self._rows: list[Row] = []  # of commands that are rare enough to encode at once
+        self.lanes = lane_budget.LaneBudget(lane_budget.BYTES_MAX)
+        self._written = Written(1)
+        self._undurable: deque[Written] = deque()
+        self._lingering: list[Beyond] = []  # of lanes that were being read
+
+    # --- Start --------------------------------------------------------------
+
+    def restore_queue(self, queue: Queue) -> None:
+        """Takes in a queue as it was stored."""
+        self.queues[queue.queue_id] = queue
+
+    # --- Queues -------------------------------------------------------------
+
+    def create_queue(
+        self, queue_id: str, settings: QueueSettings, replay: Ranges | None = None
+    ) -> Queue:
+        """Makes a queue; it must not exist, and an epoch must be free (see `epoch_is_free`).
+
+        `replay` is what it has to catch up on; None: it begins with its creation.
+        """
+        revision = self.revision + 1
+        state = new_state(self.deleted.get(queue_id), revision)
+        queue = Queue(queue_id, settings.changed(revision=revision), state, self.notes)
+        rows = creation_rows(queue)
+        if replay is not None:
+            self.replays.begin(queue_id, replay)
+            self._starting_in_the_past[queue_id] = revision
+        self._next_revision()
+        self.deleted.pop(queue_id, None)
+        queue.delayed.begin(queue.lane_epoch)
+        self.queues[queue_id] = queue
+        self._rows += rows
+        self._note_config(queue)
+        queue.touch()
+        return queue
+
+    def epoch_is_free(self, queue_id: str) -> bool:
+        """Whether a queue of this name may be created now: the cleaning of an old one may lag."""
+        before = self.deleted.get(queue_id)
+        return before is None or before.epoch not in before.garbage_epochs
+
+    def update_queue(self, queue: Queue, settings: QueueSettings) -> None:
+        """Gives a queue other settings."""
+        self._take_settings(queue, *self._config_of(queue, settings))
+
+    def _config_of(self, queue: Queue, settings: QueueSettings) -> tuple[QueueSettings, Row]:
+        """The settings at the next revision, and their row; nothing has changed yet."""
+        settings = settings.changed(revision=self.revision + 1)
+        return settings, config_row(queue.queue_id, settings)
+
+    def _take_settings(self, queue: Queue, settings: QueueSettings, row: Row) -> None:
+        self._next_revision()
+        before, queue.settings = queue.settings, settings
+        if queue.settings.routing != before.routing:
+            queue.routing_revision = self.revision
+        self._note_config(queue)
+        self._rows.append(row)
+
+    def quarantine(self, queue: Queue, reason: str, now_ms: int) -> None:
+        """Leaves a queue out of live routing: what comes waits in the logs until that is lifted."""
+        settings = queue.settings.changed(quarantine=reason, quarantined_at_ms=now_ms)
+        config = self._config_of(queue, settings)
+        self.replays.open(queue.queue_id, self.cursors)
+        self._starting_in_the_past.pop(queue.queue_id, None)
+        self._take_settings(queue, *config)
+        queue.live_revision = NEVER
+
+    def lift_quarantine(self, queue: Queue, settings: QueueSettings) -> None:
+        """Takes a queue into live routing again, with these settings; what waits is replayed."""
+        config = self._config_of(queue, settings.changed(quarantine="", quarantined_at_ms=0))
+        self.replays.close(queue.queue_id, self.cursors)
+        self._take_settings(queue, *config)
+        queue.live_revision = self.revision
+        self._starting_in_the_past[queue.queue_id] = self.revision
+
+    def delete_queue(self, queue: Queue) -> None:
+        """Removes a queue in O(leases): its rows are left to the sweeper."""
+        state = deleted_state(queue, self.revision + 1)
+        value = storable(f"state of queue {queue.queue_id!r}", encode_queue_state, state)
+        self._next_revision()
+        for token in queue.in_flight.clear():
+            self._running.remove(token)
+        self.replays.drop(queue.queue_id)
+        self._starting_in_the_past.pop(queue.queue_id, None)
+        self.lanes.forget(queue.available.by_name.values())
+        del self.queues[queue.queue_id]
+        self.notes.to_commit.pop(queue, None)
+        self.deleted[queue.queue_id] = state
+        gone = queue.queue_id, self.revision, None, self.revision
+        self._config_changes.append(ConfigChange(*gone))
+        self._rows += (
+            (config_key(queue.queue_id), None),
+            (queue_state_key(queue.queue_id), value),
+        )
+
+    def delete_rows(self, keys: Sequence[bytes]) -> None:
+        """Deletes rows that nothing in memory knows of."""
+        self._rows += ((key, None) for key in keys)
+
+    def swept(self, queue_id: str, epoch: int) -> None:
+        """Notes that the rows of a deleted incarnation are gone."""
+        queue = self.queues.get(queue_id)
+        if queue is not None:
+            queue.garbage_epochs = tuple(e for e in queue.garbage_epochs if e != epoch)
+            queue.touch()
+            return
+        state = self.deleted[queue_id]
+        left = tuple(e for e in state.garbage_epochs if e != epoch)
+        self.deleted[queue_id] = state = state._replace(garbage_epochs=left)
+        self._rows.append((queue_state_key(queue_id), encode_queue_state(state)))
+        self.forgotten_revision, rows = forget_surplus(self.deleted, self.forgotten_revision)
+        self._rows += rows
+
+    def _next_revision(self) -> None:
+        self.revision += 1
+        self._rows.append((CONFIG_REVISION_KEY, encode_config_revision(self.revision)))
+
+    def _note_config(self, queue: Queue) -> None:
+        self._config_changes.append(
+            ConfigChange(queue.queue_id, self.revision, queue.settings, queue.routing_revision)
+        )
+
+    def take_config_changes(self) -> list[ConfigChange]:
+        """What changed since this was last called: with each drain, these become durable."""
+        taken, self._config_changes = self._config_changes, []
+        return taken
+
+    def stored_configs(self) -> list[ConfigChange]:
+        """The newest change of each queue, right after the start: all of it is durable.
+
+        A queue's part in routing counts as new: when that last changed is not stored. One with a
+        replay under way comes last, as the end of its replay may have moved since it changed.
+        """
+        changes = [
+            ConfigChange(
+                queue.queue_id,
+                self.revision if self.replays.is_under_way(queue.queue_id) else revision,
+                queue.settings,
+                queue.routing_revision,
+            )
+            for queue in self.queues.values()
+            for revision in (queue.settings.revision,)
+        ]
+        for queue_id, state in self.deleted.items():
+            revision = state.created_revision
+            changes.append(ConfigChange(queue_id, revision, None, revision))
+        return changes
+
+    # --- What waits in a queue ----------------------------------------------
+
+    def purge(self, queue: Queue, kinds: Collection[Purge]) -> int:
+        """Empties lists of a queue in O(lanes and leases), and gives how many messages that were.
+
+        For AVAILABLE an epoch must be free: see `Queue.can_purge_available`. Rows are left to the
+        sweeper. Attempts records stay, as those of acked messages do.
+        """
+        count = 0
+        if Purge.AVAILABLE in kinds:
+            self.lanes.forget(queue.available.by_name.values())
+            count += queue.purge_available()
+        if Purge.IN_FLIGHT in kinds:
+            count += self.purge_in_flight(queue)
+        if Purge.DONE in kinds:
+            count += queue.purge_finished(queue.done)
+        if Purge.FAILED in kinds:
+            count += queue.purge_finished(queue.failed)
+        if Purge.ARCHIVED in kinds:
+            count += queue.purge_finished(queue.archived)
+        return count
+
+    # --- Routing ------------------------------------------------------------
+
+    def begin(self, piece: Range) -> RangeApplication | None:
+        """Begins to apply a range; None where it does not begin where its log's cursor is.
+
+        The caller has seen to it that it was judged by configs that are new enough. What queues
+        became after a range's revision is not its matter: matches for one that is gone, or was
+        created since, are dropped, and one that starts in the past leaves the range to its replay.
+        """
+        log, last = piece.log, piece.last
+        if piece.previous != self.cursors.get(log, 0) or last <= piece.previous:
+            return None
+        known = self._without_newer(piece)
+        # First what may be refused since it cannot be stored.
+        if log not in self.cursors:
+            self._leave_out_quarantined(log)
+        self._leave_to_replays(piece)
+        application = RangeApplication(self, known)
+        self.cursors[log] = last
+        self._changed_cursors.add(log)
+        return application
+
+    def _leave_out_quarantined(self, new_log: int) -> None:
+        """All of a log that was not there when it began is left to replays, too."""
+        for queue in self.queues.values():
+            if queue.settings.quarantine:
+                self.replays.open(queue.queue_id, {new_log: 0})
+
+    def _without_newer(self, piece: Range) -> Sequence[Assignment]:
+        """The matches of a range for queues that live routing judged for by then."""
+        if piece.revision >= self.revision:
+            return piece.assignments
+        queues = self.queues
+        return [
+            assignment
+            for assignment in piece.assignments
+            if (queue := queues.get(assignment.queue_id)) is not None
+            and queue.live_revision <= piece.revision
+        ]
+
+    def _leave_to_replays(self, piece: Range) -> None:
+        queue_ids = list(self._started_after(piece.revision))
+        self.replays.extend(queue_ids, piece.log, piece.previous, piece.last)
+        for queue_id in queue_ids:
+            self._next_revision()  # Routers learn of it like of a change.
+            self._note_config(self.queues[queue_id])
+
+    def _started_after(self, revision: int) -> Iterator[str]:
+        for queue_id, created in reversed(self._starting_in_the_past.items()):
+            if created <= revision:
+                return
+            yield queue_id
+
+    def begin_backfill(self, queue: Queue, piece: Range, counts: Counts) -> RangeApplication | None:
+        """Begins to apply a piece of a queue's replay; None where it is not at the cursor.
+
+        The caller has compared the queue's revision and found the replay.
+        """
+        replay = self.replays.range_of(queue.queue_id, piece.log)
+        if replay is None or piece.previous != replay.cursor or piece.last > replay.end:
+            return None
+        application = RangeApplication(self, piece.assignments)
+        self.replays.move(queue.queue_id, piece.log, piece.last, counts)
+        return application
+
+    # --- Records of others --------------------------------------------------
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Writes a record with the next commit: for what is rare enough to be encoded at once."""
+        self._rows.append((key, value))
+
+    def delete(self, key: bytes) -> None:
+        """Deletes a record with the next commit."""
+        self._rows.append((key, None))
+
+    # --- Commits ------------------------------------------------------------
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether a drain now would give any rows: whatever else changes, one of these does."""
+        others = (self.outbox, self.executed, self.replays, self.redrives)
+        if any(one.has_changes for one in others):
+            return True
+        return bool(self.notes.to_commit or self._rows or self._changed_cursors)
+
+    def drain(self, now_ms: int) -> list[Row]:
+        """The rows of everything that changed since the last drain; empty when nothing did."""
+        self.drain_early(list(self.notes.to_commit), now_ms)
+        rows, self._rows = self._rows, []
+        written = self._written
+        for log in self._changed_cursors:
+            with encoding(f"the routing cursor of log {log}"):
+                rows.append((routing_cursor_key(log), encode_routing_cursor(self.cursors[log])))
+        self._changed_cursors.clear()
+        with encoding("failed attempts"):
+            for attempts, row in self.attempts.drain():
+                rows.append(row)
+                written.attempts.add(attempts)
+        with encoding("finished leases"):
+            for slot, record in self.finished.drain():
+                rows.append((finished_leases_key(slot), encode_finished_leases(record)))
+        with encoding("the outbox"):
+            rows += self.outbox.drain()
+        with encoding("executed request IDs"):
+            rows += self.executed.drain(now_ms)
+        rows += self.replays.drain()
+        rows += self.redrives.drain()
+        rows += self.events.take_rows()
+        if rows:
+            self._written = Written(written.generation + 1)
+            self._undurable.append(written)
+        return rows
+
+    def drain_early(self, queues: Sequence[Queue], now_ms: int) -> None:
+        """Encodes what changed in these queues for the next drain, which gives it with the rest.
+
+        One that changes again until then is encoded again: the last of the rows of a key counts.
+        """
+        written = self._written
+        self.events.collect(queues)
+        for queue in queues:
+            if queue not in self.notes.to_commit:
+                continue  # deleted meanwhile
+            self.lanes.note(queue.available.by_name.values())
+            with encoding(f"a record of queue {queue.queue_id!r}"):
+                written.beyond += queue.drain(now_ms, written.generation, self._rows)
+            if queue.delayed.last_order > queue.delayed.durable_order:
+                written.delayed.append((queue.delayed, queue.delayed.last_order))
+            del self.notes.to_commit[queue]
+
+    def durable(self) -> None:
+        """Notes that the oldest drain which was not durable yet now is; memory may let go of it."""
+        written = self._undurable.popleft()
+        for journal, order in written.delayed:
+            journal.durable_order = order
+        beyond, self._lingering = self._lingering + written.beyond, []
+        for lane, orders in beyond:
+            stay = lane.let_go(orders, written.generation)
+            if stay is not None:
+                self._lingering.append((lane, stay))
+        self.lanes.durable(written.generation)
+        self.attempts.shrink(set().union(*(later.attempts for later in self._undurable)))

@@ -1,0 +1,76 @@
+"""How much of all lanes together is in memory: one budget, whatever the number of queues.
+
+A lane keeps what it has until the budget is used up; then those that were not changed or read for
+longest let go of what is stored. It is read back when a claim comes to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from services.broker.core.waiting.lane import Lane
+
+BYTES_MAX = 128 << 20
+"""Of all lanes of a shard, unless a broker's settings say otherwise."""
+
+COUNTED_FROM = 16
+"""Messages of a lane from which on it is counted: most lanes of ten thousand are smaller."""
+
+
+SPARED = 64
+"""Lanes noted last that keep what they have: a command may be about to go on with them."""
+
+
+class LaneBudget:
+    """Bounds the bytes that the lanes of a shard hold."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.held_bytes = 0
+        self._by_lane: dict[Lane, int] = {}  # in the order in which they were last noted
+        self._durable_generation = 0
+        self._look_from = 0  # what could not be let go of at the last look
+
+    def note(self, lanes: Iterable[Lane]) -> None:
+        """These lanes were changed or read."""
+        for lane in lanes:
+            if lane.cached_count < COUNTED_FROM and lane not in self._by_lane:
+                continue
+            held = lane.held_bytes
+            self.held_bytes += held - self._by_lane.pop(lane, 0)
+            if held:
+                self._by_lane[lane] = held
+
+    def forget(self, lanes: Iterable[Lane]) -> None:
+        """These lanes are over."""
+        for lane in lanes:
+            self.held_bytes -= self._by_lane.pop(lane, 0)
+
+    def was_read(self, lane: Lane, beside: Iterable[Lane]) -> None:
+        """Some of a lane was read into memory: others may have to go, but none of its queue."""
+        self.note((lane,))
+        self._shrink(beside)
+
+    def durable(self, generation: int) -> None:
+        """What was written up to this commit can be read back."""
+        self._durable_generation = generation
+        self._shrink()
+
+    def _shrink(self, spared: Iterable[Lane] = ()) -> None:
+        """Has lanes let go of what is stored, until what is left fits; not those spared."""
+        if self.held_bytes <= max(self.bytes_max, self._look_from):
+            return
+        kept = set(spared)
+        kept.update(islice(reversed(self._by_lane), SPARED))
+        for lane, before in list(self._by_lane.items()):
+            if lane in kept:
+                continue
+            lane.evict(self._durable_generation)
+            self._by_lane[lane] = held = lane.held_bytes
+            self.held_bytes += held - before
+            if self.held_bytes <= self.bytes_max:
+                break
+        # What claims are taking from, or what is not stored yet, stays. Not to look at all of it
+        # again at every commit, the next look is when an eighth more is held.
+        self._look_from = self.held_bytes + self.held_bytes // 8

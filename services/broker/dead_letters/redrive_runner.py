@@ -1,0 +1,388 @@
+"""Runs redrives in the background: reads rows of failed lists, judges, and moves step by step.
+
+    rows ──► which are wanted ──► contents, where they are needed ──► one command moves ──► durable
+
+The redrives of one queue take turns, also with others who take dead letters out: see LetterTurns.
+Those of other queues go on meanwhile, so an ingest that hangs holds up only what asks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Final
+
+from libs.filters import FilterError
+from libs.storage.database.blobs import Blobs
+from libs.storage.errors import CorruptRecord, StoreUnavailable
+from libs.storage.layout.ids import shard_of
+from libs.storage.records.queues import AvailableMessage, FailedMessage
+from libs.storage.records.redrive_records import RedriveRecord, RedriveState
+from services.broker.core.commands import Needs
+from services.broker.core.lists.outbox import REASON_CHARACTERS_MAX
+from services.broker.core.lists.redrives import Step, is_its_queue, moved
+from services.broker.core.queue import Queue
+from services.broker.dead_letters.filters import dead_letter_filter, seen
+from services.broker.dead_letters.push_rows import outbox_row
+from services.broker.delivery.message_cache import Ingests
+from services.broker.entries.finished_pages import FinishedReader, Span, Spot
+from services.broker.outbox.conversion import PushLimits
+from services.broker.outbox.executor import UPLOAD_AGE_MS_MAX
+from services.broker.outbox.targets import OtherBrokers, OutboxTarget
+from services.broker.shard.owner import ShardOwner
+from slatemq.errors import ResourceExhausted, Unavailable
+from slatemq.v1.message_pb2 import Message
+
+log = logging.getLogger(__name__)
+
+STEP_MESSAGES: Final = 500
+"""Messages moved in one step at most: a few milliseconds, and what a commit of others waits."""
+
+STEP_LOOKED_AT: Final = 20_000
+"""Messages looked at in one step at most, where few of them are wanted."""
+
+ROW_COST: Final = 20
+"""A row takes as long as so many messages in it."""
+
+FORGET_EVERY_S: Final = 60.0
+"""How often redrives that ended long ago are looked for, while none runs."""
+
+LOOKS_AT_ONCE: Final = 8
+"""Steps that read dead letters, of redrives of as many queues: each may have some megabytes."""
+
+ASKING_MAX: Final = 4
+"""Steps that wait for contents from one ingest, 32 MB each: whatever it does, steps that need
+nothing of it go on."""
+
+BUSY_RETRY_S: Final = 0.1
+"""When a step whose ingest has as many waiting for it is tried again."""
+
+STEPS_A_SECOND: Final = 10
+"""With a rate, so many steps a second share it."""
+
+RETRY_S: Final = 1.0
+"""How long to wait when an ingest or the store is away."""
+
+
+class RedriveRunner:
+    """Runs the redrives of one shard."""
+
+    def __init__(
+        self,
+        owner: ShardOwner,
+        failed: FinishedReader[FailedMessage],
+        ingests: Ingests,
+        others: OtherBrokers,
+        target: OutboxTarget,
+        blobs: Blobs,
+        limits: PushLimits,
+    ) -> None:
+        """Begin with those that ran when the process ended; see `run`."""
+        self._owner = owner
+        self._failed = failed
+        self._ingests = ingests
+        self._others = others
+        self._target = target
+        self._blobs = blobs
+        self._limits = limits
+        self._wake = asyncio.Event()
+        self._next_at: dict[int, float] = {}
+        self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self._asking: Counter[int] = Counter()  # by ingest, the steps that wait for it
+
+    def wake(self) -> None:
+        """A redrive was started or resumed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        turns: dict[str, asyncio.Task[None]] = {}  # by queue
+        try:
+            while True:
+                self._wake.clear()
+                await self._owner.run(self._owner.shard.redrives.forget)
+                wait_s = self._begin_turns(turns)
+                woken = asyncio.create_task(self._wake.wait())
+                waited = [woken, *turns.values()]
+                await asyncio.wait(waited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                woken.cancel()
+                for queue_id, turn in list(turns.items()):
+                    if turn.done():
+                        turn.result()
+                        del turns[queue_id]
+        finally:
+            for turn in turns.values():
+                turn.cancel()
+
+    def _begin_turns(self, turns: dict[str, asyncio.Task[None]]) -> float:
+        """Begins a turn for each queue that has none; gives in how many seconds the next is due."""
+        now = time.monotonic()
+        due: dict[str, list[int]] = {}
+        next_at = now + FORGET_EVERY_S
+        redrives = self._owner.shard.redrives
+        for number in redrives.running():
+            record = redrives.get(number)
+            if record is None or record.queue_id in turns:
+                continue
+            at = self._next_at.get(number, 0.0)
+            if at <= now:
+                due.setdefault(record.queue_id, []).append(number)
+            else:
+                next_at = min(next_at, at)
+        for queue_id, numbers in due.items():
+            turns[queue_id] = asyncio.create_task(self._take_turns(numbers))
+        return next_at - now
+
+    async def _take_turns(self, numbers: Sequence[int]) -> None:
+        """One step of each of these redrives, which are of one queue."""
+        for number in numbers:
+            try:
+                await self._step(number)
+            except _IngestBusy:
+                self._next_at[number] = time.monotonic() + BUSY_RETRY_S
+            except (Unavailable, ResourceExhausted, StoreUnavailable) as error:
+                log.warning("redrive %d waits: %s", number, error)
+                self._next_at[number] = time.monotonic() + RETRY_S
+            except (CorruptRecord, FilterError) as error:
+                log.error("redrive %d cannot go on: %s", number, error)
+                await self._end(number, str(error))
+
+    async def _step(self, number: int) -> None:
+        record = self._owner.shard.redrives.get(number)
+        if record is not None:
+            async with self._owner.letters.of(record.queue_id):
+                await self._step_alone(number)
+
+    async def _step_alone(self, number: int) -> None:
+        await self._owner.durable()
+        shard = self._owner.shard
+        record = shard.redrives.get(number)
+        if record is None or record.state != RedriveState.RUNNING:
+            return
+        queue = shard.queues.get(record.queue_id)
+        if not is_its_queue(queue, record):
+            await self._end(number, "its queue was deleted")
+            return
+        async with self._looks:
+            steps = await self._look(queue, record)
+        if not steps:
+            await self._end(number, "")
+            return
+        elsewhere = record.target_queue_id not in shard.queues
+        if elsewhere and not await self._others.having((record.target_queue_id,)):
+            await self._end(number, _no_target(record))
+            return
+        pushes: dict[int, bytes] = {}
+        ingest_shard = 0
+        if elsewhere:
+            shard.outbox.check_room(1, 0)  # nothing is uploaded for what is refused anyway
+            ingest_shard = await self._target.choose()
+        uploaded_ms = self._owner.clock.now_ms()
+        if record.filter or elsewhere:
+            limits = self._limits.at(self._target.payload_bytes_max(ingest_shard))
+            steps, pushes = await self._judged(record, steps, limits if elsewhere else None)
+        began = time.monotonic()
+
+        def apply(now_ms: int) -> int:
+            if pushes and now_ms - uploaded_ms > UPLOAD_AGE_MS_MAX:
+                raise Unavailable("the upload took over an hour")
+            return self._apply(number, steps, pushes if elsewhere else None, ingest_shard, now_ms)
+
+        count = await self._owner.run(apply)
+        await self._owner.durable()
+        if record.rate:
+            due = max(self._next_at.get(number, 0.0), began)
+            self._next_at[number] = due + count / record.rate
+
+    async def _look(self, queue: Queue, record: RedriveRecord) -> list[Step]:
+        """The next rows, and what of them is to move as far as that is known without contents."""
+        left, quota = STEP_LOOKED_AT, STEP_MESSAGES
+        if record.rate:
+            quota = min(quota, max(record.rate // STEPS_A_SECOND, 1))
+        wanted = set(record.message_ids)
+        retention_s = queue.settings.failed_retention_s
+        kept_ms = self._owner.clock.now_ms() - retention_s * 1000 if retention_s else 0
+        steps: list[Step] = []
+        after = Spot(record.next_order, record.next_place - 1)
+        async for order, messages in self._failed.rows(queue, Span(), after):
+            if order > record.end_order or left <= 0 or quota <= 0:
+                break
+            left -= ROW_COST
+            through = record.next_place if order == record.next_order else 0
+            chosen: list[int] = []
+            while through < len(messages) and left > 0 and len(chosen) < quota:
+                letter = messages[through]
+                if letter.failed_at_ms >= kept_ms and (not wanted or letter.message_id in wanted):
+                    chosen.append(through)
+                through += 1
+                left -= 1
+            quota -= len(chosen)
+            steps.append(Step(order, messages, through, chosen))
+        return steps
+
+    def _apply(
+        self,
+        number: int,
+        steps: Sequence[Step],
+        pushes: Mapping[int, bytes] | None,
+        ingest_shard: int,
+        now_ms: int,
+    ) -> int:
+        """Moves what the steps have chosen; gives how many. A command: all of it, or nothing.
+
+        With `pushes`, which are outbox rows by message ID, into a queue of another shard.
+        """
+        shard = self._owner.shard
+        record = shard.redrives.get(number)
+        if record is None or record.state != RedriveState.RUNNING:
+            return 0
+        queue, target = shard.queues.get(record.queue_id), shard.queues.get(record.target_queue_id)
+        if not is_its_queue(queue, record) or (target is None and pushes is None):
+            return 0  # one of the two was deleted meanwhile: the next step looks again
+        if pushes:
+            shard.outbox.check_room(len(pushes), sum(map(len, pushes.values())))
+
+        if target is not None and pushes is None:
+            letters = (letter.message_id for letter in _chosen(steps))
+            cold = shard.attempts.needed(letters, queue, target)
+            if cold:
+                raise Needs((), cold)
+
+        def enter(item: AvailableMessage) -> bool:
+            if pushes is not None:
+                shard.outbox.push(ingest_shard, pushes[item.message_id], now_ms)
+                return True
+            if target is None or target.enter(item, now_ms) is None:
+                return False
+            shard.attempts.carry(item.message_id, queue, target)
+            return True
+
+        before = record.redriven_count
+        taken: dict[int, set[int]] = {}
+        for step in steps:
+            if step.order != record.next_order:
+                record = record._replace(next_order=step.order, next_place=0)
+            if not 0 < queue.failed.oldest_order <= step.order:
+                # A purge came in between.
+                record = record._replace(next_order=step.order + 1, next_place=0)
+                taken[step.order] = set()
+                continue
+            record, taken[step.order], rows = moved(queue, record, step, enter, now_ms)
+            for key, value in rows:
+                if value is None:
+                    shard.delete(key)
+                else:
+                    shard.put(key, value)
+        shard.redrives.put(number, record)
+        shard.redrives.taken_out(queue.queue_id, taken, by=number)
+        ids = (step.messages[at].message_id for step in steps for at in sorted(taken[step.order]))
+        shard.events.redriven(queue, record.target_queue_id, ids, now_ms, record.request_id)
+        return record.redriven_count - before
+
+    async def _end(self, number: int, error: str) -> None:
+        """Notes that a redrive is done, or (`error`) cannot go on."""
+
+        def end(now_ms: int) -> None:
+            record = self._owner.shard.redrives.get(number)
+            if record is not None and record.state == RedriveState.RUNNING:
+                state = RedriveState.FAILED if error else RedriveState.DONE
+                reason = error[:REASON_CHARACTERS_MAX]
+                record = record._replace(state=state, ended_at_ms=now_ms, error=reason)
+                self._owner.shard.redrives.put(number, record)
+
+        self._next_at.pop(number, None)
+        await self._owner.run(end)
+        await self._owner.durable()
+
+    # --- Contents -----------------------------------------------------------
+
+    async def _judged(
+        self, record: RedriveRecord, steps: Sequence[Step], limits: PushLimits | None
+    ) -> tuple[list[Step], dict[int, bytes]]:
+        """What of the steps the filter lets through; with limits, the rows that push it elsewhere.
+
+        Of a message that is not stored any more nothing is known: it stays. So does one that is too
+        large for where pushes go.
+        """
+        judge = None
+        if record.filter:
+            judge = await asyncio.to_thread(dead_letter_filter, record.filter)
+        letters: dict[int, list[FailedMessage]] = {}
+        for letter in _chosen(steps):
+            letters.setdefault(letter.message_id, []).append(letter)
+        passed: set[FailedMessage] = set()
+        pushes: dict[int, bytes] = {}
+        async for content in self._contents(list(letters)):
+            for letter in letters[content.message_id]:
+                if judge is not None and not judge.matches(seen(letter, content)):
+                    continue
+                if limits is not None:
+                    if len(content.payload) > limits.payload_bytes:
+                        _log_too_large(content, limits)
+                        continue
+                    pushes[letter.message_id] = await outbox_row(
+                        record.target_queue_id,
+                        content,
+                        letter.retention_deadline_ms,
+                        self._blobs,
+                        self._owner.clock.now_ms(),
+                    )
+                passed.add(letter)
+            await asyncio.sleep(0)  # a filter may take some milliseconds for each
+        return [
+            step._replace(chosen=[p for p in step.chosen if step.messages[p] in passed])
+            for step in steps
+        ], pushes
+
+    async def _contents(self, ids: Sequence[int]) -> AsyncIterator[Message]:
+        """The messages that are still stored, not all at once in memory; raises Unavailable."""
+        by_shard: dict[int, list[int]] = {}
+        for message_id in ids:
+            by_shard.setdefault(shard_of(message_id), []).append(message_id)
+        for shard, wanted in by_shard.items():
+            left = wanted
+            while left:
+                messages, gone = await self._read(shard, left)
+                if not messages and not gone:
+                    raise Unavailable(f"ingest {shard} gave nothing", reason="INGEST_AWAY")
+                for message in messages:
+                    yield message
+                told = {*gone, *(message.message_id for message in messages)}
+                left = [one for one in left if one not in told]
+
+    async def _read(
+        self, shard: int, ids: Sequence[int]
+    ) -> tuple[Sequence[Message], Sequence[int]]:
+        if self._asking[shard] >= ASKING_MAX:
+            raise _IngestBusy
+        self._asking[shard] += 1
+        try:
+            return await self._ingests.read(shard, ids)
+        finally:
+            self._asking[shard] -= 1
+
+
+class _IngestBusy(Exception):
+    """As many steps as may wait for an ingest wait for it already."""
+
+
+def _chosen(steps: Sequence[Step]) -> Iterator[FailedMessage]:
+    for step in steps:
+        for place in step.chosen:
+            yield step.messages[place]
+
+
+def _log_too_large(content: Message, limits: PushLimits) -> None:
+    log.warning(
+        "message %d stays where it failed: it has %d bytes, at most %d can be pushed",
+        content.message_id,
+        len(content.payload),
+        limits.payload_bytes,
+    )
+
+
+def _no_target(record: RedriveRecord) -> str:
+    return f"queue {record.target_queue_id!r} does not exist any more"

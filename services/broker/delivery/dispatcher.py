@@ -1,0 +1,400 @@
+"""Brings waiting claims and messages together.
+
+Each queue that somebody waits on has a desk. Whenever something may have changed, the desk looks at
+the messages that come next, fetches those whose payloads are not here, and only then claims them: a
+payload that cannot be had costs nobody an attempt. New messages whose payloads were fetched in time
+are claimed in the commit that assigns them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+
+from libs.serving.requests.answer_budget import AnswerBudget
+from libs.storage.layout.ids import shard_of
+from services.broker.core.queue import NeedsLane, Queue
+from services.broker.delivery.ingest_health import IngestPresence
+from services.broker.delivery.lost_payloads import fail_gone
+from services.broker.delivery.message_cache import Held, Payloads, size_of
+from services.broker.delivery.selection import Choosing
+from services.broker.delivery.waiter_lines import LOOK_AHEAD, Aheads, Desk
+from services.broker.delivery.waiters import TURN, Given, Waiter, paused
+from services.broker.shard.owner import ShardOwner
+from slatemq.errors import NotFound, ResourceExhausted, SlateMQError, Unavailable
+
+log = logging.getLogger(__name__)
+
+SHARE_MIN = 100
+"""Each of several waiters gets its share, but no less: answers of one message each cost more."""
+
+STUCK_MS = 200
+"""How soon messages that could not be claimed at a look are looked at again."""
+
+TIMER_MAX_MS = 60_000
+"""A timer is set for at most this long; it is set again when it has run out."""
+
+
+class Delivery:
+    """All desks of a broker."""
+
+    def __init__(
+        self, owner: ShardOwner, payloads: Payloads, waiters_max: int, budget: AnswerBudget
+    ) -> None:
+        """Serve claims from this shard, of at most `waiters_max` claims and streams at once.
+
+        `budget` bounds what is fetched for claims and in answers, of all queues together.
+        """
+        self._budget = budget
+        self._owner = owner
+        self._payloads = payloads
+        self._waiters_max = waiters_max
+        self._desks: dict[Queue, Desk] = {}
+        self._aheads = Aheads()
+        self._ingests = IngestPresence(payloads, self.look_again)
+        self._kept_back: Counter[int] = Counter()
+        self._closed: SlateMQError | None = None
+        self.streams: dict[Waiter, Queue] = {}
+        """Open streams, in line or not: their ends are told here, too."""
+        self.places_count = 0
+        """Claims and streams that hold a place."""
+        owner.on_change = self._changed
+
+    # --- Waiters ------------------------------------------------------------
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for one claim or stream, for as long as it is open; or ResourceExhausted."""
+        if self.places_count >= self._waiters_max:
+            raise ResourceExhausted(
+                f"{self._waiters_max} claims are waiting", reason="TOO_MANY_WAITING_CLAIMS"
+            )
+        self.places_count += 1
+        try:
+            yield
+        finally:
+            self.places_count -= 1
+
+    def add(self, queue: Queue, waiter: Waiter) -> None:
+        """Puts a waiter in line until it wants no more or is removed.
+
+        Raises NotFound for a queue that was deleted, FailedPrecondition for one that is paused, and
+        what `drain` was told from then on.
+        """
+        if self._closed is not None:
+            raise self._closed
+        if not self._owner.owns(queue):
+            raise NotFound("queue", queue.queue_id)
+        if queue.settings.paused:
+            raise paused(queue)
+        desk = self._desks.get(queue)
+        if desk is None:
+            desk = self._desks[queue] = Desk(queue)
+        desk.enter(waiter)
+        self._kick(desk)
+
+    def wait_no_more(self, queue: Queue, waiter: Waiter) -> None:
+        """Has a waiter, if it still stands in line, answered when the next look is over."""
+        desk = self._desks.get(queue)
+        if desk is not None and waiter in desk.line:
+            desk.impatient.add(waiter)
+            self._kick(desk)
+
+    def remove(self, queue: Queue, waiter: Waiter) -> None:
+        """Takes a waiter out of the line; nothing happens if it is out already."""
+        desk = self._desks.get(queue)
+        if desk is not None and waiter in desk.line:
+            desk.leave(waiter)
+            self._tidy(desk)
+
+    def drain(self, error: SlateMQError) -> None:
+        """Ends all waiting with this error, and any that begins from now on."""
+        self._closed = error
+        for stream in self.streams:
+            stream.failed(error)
+        for desk in list(self._desks.values()):
+            self._dismiss(desk, error)
+
+    async def close(self) -> None:
+        """Ends what still runs; for the end of the process."""
+        tasks = [desk.task for desk in self._desks.values() if desk.task is not None]
+        for desk in list(self._desks.values()):
+            self._dismiss(desk, self._closed)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._ingests.close()
+
+    def _dismiss(self, desk: Desk, error: SlateMQError | None) -> None:
+        line, desk.line = desk.line, OrderedDict()
+        desk.impatient.clear()
+        self._tidy(desk)
+        for one in line:
+            one.failed(error)
+
+    def _tidy(self, desk: Desk) -> None:
+        if not desk.line:
+            if desk.timer is not None:
+                desk.timer.cancel()
+                desk.timer = None
+            if desk.task is None:
+                self._desks.pop(desk.queue, None)
+
+    def turn_away(self, queue: Queue, error: SlateMQError) -> None:
+        """Tells everybody who waits on a queue, with credit or without, what became of it."""
+        for stream, its_queue in self.streams.items():
+            if its_queue is queue:
+                stream.failed(error)
+        desk = self._desks.get(queue)
+        if desk is not None:
+            self._dismiss(desk, error)
+
+    # --- Serving ------------------------------------------------------------
+
+    def _changed(self, queues: Set[Queue]) -> None:
+        for queue in self._desks.keys() & queues:
+            desk = self._desks[queue]
+            if desk.line:
+                self._kick(desk)
+
+    def _kick(self, desk: Desk) -> None:
+        desk.again = True
+        if desk.task is None:
+            desk.task = asyncio.create_task(self._serve(desk))
+            desk.task.add_done_callback(lambda task: self._served(desk, task))
+
+    def _served(self, desk: Desk, task: asyncio.Task[None]) -> None:
+        desk.task = None
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("serving %s failed", desk.queue.queue_id, exc_info=error)
+            known = error if isinstance(error, SlateMQError) else None
+            self._dismiss(desk, known or Unavailable("the queue cannot be read now"))
+        elif desk.line and desk.again and not task.cancelled():
+            self._kick(desk)
+        self._tidy(desk)
+
+    async def _serve(self, desk: Desk) -> None:
+        while desk.line:
+            desk.again = False
+            if await self._step(desk):
+                await asyncio.sleep(0)  # a step may have been all work and no wait
+            elif not desk.again:
+                self._rest(desk)
+                return
+
+    async def _step(self, desk: Desk) -> bool:
+        """Claims for those in line what can be claimed; False when that was nothing."""
+        queue = desk.queue
+        desk.away, desk.stuck = None, False
+        wanted = desk.wanted()
+        passed: set[int] = set()  # ingest shards whose messages were passed over
+
+        def reachable(ids: Sequence[int]) -> Sequence[int]:
+            if not self._kept_back and self._ingests.can_give_all:
+                return ids
+            free = [message_id for message_id in ids if message_id not in self._kept_back]
+            given = list(filter(self._ingests.can_give, free))
+            passed.update(map(shard_of, set(free).difference(given)))
+            return given
+
+        def peek(limit: int, now_ms: int) -> list[int]:
+            # Looking drops what has expired: a queue that was deleted meanwhile must not change.
+            if not self._owner.owns(queue) or not queue.has_room:
+                return []
+            return queue.peek(limit, reachable, now_ms)
+
+        ids = await self._owner.run(partial(peek, wanted))
+        if not ids:
+            if queue.has_room:
+                self._note_away(desk, set(), passed)
+            return False
+        with self._payloads.hand() as held:
+            here, missing = self._payloads.look(ids)
+            held.update(here)
+            expected_bytes = size_of(here)
+            if missing:
+                ahead, asked = self._aheads.of(queue.queue_id), len(missing)
+                if (count := ahead.count(missing[0])) > len(ids):
+                    _, missing = self._payloads.look(await self._owner.run(partial(peek, count)))
+                expected_bytes += ahead.expected_bytes(len(missing), self._budget.share_bytes)
+            async with self._budget.fetching(expected_bytes) as fetch_bytes:
+                fetched = await self._payloads.fetch(missing, held, fetch_bytes)
+                if missing:
+                    ahead.fetched(missing, asked, fetched)
+                self._note_away(desk, fetched.away, passed)
+                self._ingests.found_slow(fetched.slow)
+                if fetched.gone:
+                    await fail_gone(self._owner, queue, fetched.gone)
+                    return True
+                claimed = await self._claim_in_turns(desk, held)
+                if not claimed and self._budget.is_exceeded and desk.away is None:
+                    desk.away = self._budget.exceeded()
+        desk.stuck = not claimed
+        return claimed > 0
+
+    async def _claim_in_turns(self, desk: Desk, held: Mapping[int, Held]) -> int:
+        """Has those in line take turns until no claim is cut short; gives how many were claimed."""
+        claimed = 0
+        while True:
+            desk.cut = False
+            claimed += await self._owner.run(lambda now_ms: self._claim_all(desk, held, now_ms))
+            if not desk.cut:
+                return claimed
+            await asyncio.sleep(0)
+
+    def sent(self, given: Sequence[Given]) -> None:
+        """The answers with these messages have gone out, or never will."""
+        self._budget.release(sum(one.size_bytes for one in given))
+
+    @contextmanager
+    def keeping_back(self, message_id: int) -> Iterator[None]:
+        """For as long as this is open, the message is handed out to nobody."""
+        self._kept_back[message_id] += 1
+        try:
+            yield
+        finally:
+            self._kept_back[message_id] -= 1
+            self._kept_back = +self._kept_back  # without those that are back at 0
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Somebody may have been given less than there is."""
+        self._changed(self._desks.keys())
+
+    def _note_away(self, desk: Desk, found: set[int], passed: set[int]) -> None:
+        away = found | passed
+        if away:
+            shards = ", ".join(map(str, sorted(away)))
+            desk.away = Unavailable(f"ingest {shards} is away", reason="INGEST_AWAY")
+        desk.await_ingests(away)
+        self._ingests.found_away(found)
+
+    def _rest(self, desk: Desk) -> None:
+        """Nothing more can be claimed now: answers the impatient, sets a timer for the rest."""
+        for waiter in list(desk.impatient):
+            desk.leave(waiter)
+            waiter.failed(desk.away)
+        if desk.timer is not None:
+            desk.timer.cancel()
+            desk.timer = None
+        # A queue without room has nothing to wait for but an ack, which tells.
+        if desk.line and desk.queue.has_room:
+            delay_ms = self._next_look_ms(desk)
+            if delay_ms is not None:
+                loop = asyncio.get_running_loop()
+                desk.timer = loop.call_later(delay_ms / 1000, self._kick, desk)
+
+    def _next_look_ms(self, desk: Desk) -> int | None:
+        if desk.stuck:
+            return STUCK_MS
+        due_ms = desk.queue.next_due_ms()
+        if due_ms is None:
+            return None
+        # What was due at this look already cannot be had: not again at once.
+        left_ms = due_ms - self._owner.clock.now_ms()
+        return min(left_ms, TIMER_MAX_MS) if left_ms > 0 else STUCK_MS
+
+    # --- Claiming -----------------------------------------------------------
+
+    def hand_over(self, queue: Queue, now_ms: int) -> None:
+        """Claims for the waiters of a queue at once what is in memory with its payload."""
+        desk = self._desks.get(queue)
+        if desk is None or not desk.line:
+            return
+        desk.cut = self._budget.is_full
+        try:
+            if not desk.cut:
+                self._claim_all(desk, {}, now_ms)
+        except NeedsLane:
+            desk.cut = True
+        if desk.cut:
+            self._kick(desk)
+        self._tidy(desk)
+
+    @property
+    def is_waited_on(self) -> bool:
+        """Whether somebody waits for messages of any queue."""
+        return bool(self._desks)
+
+    def waited_on(self, queue_ids: Sequence[str]) -> Set[str]:
+        """Those queues, of these and perhaps of others, that somebody waits for messages of."""
+        if len(queue_ids) < len(self._desks):
+            return set(filter(self.has_waiters, queue_ids))
+        return {queue.queue_id for queue, desk in self._desks.items() if desk.line}
+
+    def has_waiters(self, queue_id: str) -> bool:
+        """Whether somebody waits for messages of this queue."""
+        queue = self._owner.shard.queues.get(queue_id)
+        desk = self._desks.get(queue) if queue is not None else None
+        return desk is not None and bool(desk.line)
+
+    async def fetch_for_waiters(self, queue: Queue, ids: Sequence[int]) -> None:
+        """Fetches new messages that are about to be assigned, if somebody waits for them."""
+        desk = self._desks.get(queue)
+        if desk is None or queue.ready_count:
+            return  # Nobody waits, or older messages come first.
+        wanted = sum(waiter.wants for waiter in islice(desk.line, len(ids)))
+        _, missing = self._payloads.look(ids[: min(wanted, LOOK_AHEAD)])
+        missing = [message_id for message_id in missing if self._ingests.can_give(message_id)]
+        if missing:
+            ahead = self._aheads.of(queue.queue_id)
+            fetch_bytes = ahead.expected_bytes(len(missing), self._budget.share_bytes)
+            if not self._budget.try_reserve(fetch_bytes):
+                return  # The claims fetch for themselves; what is assigned must not wait.
+            with self._budget.releasing(fetch_bytes):
+                fetched = await self._payloads.fetch(missing, None, fetch_bytes)
+            ahead.fetched(missing, len(missing), fetched)
+            self._ingests.found_away(fetched.away)
+            self._ingests.found_slow(fetched.slow)
+
+    def _claim_all(self, desk: Desk, held: Mapping[int, Held], now_ms: int) -> int:
+        """Gives those in line a turn, as many as a step has time for; and how many were claimed."""
+        claimed = 0
+        share = desk.queue.ready_count // len(desk.line) + 1 if desk.line else 0
+        for _ in range(len(desk.line)):
+            if claimed >= TURN:
+                desk.cut = True
+                break
+            waiter = next(iter(desk.line))
+            given = self._claim(desk.queue, waiter, max(share, SHARE_MIN), held, now_ms)
+            if not given.held:
+                if not waiter.has_begun:
+                    break
+                desk.leave(waiter)
+                waiter.failed(None)
+                continue
+            claimed += len(given.held)
+            self._budget.take(given.size_bytes)
+            waiter.take(given)
+            if not waiter.wants:
+                desk.leave(waiter)
+                continue
+            desk.line.move_to_end(waiter)
+            if waiter.has_begun:
+                desk.cut = True
+                desk.impatient.add(waiter)
+        return claimed
+
+    def _claim(
+        self, queue: Queue, waiter: Waiter, share: int, held: Mapping[int, Held], now_ms: int
+    ) -> Given:
+        choosing = Choosing(
+            min(waiter.wants, TURN, share, queue.room),
+            waiter.bytes_left,
+            min(waiter.answer_bytes_left, self._budget.share_bytes),
+            held,
+            self._payloads.get,
+            self._kept_back,
+            self._ingests.can_give,
+            one_fits=not (waiter.has_begun or self._budget.is_exceeded),
+        )
+        claimed = self._owner.shard.claim(
+            queue, choosing.choose, waiter.lease_ms, waiter.consumer, now_ms, choosing
+        )
+        return Given(claimed, choosing.chosen, choosing.size_bytes if choosing.chosen else 0)

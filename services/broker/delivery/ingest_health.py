@@ -1,0 +1,75 @@
+"""Which messages cannot be had now: their ingest does not answer, or still reads their payload."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Set
+
+from libs.storage.layout.ids import shard_of
+from services.broker.delivery.message_cache import Payloads
+
+AWAY_MS = 200
+"""How often an ingest that could not be asked is asked again."""
+
+
+class IngestPresence:
+    """Ingests that were found away are left alone by all but a probe, until they answer it.
+
+    So are single messages whose payloads take long to read: those behind them pass.
+    """
+
+    def __init__(self, payloads: Payloads, on_back: Callable[[], None]) -> None:
+        """Probe through this, and tell when an ingest, or a message, is back."""
+        self._payloads = payloads
+        self._on_back = on_back
+        self._probes: dict[int, asyncio.Task[None]] = {}
+        self._slow: dict[int, asyncio.Task[None]] = {}
+
+    @property
+    def can_give_all(self) -> bool:
+        """Whether every ingest may be asked, for every message."""
+        return not self._probes and not self._slow
+
+    def can_give(self, message_id: int) -> bool:
+        """Whether this message may be asked for."""
+        if self._slow and message_id in self._slow:
+            return False
+        return not self._probes or shard_of(message_id) not in self._probes
+
+    def found_away(self, shards: Set[int]) -> None:
+        """Notes that these did not answer."""
+        for shard in shards - self._probes.keys():
+            self._probes[shard] = asyncio.create_task(self._probe(shard))
+
+    def found_slow(self, message_ids: Set[int]) -> None:
+        """Notes that the payloads of these are still being read."""
+        for message_id in message_ids - self._slow.keys():
+            self._slow[message_id] = asyncio.create_task(self._wait_for(message_id))
+
+    async def close(self) -> None:
+        """Ends the probes."""
+        probes = [*self._probes.values(), *self._slow.values()]
+        for probe in probes:
+            probe.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
+
+    async def _probe(self, shard: int) -> None:
+        try:
+            is_away = True
+            while is_away:
+                await asyncio.sleep(AWAY_MS / 1000)
+                is_away = not await self._payloads.reaches(shard)
+        finally:
+            del self._probes[shard]
+            self._on_back()
+
+    async def _wait_for(self, message_id: int) -> None:
+        try:
+            is_slow = True
+            while is_slow:
+                await asyncio.sleep(AWAY_MS / 1000)
+                fetched = await self._payloads.fetch([message_id])
+                is_slow = bool(fetched.slow or fetched.away)
+        finally:
+            del self._slow[message_id]
+            self._on_back()

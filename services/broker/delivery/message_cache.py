@@ -1,0 +1,377 @@
+"""The messages that are about to be delivered: fetched from the ingests, kept until claimed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, groupby, repeat
+from typing import NamedTuple, Protocol, TypeAlias
+
+import grpc
+
+from libs.serving.peers.calls import PeerFailed, peer_failures
+from libs.serving.peers.channels import Channels
+from libs.storage.errors import StorageError
+from libs.storage.layout.ids import shard_of
+from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq.errors import (
+    Aborted,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from slatemq.v1.ingest_pb2 import (
+    BatchGetPayloadsRequest,
+    BatchGetPayloadsResponse,
+    GetLogStatusRequest,
+    RaisePurgeEpochRequest,
+    ReplaceMessageRequest,
+)
+from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
+from slatemq.v1.message_pb2 import Message
+
+log = logging.getLogger(__name__)
+
+FETCH_BYTES = 32 << 20
+"""Payload bytes asked for at once: a full answer takes some 30 ms to send and decode."""
+
+FETCH_DEADLINE_S = 10.0
+"""An ingest that has not answered by then counts as away."""
+
+
+GONE = "payload gone"
+"""The reason of a dead letter that is not stored any more."""
+
+DAMAGED = "payload damaged"
+"""The reason of one whose stored bytes cannot be read."""
+
+REPLACE_DEADLINE_S = 30.0
+"""The same for a message that is replaced: its payload may have to be uploaded."""
+
+
+class Tagged(NamedTuple):
+    """Messages with their etags, in the same order, and the IDs that are gone."""
+
+    messages: Sequence[Message]
+    etags: Sequence[str]
+    missing_ids: Sequence[int]
+
+
+Held: TypeAlias = tuple[bytes, bytes]
+"""A message in memory: its payload, and what else it has but its ID.
+
+That is a Message in protobuf's wire format, one object for all that share it, and perhaps larger
+than the payload. A plain pair, which `zip` makes: each message has one.
+"""
+
+
+def held_of(message: Message) -> Held:
+    """The same of a message."""
+    common = Message()
+    common.CopyFrom(message)
+    common.ClearField("message_id")
+    common.ClearField("payload")
+    return message.payload, common.SerializeToString()
+
+
+class Came(NamedTuple):
+    """What an ingest gave: messages, and why others are not to be had (GONE, DAMAGED)."""
+
+    held: dict[int, Held]
+    size_bytes: int
+    """Of the messages, what they share counted for each."""
+    gone: dict[int, str]
+    slow: Sequence[int] = ()
+    """IDs of those that the ingest is still reading."""
+
+    @classmethod
+    def of(cls, held: dict[int, Held], gone: dict[int, str], slow: Sequence[int] = ()) -> Came:
+        """These, and the size of them."""
+        return cls(held, size_of(held), gone, slow)
+
+
+def size_of(held: dict[int, Held]) -> int:
+    """Bytes of messages in memory, what they share counted for each."""
+    return sum(map(len, chain.from_iterable(held.values())))
+
+
+@dataclass(slots=True)
+class Fetched:
+    """What became of a fetch, beyond what is now in the cache."""
+
+    gone: dict[int, str] = field(default_factory=dict)
+    """Those that are not to be had any more, with the reason."""
+    slow: set[int] = field(default_factory=set)
+    """Those that their ingests are still reading."""
+    away: set[int] = field(default_factory=set)
+    """Ingest shards that could not be asked."""
+    count: int = 0
+    """How many messages came."""
+    size_bytes: int = 0
+    """See Came."""
+
+
+class Ingests(Protocol):
+    """Where messages are read, and changed."""
+
+    async def check(self, shard: int) -> None:
+        """Return if an ingest answers; raises Unavailable."""
+
+    async def raise_purge_epoch(self, shard: int) -> None:
+        """Has an ingest refuse purges that were decided before; raises Unavailable."""
+
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> Came:
+        """Messages of one shard as bytes, the first that fit; raises Unavailable."""
+
+    async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
+        """Messages of one shard, and the IDs that are gone; raises Unavailable."""
+
+    async def read_with_etags(
+        self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES
+    ) -> Tagged:
+        """The same with the messages' etags; raises Unavailable."""
+
+    async def replace(self, request: ReplaceMessageRequest) -> str:
+        """Replaces a message; gives its new etag. Raises what ingest refuses, and Unavailable."""
+
+
+class IngestClient:
+    """Reads messages over gRPC."""
+
+    def __init__(self, channels: Channels) -> None:
+        """Call through these channels."""
+        self._channels = channels
+
+    async def check(self, shard: int) -> None:
+        """See Ingests."""
+        with self._unavailable(shard):
+            stub = IngestServiceStub(await self._channels.to("ingest", shard))
+            await stub.GetLogStatus(GetLogStatusRequest(), timeout=FETCH_DEADLINE_S)
+
+    async def raise_purge_epoch(self, shard: int) -> None:
+        """See Ingests."""
+        with self._unavailable(shard):
+            stub = IngestServiceStub(await self._channels.to("ingest", shard))
+            await stub.RaisePurgeEpoch(RaisePurgeEpochRequest(), timeout=FETCH_DEADLINE_S)
+
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> Came:
+        """See Ingests."""
+        # `encoded` is for ingests that know no runs yet.
+        request = BatchGetPayloadsRequest(
+            message_ids=ids, max_bytes=max_bytes, runs=True, encoded=True
+        )
+        answer = await self._read(shard, request)
+        held: dict[int, Held]
+        gone = dict.fromkeys(answer.missing_ids, GONE) | dict.fromkeys(answer.damaged_ids, DAMAGED)
+        if answer.encoded_messages:
+            messages = map(held_of, map(Message.FromString, answer.encoded_messages))
+            held = dict(zip(answer.encoded_ids, messages, strict=True))
+            return Came.of(held, gone, answer.slow_ids)
+        held = {}
+        size_bytes = 0
+        for run in answer.runs:
+            alike, common = run.message_ids, run.common
+            if len(alike) == 1:
+                payload = run.payloads[0]
+                held[alike[0]] = (payload, common)
+                size_bytes += len(payload) + len(common)
+            else:
+                payloads = run.payloads[:]
+                held.update(zip(alike, zip(payloads, repeat(common), strict=False), strict=True))
+                size_bytes += sum(map(len, payloads)) + len(payloads) * len(common)
+        return Came(held, size_bytes, gone, answer.slow_ids)
+
+    async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
+        """See Ingests."""
+        request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=FETCH_BYTES)
+        answer = await self._read(shard, request)
+        _check_any(answer, shard)
+        return answer.messages, answer.missing_ids
+
+    async def read_with_etags(
+        self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES
+    ) -> Tagged:
+        """See Ingests."""
+        request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=max_bytes, with_etags=True)
+        answer = await self._read(shard, request)
+        _check_any(answer, shard)
+        return Tagged(answer.messages, answer.etags, answer.missing_ids)
+
+    async def _read(self, shard: int, request: BatchGetPayloadsRequest) -> BatchGetPayloadsResponse:
+        with self._unavailable(shard):
+            stub = IngestServiceStub(await self._channels.to("ingest", shard))
+            answer: BatchGetPayloadsResponse = await stub.BatchGetPayloads(
+                request, timeout=FETCH_DEADLINE_S
+            )
+        return answer
+
+    @contextmanager
+    def _unavailable(self, shard: int) -> Iterator[None]:
+        """Turns the failure of a call into Unavailable; the next call looks for a newer address."""
+        try:
+            yield
+        except (grpc.RpcError, StorageError) as error:
+            self._channels.doubt("ingest", shard)
+            raise Unavailable(f"ingest {shard} is away: {error}", reason="INGEST_AWAY") from error
+
+    async def replace(self, request: ReplaceMessageRequest) -> str:
+        """See Ingests."""
+        shard = shard_of(request.message_id)
+        try:
+            with peer_failures():
+                stub = IngestServiceStub(await self._channels.to("ingest", shard))
+                answer = await stub.ReplaceMessage(request, timeout=REPLACE_DEADLINE_S)
+        except PeerFailed as failed:
+            cause = failed.__cause__
+            told = from_rpc_error(cause) if isinstance(cause, grpc.RpcError) else None
+            if isinstance(told, (InvalidArgument, NotFound, Aborted, ResourceExhausted)):
+                raise told from None
+            self._channels.doubt("ingest", shard)
+            raise Unavailable(f"ingest {shard} is away: {failed}", reason="INGEST_AWAY") from failed
+        return str(answer.etag)
+
+
+def _check_any(answer: BatchGetPayloadsResponse, shard: int) -> None:
+    """Raises Unavailable when all that an answer says is that payloads are still being read."""
+    if answer.slow_ids and not answer.messages and not answer.missing_ids:
+        raise Unavailable(
+            f"ingest {shard} is still reading the payload of message {answer.slow_ids[0]}",
+            reason="PAYLOAD_SLOW",
+            retry_after_ms=1_000,
+        )
+
+
+class Payloads:
+    """A cache of messages, bounded in bytes, that fetches what it lacks.
+
+    It has two halves: what comes goes into the young one, and once that is full the old one goes
+    at once. So a message costs its place alone, not a turn of its own when it has to go.
+    """
+
+    def __init__(self, ingests: Ingests, bytes_max: int) -> None:
+        """Keep at most `bytes_max` of messages, and at least the half: those that came last."""
+        self._ingests = ingests
+        self._half_bytes = bytes_max // 2
+        self._young_bytes = 0
+        self._young: dict[int, Held] = {}
+        self._old: dict[int, Held] = {}
+        self._fetches: dict[object, set[int]] = {}  # by fetch, what was forgotten since it began
+        self._hands: dict[object, dict[int, Held]] = {}
+
+    def get(self, message_id: int) -> Held | None:
+        """The message, if it is here."""
+        return self._young.get(message_id) or self._old.get(message_id)
+
+    def look(self, ids: Sequence[int]) -> tuple[dict[int, Held], Sequence[int]]:
+        """Those of the IDs whose messages are here, and the others."""
+        if self._young.keys().isdisjoint(ids) and self._old.keys().isdisjoint(ids):
+            return {}, ids
+        here: dict[int, Held] = {}
+        missing = []
+        for message_id in ids:
+            held = self.get(message_id)
+            if held is None:
+                missing.append(message_id)
+            else:
+                here[message_id] = held
+        return here, missing
+
+    @contextmanager
+    def hand(self) -> Iterator[dict[int, Held]]:
+        """For messages that are about to be handed out: the cache may lose them to others before.
+
+        What is forgotten meanwhile leaves it.
+        """
+        key = object()
+        held = self._hands[key] = dict[int, Held]()
+        try:
+            yield held
+        finally:
+            del self._hands[key]
+
+    async def reaches(self, shard: int) -> bool:
+        """Whether an ingest answers now."""
+        try:
+            await self._ingests.check(shard)
+        except Unavailable:
+            return False
+        return True
+
+    async def fetch(
+        self,
+        ids: Sequence[int],
+        hand: dict[int, Held] | None = None,
+        max_bytes: int = FETCH_BYTES,
+    ) -> Fetched:
+        """Reads messages into the cache, and a hand: as many of the first as fit."""
+        if not ids:
+            return Fetched()
+        by_shard: dict[int, Sequence[int]] = {shard_of(ids[0]): ids}
+        if shard_of(min(ids)) != shard_of(max(ids)):  # the shard is in the highest bits
+            ordered = sorted(ids, key=shard_of)
+            by_shard = {shard: list(part) for shard, part in groupby(ordered, shard_of)}
+        fetched, share = Fetched(), max(max_bytes // len(by_shard), 1)
+        await asyncio.gather(
+            *(self._fetch_from(*part, share, fetched, hand) for part in by_shard.items())
+        )
+        return fetched
+
+    async def _fetch_from(
+        self,
+        shard: int,
+        ids: Sequence[int],
+        max_bytes: int,
+        fetched: Fetched,
+        hand: dict[int, Held] | None,
+    ) -> None:
+        fetch = object()
+        forgotten = self._fetches[fetch] = set[int]()
+        try:
+            came, size_bytes, gone, slow = await self._ingests.fetch(shard, ids, max_bytes)
+        except Unavailable as error:
+            log.debug("%s", error.message)
+            fetched.away.add(shard)
+            return
+        finally:
+            del self._fetches[fetch]
+        fetched.gone |= gone
+        fetched.slow.update(slow)
+        fetched.count += len(came)
+        fetched.size_bytes += size_bytes
+        for message_id in forgotten:
+            came.pop(message_id, None)
+        if hand is not None:
+            hand.update(came)
+        self._keep(came, size_bytes)
+
+    def forget(self, message_id: int) -> None:
+        """The message has changed: what is here of it, or on its way, is handed out no more."""
+        self._young.pop(message_id, None)
+        self._old.pop(message_id, None)
+        for forgotten in self._fetches.values():
+            forgotten.add(message_id)
+        for hand in self._hands.values():
+            hand.pop(message_id, None)
+
+    def _keep(self, came: dict[int, Held], size_bytes: int) -> None:
+        # With what messages share counted for each: they may outlive one another here.
+        size_bytes += len(came) * OVERHEAD_BYTES
+        if size_bytes > self._half_bytes:
+            pairs = list(came.items())
+            middle = len(pairs) // 2
+            if middle:
+                for half in (dict(pairs[:middle]), dict(pairs[middle:])):
+                    self._keep(half, size_of(half))
+            return
+        if self._young_bytes + size_bytes > self._half_bytes:
+            self._old, self._young, self._young_bytes = self._young, {}, 0
+        self._young.update(came)
+        self._young_bytes += size_bytes
+
+
+OVERHEAD_BYTES = 500
+"""About what a message costs beside its bytes: the objects, its place here."""

@@ -1,0 +1,100 @@
+"""Which of the messages that come next a claim takes: as many as fit, whose payloads are here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+
+from libs.storage.records.queues import AvailableMessage
+from services.broker.core.waiting.scan import Choice, Many
+from services.broker.delivery.message_cache import Held
+
+ANSWER_BYTES_MAX = 64 << 20
+"""Messages in one answer, headers and all, unless one alone is larger: gRPC's limit is above it."""
+
+
+class Choosing(Many):
+    """What one waiter is given at once."""
+
+    def __init__(
+        self,
+        count: int,
+        payload_bytes: int,
+        answer_bytes: int,
+        held: Mapping[int, Held],
+        find: Callable[[int], Held | None],
+        kept_back: Mapping[int, int],
+        can_give: Callable[[int], bool],
+        *,
+        one_fits: bool = True,
+    ) -> None:
+        """Take at most `count` messages, and payload bytes, but for one message if `one_fits`.
+
+        `answer_bytes` is how much fits into the answer, headers and all.
+        Messages are in `held` or where `find` looks; of the others those that their ingest can give
+        are waited for, the rest and what is kept back passed over.
+        """
+        self.chosen: list[Held] = []
+        self._count = count
+        self._payload_bytes_left = payload_bytes
+        self._answer_bytes = self._bytes_left = answer_bytes
+        self._one_fits = one_fits
+        self._held = held
+        self._find = find
+        self._kept_back = kept_back
+        self._can_give = can_give
+
+    @property
+    def size_bytes(self) -> int:
+        """About what the chosen messages take in an answer."""
+        return self._answer_bytes - self._bytes_left
+
+    def room(self) -> int:
+        """See Many."""
+        return self._count - len(self.chosen)
+
+    def offer(self, items: Sequence[AvailableMessage]) -> bool:
+        """See Many."""
+        if self._kept_back:
+            return False
+        ids = list(map(_MESSAGE_ID, items))
+        try:
+            held = list(map(self._held.__getitem__, ids))
+        except KeyError:
+            held = list(filter(None, map(self._find, ids)))
+            if len(held) < len(ids):
+                return False
+        payload_bytes = sum(map(len, map(_PAYLOAD, held)))
+        size = payload_bytes + sum(map(len, map(_COMMON, held))) + len(held) * _ID_BYTES
+        if payload_bytes > self._payload_bytes_left or size > self._bytes_left:
+            return False
+        self._payload_bytes_left -= payload_bytes
+        self._bytes_left -= size
+        self.chosen += held
+        return True
+
+    def choose(self, item: AvailableMessage) -> Choice:
+        """Chooses for one message."""
+        if len(self.chosen) >= self._count:
+            return Choice.STOP
+        if item.message_id in self._kept_back:
+            return Choice.SKIP
+        one = self._held.get(item.message_id) or self._find(item.message_id)
+        if one is None:
+            return Choice.STOP if self._can_give(item.message_id) else Choice.SKIP
+        payload, common = one
+        size = len(payload) + len(common) + _ID_BYTES
+        is_first = self._one_fits and not self.chosen
+        if not is_first and (len(payload) > self._payload_bytes_left or size > self._bytes_left):
+            return Choice.STOP
+        self._payload_bytes_left -= len(payload)
+        self._bytes_left -= size
+        self.chosen.append(one)
+        return Choice.TAKE
+
+
+_MESSAGE_ID = itemgetter(0)
+_PAYLOAD, _COMMON = itemgetter(0), itemgetter(1)
+
+_ID_BYTES = 16
+"""What a message has in an answer beside its payload and what it shares with others."""

@@ -1,0 +1,286 @@
+"""Who waits for messages of a queue: a claim, once, or a stream, again and again.
+
+A waiter stands in line as long as it wants something. What is claimed for it, it takes in the same
+turn; then it says what it still wants. A stream wants nothing while it has messages in hand that
+are not sent: so nothing grows old between claim and sending, and it holds one answer at most. A
+large claim takes its messages in several turns, between which others have theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from services.broker.core.leases.lease_bucket import Claimed
+from services.broker.core.queue import Queue
+from services.broker.delivery.message_cache import Held
+from services.broker.delivery.selection import ANSWER_BYTES_MAX
+from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
+from slatemq.v1 import consumer_pb2
+
+OUTSTANDING_MAX = 100_000
+"""Credit of a stream in messages at most."""
+
+TURN = 2000
+"""Messages claimed at once for a claim or a stream at most: a few ms of work, in which others wait.
+
+It is a whole number of blocks of tokens, so that a claim in several turns has runs as long as one.
+"""
+
+UNLIMITED = 1 << 62
+"""Bytes: more than anybody can claim."""
+
+
+def packed_shards(shards: Iterable[int]) -> array[int]:
+    """Shards in ascending order, each once: 2 bytes of each, where a set has 50 or more."""
+    return array("H", sorted(set(shards)))
+
+
+NO_SHARDS = packed_shards(())
+
+
+class Given(NamedTuple):
+    """What one claim gave: leases, their messages in the same order, and what these take."""
+
+    claimed: Claimed
+    held: list[Held]
+    size_bytes: int = 0
+
+
+class Waiter(ABC):
+    """Somebody who waits. `patient` says whether also for messages that are not there yet."""
+
+    def __init__(self, consumer: str, lease_ms: int, *, patient: bool = True) -> None:
+        self.consumer = consumer
+        self.lease_ms = lease_ms
+        self.patient = patient
+
+    @property
+    @abstractmethod
+    def wants(self) -> int:
+        """How many messages to claim for it now; 0: it is taken out of the line."""
+
+    @property
+    @abstractmethod
+    def bytes_left(self) -> int:
+        """How many bytes of payloads fit; one message fits always, unless it `has_begun`."""
+
+    has_begun = False
+    """Whether it has some messages of its answer, and takes more only if they come at once."""
+
+    answer_bytes_left = ANSWER_BYTES_MAX
+    """How many bytes fit into its answer, headers and all."""
+
+    awaited_shards: array[int] = NO_SHARDS
+    """Ingest shards that messages of its queue wait for."""
+
+    @abstractmethod
+    def take(self, given: Given) -> None:
+        """Is given what was claimed for it, at least one message."""
+
+    @abstractmethod
+    def failed(self, error: SlateMQError | None) -> None:
+        """Is out of the line: for an error, or (None) nothing is there and it is not patient."""
+
+    def await_ingests(self, shards: array[int]) -> None:
+        """Notes `awaited_shards`."""
+        self.awaited_shards = shards
+
+
+class OneClaim(Waiter):
+    """A unary claim: takes what comes first, in as many turns as that needs."""
+
+    def __init__(
+        self,
+        consumer: str,
+        lease_ms: int,
+        count: int,
+        payload_bytes: int,
+        *,
+        patient: bool,
+        known_awaited: array[int] | None = None,
+    ) -> None:
+        """`known_awaited`: another `awaited_shards` ends its waiting; None: none does."""
+        super().__init__(consumer, lease_ms, patient=patient)
+        self.awaited_shards = known_awaited or NO_SHARDS
+        self._ends_early = known_awaited is not None
+        self.done = asyncio.Event()
+        self.given: list[Given] = []
+        self.error: SlateMQError | None = None
+        self._count = count
+        self._bytes = payload_bytes
+
+    @property
+    def wants(self) -> int:
+        """See Waiter."""
+        return 0 if self.done.is_set() else self._count
+
+    @property
+    def bytes_left(self) -> int:
+        """See Waiter."""
+        return self._bytes
+
+    def take(self, given: Given) -> None:
+        """See Waiter."""
+        self.given.append(given)
+        self.has_begun = True
+        self._count -= len(given.held)
+        self._bytes -= sum(len(payload) for payload, _ in given.held)
+        self.answer_bytes_left -= given.size_bytes
+        # A turn that was not full was cut by something else: there is no more, or not for it.
+        if len(given.held) < TURN or self._count <= 0 or self._bytes <= 0:
+            self.done.set()
+
+    def await_ingests(self, shards: array[int]) -> None:
+        """See Waiter. Its consumer learns of a change at once, if it wants to."""
+        super().await_ingests(shards)
+        if self._ends_early and self.patient:
+            self.done.set()
+
+    def failed(self, error: SlateMQError | None) -> None:
+        """See Waiter. What it has, it gets in any case."""
+        if not self.given:
+            self.error = error
+        self.done.set()
+
+
+class Stream(Waiter):
+    """A Consume stream: its credit, and what was claimed and is not sent."""
+
+    def __init__(self, consumer: str, lease_ms: int, *, keep_leases: bool = False) -> None:
+        super().__init__(consumer, lease_ms)
+        self.error: SlateMQError | None = None
+        self.keep_leases = keep_leases
+        self.is_closed = False
+        self.is_stopped = False
+        self._heard_ms = 0
+        self._count_left = 0
+        self._bytes_left: int | None = None  # None: never limited
+        self._last_credit = False
+        self._ended = False
+        self._sending: list[Given] = []
+        self._in_hand: list[Given] = []
+        self._sent_shards = NO_SHARDS
+        self._wake = asyncio.Event()
+
+    @property
+    def _has_credit(self) -> bool:
+        return self._count_left > 0 and (self._bytes_left is None or self._bytes_left > 0)
+
+    @property
+    def wants(self) -> int:
+        """See Waiter."""
+        busy = bool(self._in_hand or self._sending)
+        if self._ended or busy or not self._has_credit:
+            return 0
+        return min(self._count_left, TURN)
+
+    @property
+    def bytes_left(self) -> int:
+        """See Waiter."""
+        return UNLIMITED if self._bytes_left is None else self._bytes_left
+
+    def grant(self, credit: consumer_pb2.ConsumeCredit, field: str) -> None:
+        """Adds credit; InvalidArgument when it is none or too much."""
+        count, size = credit.messages_count, credit.payload_bytes
+        for name, value in (("messages_count", count), ("payload_bytes", size)):
+            if value < 0:
+                raise InvalidArgument(
+                    f"{field}.{name}", "must not be negative", reason="OUT_OF_RANGE"
+                )
+        if not count and not size:
+            raise InvalidArgument(f"{field}.messages_count", "grants nothing")
+        if self._count_left + count > OUTSTANDING_MAX:
+            raise InvalidArgument(
+                f"{field}.messages_count",
+                f"more than {OUTSTANDING_MAX} would be outstanding",
+                reason="OUT_OF_RANGE",
+            )
+        self._count_left += count
+        if size:
+            self._bytes_left = (self._bytes_left or 0) + size
+
+    def heard(self, now_ms: int) -> None:
+        """Notes that a request has come."""
+        self._heard_ms = now_ms
+
+    def is_alive(self, now_ms: int) -> bool:
+        """Whether the stream is open and its consumer was heard of lately: see `keep_leases`."""
+        return not self.is_closed and now_ms - self._heard_ms <= self.lease_ms // 2
+
+    def stop(self) -> None:
+        """The consumer wants no more: the stream ends when what is in hand is sent."""
+        self.is_stopped = True
+        self.failed(None)
+
+    def no_more_credit(self) -> None:
+        """The consumer closed its side: the stream ends with its credit."""
+        self._last_credit = True
+        self._wake.set()
+
+    def take(self, given: Given) -> None:
+        """See Waiter."""
+        self._in_hand.append(given)
+        self._spend((given,), -1)
+        self._wake.set()
+
+    def give_back(self) -> Sequence[Given]:
+        """Takes back what is in hand, with its credit; the caller releases it."""
+        given, self._in_hand = self._in_hand, []
+        self._spend(given, 1)
+        return given
+
+    def _spend(self, given: Sequence[Given], sign: int) -> None:
+        held = [one for part in given for one in part.held]
+        self._count_left += sign * len(held)
+        if self._bytes_left is not None:
+            self._bytes_left += sign * sum(len(payload) for payload, _ in held)
+
+    def failed(self, error: SlateMQError | None) -> None:
+        """See Waiter. The stream ends when what is in hand is sent."""
+        self._ended = True
+        self.error = self.error or error
+        self._wake.set()
+
+    def await_ingests(self, shards: array[int]) -> None:
+        """See Waiter. Its consumer learns of a change at once."""
+        super().await_ingests(shards)
+        self._wake.set()
+
+    async def next(self) -> Sequence[Given] | None:
+        """What is in hand: something, or nothing when only `awaited_shards` are to be sent.
+
+        None when the stream has ended (see `error`).
+        """
+        while not self._in_hand:
+            if self._ended or (self._last_credit and not self._has_credit):
+                return None
+            if self.awaited_shards != self._sent_shards:
+                return ()
+            self._wake.clear()
+            await self._wake.wait()
+        return self._in_hand
+
+    def sending(self) -> None:
+        """What is in hand goes out now: from here on it stays claimed, whatever happens."""
+        self._sending, self._in_hand = self._in_hand, []
+
+    def sending_shards(self) -> Sequence[int]:
+        """`awaited_shards` go out now; gives them."""
+        self._sent_shards = self.awaited_shards
+        return sorted(self._sent_shards)
+
+    def sent(self) -> Sequence[Given]:
+        """It has gone out: there is room for the next. Gives what it was."""
+        sent, self._sending = self._sending, []
+        return sent
+
+
+def paused(queue: Queue) -> FailedPrecondition:
+    """What those hear who want messages of a paused queue."""
+    return FailedPrecondition(
+        "QUEUE_PAUSED", f"queue {queue.queue_id!r} is paused", subject=queue.queue_id
+    )

@@ -1,0 +1,268 @@
+"""Entries as EntryService tells them: from what lists hold, with attempts and messages by view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+from libs.serving.requests.answer_budget import AnswerBudget
+from libs.storage.layout.buckets import BucketKind, lane_order
+from libs.storage.layout.ids import shard_of
+from libs.storage.records.archived_records import ArchivedMessage
+from libs.storage.records.delayed_records import DelayedMessage
+from libs.storage.records.queues import (
+    AvailableMessage,
+    DoneMessage,
+    FailedAttempt,
+    FailedMessage,
+)
+from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.lists.attempts import attempts_at
+from services.broker.core.waiting.bucket import Place
+from services.broker.delivery.message_cache import Ingests
+from services.broker.entries.finder import Found
+from services.broker.entries.finished_pages import Listed
+from services.broker.entries.handles import listed_handle, waiting_handle
+from services.broker.shard.attempts_reader import Store, read_attempts
+from services.broker.shard.owner import ShardOwner
+from slatemq.errors import InvalidArgument
+from slatemq.v1 import entry_pb2, queue_pb2
+from slatemq.v1.message_pb2 import Message
+
+MESSAGES_BYTES_MAX: Final = 32 << 20
+"""Messages in one answer have at most so many bytes, unless one alone has more."""
+
+WITH_ATTEMPTS: Final = frozenset(
+    {entry_pb2.ENTRY_VIEW_ATTEMPTS, entry_pb2.ENTRY_VIEW_HEADERS, entry_pb2.ENTRY_VIEW_FULL}
+)
+WITH_MESSAGE: Final = frozenset({entry_pb2.ENTRY_VIEW_HEADERS, entry_pb2.ENTRY_VIEW_FULL})
+
+View: TypeAlias = entry_pb2.EntryView.ValueType
+Entries: TypeAlias = Sequence[entry_pb2.Entry]
+
+
+def checked_view(view: View) -> View:
+    """A view that there is; raises InvalidArgument."""
+    if view not in entry_pb2.EntryView.values():
+        raise InvalidArgument("view", f"{view} is no view")
+    return view
+
+
+def waiting_entry(
+    queue_id: str, place: Place, item: AvailableMessage, now_ms: int
+) -> entry_pb2.Entry:
+    """An available entry, or one that is delayed at `now_ms`."""
+    delayed = item.visible_at_ms > now_ms
+    return entry_pb2.Entry(
+        handle=waiting_handle(queue_id, item.message_id, place),
+        queue_id=queue_id,
+        message_id=item.message_id,
+        state=queue_pb2.ENTRY_STATE_DELAYED if delayed else queue_pb2.ENTRY_STATE_AVAILABLE,
+        priority=item.priority,
+        attempts_count=item.attempts,
+        visible_at_ms=item.visible_at_ms,
+        retention_deadline_ms=item.retention_deadline_ms,
+    )
+
+
+def delayed_entry(queue_id: str, told: DelayedMessage) -> entry_pb2.Entry:
+    """An entry that the journal of delayed messages has."""
+    order = lane_order(BucketKind.TIMED, told.bucket_order, told.bucket_number)
+    place = Place(told.priority, BucketKind.TIMED, order)
+    return entry_pb2.Entry(
+        handle=waiting_handle(queue_id, told.message_id, place),
+        queue_id=queue_id,
+        message_id=told.message_id,
+        state=queue_pb2.ENTRY_STATE_DELAYED,
+        priority=told.priority,
+        visible_at_ms=told.visible_at_ms,
+        retention_deadline_ms=told.retention_deadline_ms,
+    )
+
+
+def in_flight_entry(lease: Lease) -> entry_pb2.Entry:
+    """An entry under a lease."""
+    queue_id = lease.queue.queue_id
+    return entry_pb2.Entry(
+        handle=listed_handle(queue_id, lease.message_id, "i", lease.bucket.order),
+        queue_id=queue_id,
+        message_id=lease.message_id,
+        state=queue_pb2.ENTRY_STATE_IN_FLIGHT,
+        priority=lease.priority,
+        attempts_count=lease.attempts,
+        retention_deadline_ms=lease.retention_deadline_ms,
+        consumer_id=lease.consumer,
+        claimed_at_ms=lease.claimed_at_ms,
+        lease_deadline_ms=lease.deadline_ms,
+    )
+
+
+def done_entry(queue_id: str, listed: Listed[DoneMessage]) -> entry_pb2.Entry:
+    """An entry that is done."""
+    message = listed.message
+    return entry_pb2.Entry(
+        handle=listed_handle(queue_id, message.message_id, "d", listed.spot.order),
+        queue_id=queue_id,
+        message_id=message.message_id,
+        state=queue_pb2.ENTRY_STATE_DONE,
+        attempts_count=message.attempts,
+        consumer_id=message.consumer,
+        claimed_at_ms=message.first_claimed_at_ms,
+        finished_at_ms=message.done_at_ms,
+        transferred_to=message.transferred_to,
+    )
+
+
+def failed_entry(queue_id: str, listed: Listed[FailedMessage]) -> entry_pb2.Entry:
+    """A dead letter."""
+    message = listed.message
+    return entry_pb2.Entry(
+        handle=listed_handle(queue_id, message.message_id, "f", listed.spot.order),
+        queue_id=queue_id,
+        message_id=message.message_id,
+        state=queue_pb2.ENTRY_STATE_FAILED,
+        priority=message.priority,
+        attempts_count=message.attempts,
+        retention_deadline_ms=message.retention_deadline_ms,
+        finished_at_ms=message.failed_at_ms,
+        reason=message.reason,
+    )
+
+
+def archived_entry(queue_id: str, listed: Listed[ArchivedMessage]) -> entry_pb2.Entry:
+    """An archived dead letter."""
+    message, order = listed.message, listed.spot.order
+    return entry_pb2.Entry(
+        handle=listed_handle(queue_id, message.message_id, "x", order),
+        queue_id=queue_id,
+        message_id=message.message_id,
+        state=queue_pb2.ENTRY_STATE_ARCHIVED,
+        priority=message.priority,
+        attempts_count=message.attempts,
+        retention_deadline_ms=message.retention_deadline_ms,
+        finished_at_ms=message.failed_at_ms,
+        archived=entry_pb2.Archived(
+            run=message.run, archived_at_ms=message.archived_at_ms, bucket_order=order
+        ),
+    )
+
+
+def found_entry(found: Found, now_ms: int) -> entry_pb2.Entry:
+    """An entry that was looked for."""
+    queue_id = found.queue.queue_id
+    if found.waiting is not None:
+        return waiting_entry(queue_id, *found.waiting, now_ms)
+    if found.lease is not None:
+        return in_flight_entry(found.lease)
+    if found.done is not None:
+        return done_entry(queue_id, found.done)
+    if found.archived is not None:
+        return archived_entry(queue_id, found.archived)
+    assert found.failed is not None
+    return failed_entry(queue_id, found.failed)
+
+
+class EntryTeller:
+    """Adds to entries what lies elsewhere: attempts, and messages from the ingests."""
+
+    def __init__(
+        self, owner: ShardOwner, database: Store, ingests: Ingests, budget: AnswerBudget
+    ) -> None:
+        """Read attempts here and messages there, which count for this budget."""
+        self._budget = budget
+        self._owner = owner
+        self._database = database
+        self._ingests = ingests
+
+    async def tell(self, entries: Entries, view: View, context: Any) -> int:
+        """Adds what the view wants; gives how many of the first entries fit into an answer.
+
+        Messages count for the budget until the call ends. Raises Unavailable while messages are
+        wanted and an ingest is away, ResourceExhausted where answers that are not read have the
+        budget.
+        """
+        if all(entry.state == queue_pb2.ENTRY_STATE_ARCHIVED for entry in entries):
+            return len(entries)  # the archive has both
+        if view in WITH_ATTEMPTS:
+            await self._add_attempts(entries)
+        if view not in WITH_MESSAGE:
+            return len(entries)
+        count, held_bytes = await self.add_messages(entries, view)
+        context.add_done_callback(lambda _: self._budget.release(held_bytes))
+        return count
+
+    async def add_messages(self, entries: Entries, view: View) -> tuple[int, int]:
+        """Adds messages; gives how many of the first entries fit, and what to `release` later.
+
+        Raises as `tell`.
+        """
+        with_payload = view == entry_pb2.ENTRY_VIEW_FULL
+        async with self._budget.fetching(MESSAGES_BYTES_MAX) as bytes_max:
+            count = await self._add_messages(entries, bytes_max, with_payload=with_payload)
+        size_bytes = sum(entry.message.ByteSize() for entry in entries[:count])
+        self._budget.hold(size_bytes)
+        return count, size_bytes
+
+    def release(self, held_bytes: int) -> None:
+        """Messages of so many bytes were sent."""
+        self._budget.release(held_bytes)
+
+    async def _add_attempts(self, entries: Entries) -> None:
+        queues, attempts = self._owner.shard.queues, self._owner.shard.attempts
+        keyed = [
+            (attempts_at(queues[entry.queue_id], entry.message_id), entry)
+            for entry in entries
+            if entry.queue_id in queues  # or it was deleted just now
+        ]
+        keys = [key for key, _ in keyed]
+        attempts.begin_read(keys)
+        try:
+            cold = [key for key in keys if key not in attempts]
+            stored = await read_attempts(self._database, cold)
+            for key, entry in keyed:
+                known = attempts.get(key)  # newer than what is stored
+                told = stored[key] if known is None else known
+                entry.attempts.extend(_attempt(one, entry.queue_id) for one in told)
+        finally:
+            attempts.end_read(keys)
+
+    async def _add_messages(self, entries: Entries, bytes_max: int, *, with_payload: bool) -> int:
+        by_shard: dict[int, list[int]] = {}
+        for entry in entries:
+            by_shard.setdefault(shard_of(entry.message_id), []).append(entry.message_id)
+        stored: dict[int, tuple[Message, str]] = {}
+        gone: set[int] = set()
+        left = bytes_max
+        for shard, ids in by_shard.items():
+            wanted = list(dict.fromkeys(ids))
+            while wanted and left > 0:
+                told = await self._ingests.read_with_etags(shard, wanted, left)
+                for message, etag in zip(told.messages, told.etags, strict=True):
+                    stored[message.message_id] = (message, etag)
+                    if not with_payload:
+                        message.ClearField("payload")
+                    left -= message.ByteSize()
+                gone.update(told.missing_ids)
+                if not told.messages and not told.missing_ids:
+                    break
+                wanted = [one for one in wanted if one not in stored and one not in gone]
+        left = bytes_max
+        for count, entry in enumerate(entries):
+            if entry.message_id in stored:
+                message, entry.etag = stored[entry.message_id]
+                left -= message.ByteSize()
+                if count and left < 0:
+                    return count
+                entry.message.CopyFrom(message)
+            elif entry.message_id not in gone:
+                return count
+        return len(entries)
+
+
+def _attempt(attempt: FailedAttempt, queue_id: str) -> entry_pb2.Attempt:
+    return entry_pb2.Attempt(
+        consumer_id=attempt.consumer,
+        claimed_at_ms=attempt.claimed_at_ms,
+        outcome=attempt.outcome,
+        queue_id=attempt.queue or queue_id,
+    )

@@ -1,0 +1,243 @@
+"""Watching the delayed messages of a queue: what its journal has, then what comes.
+
+Everything is read from the journal's durable rows, the newest too: a stream is a position and no
+more, so it costs the same however far behind it is, and can be taken up again anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import math
+import struct
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from libs.storage.database.slate import Database
+from libs.storage.layout.buckets import MAX_ORDER, order_of, split_order
+from libs.storage.layout.own_keys import delayed_range, parse_delayed_key
+from libs.storage.records.delayed_records import DelayedMessage, decode_delayed
+from services.broker.core.queue import Queue
+from services.broker.entries.conversion import WITH_MESSAGE, EntryTeller, View, delayed_entry
+from services.broker.shard.owner import ShardOwner
+from slatemq.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from slatemq.v1 import entry_pb2
+
+STREAMS_MAX: Final = 1000
+"""Open streams at most."""
+
+HEARTBEAT_S: Final = 10.0
+
+PAGE_MESSAGES: Final = 1000
+"""Messages in one answer at most."""
+
+PAGE_ROWS: Final = 100
+"""Rows read at once: of a thousand messages each, they have 3 MB."""
+
+
+class Position(NamedTuple):
+    """The row from which on a stream goes on, and how many of its messages it has passed."""
+
+    order: int
+    passed: int
+
+
+class _Page(NamedTuple):
+    """Messages with the positions behind them, the position behind all, whether more is there."""
+
+    messages: list[tuple[DelayedMessage, Position]]
+    end: Position
+    is_last: bool
+
+
+class _Stream:
+    """One that watches a queue."""
+
+    def __init__(self, queue: Queue, position: Position) -> None:
+        self.queue = queue
+        self.position = position
+        self.wake = asyncio.Event()
+
+
+class DelayedWatches:
+    """All open streams of a broker."""
+
+    def __init__(
+        self,
+        owner: ShardOwner,
+        database: Database,
+        teller: EntryTeller,
+        *,
+        streams_max: int = STREAMS_MAX,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        """Watch the queues of this shard."""
+        self._owner = owner
+        self._database = database
+        self._teller = teller
+        self._streams_max = streams_max
+        self._heartbeat_s = heartbeat_s
+        self._streams: set[_Stream] = set()
+        self._closed = False
+        owner.commits.on_durable(self._durable)
+
+    def drain(self) -> None:
+        """Ends all streams, and any that begins from now on."""
+        self._closed = True
+        for stream in self._streams:
+            stream.wake.set()
+
+    def _durable(self, _: int) -> None:
+        for stream in self._streams:
+            queue = stream.queue
+            if queue.delayed.durable_order >= stream.position.order or not self._owner.owns(queue):
+                stream.wake.set()
+
+    async def watch(
+        self, queue_id: str, position: str, view: View
+    ) -> AsyncGenerator[entry_pb2.WatchDelayedResponse, None]:
+        """The messages of a queue that are delayed, in the order in which they were routed to it.
+
+        An answer comes at once, and then at least every 10 s. What it holds counts for the budget
+        of deliveries until the next is asked for. Raises InvalidArgument, NotFound,
+        ResourceExhausted, and Unavailable where the watch is to be begun again.
+        """
+        queue = await self._owner.find(queue_id)
+        begin = decode_position(queue_id, position) if position else _beginning(queue)
+        if len(self._streams) >= self._streams_max:
+            raise ResourceExhausted("too many open streams", reason="TOO_MANY_STREAMS")
+        stream = _Stream(queue, begin)
+        self._streams.add(stream)
+        sent_s, loop = -math.inf, asyncio.get_running_loop()
+        try:
+            while True:
+                stream.wake.clear()
+                await self._check(stream)
+                page = await self._page(queue, stream.position)
+                answers, end, held_bytes = await self._filled(queue_id, page, view)
+                stream.position = end
+                try:
+                    if answers[0].entries or loop.time() - sent_s >= self._heartbeat_s:
+                        sent_s = loop.time()
+                        yield answers.pop()
+                finally:
+                    self._teller.release(held_bytes)
+                if page.is_last and end == page.end:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout_at(sent_s + self._heartbeat_s):
+                            await stream.wake.wait()
+        finally:
+            self._streams.discard(stream)
+
+    async def _check(self, stream: _Stream) -> None:
+        if self._closed:
+            raise Unavailable("the broker is stopping", reason="DRAINING")
+        queue = stream.queue
+        if not self._owner.owns(queue):
+            await self._owner.durable()
+            raise NotFound("queue", queue.queue_id)
+        if split_order(stream.position.order).epoch != queue.lane_epoch:
+            # The queue was purged or made anew: what comes next is at the new epoch's beginning.
+            await self._owner.durable()
+            stream.position = _beginning(queue)
+
+    # --- The journal --------------------------------------------------------
+
+    async def _page(self, queue: Queue, position: Position) -> _Page:
+        """What is durable from a position on, as far as it is not visible yet."""
+        begins = position == _beginning(queue)
+        first = queue.delayed.first_in(queue.lane_epoch) if begins else position.order
+        # What the store calls durable may not be on the disk yet.
+        last = queue.delayed.durable_in(queue.lane_epoch)
+        now_ms = self._owner.clock.now_ms()
+        found: list[tuple[DelayedMessage, Position]] = []
+        count, end = 0, position
+        if first > last:
+            return _Page(found, end, is_last=True)
+        span = delayed_range(queue.queue_id, first, last)
+        async for rows in self._database.scan(*span, limit=PAGE_ROWS, durable=True):
+            for key, value in rows:
+                order = parse_delayed_key(key).bucket or 0
+                if begins and not count:
+                    queue.delayed.first_order = order  # what was before it is gone for ever
+                count += 1
+                for passed, told in enumerate(decode_delayed(value), 1):
+                    if order == position.order and passed <= position.passed:
+                        continue
+                    end = Position(order, passed)
+                    if is_delayed(told, now_ms):
+                        found.append((told, end))
+                    if len(found) == PAGE_MESSAGES:
+                        return _Page(found, end, is_last=False)
+                end = Position(order + 1, 0)
+                await asyncio.sleep(0)  # a row may have a thousand messages
+        return _Page(found, end, is_last=count < PAGE_ROWS)
+
+    # --- Messages -----------------------------------------------------------
+
+    async def _filled(
+        self, queue_id: str, page: _Page, view: View
+    ) -> tuple[list[entry_pb2.WatchDelayedResponse], Position, int]:
+        """An answer with the first entries of a page, the position behind them, bytes held.
+
+        The answer is in a list, out of which it is taken: nothing else may keep it.
+        """
+        entries = [delayed_entry(queue_id, told) for told, _ in page.messages]
+        end, held_bytes = page.end, 0
+        if view in WITH_MESSAGE and entries:
+            count, held_bytes = await self._teller.add_messages(entries, view)
+            if not count:
+                raise Unavailable("an ingest gave no message", reason="INGEST_AWAY")
+            if count < len(entries):
+                end = page.messages[count - 1][1]
+                del entries[count:]
+        now_ms = self._owner.clock.now_ms()  # It may have taken long to read.
+        answer = entry_pb2.WatchDelayedResponse(
+            entries=(one for one in entries if is_delayed(one, now_ms)),
+            position=encode_position(queue_id, end),
+        )
+        return [answer], end, held_bytes
+
+
+def _beginning(queue: Queue) -> Position:
+    return Position(order_of(queue.lane_epoch, 0, 0), 0)
+
+
+def is_delayed(told: DelayedMessage | entry_pb2.Entry, now_ms: int) -> bool:
+    """Whether a message of the journal cannot be claimed yet, and will be."""
+    ends_ms = told.retention_deadline_ms
+    return told.visible_at_ms > now_ms and not 0 < ends_ms <= now_ms
+
+
+# --- Positions --------------------------------------------------------------
+
+_POSITION: Final = struct.Struct(">QI")
+_DIGEST_BYTES: Final = 6
+
+
+def encode_position(queue_id: str, position: Position) -> str:
+    """The position as those who watch keep it: 24 characters."""
+    data = _POSITION.pack(*position)
+    return base64.urlsafe_b64encode(_digest(queue_id, data) + data).decode()
+
+
+def decode_position(queue_id: str, text: str) -> Position:
+    """The inverse; InvalidArgument for what was not given for this queue."""
+    try:
+        data = base64.b64decode(text, altchars=b"-_", validate=True)
+        position = Position(*_POSITION.unpack(data[_DIGEST_BYTES:]))
+        if encode_position(queue_id, position) == text and position.order <= MAX_ORDER:
+            return position
+    except (ValueError, struct.error):
+        pass
+    raise InvalidArgument(
+        "position", "is not one that WatchDelayed gave for this queue", reason="INVALID_POSITION"
+    )
+
+
+def _digest(queue_id: str, data: bytes) -> bytes:
+    # No secret: it tells a position of this queue from what somebody mistyped or mixed up.
+    told = queue_id.encode() + data
+    return hashlib.blake2s(told, digest_size=_DIGEST_BYTES, person=b"Watch").digest()

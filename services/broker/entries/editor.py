@@ -1,0 +1,110 @@
+"""Editing a delayed message: while its content is replaced at ingest, nobody gets it here.
+
+Brokers hold messages in memory that are about to be handed out, this one and the others, whose
+queues may have the message, too. So all of them forget it before the edit is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from services.broker.delivery.dispatcher import Delivery
+from services.broker.delivery.invalidation import Forgetting
+from services.broker.delivery.message_cache import Ingests, Payloads
+from services.broker.shard.owner import ShardOwner
+from slatemq.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from slatemq.v1.entry_pb2 import EditMessageRequest
+from slatemq.v1.ingest_pb2 import ReplaceMessageRequest
+
+WRONG_STATE: Final = "WRONG_STATE"
+
+RUNNING_BYTES_MAX: Final = 128 << 20
+"""Edits that run, unless there is one alone: they go on when their callers have gone."""
+
+Find = Callable[[int], int]
+"""A command that finds an available or delayed entry, given the time: when it is visible (0 = at
+once). Raises what the handle gives, and Needs."""
+
+
+def replacement(request: EditMessageRequest) -> ReplaceMessageRequest:
+    """What ingest is asked, but for message and queue; InvalidArgument where nothing changes."""
+    keeps_payload = not request.HasField("payload")
+    if keeps_payload and not request.replace_headers:
+        raise InvalidArgument("payload", "give a payload, or headers with replace_headers")
+    if request.headers and not request.replace_headers:
+        raise InvalidArgument("headers", "are given without replace_headers")
+    return ReplaceMessageRequest(
+        etag=request.etag,
+        payload=request.payload,
+        headers=request.headers,
+        keep_payload=keeps_payload,
+        keep_headers=not request.replace_headers,
+    )
+
+
+class MessageEditor:
+    """Edits messages of one broker shard's queues."""
+
+    def __init__(
+        self,
+        owner: ShardOwner,
+        delivery: Delivery,
+        payloads: Payloads,
+        ingests: Ingests,
+        others: Forgetting,
+    ) -> None:
+        """Keep messages back from this delivery, and forget their payloads there."""
+        self._owner = owner
+        self._delivery = delivery
+        self._payloads = payloads
+        self._ingests = ingests
+        self._others = others
+        self._running: dict[asyncio.Task[str], int] = {}
+
+    async def edit(self, wanted: ReplaceMessageRequest, find: Find) -> str:
+        """Replaces the message of an entry that is delayed; gives its new etag.
+
+        Raises what `find` does, FailedPrecondition (WRONG_STATE) where it is not delayed, what
+        ingest refuses, ResourceExhausted, and Unavailable.
+        """
+        size_bytes = wanted.ByteSize()
+        if self._running and sum(self._running.values()) + size_bytes > RUNNING_BYTES_MAX:
+            raise ResourceExhausted("too much is being edited", reason="TOO_MANY_EDITS")
+        task = asyncio.create_task(self._edit(wanted, find))
+        self._running[task] = size_bytes
+        task.add_done_callback(self._ended)
+        # Whoever gives up waiting: what is on its way at ingest may still happen.
+        return await asyncio.shield(task)
+
+    async def _edit(self, wanted: ReplaceMessageRequest, find: Find) -> str:
+        def check(now_ms: int) -> None:
+            if find(now_ms) <= now_ms:
+                raise FailedPrecondition(
+                    WRONG_STATE,
+                    f"message {wanted.message_id} is not delayed",
+                    subject=str(wanted.message_id),
+                )
+
+        # First kept back, then looked at: nobody can claim it in between.
+        with self._delivery.keeping_back(wanted.message_id):
+            await self._owner.run(check)
+            try:
+                etag = await self._ingests.replace(wanted)
+            finally:
+                self._payloads.forget(wanted.message_id)
+        await self._owner.durable()
+        await self._others.elsewhere(wanted.message_id)
+        return etag
+
+    async def forget(self, message_id: int) -> None:
+        """Another broker has edited the message: what is held of it is handed out no more."""
+        self._payloads.forget(message_id)
+        self._delivery.look_again()
+        await self._owner.durable()  # whoever was given it before is about to hear of that
+
+    def _ended(self, task: asyncio.Task[str]) -> None:
+        del self._running[task]
+        if not task.cancelled():
+            task.exception()  # its caller may have gone

@@ -1,0 +1,263 @@
+"""Reads the done, failed and archived lists of queues: durable rows, in order of time or backwards.
+
+A list begins at its oldest order: what lies before is garbage, and is never scanned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from libs.storage.database.queue_ranges import LATE_MS
+from libs.storage.layout.buckets import (
+    MAX_ORDER_MS,
+    MAX_ORDER_N,
+    last_order,
+    order_of,
+    split_bucket,
+)
+from libs.storage.layout.keys import done_range, failed_range, parse_done_key, parse_failed_key
+from libs.storage.layout.own_keys import archived_range, parse_archived_key
+from libs.storage.layout.primitives import KeyRange
+from libs.storage.records.archived_records import ArchivedMessage, decode_archived
+from libs.storage.records.queues import (
+    DoneMessage,
+    FailedMessage,
+    decode_done,
+    decode_done_heads,
+    decode_failed,
+)
+from services.broker.core.queue import Queue
+
+SCANNED_MAX = 20_000
+"""Messages looked at for one page at most: those outside of the time asked for fill no page."""
+
+FIRST_READ_ROWS = 8
+"""Rows read first: more each time, since it is not known how many messages they have."""
+
+READ_ROWS = 200
+"""Rows read at once at most: of one message each they take a millisecond."""
+
+DECODED_MAX = 1000
+"""Messages decoded before others have their turn: two milliseconds."""
+
+M = TypeVar("M")
+
+
+class DurableStore(Protocol):
+    """What is needed of a database: `libs.storage.database.slate.Database` has it."""
+
+    def scan(
+        self,
+        start: bytes,
+        end: bytes,
+        limit: int | None = None,
+        durable: bool = False,
+        descending: bool = False,
+    ) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+        """Rows with start ≤ key < end in key order or backwards, at most `limit`, in lists."""
+
+
+class Spot(NamedTuple):
+    """Behind which message of a list to go on: its row, and its place in it."""
+
+    order: int
+    place: int
+
+
+class Span(NamedTuple):
+    """When the messages wanted were finished: from_ms ≤ time < until_ms (0 = without end)."""
+
+    from_ms: int = 0
+    until_ms: int = 0
+
+    def holds(self, time_ms: int) -> bool:
+        """Whether a time is within."""
+        return self.from_ms <= time_ms and (not self.until_ms or time_ms < self.until_ms)
+
+
+class Listed(NamedTuple, Generic[M]):
+    """A message and where it is."""
+
+    spot: Spot
+    message: M
+
+
+class FinishedPage(NamedTuple, Generic[M]):
+    """Some messages of a list, and behind which the next ones are; None: there are no more."""
+
+    messages: list[Listed[M]]
+    next: Spot | None
+
+
+class FinishedReader(Generic[M]):
+    """Reads one kind of list."""
+
+    def __init__(
+        self,
+        database: DurableStore,
+        oldest: Callable[[Queue], int],
+        range_of: Callable[[str, int, int], KeyRange],
+        order_in: Callable[[bytes], int],
+        decode: Callable[[bytes], list[M]],
+        time_of: Callable[[M], int],
+    ) -> None:
+        """Read from this database; see `done_reader` and `failed_reader`."""
+        self._database = database
+        self._oldest = oldest
+        self._range_of = range_of
+        self._order_in = order_in
+        self._decode = decode
+        self._time_of = time_of
+
+    async def page(
+        self, queue: Queue, span: Span, after: Spot | None, limit: int, *, newest_first: bool
+    ) -> FinishedPage[M]:
+        """Some messages that were finished within the span. A page may be short of `limit`."""
+        found: list[Listed[M]] = []
+        scanned = 0
+        async for order, messages in self.rows(queue, span, after, newest_first=newest_first):
+            for one in _behind(order, messages, after, newest_first):
+                scanned += 1
+                if span.holds(self._time_of(one.message)):
+                    found.append(one)
+                if len(found) >= limit or scanned >= SCANNED_MAX:
+                    return FinishedPage(found, one.spot)
+        return FinishedPage(found, None)
+
+    async def rows(
+        self, queue: Queue, span: Span, after: Spot | None, *, newest_first: bool = False
+    ) -> AsyncIterator[tuple[int, list[M]]]:
+        """Rows that may have messages within the span, from that of `after` on: (order, messages).
+
+        A row is written after what is in it was finished, so its order is no earlier, and not
+        much later.
+        """
+        oldest = self._oldest(queue)
+        if not oldest:
+            return
+        first = max(oldest, order_of(queue.epoch, min(span.from_ms, MAX_ORDER_MS), 0))
+        last = last_order(queue.epoch)
+        if span.until_ms:
+            last = order_of(queue.epoch, min(span.until_ms + LATE_MS, MAX_ORDER_MS), MAX_ORDER_N)
+        if after is not None and newest_first:
+            last = min(last, after.order)
+        elif after is not None:
+            first = max(first, after.order)
+        limit, decoded = FIRST_READ_ROWS, 0
+        while first <= last:
+            keys = self._range_of(queue.queue_id, first, last)
+            count = 0
+            async for rows in self._database.scan(
+                keys.start, keys.end, limit=limit, durable=True, descending=newest_first
+            ):
+                for key, value in rows:
+                    count += 1
+                    order = self._order_in(key)
+                    first, last = (first, order - 1) if newest_first else (order + 1, last)
+                    messages = self._decode(value)
+                    yield order, messages
+                    decoded += len(messages)
+                    if decoded >= DECODED_MAX:
+                        decoded = 0
+                        await asyncio.sleep(0)
+            if count < limit:
+                return
+            limit = min(2 * limit, READ_ROWS)
+
+    async def row(self, queue: Queue, order: int) -> list[M]:
+        """The messages of one row; none when it is gone."""
+        if not 0 < self._oldest(queue) <= order <= last_order(queue.epoch):
+            return []
+        keys = self._range_of(queue.queue_id, order, order)
+        async for rows in self._database.scan(keys.start, keys.end, limit=1, durable=True):
+            for _, value in rows:
+                return self._decode(value)
+        return []
+
+
+def done_reader(database: DurableStore) -> FinishedReader[DoneMessage]:
+    """Reads done lists."""
+    return FinishedReader(
+        database,
+        lambda queue: queue.done.oldest_order,
+        done_range,
+        lambda key: _order(parse_done_key(key).bucket),
+        decode_done,
+        lambda message: message.done_at_ms,
+    )
+
+
+def done_heads_reader(database: DurableStore) -> FinishedReader[tuple[int, int, int]]:
+    """Reads of done lists what the RFC tells, in a tenth of the time: see `decode_done_heads`."""
+    return FinishedReader(
+        database,
+        lambda queue: queue.done.oldest_order,
+        done_range,
+        lambda key: _order(parse_done_key(key).bucket),
+        decode_done_heads,
+        lambda message: message[1],
+    )
+
+
+def failed_reader(database: DurableStore) -> FinishedReader[FailedMessage]:
+    """Reads failed lists."""
+    return FinishedReader(
+        database,
+        lambda queue: queue.failed.oldest_order,
+        failed_range,
+        lambda key: _order(parse_failed_key(key).bucket),
+        decode_failed,
+        lambda message: message.failed_at_ms,
+    )
+
+
+def archived_reader(database: DurableStore) -> FinishedReader[ArchivedMessage]:
+    """Reads archived lists, which are in the order in which they were archived."""
+    return FinishedReader(
+        database,
+        lambda queue: queue.archived.oldest_order,
+        archived_range,
+        lambda key: _order(parse_archived_key(key).bucket),
+        decode_archived,
+        lambda message: message.archived_at_ms,
+    )
+
+
+class ListReaders(NamedTuple):
+    """What reads the lists of queues."""
+
+    done: FinishedReader[DoneMessage]
+    done_heads: FinishedReader[tuple[int, int, int]]
+    failed: FinishedReader[FailedMessage]
+    archived: FinishedReader[ArchivedMessage]
+
+
+def list_readers(database: DurableStore) -> ListReaders:
+    """Reads all of them."""
+    return ListReaders(
+        done_reader(database),
+        done_heads_reader(database),
+        failed_reader(database),
+        archived_reader(database),
+    )
+
+
+def _order(bucket: int | None) -> int:
+    assert bucket is not None, "the RFC's form of the key is never written here"
+    return split_bucket(bucket).order
+
+
+def _behind(
+    order: int, messages: Sequence[M], after: Spot | None, newest_first: bool
+) -> list[Listed[M]]:
+    """What of a row is not told yet, in the order wanted."""
+    listed = [Listed(Spot(order, place), message) for place, message in enumerate(messages)]
+    if newest_first:
+        listed.reverse()
+    if after is None or after.order != order:
+        return listed
+    if newest_first:
+        return [one for one in listed if one.spot.place < after.place]
+    return [one for one in listed if one.spot.place > after.place]

@@ -1,0 +1,110 @@
+"""Handles: the texts that say which entry of which queue is meant, and where to look first.
+
+    <queue ID>/<message ID in hex>/<place>
+
+    place   (empty)                     nowhere in particular: the queue is searched
+            p<received at, ms>          published then
+            l<lease token>              claimed under this lease
+            a<priority>.<r|t>.<order>   available: ready or timed, in the bucket of this lane order
+            i<order>                    in flight
+            d<order>, f<order>          done or failed, in the row of this order
+            x<order>                    archived, in the row of this order
+
+Orders are in hex. What a place says may be over: it is where to begin.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from libs.storage.layout.buckets import MAX_ORDER, BucketKind, order_in_time
+from libs.storage.layout.ids import MAX_MESSAGE_ID
+from services.broker.core.waiting.bucket import Place
+from services.broker.requests.queues import QUEUE_ID
+from services.broker.requests.tokens import parse_token
+from slatemq.errors import InvalidArgument
+
+FIELD = "handle"
+
+_KINDS = {"r": BucketKind.READY, "t": BucketKind.TIMED}
+_LETTERS = {kind: letter for letter, kind in _KINDS.items()}
+_PLACE = re.compile(
+    r"p(?P<received>\d{1,15})|l(?P<lease>[A-Za-z0-9._-]{1,64})"
+    r"|a(?P<priority>\d{1,3})\.(?P<kind>[rt])\.(?P<order>[0-9a-f]{1,26})"
+    r"|(?P<list>[idfx])(?P<row>[0-9a-f]{1,16})",
+    re.ASCII,
+)
+
+
+class Handle(NamedTuple):
+    """What a handle says; of the places at most one is set."""
+
+    queue_id: str
+    message_id: int
+    received_ms: int | None = None
+    lease: int | None = None
+    waiting: Place | None = None
+    in_flight: int | None = None
+    done: int | None = None
+    failed: int | None = None
+    archived: int | None = None
+
+    @property
+    def has_place(self) -> bool:
+        """Whether it says where to look."""
+        return self[2:] != (None,) * 7
+
+
+def parse_handle(text: str, shard: int) -> Handle:
+    """A handle from its text; raises InvalidArgument. `shard` is this broker's number."""
+    queue_id, _, rest = text.partition("/")
+    number, _, place = rest.partition("/")
+    if not QUEUE_ID.fullmatch(queue_id):
+        raise InvalidArgument(FIELD, "must be <queue ID>/<message ID in hex>/<place>")
+    if not re.fullmatch(r"[0-9a-f]{1,16}", number, re.ASCII) or int(number, 16) > MAX_MESSAGE_ID:
+        raise InvalidArgument(FIELD, f"{number[:32]!r} is no message ID in hex")
+    handle = Handle(queue_id, int(number, 16))
+    if not place:
+        return handle
+    found = _PLACE.fullmatch(place)
+    if found is None:
+        raise InvalidArgument(FIELD, f"{place[:64]!r} is no place of an entry")
+    return _placed(handle, found, shard)
+
+
+def _placed(handle: Handle, found: re.Match[str], shard: int) -> Handle:
+    if found["received"]:
+        return handle._replace(received_ms=int(found["received"]))
+    if found["lease"]:
+        its_shard, lease = parse_token(found["lease"], FIELD)
+        # A lease of another shard says nothing here: as if there were no place.
+        return handle._replace(lease=lease) if its_shard == shard else handle
+    if found["priority"]:
+        priority, order = int(found["priority"]), int(found["order"], 16)
+        kind = _KINDS[found["kind"]]
+        if priority > 255 or order_in_time(kind, order) > MAX_ORDER:
+            raise InvalidArgument(FIELD, f"{found[0][:64]!r} is no place of an entry")
+        return handle._replace(waiting=Place(priority, kind, order))
+    order = int(found["row"], 16)
+    if order > MAX_ORDER:
+        raise InvalidArgument(FIELD, f"{found[0][:64]!r} is no place of an entry")
+    match found["list"]:
+        case "i":
+            return handle._replace(in_flight=order)
+        case "d":
+            return handle._replace(done=order)
+        case "x":
+            return handle._replace(archived=order)
+    return handle._replace(failed=order)
+
+
+def waiting_handle(queue_id: str, message_id: int, place: Place) -> str:
+    """The handle of an available or delayed entry."""
+    kind = _LETTERS[place.kind]
+    return f"{queue_id}/{message_id:x}/a{place.priority}.{kind}.{place.order:x}"
+
+
+def listed_handle(queue_id: str, message_id: int, letter: str, order: int) -> str:
+    """The handle of an entry in flight (`i`), done (`d`), failed (`f`), archived (`x`)."""
+    return f"{queue_id}/{message_id:x}/{letter}{order:x}"

@@ -1,0 +1,233 @@
+"""ListEntries: pages of the entries of a queue that are in one state."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from libs.serving.requests.guard import encoded
+from libs.storage.layout.buckets import BucketKind, order_in_time
+from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.queue import Queue
+from services.broker.entries.conversion import (
+    EntryTeller,
+    archived_entry,
+    checked_view,
+    done_entry,
+    failed_entry,
+    in_flight_entry,
+    waiting_entry,
+)
+from services.broker.entries.finished_pages import FinishedReader, Listed, ListReaders, Span, Spot
+from services.broker.entries.waiting_pages import Position, WaitingReader
+from services.broker.requests.queues import checked_id
+from services.broker.shard.owner import ShardOwner
+from slatemq.errors import InvalidArgument, Unavailable
+from slatemq.v1 import entry_pb2, queue_pb2
+
+PAGE_SIZE = 100
+PAGE_SIZE_MAX = 1000
+TOKEN_CHARS_MAX = 1000
+
+State: TypeAlias = queue_pb2.EntryState.ValueType
+T = TypeVar("T")
+Numbers: TypeAlias = tuple[int, ...]
+"""Behind which entry to go on: of which list is told by the state."""
+
+
+class Told(NamedTuple):
+    """Entries, each with the place behind it; `next`: behind which entry the next page begins."""
+
+    entries: Sequence[tuple[entry_pb2.Entry, Numbers]]
+    next: Numbers | None
+
+
+class EntryLister:
+    """Lists entries of one shard's queues."""
+
+    def __init__(
+        self,
+        owner: ShardOwner,
+        waiting: WaitingReader,
+        lists: ListReaders,
+        teller: EntryTeller,
+    ) -> None:
+        """List with these readers."""
+        self._owner = owner
+        self._waiting = waiting
+        self._lists = lists
+        self._teller = teller
+
+    async def page(
+        self, request: entry_pb2.ListEntriesRequest, context: Any
+    ) -> entry_pb2.ListEntriesResponse:
+        """See the proto; encoded, so that nothing else of it is kept until it is read."""
+        queue_id, view = checked_id(request.queue_id, "queue_id"), checked_view(request.view)
+        limit = _checked(request)
+        after = _parsed(request)
+        queue = await self._owner.find(queue_id)
+        await self._owner.durable()
+        told = await self._list(queue, request, after, limit)
+        count = await self._teller.tell([entry for entry, _ in told.entries], view, context)
+        following = told.next
+        if count < len(told.entries):
+            if not count:
+                raise Unavailable("no message can be read now", reason="INGEST_AWAY")
+            following = told.entries[count - 1][1]
+        # What came while this was read is told when a crash cannot take it back.
+        await self._owner.durable()
+        answer = entry_pb2.ListEntriesResponse(entries=[one for one, _ in told.entries[:count]])
+        if following is not None:
+            answer.next_page_token = _token(request, following)
+        return encoded(entry_pb2.ListEntriesResponse, answer.SerializeToString())
+
+    async def _list(
+        self, queue: Queue, request: entry_pb2.ListEntriesRequest, after: Numbers | None, limit: int
+    ) -> Told:
+        asked = (queue, request, after, limit)
+        lists, settings = self._lists, queue.settings
+        match request.state:
+            case queue_pb2.ENTRY_STATE_IN_FLIGHT:
+                return _in_flight(queue, after, limit)
+            case queue_pb2.ENTRY_STATE_DONE:
+                kept_s = settings.done_retention_s
+                return await self._finished_page(*asked, lists.done, kept_s, done_entry)
+            case queue_pb2.ENTRY_STATE_FAILED:
+                kept_s = settings.failed_retention_s
+                return await self._finished_page(*asked, lists.failed, kept_s, failed_entry)
+            case queue_pb2.ENTRY_STATE_ARCHIVED:
+                return await self._finished_page(*asked, lists.archived, 0, archived_entry)
+        return await self._waiting_page(queue, request.state, after, limit)
+
+    async def _waiting_page(
+        self, queue: Queue, state: State, after: Numbers | None, limit: int
+    ) -> Told:
+        position = None
+        if after is not None:
+            priority, order, kind, message_id = after
+            position = Position(priority, order, BucketKind(kind), message_id)
+        now_ms = self._owner.clock.now_ms()
+        delayed = state == queue_pb2.ENTRY_STATE_DELAYED
+        page = await self._waiting.page(
+            queue, delayed=delayed, after=position, limit=limit, now_ms=now_ms
+        )
+        entries = []
+        for place, item in page.entries:
+            entry = waiting_entry(queue.queue_id, place, item, now_ms)
+            behind = (place.priority, place.order, int(place.kind), item.message_id)
+            entries.append((entry, behind))
+        return Told(entries, None if page.next is None else tuple(map(int, page.next)))
+
+    async def _finished_page(
+        self,
+        queue: Queue,
+        request: entry_pb2.ListEntriesRequest,
+        after: Numbers | None,
+        limit: int,
+        reader: FinishedReader[T],
+        retention_s: int,
+        entry_of: Callable[[str, Listed[T]], entry_pb2.Entry],
+    ) -> Told:
+        span = self._span(request, retention_s)
+        page = await reader.page(
+            queue, span, _spot(after), limit, newest_first=request.newest_first
+        )
+        entries = [(entry_of(queue.queue_id, one), tuple(one.spot)) for one in page.messages]
+        return Told(entries, None if page.next is None else tuple(page.next))
+
+    def _span(self, request: entry_pb2.ListEntriesRequest, retention_s: int) -> Span:
+        """The time asked for, less what the queue does not keep any more."""
+        kept_ms = self._owner.clock.now_ms() - retention_s * 1000 if retention_s else 0
+        return Span(max(request.finished_from_ms, kept_ms), request.finished_until_ms)
+
+
+def _in_flight(queue: Queue, after: Numbers | None, limit: int) -> Told:
+    order, token = after or (0, 0)
+    leases: list[Lease] = []
+    for bucket in queue.in_flight.buckets_from(order):
+        part = list(bucket.leases.values())
+        if bucket.order == order and token in bucket.leases:
+            # Where the last one told has ended, on from the beginning of its bucket.
+            part = part[[one.token for one in part].index(token) + 1 :]
+        leases += part
+        if len(leases) > limit:
+            break
+    entries = [
+        (in_flight_entry(lease), (lease.bucket.order, lease.token)) for lease in leases[:limit]
+    ]
+    return Told(entries, entries[-1][1] if len(leases) > limit else None)
+
+
+def _spot(after: Numbers | None) -> Spot | None:
+    return Spot(*after) if after is not None else None
+
+
+def _checked(request: entry_pb2.ListEntriesRequest) -> int:
+    """How many entries a page may have; InvalidArgument for what cannot be listed."""
+    if request.state not in queue_pb2.EntryState.values() or not request.state:
+        raise InvalidArgument("state", "must be one of the states of an entry")
+    if request.page_size < 0:
+        raise InvalidArgument("page_size", "must not be negative", reason="OUT_OF_RANGE")
+    finished = request.state in _FINISHED
+    for name in ("finished_from_ms", "finished_until_ms", "newest_first"):
+        value = getattr(request, name)
+        if value and not finished:
+            raise InvalidArgument(name, "is for done, failed and archived entries only")
+        if value < 0:
+            raise InvalidArgument(name, "must not be negative", reason="OUT_OF_RANGE")
+    return min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+
+
+_FINISHED = (
+    queue_pb2.ENTRY_STATE_DONE,
+    queue_pb2.ENTRY_STATE_FAILED,
+    queue_pb2.ENTRY_STATE_ARCHIVED,
+)
+
+_LENGTHS = {
+    queue_pb2.ENTRY_STATE_AVAILABLE: 4,
+    queue_pb2.ENTRY_STATE_DELAYED: 4,
+    queue_pb2.ENTRY_STATE_IN_FLIGHT: 2,
+    queue_pb2.ENTRY_STATE_DONE: 2,
+    queue_pb2.ENTRY_STATE_FAILED: 2,
+    queue_pb2.ENTRY_STATE_ARCHIVED: 2,
+}
+
+
+def _token(request: entry_pb2.ListEntriesRequest, after: Numbers) -> str:
+    told = [request.queue_id, request.state, request.newest_first, *after]
+    return base64.urlsafe_b64encode(json.dumps(told).encode()).decode()
+
+
+def _parsed(request: entry_pb2.ListEntriesRequest) -> Numbers | None:
+    if not request.page_token:
+        return None
+    if len(request.page_token) > TOKEN_CHARS_MAX:
+        raise _bad_token()
+    try:
+        told = json.loads(base64.b64decode(request.page_token, altchars=b"-_", validate=True))
+        queue_id, state, newest_first, *numbers = told
+    except (binascii.Error, ValueError, TypeError, RecursionError) as error:
+        raise _bad_token() from error
+    asked = [request.queue_id, request.state, request.newest_first]
+    known = [queue_id, state, newest_first] == asked and {int} >= set(map(type, numbers))
+    if not known or len(numbers) != _LENGTHS[request.state] or min(numbers) < 0:
+        raise _bad_token()
+    waiting = request.state in (queue_pb2.ENTRY_STATE_AVAILABLE, queue_pb2.ENTRY_STATE_DELAYED)
+    if waiting and (numbers[0] > 255 or numbers[2] not in (BucketKind.READY, BucketKind.TIMED)):
+        raise _bad_token()
+    order = order_in_time(numbers[2], numbers[1]) if waiting else numbers[1]
+    if max(numbers[0], order, *numbers[2:]) >= 1 << 64:
+        raise _bad_token()
+    return tuple(numbers)
+
+
+def _bad_token() -> InvalidArgument:
+    return InvalidArgument(
+        "page_token",
+        "is not one that this listing gave: begin with an empty one",
+        reason="INVALID_PAGE_TOKEN",
+    )

@@ -1,0 +1,143 @@
+"""The events of a broker shard's changes. Loaded where events are on.
+
+With the backend `slatemq`, queues whose filters name the headers of its events or tasks have no
+events: each would make another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from libs.serving.events.outbox import EventOutbox, Happening, current_request
+from services.broker.core.changes import ShardEvents
+from services.broker.core.commands import Purge
+from services.broker.core.leases.leases import Row
+from services.broker.core.queue import Queue
+from slatemq.events.catalogue import (
+    EventData,
+    MessageCancelled,
+    MessageDeadLettered,
+    MessageRedriven,
+    MessageRescheduled,
+    QueueCreated,
+    QueueDeleted,
+    QueuePaused,
+    QueuePurged,
+    QueueResumed,
+    QueueUpdated,
+)
+from slatemq.events.envelope import format_timestamp
+
+__all__ = ["RecordedEvents"]
+
+
+class RecordedEvents(ShardEvents):
+    """Makes rows of events. Those of one queue are in the order of its commands."""
+
+    def __init__(self, outbox: EventOutbox, own_headers: Collection[str]) -> None:
+        """Record in this outbox; see above for `own_headers`."""
+        self._outbox = outbox
+        self._own_headers = own_headers
+
+    def created(self, queue: Queue, now_ms: int) -> None:
+        """See ShardEvents."""
+        self._record_settings(QueueCreated, queue, now_ms)
+
+    def updated(self, queue: Queue, now_ms: int) -> None:
+        """See ShardEvents."""
+        self._record_settings(QueueUpdated, queue, now_ms)
+
+    def deleted(self, queue: Queue, now_ms: int) -> None:
+        """See ShardEvents."""
+        self._record(queue, QueueDeleted(queue=queue.queue_id), now_ms)
+
+    def paused(self, queue: Queue, now_ms: int) -> None:
+        """See ShardEvents."""
+        kind = QueuePaused if queue.settings.paused else QueueResumed
+        self._record(queue, kind(queue=queue.queue_id), now_ms)
+
+    def purged(self, queue: Queue, kinds: Collection[Purge], count: int, now_ms: int) -> None:
+        """See ShardEvents."""
+        states = [kind.name.lower() for kind in Purge if kind in kinds]
+        data = QueuePurged(queue=queue.queue_id, states=states, messages=count)
+        self._record(queue, data, now_ms)
+
+    def cancelled(self, queue: Queue, message_id: int, now_ms: int) -> None:
+        """See ShardEvents."""
+        data = MessageCancelled(message_id=message_id, queue=queue.queue_id)
+        self._record(queue, data, now_ms)
+
+    def rescheduled(self, queue: Queue, message_id: int, visible_at_ms: int, now_ms: int) -> None:
+        """See ShardEvents."""
+        visible_at = format_timestamp(visible_at_ms or now_ms)
+        data = MessageRescheduled(
+            message_id=message_id, queue=queue.queue_id, visible_at=visible_at
+        )
+        self._record(queue, data, now_ms)
+
+    def redriven(
+        self,
+        queue: Queue,
+        target_id: str,
+        message_ids: Iterable[int],
+        now_ms: int,
+        request_id: str = "",
+    ) -> None:
+        """See ShardEvents."""
+        if self._is_own(queue):
+            return
+        moved = [
+            Happening(
+                now_ms, MessageRedriven(message_id=one, queue=queue.queue_id, target=target_id)
+            )
+            for one in message_ids
+        ]
+        self.collect((queue,))
+        self._outbox.record(moved, request_id or current_request())
+
+    def collect(self, queues: Iterable[Queue]) -> None:
+        """See ShardEvents."""
+        for queue in queues:
+            letters = queue.failed.take_unseen() if queue.failed.has_new else ()
+            if not letters or self._is_own(queue):
+                continue
+            queue_id = queue.queue_id
+            self._outbox.record(
+                [
+                    Happening(
+                        letter.failed_at_ms,
+                        MessageDeadLettered(
+                            message_id=letter.message_id,
+                            queue=queue_id,
+                            attempts=letter.attempts,
+                            reason=letter.reason,
+                        ),
+                    )
+                    for letter in letters
+                ]
+            )
+
+    def take_rows(self) -> Sequence[Row]:
+        """See ShardEvents."""
+        return self._outbox.take_rows()
+
+    def _record_settings(
+        self, kind: type[QueueCreated | QueueUpdated], queue: Queue, now_ms: int
+    ) -> None:
+        settings = queue.settings
+        data = kind(
+            queue=queue.queue_id,
+            filter=settings.filter,
+            priority=settings.priority,
+            max_attempts=settings.max_attempts,
+            revision=settings.revision,
+        )
+        self._record(queue, data, now_ms)
+
+    def _record(self, queue: Queue, data: EventData, now_ms: int) -> None:
+        if not self._is_own(queue):
+            self.collect((queue,))
+            self._outbox.record([Happening(now_ms, data)], current_request())
+
+    def _is_own(self, queue: Queue) -> bool:
+        return any(header in queue.settings.filter for header in self._own_headers)

@@ -1,0 +1,169 @@
+"""What a broker asks others: whether queues exist there, where pushes go, and to take them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+import grpc
+
+from libs.serving.peers.calls import PeerFailed, peer_failures
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import Topology, TopologyDirectory
+from libs.storage.errors import StorageError
+from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
+from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from slatemq.v1.ingest_pb2 import PushRequest
+from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
+from slatemq.v1.queue_pb2 import GetQueueRequest
+from slatemq.v1.queue_pb2_grpc import QueueServiceStub
+
+ASK_DEADLINE_S = 5.0
+"""A broker that has not answered by then counts as away."""
+
+PUSH_DEADLINE_S = 30.0
+"""Some megabytes to store, on a slow disk."""
+
+
+class RowRefused(PeerFailed):
+    """An ingest will never take rows as they are; of several, one of them."""
+
+
+class NumbersDiffer(PeerFailed):
+    """An ingest has stored more rows than there are, or lacks some that it said it had."""
+
+    def __init__(self, message: str, last_number: int) -> None:
+        """`last_number` is the last row that the ingest has."""
+        super().__init__(message)
+        self.last_number = last_number
+
+
+class OutboxTarget(Protocol):
+    """Where pushes are sent."""
+
+    async def choose(self) -> int:
+        """The ingest shard for pushes made now; raises Unavailable when there is none."""
+
+    def payload_bytes_max(self, ingest_shard: int) -> int | None:
+        """The largest payload that it takes, as far as is known: what is larger it would refuse."""
+
+    async def push(self, ingest_shard: int, request: PushRequest) -> int:
+        """The number of the last row that is durable there.
+
+        Raises PeerFailed, also as RowRefused or NumbersDiffer.
+        """
+
+
+class IngestPushes:
+    """Sends pushes over gRPC; all of a broker shard go to one ingest shard, so in order."""
+
+    def __init__(self, channels: Channels, directory: TopologyDirectory, shard: int) -> None:
+        """For this broker shard."""
+        self._channels = channels
+        self._directory = directory
+        self._shard = shard
+        self._chosen: int | None = None
+
+    async def choose(self) -> int:
+        """See OutboxTarget. The choice holds for as long as the process runs."""
+        if self._chosen is None:
+            shards = list((await _topology(self._directory)).ingests)
+            # One may have come since.
+            shards = shards or list((await self._directory.read(max_age_ms=0)).ingests)
+            if not shards:
+                raise Unavailable("no ingest has announced itself", reason="PEER_UNKNOWN")
+            self._chosen = shards[self._shard % len(shards)]
+        return self._chosen
+
+    def payload_bytes_max(self, ingest_shard: int) -> int | None:
+        """See OutboxTarget. What fits into a record is never too large."""
+        topology = self._directory.last()
+        told = topology.payload_bytes_max(ingest_shard) if topology else None
+        return max(told, INLINE_PAYLOAD_MAX_BYTES) if told else None
+
+    async def push(self, ingest_shard: int, request: PushRequest) -> int:
+        """See OutboxTarget."""
+        try:
+            with peer_failures():
+                stub = IngestServiceStub(await self._channels.to("ingest", ingest_shard))
+                answer = await stub.Push(request, timeout=PUSH_DEADLINE_S)
+        except PeerFailed as failed:
+            self._channels.doubt("ingest", ingest_shard)
+            raise _push_failure(failed) from failed
+        return answer.last_number
+
+
+class OtherBrokers:
+    """Finds queues on other broker shards."""
+
+    def __init__(self, channels: Channels, directory: TopologyDirectory, shard: int) -> None:
+        """Ask all but this broker shard."""
+        self._channels = channels
+        self._directory = directory
+        self._shard = shard
+
+    async def having(self, queue_ids: Iterable[str]) -> frozenset[str]:
+        """Those of the queues that exist on other shards.
+
+        Raises Unavailable when one was not found and not every broker could be asked.
+        """
+        wanted = set(queue_ids)
+        if not wanted:
+            return frozenset()
+        answers: dict[tuple[str, int], bool | None] = {}
+        await self._ask(wanted, await _topology(self._directory), answers)
+        found = {queue_id for (queue_id, _), has in answers.items() if has}
+        if found != wanted:
+            # It may be on a shard that has come since.
+            await self._ask(wanted - found, await self._directory.read(max_age_ms=0), answers)
+            found = {queue_id for (queue_id, _), has in answers.items() if has}
+        for (queue_id, shard), has in answers.items():
+            if has is None and queue_id not in found:
+                raise Unavailable(
+                    f"whether queue {queue_id!r} exists is not known: broker {shard} is away",
+                    reason="BROKER_AWAY",
+                )
+        return frozenset(found)
+
+    async def _ask(
+        self, wanted: set[str], topology: Topology, answers: dict[tuple[str, int], bool | None]
+    ) -> None:
+        """Ask the other brokers for these queues, but for what they have answered already."""
+        others = [shard for shard in topology.brokers if shard != self._shard]
+        questions = [(queue_id, shard) for queue_id in sorted(wanted) for shard in others]
+        questions = [question for question in questions if question not in answers]
+        told = await asyncio.gather(*(self._has(*question) for question in questions))
+        answers.update(zip(questions, told, strict=True))
+
+    async def _has(self, queue_id: str, shard: int) -> bool | None:
+        """Whether the queue is there; None when that broker could not be asked."""
+        try:
+            stub = QueueServiceStub(await self._channels.to("broker", shard))
+            await stub.GetQueue(GetQueueRequest(queue_id=queue_id), timeout=ASK_DEADLINE_S)
+        except grpc.RpcError as error:
+            if isinstance(from_rpc_error(error), NotFound):
+                return False
+            self._channels.doubt("broker", shard)
+            return None
+        except (Unavailable, StorageError):
+            return None
+        return True
+
+
+def _push_failure(failed: PeerFailed) -> PeerFailed:
+    cause = failed.__cause__
+    told = from_rpc_error(cause) if isinstance(cause, grpc.RpcError) else None
+    if told is None:
+        return failed
+    said = f"{told.reason}: {told.message}"
+    if isinstance(told, FailedPrecondition) and told.reason == "OUTBOX_GAP":
+        return NumbersDiffer(said, int(told.metadata["last_number"]))
+    # Any other field is about the call: no row is at fault.
+    row = isinstance(told, InvalidArgument) and told.field.startswith("messages[")
+    return RowRefused(said) if row or told.reason == "MESSAGE_TOO_LARGE" else failed
+
+
+async def _topology(directory: TopologyDirectory) -> Topology:
+    return directory.last() or await directory.read()

@@ -1,0 +1,327 @@
+"""Queues between protobuf and settings: validation, defaults, and the public form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from libs.filters import DEFAULT_FILTER, SOURCE_BYTES_MAX, FilterError, check
+from libs.serving.requests.delays import check_delay_ms
+from libs.storage.records.replay_records import OPEN_END, ReplayRange
+from services.broker.core.backoff import (
+    BACKOFF_MS_MAX,
+    DEFAULT_BACKOFF,
+    MULTIPLIER_DEFAULT,
+    MULTIPLIER_MAX,
+    Backoff,
+    BackoffKind,
+)
+from services.broker.core.commands import Purge
+from services.broker.core.config_log import ConfigChange
+from services.broker.core.lists.replays import Ranges
+from services.broker.core.queue import Queue
+from services.broker.core.settings import MAX_LEASE_MS, MAX_TOTAL_LEASE_MS, QueueSettings
+from slatemq.errors import InvalidArgument
+from slatemq.v1 import queue_pb2
+
+QUEUE_ID = re.compile(r"[A-Za-z0-9._-]{1,255}")
+
+_DEFAULTS = QueueSettings(filter="")
+
+_U32_MAX = (1 << 32) - 1
+
+_LEAST_MOST = {
+    "max_attempts": (1, 65_535),
+    "lease_ms": (1000, MAX_LEASE_MS),
+    "max_lease_ms": (1000, MAX_LEASE_MS),
+    "done_retention_s": (0, _U32_MAX),
+    "max_in_flight": (1, 1_000_000),
+    "fallback_priority": (0, 255),
+    "max_total_lease_ms": (1000, MAX_TOTAL_LEASE_MS),
+    "failed_retention_s": (0, _U32_MAX),
+}
+
+CHANGES_MAX = 1000
+"""Changes of queues in one answer at most."""
+
+CHANGES_BYTES_MAX = 1 << 20
+"""Their bytes, unless there is one alone: a queue has 16 KiB of expressions, its replay 1 MB."""
+
+EntryState: TypeAlias = "queue_pb2.EntryState.ValueType"
+
+SETTINGS = ("filter", "priority", "default_delay_ms", "backoff", *_LEAST_MOST)
+"""The settings that a queue's owner may set, as they are named in the proto."""
+
+
+def checked_id(queue_id: str, field: str) -> str:
+    """The queue ID; InvalidArgument naming `field` when it cannot be one."""
+    if not QUEUE_ID.fullmatch(queue_id):
+        raise InvalidArgument(
+            field, "must be 1 to 255 characters of A-Z a-z 0-9 . _ -", reason="INVALID_QUEUE_ID"
+        )
+    return queue_id
+
+
+def changes_of(
+    queue: queue_pb2.Queue, names: Iterable[str], max_delay_ms: int = 0
+) -> dict[str, Any]:
+    """The settings named, checked one by one; those absent go to their default.
+
+    Checking an expression may take 50 ms: call it in a thread where there is one.
+    """
+    changes: dict[str, Any] = {}
+    defaults = QueueSettings(filter=DEFAULT_FILTER(queue.queue_id), backoff=DEFAULT_BACKOFF)
+    checks = _CHECKS | {"default_delay_ms": partial(_delay, max_delay_ms)}
+    for name in names:
+        if queue.HasField(name):  # type: ignore[arg-type]
+            changes[name] = checks.get(name, _number)(name, getattr(queue, name))
+        elif name in _BOUNDED:
+            changes[name] = None  # as long as the default, or as it may be
+        else:
+            changes[name] = getattr(defaults, name)
+    return changes
+
+
+def changed(base: QueueSettings, changes: Mapping[str, Any]) -> QueueSettings:
+    """The settings with these changes; InvalidArgument when they do not go together."""
+    changes = dict(changes)
+    for name, bound in _BOUNDED.items():
+        most_ms = changes.get(bound, getattr(base, bound))
+        if name in changes and changes[name] is None:
+            changes[name] = min(getattr(_DEFAULTS, name), most_ms)
+        value_ms = changes.get(name, getattr(base, name))
+        if value_ms > most_ms:
+            raise InvalidArgument(
+                f"queue.{name}" if name in changes else f"queue.{bound}",
+                f"{name} {value_ms} would be above {bound} {most_ms}",
+                reason="OUT_OF_RANGE",
+            )
+    return base.changed(**changes)
+
+
+_BOUNDED = {"max_lease_ms": "max_total_lease_ms", "lease_ms": "max_lease_ms"}
+"""Lengths that must not be above another one; that other one first."""
+
+
+def _number(name: str, value: int) -> int:
+    return int(_within(*_LEAST_MOST[name], name, value))
+
+
+def _delay(most_ms: int, name: str, value: int) -> int:
+    return check_delay_ms(f"queue.{name}", value, most_ms)
+
+
+def _within(least: float, most: float, name: str, value: float) -> float:
+    if not least <= value <= most:
+        raise InvalidArgument(
+            f"queue.{name}", f"must be {least}..{most}, not {value}", reason="OUT_OF_RANGE"
+        )
+    return value
+
+
+def _backoff(name: str, told: queue_pb2.Backoff) -> Backoff | None:
+    if told == queue_pb2.Backoff(kind=queue_pb2.Backoff.KIND_NONE):
+        return None
+    if told.kind not in _KINDS:
+        if told.kind == queue_pb2.Backoff.KIND_NONE:
+            raise InvalidArgument(f"queue.{name}", "of KIND_NONE has no other field")
+        kinds = ", ".join(queue_pb2.Backoff.Kind.Name(kind) for kind in (*_KINDS, *_NO_WAIT))
+        raise InvalidArgument(f"queue.{name}.kind", f"must be one of {kinds}")
+    _within(1, BACKOFF_MS_MAX, f"{name}.initial_ms", told.initial_ms)
+    max_ms = told.max_ms or BACKOFF_MS_MAX
+    _within(told.initial_ms, BACKOFF_MS_MAX, f"{name}.max_ms", max_ms)
+    if told.multiplier and told.kind != queue_pb2.Backoff.KIND_EXPONENTIAL:
+        raise InvalidArgument(f"queue.{name}.multiplier", "is for KIND_EXPONENTIAL only")
+    multiplier = told.multiplier or MULTIPLIER_DEFAULT
+    _within(1, MULTIPLIER_MAX, f"{name}.multiplier", multiplier)
+    _within(0, 1, f"{name}.jitter", told.jitter)
+    return Backoff(_KINDS[told.kind], told.initial_ms, max_ms, multiplier, told.jitter)
+
+
+_KINDS = {
+    queue_pb2.Backoff.KIND_FIXED: BackoffKind.FIXED,
+    queue_pb2.Backoff.KIND_LINEAR: BackoffKind.LINEAR,
+    queue_pb2.Backoff.KIND_EXPONENTIAL: BackoffKind.EXPONENTIAL,
+}
+_NO_WAIT = (queue_pb2.Backoff.KIND_NONE,)
+_PUBLIC_KINDS = {kind: public_kind for public_kind, kind in _KINDS.items()}
+
+
+def _expression(name: str, source: str, want: str) -> str:
+    if len(source.encode()) > SOURCE_BYTES_MAX:
+        raise InvalidArgument(f"queue.{name}", f"has more than {SOURCE_BYTES_MAX} bytes")
+    if source:
+        try:
+            check(source, want)  # type: ignore[arg-type]
+        except FilterError as error:
+            line, column = error.position
+            raise InvalidArgument(
+                f"queue.{name}",
+                str(error),
+                reason="INVALID_EXPRESSION",
+                metadata={"line": str(line), "column": str(column)},
+            ) from error
+    return source
+
+
+def _filter(name: str, source: str) -> str:
+    if not source:
+        raise InvalidArgument(f"queue.{name}", "must not be empty; leave it out for the default")
+    return _expression(name, source, "bool")
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "filter": _filter,
+    "priority": lambda name, source: _expression(name, source, "int"),
+    "backoff": _backoff,
+}
+
+
+def etag_of(settings: QueueSettings) -> str:
+    """Changes with every change of the settings."""
+    return f"{settings.revision:x}"
+
+
+def with_counts(queue: Queue, shard: int, now_ms: int, replay: Ranges) -> queue_pb2.Queue:
+    """The queue as its users see it, with the counts of its messages."""
+    answer = public(queue.queue_id, queue.settings, shard, replay)
+    answer.counts.CopyFrom(_counts(queue, now_ms))
+    return answer
+
+
+def public(
+    queue_id: str, settings: QueueSettings, shard: int, replay: Ranges = ()
+) -> queue_pb2.Queue:
+    """A queue of these settings as its users see it, without counts."""
+    told = queue_pb2.Queue(
+        queue_id=queue_id,
+        filter=settings.filter,
+        priority=settings.priority,
+        max_attempts=settings.max_attempts,
+        lease_ms=settings.lease_ms,
+        max_lease_ms=settings.max_lease_ms,
+        done_retention_s=settings.done_retention_s,
+        max_in_flight=settings.max_in_flight,
+        broker_shard=shard,
+        revision=settings.revision,
+        etag=etag_of(settings),
+        created_at_ms=settings.created_at_ms,
+        updated_at_ms=settings.updated_at_ms,
+        default_delay_ms=settings.default_delay_ms,
+        fallback_priority=settings.fallback_priority,
+        max_total_lease_ms=settings.max_total_lease_ms,
+        failed_retention_s=settings.failed_retention_s,
+        paused=settings.paused,
+    )
+    told.backoff.CopyFrom(_public_backoff(settings.backoff))
+    if settings.quarantine:
+        told.quarantine.reason = settings.quarantine
+        told.quarantine.since_ms = settings.quarantined_at_ms
+    if closed := [one for one in replay if one.end != OPEN_END]:
+        told.replay.CopyFrom(_replay(closed))
+    return told
+
+
+def _counts(queue: Queue, now_ms: int) -> queue_pb2.QueueCounts:
+    waiting = queue.counts(now_ms)
+    return queue_pb2.QueueCounts(
+        available_count=waiting.available,
+        delayed_count=waiting.delayed,
+        in_flight_count=queue.in_flight_count,
+        done_count=queue.done_count,
+        failed_count=queue.failed_count,
+        archived_count=queue.archived_count,
+        by_priority=[
+            queue_pb2.PriorityCounts(
+                priority=priority, available_count=available, delayed_count=delayed
+            )
+            for priority, available, delayed in waiting.by_priority
+        ],
+        oldest_claimable_age_ms=waiting.oldest_claimable_ms,
+    )
+
+
+def _public_backoff(backoff: Backoff | None) -> queue_pb2.Backoff:
+    if backoff is None:
+        return queue_pb2.Backoff(kind=queue_pb2.Backoff.KIND_NONE)
+    return queue_pb2.Backoff(
+        kind=_PUBLIC_KINDS[backoff.kind],
+        initial_ms=backoff.initial_ms,
+        max_ms=backoff.max_ms,
+        multiplier=backoff.multiplier if backoff.kind is BackoffKind.EXPONENTIAL else 0,
+        jitter=backoff.jitter,
+    )
+
+
+def _replay(ranges: Sequence[ReplayRange]) -> queue_pb2.Replay:
+    counts = [one.message_count for one in ranges]
+    known = [count for count in counts if count is not None]
+    return queue_pb2.Replay(
+        ranges=[
+            queue_pb2.ReplayRange(
+                ingest_shard=one.ingest_shard,
+                start_sequence=one.start,
+                cursor=one.cursor,
+                end_sequence=one.end,
+                waits_for_ingest=not one.is_found,
+                replayed_count=one.done_count,
+                message_count=count,
+            )
+            for one, count in zip(ranges, counts, strict=True)
+        ],
+        done=all(one.cursor == one.end for one in ranges),
+        replayed_count=sum(one.done_count for one in ranges),
+        message_count=sum(known) if len(known) == len(ranges) else None,
+    )
+
+
+def purges_of(states: Sequence[EntryState]) -> set[Purge]:
+    """What a purge of these states empties; InvalidArgument for one that there is not."""
+    if len(states) > len(_PURGES):
+        raise InvalidArgument("states", f"has {len(states)} items, but there are {len(_PURGES)}")
+    for index, state in enumerate(states):
+        if state not in _PURGES:
+            known = ", ".join(queue_pb2.EntryState.Name(one) for one in _PURGES)
+            raise InvalidArgument(f"states[{index}]", f"must be one of {known}")
+    return {_PURGES[state] for state in states} or {Purge.AVAILABLE}
+
+
+_PURGES: dict[EntryState, Purge] = {
+    queue_pb2.ENTRY_STATE_AVAILABLE: Purge.AVAILABLE,
+    queue_pb2.ENTRY_STATE_DELAYED: Purge.AVAILABLE,
+    queue_pb2.ENTRY_STATE_IN_FLIGHT: Purge.IN_FLIGHT,
+    queue_pb2.ENTRY_STATE_DONE: Purge.DONE,
+    queue_pb2.ENTRY_STATE_FAILED: Purge.FAILED,
+    queue_pb2.ENTRY_STATE_ARCHIVED: Purge.ARCHIVED,
+}
+
+
+def pages_of(
+    changes: Sequence[ConfigChange], replays: Mapping[str, Ranges], shard: int
+) -> Iterator[list[queue_pb2.QueueChange]]:
+    """The changes as they are told, in pages of CHANGES_MAX and CHANGES_BYTES_MAX; one at least.
+
+    Each page is made when it is asked for: that takes some milliseconds.
+    """
+    page: list[queue_pb2.QueueChange] = []
+    size_bytes = 0
+    for change in changes:
+        told = _change(change, replays, shard)
+        size = told.ByteSize()
+        if len(page) == CHANGES_MAX or (page and size_bytes + size > CHANGES_BYTES_MAX):
+            yield page
+            page, size_bytes = [], 0
+        page.append(told)
+        size_bytes += size
+    yield page
+
+
+def _change(
+    change: ConfigChange, replays: Mapping[str, Ranges], shard: int
+) -> queue_pb2.QueueChange:
+    if change.settings is None:
+        return queue_pb2.QueueChange(deleted_queue_id=change.queue_id)
+    replay = replays.get(change.queue_id, ())
+    return queue_pb2.QueueChange(queue=public(change.queue_id, change.settings, shard, replay))

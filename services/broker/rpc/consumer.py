@@ -1,0 +1,356 @@
+"""ConsumerService: claims, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from google.rpc.status_pb2 import Status
+
+from libs.serving.requests.guard import encoded
+from libs.storage.layout.ids import MAX_SHARD
+from services.broker.core.leases.token_index import PLACE_BITS
+from services.broker.core.queue import Queue
+from services.broker.core.settings import MAX_LEASE_MS
+from services.broker.core.shard import Finish, Nack
+from services.broker.delivery.dispatcher import Delivery
+from services.broker.delivery.responses import (
+    Tell,
+    consumer_id,
+    lease_length,
+    release,
+    tell,
+    tell_runs,
+    too_late,
+)
+from services.broker.delivery.streams import Streams
+from services.broker.delivery.waiters import OneClaim, packed_shards
+from services.broker.outbox.executor import Executor
+from services.broker.requests.limits import (
+    KNOWN_AWAITED_MAX,
+    REASON_BYTES_MAX,
+    lease_wish,
+    within,
+    within_count,
+)
+from services.broker.requests.queues import checked_id
+from services.broker.requests.tokens import parse_token, parse_tokens
+from services.broker.shard.owner import ShardOwner
+from slatemq._rpc.rpc_status import to_status
+from slatemq.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    SlateMQError,
+    Unavailable,
+)
+from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
+
+MESSAGES_MAX = 10_000
+"""Messages or tokens in one call at most."""
+
+STEP_LEASES = 500
+"""Leases given back or extended in one step at most: some 10 ms, in which nothing else runs."""
+
+CLAIM_BYTES = 32 << 20
+CLAIM_BYTES_MAX = 64 << 20
+WAIT_MS_MAX = 60_000
+RUN_MAX = 1 << PLACE_BITS
+"""Tokens of one block, which an ack may name as a run."""
+
+FINISHED_BYTES = 100
+"""About what finishing a lease adds to a commit."""
+
+_OK = Status()
+_OK_RESULT = consumer_pb2.AckResponse(results=[_OK]).SerializeToString()
+"""One result of an answer in which every item succeeded."""
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
+    """Turns requests into commands on the shard, and leases into messages."""
+
+    _owner: ShardOwner
+    _delivery: Delivery
+    _streams: Streams
+    _executor: Executor
+
+    def __init__(self, shard: int) -> None:
+        """Serve this broker shard, from `begin` on."""
+        self._shard = shard
+
+    def begin(
+        self, owner: ShardOwner, delivery: Delivery, streams: Streams, executor: Executor
+    ) -> None:
+        """Take over what the start has opened; no call comes earlier."""
+        self._owner = owner
+        self._delivery = delivery
+        self._streams = streams
+        self._executor = executor
+
+    # --- Claims -------------------------------------------------------------
+
+    async def Claim(  # noqa: N802 - the RPC's name
+        self, request: consumer_pb2.ClaimRequest, context: Any
+    ) -> consumer_pb2.ClaimResponse:
+        """See the proto."""
+        queue_id = checked_id(request.queue_id, "queue_id")
+        count = within("max_messages", request.max_messages, 0, MESSAGES_MAX) or 1
+        size = within("max_bytes", request.max_bytes, 0) or CLAIM_BYTES
+        asked_ms = lease_wish("lease_ms", request.lease_ms)
+        wait_ms = within("wait_ms", request.wait_ms, 0, WAIT_MS_MAX)
+        consumer = consumer_id(request.consumer_id)
+        queue = await self._owner.find(queue_id)
+        lease_ms = lease_length(asked_ms, queue)
+        size = min(size, CLAIM_BYTES_MAX)
+        known = _known_awaited(request)
+        claim = OneClaim(consumer, lease_ms, count, size, patient=wait_ms > 0, known_awaited=known)
+        told = tell_runs if request.runs else tell
+        try:
+            answer = await self._answer(queue, claim, wait_ms, told)
+        except BaseException:
+            self._delivery.sent(claim.given)
+            raise
+        context.add_done_callback(lambda _: self._delivery.sent(claim.given))
+        return encoded(consumer_pb2.ClaimResponse, answer)
+
+    async def _answer(self, queue: Queue, claim: OneClaim, wait_ms: int, told: Tell) -> bytes:
+        try:
+            with self._delivery.place():
+                await self._wait(queue, claim, wait_ms)
+            await self._owner.durable()
+            if claim.error is not None:
+                raise claim.error
+            if too_late(self._owner, claim.given):
+                raise Unavailable(
+                    "storing the claim took half of its lease; it was undone", reason="SLOW_COMMIT"
+                )
+            head = consumer_pb2.ClaimResponse(
+                consumer_id=claim.consumer, awaited_ingest_shards=sorted(claim.awaited_shards)
+            )
+            return await told(self._shard, claim.given, head.SerializeToString())
+        except BaseException:
+            # The caller is gone, or will not hear of it: nobody must wait for the leases to end.
+            await release(self._owner, claim.given)
+            raise
+
+    async def _wait(self, queue: Queue, claim: OneClaim, wait_ms: int) -> None:
+        try:
+            self._delivery.add(queue, claim)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_ms / 1000 if wait_ms else None):
+                    await claim.done.wait()
+            # What is being fetched now may be for it.
+            self._delivery.wait_no_more(queue, claim)
+            await claim.done.wait()
+        except SlateMQError as refused:
+            claim.error = refused
+        finally:
+            self._delivery.remove(queue, claim)
+
+    async def Consume(  # noqa: N802 - the RPC's name
+        self, request_iterator: AsyncIterator[consumer_pb2.ConsumeRequest], context: Any
+    ) -> AsyncIterator[consumer_pb2.ConsumeResponse]:
+        """See the proto."""
+        async with aclosing(self._streams.consume(request_iterator)) as answers:
+            async for answer in answers:
+                yield answer
+                del answer  # It is sent: the next may be hours away.
+
+    # --- Finishing ----------------------------------------------------------
+
+    async def Ack(  # noqa: N802 - the RPC's name
+        self, request: consumer_pb2.AckRequest, context: Any
+    ) -> consumer_pb2.AckResponse:
+        """See the proto."""
+        # Each run has a token at least: millions of them are refused without a look at each.
+        _check_count("lease_tokens", len(request.lease_tokens) + len(request.runs))
+        for index, run in enumerate(request.runs):
+            within(f"runs[{index}].count", run.count, 1, RUN_MAX)
+        counts = [run.count for run in request.runs]
+        _check_count("lease_tokens", len(request.lease_tokens) + sum(counts))
+        tokens, results = self._leases(request.lease_tokens, "lease_tokens[{}]")
+        if counts:
+            tokens, results = self._leases_in_runs(request.runs, [*tokens], results)
+        done = await self._owner.run(
+            lambda now_ms: self._owner.shard.ack(tokens, now_ms), len(tokens) * FINISHED_BYTES
+        )
+        await self._owner.durable()
+        if done.count(Finish.OK) == len(results):
+            return encoded(consumer_pb2.AckResponse, _OK_RESULT * len(results))
+        return consumer_pb2.AckResponse(results=merged(results, map(_status, done)))
+
+    async def Nack(  # noqa: N802 - the RPC's name
+        self, request: consumer_pb2.NackRequest, context: Any
+    ) -> consumer_pb2.NackResponse:
+        """See the proto."""
+        _check_count("items", len(request.items))
+        came_ms = self._owner.clock.now_ms()
+        items = request.items
+        # All of them are looked at before anything is given back.
+        for first in range(0, len(items), STEP_LEASES):
+            await asyncio.sleep(0)
+            for index, item in enumerate(items[first : first + STEP_LEASES], first):
+                _check_nack(index, item)
+        texts = [item.lease_token for item in items]
+        tokens, results = self._leases(texts, "items[{}].lease_token")
+        told = [item for item, status in zip(items, results, strict=True) if status is None]
+
+        def nack(pairs: Sequence[tuple[int, consumer_pb2.NackItem]], now_ms: int) -> list[Finish]:
+            nacks = [_nack(token, item) for token, item in pairs]
+            return self._owner.shard.nack(nacks, now_ms, came_ms)
+
+        pairs = list(zip(tokens, told, strict=True))
+        done = await self._in_steps(pairs, nack, request.ByteSize())
+        await self._owner.durable()
+        return consumer_pb2.NackResponse(results=merged(results, map(_status, done)))
+
+    async def ExtendLease(  # noqa: N802 - the RPC's name
+        self, request: consumer_pb2.ExtendLeaseRequest, context: Any
+    ) -> consumer_pb2.ExtendLeaseResponse:
+        """See the proto."""
+        lease_ms = lease_wish("lease_ms", request.lease_ms)
+        _check_count("lease_tokens", len(request.lease_tokens))
+        tokens, results = self._leases(request.lease_tokens, "lease_tokens[{}]")
+
+        def extend(part: Sequence[int], now_ms: int) -> list[tuple[Finish, int]]:
+            return self._owner.shard.extend(part, lease_ms, now_ms)
+
+        done = await self._in_steps(tokens, extend)
+        await self._owner.durable()
+        statuses = merged(results, (_status(finish) for finish, _ in done))
+        ends = iter(deadline_ms for _, deadline_ms in done)
+        ends_ms = [next(ends) if refused is None else 0 for refused in results]
+        answer = consumer_pb2.ExtendLeaseResponse()
+        for first in range(0, len(statuses), STEP_LEASES):
+            await asyncio.sleep(0)
+            step = slice(first, first + STEP_LEASES)
+            for status, end_ms in zip(statuses[step], ends_ms[step], strict=True):
+                answer.results.add(status=status, lease_deadline_ms=end_ms)
+        return answer
+
+    async def _in_steps(
+        self,
+        items: Sequence[T],
+        command: Callable[[Sequence[T], int], list[R]],
+        size_bytes: int = 0,
+    ) -> list[R]:
+        """Runs a command on STEP_LEASES items after the other; between two, others have turns.
+
+        Not all together or none: each item is answered for itself, and may be sent again.
+        """
+        done: list[R] = []
+        for first in range(0, len(items), STEP_LEASES):
+            if first:
+                await asyncio.sleep(0)
+            part = items[first : first + STEP_LEASES]
+            done += await self._owner.run(partial(command, part), size_bytes)
+            size_bytes = 0
+        return done
+
+    async def Execute(  # noqa: N802 - the RPC's name
+        self, request: consumer_pb2.ExecuteRequest, context: Any
+    ) -> consumer_pb2.ExecuteResponse:
+        """See the proto."""
+        return await self._executor.execute(request)
+
+    def _leases(
+        self, texts: Sequence[str], field: str
+    ) -> tuple[Sequence[int], list[Status | None]]:
+        """The leases of this shard, and for every token None or why it is refused unseen."""
+        known = parse_tokens(texts, self._shard)
+        if known is not None:
+            return known, [None] * len(texts)
+        leases: list[int] = []
+        refused: list[Status | None] = []
+        for index, text in enumerate(texts):
+            try:
+                shard, lease = parse_token(text, field.format(index))
+                if shard != self._shard:
+                    raise NotFound("lease", text, reason="LEASE_UNKNOWN")
+            except SlateMQError as error:
+                refused.append(to_status(error))
+            else:
+                leases.append(lease)
+                refused.append(None)
+        return leases, refused
+
+    def _leases_in_runs(
+        self,
+        runs: Iterable[consumer_pb2.LeaseRun],
+        leases: list[int],
+        refused: list[Status | None],
+    ) -> tuple[list[int], list[Status | None]]:
+        """As `_leases`, behind those that are known already."""
+        for index, run in enumerate(runs):
+            known, (status,) = self._leases([run.lease_token], f"runs[{index}].lease_token")
+            if known:
+                (first,) = known
+                within(f"runs[{index}].count", run.count, 1, RUN_MAX - first % RUN_MAX)
+                leases += range(first, first + run.count)
+            refused += [status] * run.count
+        return leases, refused
+
+
+def _check_count(field: str, count: int) -> None:
+    if not count:
+        raise InvalidArgument(field, "must not be empty", reason="OUT_OF_RANGE")
+    within_count(field, count, MESSAGES_MAX)
+
+
+def _known_awaited(request: consumer_pb2.ClaimRequest) -> array[int] | None:
+    if not request.HasField("known_awaited"):
+        return None
+    shards = request.known_awaited.shards
+    within_count("known_awaited.shards", len(shards), KNOWN_AWAITED_MAX)
+    for index, shard in enumerate(shards):
+        within(f"known_awaited.shards[{index}]", shard, 0, MAX_SHARD)
+    return packed_shards(shards)
+
+
+def _check_nack(index: int, item: consumer_pb2.NackItem) -> None:
+    within(f"items[{index}].delay_ms", item.delay_ms, 0, MAX_LEASE_MS)
+    if len(item.reason.encode()) > REASON_BYTES_MAX:
+        raise InvalidArgument(f"items[{index}].reason", f"has more than {REASON_BYTES_MAX} bytes")
+
+
+def _nack(token: int, item: consumer_pb2.NackItem) -> Nack:
+    delay_ms = item.delay_ms if item.HasField("delay_ms") else None
+    return Nack(token, item.reason, delay_ms, item.release)
+
+
+def merged(refused: Sequence[Status | None], others: Any) -> list[Status]:
+    """One status for each item: why it was refused unseen, or the next of the others."""
+    rest = iter(others)
+    return [status if status is not None else next(rest) for status in refused]
+
+
+def _status(finish: Finish) -> Status:
+    return _STATUSES[finish]
+
+
+_STATUSES = {
+    Finish.OK: _OK,
+    Finish.ENDED: to_status(
+        FailedPrecondition(
+            "LEASE_ENDED",
+            "the lease ran out or was finished otherwise; another consumer may have the message",
+            subject="lease",
+        )
+    ),
+    Finish.UNKNOWN: to_status(
+        NotFound(
+            "lease",
+            "",
+            "no such lease: never given out, or its message is gone",
+            reason="LEASE_UNKNOWN",
+        )
+    ),
+}

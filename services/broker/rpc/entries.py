@@ -1,0 +1,230 @@
+"""EntryService: looks at entries, finds them, repairs them, and moves dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from libs.storage.layout.ids import MAX_MESSAGE_ID, shard_of
+from services.broker.core.queue import Queue
+from services.broker.core.waiting.bucket import Place
+from services.broker.delivery.message_cache import Ingests
+from services.broker.entries.conversion import EntryTeller, checked_view, found_entry
+from services.broker.entries.editor import WRONG_STATE, Find
+from services.broker.entries.finder import SKEW_MS, EntryFinder, Found, Searched
+from services.broker.entries.handles import Handle, parse_handle, waiting_handle
+from services.broker.entries.lister import EntryLister
+from services.broker.requests.queues import checked_id
+from services.broker.rpc.redrives import RedriveServicer
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from slatemq.v1 import entry_pb2
+
+QUEUES_MAX = 10_000
+"""Named in one search."""
+
+PROGRESS_S = 1.0
+"""How often a search tells how far it is."""
+
+
+class EntryServicer(RedriveServicer):
+    """Turns requests into reads and commands on the shard."""
+
+    _finder: EntryFinder
+    _lister: EntryLister
+    _teller: EntryTeller
+    _ingests: Ingests
+
+    def begin_entries(
+        self,
+        finder: EntryFinder,
+        lister: EntryLister,
+        teller: EntryTeller,
+        ingests: Ingests,
+    ) -> None:
+        """Take over what the start has opened; no call comes earlier. See `begin_redrives`."""
+        self._finder = finder
+        self._lister = lister
+        self._teller = teller
+        self._ingests = ingests
+
+    async def ListEntries(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.ListEntriesRequest, context: Any
+    ) -> entry_pb2.ListEntriesResponse:
+        """See the proto."""
+        return await self._lister.page(request, context)
+
+    async def GetEntry(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.GetEntryRequest, context: Any
+    ) -> entry_pb2.GetEntryResponse:
+        """See the proto."""
+        view = checked_view(request.view)
+        found = await self._find(parse_handle(request.handle, self._shard))
+        return entry_pb2.GetEntryResponse(entry=await self._told(found, view, context))
+
+    async def _told(
+        self, found: Found, view: entry_pb2.EntryView.ValueType, context: Any
+    ) -> entry_pb2.Entry:
+        entry = found_entry(found, self._owner.clock.now_ms())
+        if not await self._teller.tell([entry], view, context):
+            raise Unavailable("the message cannot be read now", reason="INGEST_AWAY")
+        # What came while this was read is told when a crash cannot take it back.
+        await self._owner.durable()
+        return entry
+
+    async def _find(self, handle: Handle) -> Found:
+        queue = await self._owner.find(handle.queue_id)
+        await self._owner.durable()
+        return await self._finder.find(queue, handle)
+
+    # --- One entry changes --------------------------------------------------
+
+    async def CancelEntry(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.CancelEntryRequest, context: Any
+    ) -> entry_pb2.CancelEntryResponse:
+        """See the proto."""
+        handle = parse_handle(request.handle, self._shard)
+        queue, place = await self._waiting(handle)
+
+        def cancel(now_ms: int) -> None:
+            self._check_owned(queue)
+            if queue.cancel(place, handle.message_id) is None:
+                raise _moved(handle)
+            self._owner.shard.events.cancelled(queue, handle.message_id, now_ms)
+
+        await self._owner.run(cancel)
+        await self._owner.durable()
+        return entry_pb2.CancelEntryResponse()
+
+    async def RescheduleEntry(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.RescheduleEntryRequest, context: Any
+    ) -> entry_pb2.RescheduleEntryResponse:
+        """See the proto."""
+        handle = parse_handle(request.handle, self._shard)
+        if request.visible_at_ms < 0:
+            raise InvalidArgument("visible_at_ms", "must not be negative", reason="OUT_OF_RANGE")
+        queue, place = await self._waiting(handle)
+
+        def reschedule(now_ms: int) -> Found:
+            self._check_owned(queue)
+            moved = queue.reschedule(place, handle.message_id, request.visible_at_ms, now_ms)
+            item = queue.find(moved, handle.message_id) if moved is not None else None
+            if moved is None or item is None:
+                raise _moved(handle)
+            self._owner.shard.events.rescheduled(
+                queue, handle.message_id, item.visible_at_ms, now_ms
+            )
+            return Found(queue, waiting=(moved, item))
+
+        found = await self._owner.run(reschedule)
+        entry = found_entry(found, self._owner.clock.now_ms())
+        await self._owner.durable()
+        return entry_pb2.RescheduleEntryResponse(entry=entry)
+
+    async def _waiting(self, handle: Handle) -> tuple[Queue, Place]:
+        """Where the entry of a handle waits; raises FailedPrecondition where it does not."""
+        found = await self._find(handle)
+        if found.waiting is None:
+            raise _wrong_state(found, handle)
+        return found.queue, found.waiting[0]
+
+    async def find_waiting(self, handle: str) -> tuple[Handle, Find]:
+        """See DelayedServicer."""
+        parsed = parse_handle(handle, self._shard)
+        queue, place = await self._waiting(parsed)
+
+        def find(_: int) -> int:
+            self._check_owned(queue)
+            item = queue.find(place, parsed.message_id)
+            if item is None:
+                raise _moved(parsed)
+            return item.visible_at_ms
+
+        return parsed, find
+
+    def handle_of(self, queue_id: str, message_id: int, place: Place) -> str:
+        """See DelayedServicer."""
+        return waiting_handle(queue_id, message_id, place)
+
+    def _check_owned(self, queue: Queue) -> None:
+        if not self._owner.owns(queue):
+            raise NotFound("queue", queue.queue_id)
+
+    # --- One message in all queues ------------------------------------------
+
+    async def FindMessage(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.FindMessageRequest, context: Any
+    ) -> AsyncIterator[entry_pb2.FindMessageResponse]:
+        """See the proto."""
+        if not 0 < request.message_id <= MAX_MESSAGE_ID:
+            raise InvalidArgument("message_id", "is no message ID", reason="OUT_OF_RANGE")
+        if len(request.queue_ids) > QUEUES_MAX:
+            raise InvalidArgument(
+                "queue_ids", f"has {len(request.queue_ids)} items, at most {QUEUES_MAX} fit"
+            )
+        named = [
+            checked_id(queue_id, f"queue_ids[{place}]")
+            for place, queue_id in enumerate(request.queue_ids)
+        ]
+        # Those of other shards are searched there.
+        ids = list(dict.fromkeys(named)) or list(self._owner.shard.queues)
+        await self._owner.durable()
+        since_ms = await self._received_ms(request.message_id)
+        answer = entry_pb2.FindMessageResponse(queues_count=len(ids))
+        told_at = time.monotonic()
+        async for step in self._searched(ids, request.message_id, since_ms, answer):
+            answer.rows_read_count += step.rows_read
+            if step.found is not None:
+                answer.entries.append(
+                    await self._told(step.found, entry_pb2.ENTRY_VIEW_ATTEMPTS, context)
+                )
+            if answer.entries or time.monotonic() - told_at >= PROGRESS_S:
+                yield answer
+                del answer.entries[:]
+                told_at = time.monotonic()
+            await asyncio.sleep(0)
+        yield answer
+
+    async def _searched(
+        self,
+        ids: Sequence[str],
+        message_id: int,
+        since_ms: int,
+        progress: entry_pb2.FindMessageResponse,
+    ) -> AsyncIterator[Searched]:
+        """The steps through all queues, and one after each; counts these in `progress`."""
+        for queue_id in ids:
+            queue = self._owner.shard.queues.get(queue_id)
+            if queue is not None:
+                async for step in self._finder.search(queue, message_id, since_ms):
+                    yield step
+            progress.queues_searched_count += 1
+            yield Searched(None, 0)
+
+    async def _received_ms(self, message_id: int) -> int:
+        """From when on the message can be in a queue; 0 where its ingest does not know."""
+        try:
+            told = await self._ingests.read_with_etags(shard_of(message_id), [message_id])
+        except Unavailable:
+            return 0
+        received_ms = told.messages[0].received_at_ms if told.messages else 0
+        return max(received_ms - SKEW_MS, 0)
+
+
+def _moved(handle: Handle) -> FailedPrecondition:
+    return FailedPrecondition(
+        WRONG_STATE,
+        f"message {handle.message_id} does not wait any more: it was claimed, or is gone",
+        subject=str(handle.message_id),
+    )
+
+
+def _wrong_state(found: Found, handle: Handle) -> FailedPrecondition:
+    states = {"in flight": found.lease, "done": found.done, "archived": found.archived}
+    state = next((state for state, there in states.items() if there), "failed")
+    return FailedPrecondition(
+        WRONG_STATE,
+        f"message {handle.message_id} is {state}, not available or delayed",
+        subject=str(handle.message_id),
+    )

@@ -1,0 +1,396 @@
+"""QueueService: queues and their settings."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import bisect
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
+
+from libs.filters import DEFAULT_FILTER
+from services.broker.core.commands import Purge
+from services.broker.core.lists.replays import ranges_from
+from services.broker.core.queue import Queue
+from services.broker.core.settings import QueueSettings
+from services.broker.delivery.dispatcher import Delivery
+from services.broker.delivery.waiters import paused
+from services.broker.requests.queues import (
+    SETTINGS,
+    changed,
+    changes_of,
+    checked_id,
+    etag_of,
+    pages_of,
+    public,
+    purges_of,
+    with_counts,
+)
+from services.broker.shard.change_pace import ChangePace
+from services.broker.shard.owner import ShardOwner
+from services.broker.shard.replay_starts import ReplayStarts
+from services.broker.shard.sweeper import Sweeper
+from services.broker.shard.unique_names import UniqueNames
+from slatemq.errors import (
+    Aborted,
+    AlreadyExists,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from slatemq.v1 import queue_pb2, queue_pb2_grpc
+
+PAGE_SIZE = 100
+PAGE_SIZE_MAX = 1000
+LISTED_PARTS = 1000
+"""Parts of queues (priorities, ranges of replays) listed in one step, and those of one queue more:
+under 10 ms, in which nothing else runs."""
+QUEUE_PARTS = 10
+"""What a queue costs without these, in parts."""
+WATCHERS_MAX = 1000
+"""Open WatchQueues streams at most: each change costs a message to each."""
+
+
+class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
+    """Turns requests into commands on the shard."""
+
+    _owner: ShardOwner
+    _delivery: Delivery
+    _sweeper: Sweeper
+    _starts: ReplayStarts
+    _names: UniqueNames
+
+    def __init__(self, shard: int, max_delay_ms: int, changes_per_s: int) -> None:
+        """Serve this broker shard, from `begin` on; queues may delay for `max_delay_ms` at most."""
+        self._shard = shard
+        self._max_delay_ms = max_delay_ms
+        self._pace = ChangePace(changes_per_s)
+        self._watchers: set[asyncio.Event] = set()
+        self.draining = False
+
+    def begin(
+        self,
+        owner: ShardOwner,
+        delivery: Delivery,
+        sweeper: Sweeper,
+        starts: ReplayStarts,
+        names: UniqueNames,
+    ) -> None:
+        """Take over what the start has opened; no call comes earlier."""
+        self._owner = owner
+        self._names = names
+        self._delivery = delivery
+        self._sweeper = sweeper
+        self._starts = starts
+        owner.on_revision.append(self._wake_watchers)
+
+    async def CreateQueue(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.CreateQueueRequest, context: Any
+    ) -> queue_pb2.CreateQueueResponse:
+        """See the proto."""
+        queue_id = checked_id(request.queue.queue_id, "queue.queue_id")
+        changes = await self._changes(request.queue, SETTINGS)
+        base = QueueSettings(DEFAULT_FILTER(queue_id))
+        wanted = changed(base, changes)
+        beside = checked_id(request.with_queue_id, "with_queue_id") if request.with_queue_id else ""
+        self._owner.admit()
+        await self._pace.turn()
+        with self._starts.creating():
+            return await self._create(request, queue_id, wanted, beside)
+
+    async def _create(
+        self,
+        request: queue_pb2.CreateQueueRequest,
+        queue_id: str,
+        wanted: QueueSettings,
+        beside: str,
+    ) -> queue_pb2.CreateQueueResponse:
+        now_ms = self._owner.clock.now_ms()
+        starts = await self._starts.find(request, now_ms)
+
+        def check(_: int) -> None:
+            if queue_id in self._owner.shard.queues:
+                raise AlreadyExists("queue", queue_id)
+            if beside:
+                self._owner.queue(beside)
+            if not self._sweeper.ready_for(queue_id):
+                raise Unavailable(
+                    f"the last queue of the name {queue_id!r} is still being removed",
+                    reason="QUEUE_BEING_REMOVED",
+                )
+
+        def create(now_ms: int) -> Queue:
+            check(now_ms)
+            settings = wanted.changed(created_at_ms=now_ms, updated_at_ms=now_ms)
+            replay = ranges_from(starts, self._owner.shard.cursors)
+            queue = self._owner.shard.create_queue(queue_id, settings, replay)
+            self._owner.shard.events.created(queue, now_ms)
+            return queue
+
+        await self._owner.run(check)  # A claim that would be for nothing is not made.
+        async with self._names.claimed(queue_id):
+            queue = await self._owner.run(create, request.ByteSize())
+            replay = self._owner.shard.replays.of(queue_id)
+            # Before the wait: what others change meanwhile may not be durable at the answer.
+            answer = public(queue_id, queue.settings, self._shard, replay)
+            await self._owner.durable()
+        return queue_pb2.CreateQueueResponse(queue=answer)
+
+    async def GetQueue(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.GetQueueRequest, context: Any
+    ) -> queue_pb2.GetQueueResponse:
+        """See the proto."""
+        queue = await self._owner.find(checked_id(request.queue_id, "queue_id"))
+        answer = queue_pb2.GetQueueResponse(queue=self._with_counts(queue))
+        await self._owner.durable()
+        return answer
+
+    async def ListQueues(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.ListQueuesRequest, context: Any
+    ) -> queue_pb2.ListQueuesResponse:
+        """See the proto."""
+        if request.page_size < 0:
+            raise InvalidArgument("page_size", "must not be negative", reason="OUT_OF_RANGE")
+        size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+        after = _after(request.page_token)
+        ids = sorted(queue_id for queue_id in self._owner.shard.queues if queue_id > after)
+        if request.prefix:
+            ids = ids[bisect.bisect_left(ids, request.prefix) :]
+            ids = [queue_id for queue_id in ids if queue_id.startswith(request.prefix)]
+        page = ids[:size]
+        answer = queue_pb2.ListQueuesResponse(
+            next_page_token=_page_token(page[-1]) if len(ids) > size else ""
+        )
+        made = 0
+        for queue_id in page:
+            if made >= LISTED_PARTS:
+                await asyncio.sleep(0)
+                made = 0
+            queue = self._owner.shard.queues.get(queue_id)
+            if queue is not None:  # Others have had turns: it may be deleted.
+                one = self._with_counts(queue)
+                made += QUEUE_PARTS + len(one.counts.by_priority) + len(one.replay.ranges)
+                answer.queues.append(one)
+        await self._owner.durable()
+        return answer
+
+    async def UpdateQueue(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.UpdateQueueRequest, context: Any
+    ) -> queue_pb2.UpdateQueueResponse:
+        """See the proto."""
+        queue_id = checked_id(request.queue.queue_id, "queue.queue_id")
+        paths = list(request.update_mask.paths)
+        if not paths:
+            raise InvalidArgument("update_mask", "must name at least one setting")
+        for index, path in enumerate(paths):
+            if path not in SETTINGS:
+                known = ", ".join(SETTINGS)
+                raise InvalidArgument(f"update_mask.paths[{index}]", f"{path!r} is none of {known}")
+        changes = await self._changes(request.queue, paths)
+        self._owner.admit()
+        await self._pace.turn()
+
+        def update(now_ms: int) -> Queue:
+            current = self._current(queue_id, request.queue.etag)
+            before = current.settings
+            settings = changed(before, changes).changed(updated_at_ms=now_ms)
+            is_other = (settings.filter, settings.priority) != (before.filter, before.priority)
+            if before.quarantine and is_other:
+                self._owner.shard.lift_quarantine(current, settings)
+            else:
+                self._owner.shard.update_queue(current, settings)
+            current.touch()
+            self._owner.shard.events.updated(current, now_ms)
+            return current
+
+        queue = await self._owner.run(update, request.ByteSize())
+        answer = queue_pb2.UpdateQueueResponse(queue=self._with_counts(queue))
+        await self._owner.durable()
+        return answer
+
+    async def DeleteQueue(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.DeleteQueueRequest, context: Any
+    ) -> queue_pb2.DeleteQueueResponse:
+        """See the proto."""
+        queue_id = checked_id(request.queue_id, "queue_id")
+        await self._pace.turn()
+
+        def delete(now_ms: int) -> Queue:
+            queue = self._current(queue_id, request.etag)
+            self._owner.shard.delete_queue(queue)
+            self._owner.shard.events.deleted(queue, now_ms)
+            return queue
+
+        queue = await self._owner.run(delete)
+        self._delivery.turn_away(queue, NotFound("queue", queue.queue_id))
+        self._sweeper.deleted(queue_id)
+        await self._owner.durable()
+        await self._names.free(queue_id)
+        return queue_pb2.DeleteQueueResponse()
+
+    async def PauseQueue(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.PauseQueueRequest, context: Any
+    ) -> queue_pb2.PauseQueueResponse:
+        """See the proto."""
+        queue = await self._set_paused(request.queue_id, paused=True)
+        self._delivery.turn_away(queue, paused(queue))
+        answer = queue_pb2.PauseQueueResponse(queue=self._with_counts(queue))
+        await self._owner.durable()
+        return answer
+
+    async def ResumeQueue(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.ResumeQueueRequest, context: Any
+    ) -> queue_pb2.ResumeQueueResponse:
+        """See the proto."""
+        queue = await self._set_paused(request.queue_id, paused=False)
+        answer = queue_pb2.ResumeQueueResponse(queue=self._with_counts(queue))
+        await self._owner.durable()
+        return answer
+
+    async def _set_paused(self, asked_id: str, *, paused: bool) -> Queue:
+        queue_id = checked_id(asked_id, "queue_id")
+
+        def change(now_ms: int) -> Queue:
+            queue = self._owner.queue(queue_id)
+            if queue.settings.paused != paused:
+                settings = queue.settings.changed(paused=paused, updated_at_ms=now_ms)
+                self._owner.shard.update_queue(queue, settings)
+                self._owner.shard.events.paused(queue, now_ms)
+            return queue
+
+        return await self._owner.run(change)
+
+    async def LiftQuarantine(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.LiftQuarantineRequest, context: Any
+    ) -> queue_pb2.LiftQuarantineResponse:
+        """See the proto."""
+        queue_id = checked_id(request.queue_id, "queue_id")
+
+        def lift(now_ms: int) -> Queue:
+            queue = self._owner.queue(queue_id)
+            if queue.settings.quarantine:
+                settings = queue.settings.changed(updated_at_ms=now_ms)
+                self._owner.shard.lift_quarantine(queue, settings)
+            return queue
+
+        queue = await self._owner.run(lift)
+        answer = queue_pb2.LiftQuarantineResponse(queue=self._with_counts(queue))
+        await self._owner.durable()
+        return answer
+
+    async def PurgeQueue(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.PurgeQueueRequest, context: Any
+    ) -> queue_pb2.PurgeQueueResponse:
+        """See the proto."""
+        queue_id = checked_id(request.queue_id, "queue_id")
+        kinds = purges_of(request.states)
+
+        def purge(now_ms: int) -> int:
+            queue = self._owner.queue(queue_id)
+            if Purge.AVAILABLE in kinds and not queue.can_purge_available:
+                raise Unavailable(
+                    f"earlier purges of {queue_id!r} are still being swept away",
+                    reason="QUEUE_BEING_REMOVED",
+                )
+            self._owner.shard.events.collect((queue,))
+            count = self._owner.shard.purge(queue, kinds)
+            self._owner.shard.events.purged(queue, kinds, count, now_ms)
+            return count
+
+        count = await self._owner.run(purge)
+        self._sweeper.purged(queue_id)
+        await self._owner.durable()
+        return queue_pb2.PurgeQueueResponse(purged_count=count)
+
+    async def WatchQueues(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.WatchQueuesRequest, context: Any
+    ) -> AsyncIterator[queue_pb2.WatchQueuesResponse]:
+        """See the proto."""
+        after = request.after_revision
+        if not 0 <= after <= self._owner.durable_revision:
+            raise InvalidArgument(
+                "after_revision",
+                f"must be 0..{self._owner.durable_revision}, not {after}",
+                reason="OUT_OF_RANGE",
+            )
+        if len(self._watchers) >= WATCHERS_MAX:
+            raise ResourceExhausted("too many open streams", reason="TOO_MANY_STREAMS")
+        wake = asyncio.Event()
+        self._watchers.add(wake)
+        try:
+            first = True
+            while True:
+                wake.clear()
+                until = self._owner.durable_revision
+                if first or until > after:
+                    # Also behind a caller who was too slow with what came before.
+                    self._owner.durable_configs.check_remembered(after, "after_revision")
+                    for page in self._pages(after):
+                        yield page
+                    first, after = False, until
+                if self.draining:
+                    raise Unavailable("the broker is stopping", reason="DRAINING")
+                await wake.wait()
+        finally:
+            self._watchers.discard(wake)
+
+    def _pages(self, after: int) -> Iterator[queue_pb2.WatchQueuesResponse]:
+        """What changed after a revision, in answers none of which is too large to send."""
+        until, owner = self._owner.durable_revision, self._owner
+        changes = owner.durable_configs.after(after)
+        left = len(changes)
+        for page in pages_of(changes, owner.durable_replays, self._shard):
+            left -= len(page)
+            yield queue_pb2.WatchQueuesResponse(changes=page, revision=until, more=left > 0)
+
+    def drain(self) -> None:
+        """Ends the open streams."""
+        self.draining = True
+        self._wake_watchers()
+
+    def _wake_watchers(self) -> None:
+        for wake in self._watchers:
+            wake.set()
+
+    async def _changes(self, queue: queue_pb2.Queue, names: Iterable[str]) -> dict[str, Any]:
+        if queue.HasField("filter"):
+            return await asyncio.to_thread(changes_of, queue, names, self._max_delay_ms)
+        return changes_of(queue, names, self._max_delay_ms)
+
+    def _current(self, queue_id: str, etag: str) -> Queue:
+        queue = self._owner.queue(queue_id)
+        now = etag_of(queue.settings)
+        if etag and etag != now:
+            raise Aborted(f"queue {queue_id!r} was changed since", etag=now)
+        return queue
+
+    def _with_counts(self, queue: Queue) -> queue_pb2.Queue:
+        replay = self._owner.shard.replays.of(queue.queue_id)
+        return with_counts(queue, self._shard, self._owner.clock.now_ms(), replay)
+
+
+def _page_token(last_id: str) -> str:
+    data = last_id.encode()
+    return base64.urlsafe_b64encode(_digest(data) + data).decode()
+
+
+def _digest(data: bytes) -> bytes:
+    # No secret: it tells what ListQueues gave from what somebody mistyped or cut short.
+    return hashlib.blake2s(data, digest_size=6, person=b"ListPage").digest()
+
+
+def _after(token: str) -> str:
+    if not token:
+        return ""
+    try:
+        data = base64.b64decode(token, altchars=b"-_", validate=True)
+        last_id = data[6:]
+        if data[:6] != _digest(last_id) or _page_token(last_id.decode()) != token:
+            raise ValueError("not a page token of this service")
+        return last_id.decode()
+    except ValueError:
+        raise InvalidArgument(
+            "page_token", "is not a token that ListQueues gave", reason="INVALID_PAGE_TOKEN"
+        ) from None

@@ -1,0 +1,250 @@
+"""The part of EntryService for dead letters: redrives, and settling single ones."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any, Final
+
+from libs.filters import SOURCE_BYTES_MAX, FilterError
+from libs.storage.layout.ids import MAX_MESSAGE_ID
+from libs.storage.records.redrive_records import RedriveRecord, RedriveState
+from services.broker.dead_letters.filters import dead_letter_filter
+from services.broker.dead_letters.redrive_runner import RedriveRunner
+from services.broker.dead_letters.settler import LetterSettler
+from services.broker.outbox.targets import OtherBrokers
+from services.broker.requests.queues import checked_id
+from services.broker.rpc.delayed import DelayedServicer
+from services.broker.shard.owner import ShardOwner
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
+from slatemq.v1 import entry_pb2
+
+RATE_MAX: Final = 100_000
+IDS_MAX: Final = 10_000
+REQUEST_ID_BYTES_MAX: Final = 128
+PAGE_SIZE: Final = 100
+PAGE_SIZE_MAX: Final = 1000
+
+_ID = re.compile(r"([0-9a-f]{1,4})-([0-9a-f]{1,16})", re.ASCII)
+
+
+class RedriveServicer(DelayedServicer):
+    """Starts, tells and steers redrives; settles dead letters."""
+
+    _owner: ShardOwner
+    _runner: RedriveRunner
+    _others: OtherBrokers
+    _settler: LetterSettler
+
+    def __init__(self, shard: int) -> None:
+        """Serve this broker shard, from `begin_redrives` on."""
+        self._shard = shard
+
+    def begin_redrives(
+        self,
+        owner: ShardOwner,
+        runner: RedriveRunner,
+        others: OtherBrokers,
+        settler: LetterSettler,
+    ) -> None:
+        """Take over what the start has opened; no call comes earlier."""
+        self._owner = owner
+        self._runner = runner
+        self._others = others
+        self._settler = settler
+
+    async def StartRedrive(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.StartRedriveRequest, context: Any
+    ) -> entry_pb2.StartRedriveResponse:
+        """See the proto."""
+        queue_id, target_id = await self._checked(request)
+        if self._owner.shard.redrives.of_request(request.request_id) is None:
+            # What has failed before the call is in rows when this is over.
+            await self._owner.find(queue_id)
+            await self._owner.durable()
+            here = target_id in self._owner.shard.queues
+            if not here and not await self._others.having((target_id,)):
+                raise NotFound("queue", target_id)
+
+        def start(now_ms: int) -> int:
+            redrives = self._owner.shard.redrives
+            known = redrives.of_request(request.request_id)
+            if known is not None:
+                return known
+            redrives.check_room()
+            queue = self._owner.queue(queue_id)
+            return redrives.start(
+                RedriveRecord(
+                    queue_revision=queue.created_revision,
+                    state=RedriveState.RUNNING,
+                    rate=request.rate,
+                    created_at_ms=now_ms,
+                    ended_at_ms=0,
+                    total_count=queue.failed.stored_count,
+                    examined_count=0,
+                    redriven_count=0,
+                    next_order=queue.failed.oldest_order,
+                    next_place=0,
+                    end_order=queue.last_order,
+                    queue_id=queue_id,
+                    target_queue_id=target_id,
+                    filter=request.filter,
+                    request_id=request.request_id,
+                    message_ids=tuple(request.message_ids),
+                )
+            )
+
+        number = await self._owner.run(start)
+        told = self._redrive(number)
+        await self._owner.durable()
+        self._runner.wake()
+        return entry_pb2.StartRedriveResponse(redrive=told)
+
+    async def _checked(self, request: entry_pb2.StartRedriveRequest) -> tuple[str, str]:
+        queue_id = checked_id(request.queue_id, "queue_id")
+        target_id = request.target_queue_id
+        target_id = checked_id(target_id, "target_queue_id") if target_id else queue_id
+        if not 0 <= request.rate <= RATE_MAX:
+            raise InvalidArgument("rate", f"must be within 0..{RATE_MAX}", reason="OUT_OF_RANGE")
+        if len(request.message_ids) > IDS_MAX:
+            raise InvalidArgument("message_ids", f"at most {IDS_MAX} IDs")
+        for place, message_id in enumerate(request.message_ids):
+            if not 0 < message_id <= MAX_MESSAGE_ID:
+                raise InvalidArgument(f"message_ids[{place}]", "is no message ID")
+        if len(request.request_id.encode()) > REQUEST_ID_BYTES_MAX:
+            raise InvalidArgument("request_id", f"has more than {REQUEST_ID_BYTES_MAX} bytes")
+        if len(request.filter.encode()) > SOURCE_BYTES_MAX:
+            raise InvalidArgument("filter", f"has more than {SOURCE_BYTES_MAX} bytes")
+        if request.filter:
+            try:
+                await asyncio.to_thread(dead_letter_filter, request.filter)
+            except FilterError as error:
+                line, column = error.position
+                raise InvalidArgument(
+                    "filter",
+                    str(error),
+                    reason="INVALID_EXPRESSION",
+                    metadata={"line": str(line), "column": str(column)},
+                ) from error
+        return queue_id, target_id
+
+    async def GetRedrive(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.GetRedriveRequest, context: Any
+    ) -> entry_pb2.GetRedriveResponse:
+        """See the proto."""
+        told = self._redrive(await self._number(request.redrive_id))
+        await self._owner.durable()
+        return entry_pb2.GetRedriveResponse(redrive=told)
+
+    async def ListRedrives(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.ListRedrivesRequest, context: Any
+    ) -> entry_pb2.ListRedrivesResponse:
+        """See the proto."""
+        queue_id = checked_id(request.queue_id, "queue_id") if request.queue_id else ""
+        if request.page_size < 0:
+            raise InvalidArgument("page_size", "must not be negative", reason="OUT_OF_RANGE")
+        size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+        below = self._page_number(request.page_token)
+        numbers = [
+            number
+            for number, record in reversed(list(self._owner.shard.redrives))
+            if (below is None or number < below) and queue_id in ("", record.queue_id)
+        ]
+        answer = entry_pb2.ListRedrivesResponse(
+            redrives=[self._redrive(number) for number in numbers[:size]]
+        )
+        if len(numbers) > size:
+            answer.next_page_token = self._id(numbers[size - 1])
+        await self._owner.durable()
+        return answer
+
+    def _page_number(self, token: str) -> int | None:
+        if not token:
+            return None
+        found = _ID.fullmatch(token)
+        if found is None or int(found[1], 16) != self._shard:
+            raise InvalidArgument(
+                "page_token", "is not one that ListRedrives gave", reason="INVALID_PAGE_TOKEN"
+            )
+        return int(found[2], 16)
+
+    async def CancelRedrive(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.CancelRedriveRequest, context: Any
+    ) -> entry_pb2.CancelRedriveResponse:
+        """See the proto."""
+        number = await self._set(request.redrive_id, RedriveState.CANCELLED)
+        told = self._redrive(number)
+        await self._owner.durable()
+        return entry_pb2.CancelRedriveResponse(redrive=told)
+
+    async def ResumeRedrive(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.ResumeRedriveRequest, context: Any
+    ) -> entry_pb2.ResumeRedriveResponse:
+        """See the proto."""
+        number = await self._set(request.redrive_id, RedriveState.RUNNING)
+        told = self._redrive(number)
+        await self._owner.durable()
+        self._runner.wake()
+        return entry_pb2.ResumeRedriveResponse(redrive=told)
+
+    async def SettleDeadLetters(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.SettleDeadLettersRequest, context: Any
+    ) -> entry_pb2.SettleDeadLettersResponse:
+        """See the proto."""
+        await self._settler.settle(request)
+        return entry_pb2.SettleDeadLettersResponse()
+
+    async def _set(self, redrive_id: str, state: RedriveState) -> int:
+        number = await self._number(redrive_id)
+
+        def change(now_ms: int) -> None:
+            redrives = self._owner.shard.redrives
+            record = redrives.get(number)
+            if record is None:
+                raise NotFound("redrive", redrive_id)
+            if record.state == RedriveState.DONE:
+                raise FailedPrecondition(
+                    "REDRIVE_DONE", f"redrive {redrive_id} is done", subject=redrive_id
+                )
+            if record.state == state:
+                return
+            if state == RedriveState.RUNNING:
+                queue = self._owner.queue(record.queue_id)
+                if queue.created_revision != record.queue_revision:
+                    raise NotFound("queue", record.queue_id)
+                redrives.check_room()
+            ended_ms = 0 if state == RedriveState.RUNNING else now_ms
+            redrives.put(number, record._replace(state=state, ended_at_ms=ended_ms, error=""))
+
+        await self._owner.run(change)
+        return number
+
+    async def _number(self, redrive_id: str) -> int:
+        """Its number, at once; or NotFound, when it is durable that there is none."""
+        found = _ID.fullmatch(redrive_id)
+        number = int(found[2], 16) if found and int(found[1], 16) == self._shard else 0
+        if self._owner.shard.redrives.get(number) is None:
+            await self._owner.durable()
+            raise NotFound("redrive", redrive_id)
+        return number
+
+    def _id(self, number: int) -> str:
+        return f"{self._shard:x}-{number:x}"
+
+    def _redrive(self, number: int) -> entry_pb2.Redrive:
+        record = self._owner.shard.redrives.get(number)
+        assert record is not None
+        return entry_pb2.Redrive(
+            redrive_id=self._id(number),
+            queue_id=record.queue_id,
+            target_queue_id=record.target_queue_id,
+            filter=record.filter,
+            rate=record.rate,
+            state=entry_pb2.Redrive.State.ValueType(record.state),
+            created_at_ms=record.created_at_ms,
+            ended_at_ms=record.ended_at_ms,
+            total_count=record.total_count,
+            examined_count=record.examined_count,
+            redriven_count=record.redriven_count,
+            error=record.error,
+        )

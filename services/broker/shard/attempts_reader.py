@@ -1,0 +1,69 @@
+"""Reads the attempts records of many messages: of those near one another in one scan.
+
+Most commands that need many of them are about messages that came together, most of which have never
+failed: a read of a record that is not there costs as much as one of a record that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Protocol
+
+from libs.storage.layout.keys import attempts_key, attempts_range
+from libs.storage.records.queues import FailedAttempt, decode_attempts
+from services.broker.core.lists.attempts import Key
+
+READ_AT_ONCE = 100
+"""Records read at the same time for one command: some ten milliseconds of the event loop."""
+
+FEW = 4
+"""So many are read one by one: a scan costs no less."""
+
+SCANNED_MAX = 200
+"""Rows read in a scan for READ_AT_ONCE of them: others may lie in between."""
+
+
+class Store(Protocol):
+    """What is needed of a database: `libs.storage.database.slate.Database` has it."""
+
+    async def get(self, key: bytes) -> bytes | None:
+        """The value of a key."""
+
+    def scan(
+        self, start: bytes, end: bytes, limit: int | None = None
+    ) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+        """Rows with start ≤ key < end in key order, at most `limit`, in lists."""
+
+
+async def read_attempts(database: Store, keys: Iterable[Key]) -> dict[Key, list[FailedAttempt]]:
+    """The records of these; empty where there is none."""
+    by_queue: dict[tuple[str, int], set[Key]] = {}
+    for key in keys:
+        by_queue.setdefault(key[:2], set()).add(key)
+    values: dict[Key, bytes | None] = {}
+    for wanted in map(sorted, by_queue.values()):
+        for start in range(0, len(wanted), READ_AT_ONCE):
+            part = wanted[start : start + READ_AT_ONCE]
+            if len(part) > FEW:
+                values.update(await _scanned(database, part))
+                part = [key for key in part if key not in values]
+            got = await asyncio.gather(*(database.get(_row_key(key)) for key in part))
+            values.update(zip(part, got, strict=True))
+    return {key: decode_attempts(value) if value else [] for key, value in values.items()}
+
+
+async def _scanned(database: Store, part: Sequence[Key]) -> dict[Key, bytes | None]:
+    """The values of the first of these, which are of one queue and sorted: maybe of all."""
+    (queue_id, _, first), (_, _, last) = part[0], part[-1]
+    span = attempts_range(queue_id, first, last)
+    rows: dict[bytes, bytes] = {}
+    async for some in database.scan(span.start, span.end, limit=SCANNED_MAX):
+        rows.update(some)
+    known_until = span.end if len(rows) < SCANNED_MAX else max(rows)
+    return {key: rows.get(_row_key(key)) for key in part if _row_key(key) <= known_until}
+
+
+def _row_key(key: Key) -> bytes:
+    queue_id, _, message_id = key
+    return attempts_key(queue_id, message_id)

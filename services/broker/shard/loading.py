@@ -1,0 +1,313 @@
+"""Reads the broker's database: all state at start, and cold buckets when a command needs them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from libs.storage.layout.buckets import (
+    BucketKind,
+    bucket_number,
+    lane_order,
+    last_lane_order,
+    last_order,
+    order_of,
+    split_bucket,
+)
+from libs.storage.layout.keys import (
+    active_range,
+    config_range,
+    parse_active_key,
+    parse_config_key,
+    parse_queue_state_key,
+    parse_waiting_key,
+    queue_state_range,
+    waiting_range,
+)
+from libs.storage.layout.own_keys import (
+    CLOCK_KEY,
+    CONFIG_REVISION_KEY,
+    FORGOTTEN_REVISION_KEY,
+    executed_range,
+    finished_leases_range,
+    outbox_counter_range,
+    parse_executed_key,
+    parse_outbox_counter_key,
+    parse_redrive_key,
+    parse_refused_push_key,
+    parse_replay_key,
+    parse_routing_cursor_key,
+    redrive_range,
+    refused_push_range,
+    replay_range,
+    routing_cursor_range,
+)
+from libs.storage.layout.primitives import KeyRange
+from libs.storage.records.configs import decode_config
+from libs.storage.records.execution_records import decode_executed, decode_outbox_counter
+from libs.storage.records.forgotten_revision import decode_forgotten_revision
+from libs.storage.records.queues import decode_active
+from libs.storage.records.redrive_records import decode_redrive
+from libs.storage.records.refused_pushes import decode_refused_push
+from libs.storage.records.replay_records import decode_replay
+from libs.storage.records.states import (
+    QueueStateRecord,
+    decode_clock,
+    decode_config_revision,
+    decode_finished_leases,
+    decode_queue_state,
+    decode_routing_cursor,
+)
+from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.leases.leases import GRACE_MS
+from services.broker.core.lists.executed import MINUTE_MS, WINDOW_MINUTES, Executed
+from services.broker.core.lists.outbox import Outbox, RefusedPush
+from services.broker.core.lists.redrives import Redrives
+from services.broker.core.lists.replays import Replays
+from services.broker.core.queue import NeedsLane, Queue
+from services.broker.core.settings import QueueSettings
+from services.broker.core.shard import Needs, Shard
+from services.broker.core.waiting.available import Available
+from services.broker.core.waiting.lane import Lane
+from services.broker.core.waiting.lane_cache import COMPLETE
+from services.broker.core.waiting.scan import NeedsRows, StoredBucket
+from services.broker.shard.attempts_reader import read_attempts
+
+LOAD_MESSAGES = 4000
+"""Messages read at once when a lane goes on in the database."""
+
+READ_AT_ONCE = 100
+"""Records read at the same time for one command: some ten milliseconds of the event loop."""
+
+LOAD_ROWS = 500
+"""Buckets read at once: of one message each, reading them takes some 3 ms."""
+
+FIRST_ROWS = 8
+"""The first of these: 500 of a thousand messages each would be 13 MB, nearly all for nothing."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Store(Protocol):
+    """What is needed of a database: `libs.storage.database.slate.Database` has it."""
+
+    async def get(self, key: bytes) -> bytes | None:
+        """The value of a key."""
+
+    def scan(
+        self, start: bytes, end: bytes, limit: int | None = None
+    ) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+        """Rows with start ≤ key < end in key order, at most `limit`, in lists."""
+
+
+async def last_clock_ms(database: Store) -> int:
+    """The time of the last commit; 0 in a new database."""
+    value = await database.get(CLOCK_KEY)
+    return decode_clock(value) if value else 0
+
+
+async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
+    """The shard as the last commit left it; `last_ms` is the time of that commit."""
+    revision = await database.get(CONFIG_REVISION_KEY)
+    forgotten = await database.get(FORGOTTEN_REVISION_KEY)
+    shard = Shard(
+        revision=decode_config_revision(revision) if revision else 0,
+        forgotten_revision=decode_forgotten_revision(forgotten) if forgotten else 0,
+        cursors={
+            parse_routing_cursor_key(key): decode_routing_cursor(value)
+            async for key, value in _rows(database, routing_cursor_range())
+        },
+        finished=[
+            decode_finished_leases(value)
+            async for _, value in _rows(database, finished_leases_range())
+        ],
+    )
+    shard.outbox = Outbox(
+        {
+            parse_outbox_counter_key(key): decode_outbox_counter(value)
+            async for key, value in _rows(database, outbox_counter_range())
+        },
+        {
+            parse_refused_push_key(key): RefusedPush.of(decode_refused_push(value))
+            async for key, value in _rows(database, refused_push_range())
+        },
+    )
+    shard.executed = await _load_executed(database, last_ms)
+    shard.replays = Replays(
+        {
+            parse_replay_key(key): decode_replay(value)
+            async for key, value in _rows(database, replay_range())
+        }
+    )
+    shard.redrives = Redrives(
+        {
+            parse_redrive_key(key): decode_redrive(value)
+            async for key, value in _rows(database, redrive_range())
+        }
+    )
+    states: dict[str, QueueStateRecord] = {}
+    async for key, value in _rows(database, queue_state_range()):
+        states[parse_queue_state_key(key)] = decode_queue_state(value)
+    async for key, value in _rows(database, config_range()):
+        queue_id = parse_config_key(key)
+        settings = QueueSettings.from_record(decode_config(value))
+        shard.restore_queue(Queue(queue_id, settings, states[queue_id], shard.notes))
+    gone = [(queue_id, state) for queue_id, state in states.items() if state.deleted]
+    # In the order of their deletion: a deleted queue's revision is that of it.
+    shard.deleted = dict(sorted(gone, key=lambda pair: pair[1].created_revision))
+    for queue_id, queue in shard.queues.items():
+        if states[queue_id].in_flight_count:
+            await _load_leases(database, shard, queue, states[queue_id], last_ms, now_ms)
+    return shard
+
+
+async def _load_executed(database: Store, last_ms: int) -> Executed:
+    # What was older at the last commit is deleted, or will be: not over its tombstones every time.
+    first = max(last_ms // MINUTE_MS - WINDOW_MINUTES - 3, 0)
+    return Executed(
+        [
+            (*parse_executed_key(key), decode_executed(value))
+            async for key, value in _rows(database, executed_range(first, (1 << 32) - 1))
+        ]
+    )
+
+
+async def _load_leases(
+    database: Store,
+    shard: Shard,
+    queue: Queue,
+    state: QueueStateRecord,
+    last_ms: int,
+    now_ms: int,
+) -> None:
+    first = bucket_number(0, BucketKind.IN_FLIGHT, state.first_in_flight_order)
+    last = bucket_number(0, BucketKind.IN_FLIGHT, last_order(state.epoch))
+    async for key, value in _rows(database, active_range(queue.queue_id, first, last)):
+        order = _order(key)
+        for stored in decode_active(value)[1]:
+            deadline_ms = stored.lease_deadline_ms
+            if deadline_ms > last_ms:
+                deadline_ms = max(deadline_ms, now_ms + min(stored.lease_length_ms, GRACE_MS))
+            # Written again where it moved: another restart must find it alive, too.
+            moved = deadline_ms != stored.lease_deadline_ms
+            shard.restore_lease(
+                queue, order, Lease.restore(stored, deadline_ms, queue), changed=moved
+            )
+
+
+class Loader:
+    """Answers what commands raise when memory does not hold enough."""
+
+    def __init__(self, database: Store, shard: Shard) -> None:
+        """Read this shard's records from this database."""
+        self._database = database
+        self._shard = shard
+        self._lanes: dict[Lane, asyncio.Task[None]] = {}
+
+    async def answer(self, need: NeedsLane | Needs) -> None:
+        """Reads what is needed into memory; the command can then be run again."""
+        if isinstance(need, NeedsLane):
+            await self._load_lane(need)
+            return
+        # Offered all at once, so that nothing can happen between the first answer and the last.
+        self._shard.attempts.begin_read(need.attempts)
+        for slot in need.slots:
+            slot.lane.begin_read(slot.first_order, slot.last_order)
+        try:
+            found = await _in_turns(self._buckets, need.slots)
+            records = await read_attempts(self._database, need.attempts)
+        finally:
+            self._shard.attempts.end_read(need.attempts)
+            for slot in need.slots:
+                slot.lane.end_read(slot.first_order, slot.last_order)
+        for slot, (rows, through) in zip(need.slots, found, strict=True):
+            slot.offer(rows, through)
+        for key, record in records.items():
+            self._shard.attempts.offer(key, record)
+
+    async def _load_lane(self, need: NeedsLane) -> None:
+        task = self._lanes.get(need.lane)
+        if task is None:
+            if need.lane.complete:
+                return  # another command had it read meanwhile
+            need.lane.loading = True
+            task = asyncio.create_task(self._read_lane(need.available, need.lane))
+            self._lanes[need.lane] = task
+            task.add_done_callback(lambda _: self._lanes.pop(need.lane))
+        await asyncio.shield(task)
+
+    async def _read_lane(self, available: Available, lane: Lane) -> None:
+        if lane.complete:
+            lane.loading = False  # the last of it was taken before this began
+            return
+        first_unknown = lane.first_unknown
+        first = max(first_unknown, lane_order(lane.kind, order_of(lane.epoch, 0, 0)))
+        last = last_lane_order(lane.kind, last_order(lane.epoch))
+        try:
+            rows, through = await read_buckets(
+                self._database, available.queue_id, lane, (first, last), in_parts=True
+            )
+        finally:
+            lane.loading = False
+        lane.loaded(first_unknown, rows, COMPLETE if through == last else through)
+        if available.lane(lane.priority, lane.kind) is lane:
+            self._shard.lanes.was_read(lane, available.by_name.values())
+
+    async def _buckets(self, need: NeedsRows) -> tuple[list[StoredBucket], int]:
+        orders = (need.first_order, need.last_order)
+        queue_id = need.available.queue_id
+        return await read_buckets(
+            self._database, queue_id, need.lane, orders, in_parts=need.in_parts
+        )
+
+
+async def _in_turns(read: Callable[[T], Awaitable[R]], wanted: Sequence[T]) -> list[R]:
+    """Reads much, and lets others have the event loop in between."""
+    found: list[R] = []
+    for start in range(0, len(wanted), READ_AT_ONCE):
+        found += await asyncio.gather(*map(read, wanted[start : start + READ_AT_ONCE]))
+    return found
+
+
+async def read_buckets(
+    database: Store, queue_id: str, lane: Lane, orders: tuple[int, int], *, in_parts: bool
+) -> tuple[list[StoredBucket], int]:
+    """The buckets of a lane between two orders, both included, as the database has them.
+
+    In parts: the first of them. Tells, too, up to which order these are all.
+    """
+    first, last = orders
+    rows: list[StoredBucket] = []
+    count = 0
+    limit = FIRST_ROWS if in_parts else None
+    while True:
+        span = waiting_range(queue_id, lane.priority, lane.kind, first, last)
+        before = len(rows)
+        async for key, value in _rows(database, span, limit=limit):
+            items = decode_active(value)[0]
+            rows.append((parse_waiting_key(key), items))
+            count += len(items)
+            if in_parts and (count >= LOAD_MESSAGES or len(rows) >= LOAD_ROWS):
+                return rows, rows[-1][0]
+        if limit is None or len(rows) - before < limit or rows[-1][0] == last:
+            return rows, last
+        first = rows[-1][0] + 1
+        # As many as it takes if those that follow are like these.
+        wanted = -(-LOAD_MESSAGES * len(rows) // max(count, 1))
+        limit = min(wanted, LOAD_ROWS) - len(rows)
+
+
+async def _rows(
+    database: Store, span: KeyRange, limit: int | None = None
+) -> AsyncIterator[tuple[bytes, bytes]]:
+    async for rows in database.scan(span.start, span.end, limit=limit):
+        for row in rows:
+            yield row
+
+
+def _order(key: bytes) -> int:
+    bucket = parse_active_key(key).bucket
+    assert bucket is not None, "the RFC's form of the key is never written here"
+    return split_bucket(bucket).order

@@ -1,0 +1,342 @@
+"""The shard in its process: runs commands on the pure state, commits what they change, ends leases.
+
+command ──► memory ──► (answer waits) ──► group commit ──► durable ──► answer
+▲ NeedsLane, Needs: read from the database, run again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from libs.storage.database.clocks import Clock
+from libs.storage.database.commits import GroupCommit
+from libs.storage.database.slate import Batch, Database
+from libs.storage.errors import StoreFailed, StoreUnavailable
+from services.broker.core.batches.apply_range import RangeApplication
+from services.broker.core.config_log import ConfigChange, ConfigLog
+from services.broker.core.leases.grace import LeaseGrace
+from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.lists.replays import Ranges
+from services.broker.core.queue import NeedsLane, Queue
+from services.broker.core.shard import Needs, Shard
+from services.broker.shard.due_queues import DueQueues
+from services.broker.shard.loading import Loader
+from services.broker.shard.queue_locks import LetterTurns
+from slatemq.errors import NotFound, ResourceExhausted, SlateMQError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+EXPIRE_AT_ONCE = 1000
+"""Leases ended in one go at most: some milliseconds, in which nothing else runs."""
+
+TICK_MAX_MS = 100
+"""How late a lease may end: the loop looks at least so often."""
+
+STANDSTILL_S = 1.0
+"""A loop that sleeps so long has stood still: no consumer could ack or extend in that time."""
+
+DRAIN_AT_ONCE = 256
+"""Queues whose records are encoded in one go at most: a few milliseconds."""
+
+LOOK_AT_ONCE = 2000
+"""Messages that fell due looked at in one go at most: a few milliseconds."""
+
+LOOK_EVERY_S = 1.0
+"""How often what fell due is counted, and what is past its retention dropped."""
+
+OVERDUE_MS = 1000
+"""While a commit takes longer than this no lease ends: no consumer could have acked in time."""
+
+
+class _Reportable(NamedTuple):
+    """What routers and watchers learn of a commit, once it is durable."""
+
+    revision: int
+    cursors: Mapping[int, int]
+    replays: Mapping[str, Ranges]
+    configs: Sequence[ConfigChange]
+
+
+class ShardOwner:
+    """Owns the shard's state and its database. One event loop, no locks."""
+
+    def __init__(
+        self, database: Database, shard: Shard, clock: Clock, *, interval_ms: int, bytes_max: int
+    ) -> None:
+        """Own this state; more than `bytes_max` not yet committed is refused (see `admit`)."""
+        self.shard = shard
+        self.clock = clock
+        self.letters = LetterTurns()
+        self.commits = GroupCommit(database, clock, self, interval_ms)
+        self.commits.on_durable(self._durable)
+        self.on_change: Callable[[Set[Queue]], None] = lambda queues: None
+        """Called with the queues that may now have something for a waiting claim."""
+        self.durable_revision = shard.revision
+        self.durable_cursors: Mapping[int, int] = dict(shard.cursors)
+        self.durable_replays = shard.replays.by_queue
+        self.durable_configs = ConfigLog(
+            shard.stored_configs(), forgotten_revision=shard.forgotten_revision
+        )
+        self.on_revision: list[Callable[[], None]] = []
+        """Called when a change of the queues' configs has become durable."""
+        self._stepped_ms = clock.stepped_ms
+        self._database = database
+        self._loader = Loader(database, shard)
+        self._due = DueQueues(shard.queues.values(), self.owns)
+        self._bytes_max = bytes_max
+        self._is_applying = False  # a range, of which a part is in memory
+        self._pending: dict[int, _Reportable] = {}
+
+    # --- Commands -----------------------------------------------------------
+
+    async def run(self, command: Callable[[int], T], size_bytes: int = 0) -> T:
+        """Runs a command, given the time, when all that it needs is in memory.
+
+        What it changed is in memory when this returns; await `durable` before you tell anybody.
+        `size_bytes` is about what it adds to the next commit. An error that the command raises is
+        passed on when all is durable that it may rest on.
+        """
+        while True:
+            try:
+                # Not the time of the first try: a read may take long, and leases and retention
+                # are judged. So what a command needs must not depend on when it is run again.
+                result = command(self.clock.now_ms())
+            except (NeedsLane, Needs) as need:
+                self._note_changes(0)
+                await self._loader.answer(need)
+                continue
+            except SlateMQError:
+                self._note_changes(0)
+                await self.durable()
+                raise
+            self._note_changes(size_bytes)
+            return result
+
+    async def apply(
+        self,
+        begin: Callable[[int], RangeApplication | None],
+        on_step: Callable[[Sequence[Queue], int], None],
+        size_bytes: int,
+    ) -> bool:
+        """Applies a range, in steps between which others have turns; whether it was to be applied.
+
+        All of it goes into one commit, also where the caller goes away meanwhile. `on_step` hears
+        of the queues that a step has changed, and may claim of what they have.
+        """
+        try:
+            async with self.commits.hold:
+                application = begin(self.clock.now_ms())
+                if application is None:
+                    return False
+                self._is_applying = True
+                self._note_changes(size_bytes)
+                try:
+                    self._step(application, on_step)
+                    while not application.is_done:
+                        await asyncio.sleep(0)
+                        self._step(application, on_step)
+                except asyncio.CancelledError:
+                    while not application.is_done:
+                        self._step(application, on_step)
+                    self._is_applying = False
+                    raise
+                # Not where a step has failed: what is half applied is never committed.
+                self._is_applying = False
+                return True
+        except SlateMQError:
+            await self.durable()
+            raise
+
+    def _step(
+        self,
+        application: RangeApplication,
+        on_step: Callable[[Sequence[Queue], int], None],
+    ) -> None:
+        now_ms = self.clock.now_ms()
+        changed = application.step(now_ms)
+        on_step(changed, now_ms)
+        if not application.is_done:  # What comes in one step, as it mostly does, costs no more.
+            self._note_due(changed)
+            self.shard.drain_early(changed, now_ms)
+        self._note_changes(0)
+
+    def _note_changes(self, size_bytes: int) -> None:
+        if self.shard.has_changes:
+            self.commits.mark_dirty(size_bytes)
+        if not self.shard.notes.to_serve:
+            return
+        served, self.shard.notes.to_serve = self.shard.notes.to_serve, set()
+        self.on_change(served)
+
+    def delete_rows(self, keys: Sequence[bytes]) -> None:
+        """Deletes rows that nothing in memory knows of, with the commit that gathers."""
+        self.shard.delete_rows(keys)
+        self._note_changes(0)
+
+    async def durable(self) -> None:
+        """Waits for the newest commit that could hold anything seen so far."""
+        await self.commits.durable()
+
+    def admit(self) -> None:
+        """Raises ResourceExhausted while too much waits to be committed."""
+        if self.commits.uncommitted_bytes > self._bytes_max:
+            raise ResourceExhausted(
+                "too much waits to be stored", reason="UNCOMMITTED_BYTES", retry_after_ms=200
+            )
+
+    def queue(self, queue_id: str) -> Queue:
+        """The queue of this ID; raises NotFound. For commands: see `find` elsewhere."""
+        queue = self.shard.queues.get(queue_id)
+        if queue is None:
+            raise NotFound("queue", queue_id)
+        return queue
+
+    async def find(self, queue_id: str) -> Queue:
+        """The queue of this ID, at once; or NotFound, when it is durable that there is none."""
+        queue = self.shard.queues.get(queue_id)
+        if queue is None:
+            await self.durable()
+            raise NotFound("queue", queue_id)
+        return queue
+
+    def owns(self, queue: Queue) -> bool:
+        """Whether this queue still exists: nothing may be done to one that was deleted."""
+        return self.shard.queues.get(queue.queue_id) is queue
+
+    # --- Commits ------------------------------------------------------------
+
+    async def drain(self, batch: Batch) -> None:
+        """Puts what changed since the last commit (see libs.storage.database.commits.Source)."""
+        if self._is_applying:
+            raise StoreFailed("a range was left half applied")
+        changed = list(self.shard.notes.to_commit)
+        for start in range(0, len(changed) - DRAIN_AT_ONCE, DRAIN_AT_ONCE):
+            queues = changed[start : start + DRAIN_AT_ONCE]
+            self._note_due(queues)
+            self.shard.drain_early(queues, self.clock.now_ms())
+            await asyncio.sleep(0)
+        self._note_due(self.shard.notes.to_commit)
+        batch.put_all(self.shard.drain(self.clock.now_ms()))
+        if len(batch):
+            shard = self.shard
+            self._pending[batch.commit] = _Reportable(
+                shard.revision,
+                dict(shard.cursors),
+                shard.replays.by_queue,
+                shard.take_config_changes(),
+            )
+
+    def _note_due(self, queues: Iterable[Queue]) -> None:
+        for queue in queues:
+            if queue.available.has_timed:  # Most have not, and there may be ten thousand.
+                self._due.note(queue)
+
+    def _durable(self, commit: int) -> None:
+        self.shard.durable()
+        revision, self.durable_cursors, self.durable_replays, changes = self._pending.pop(commit)
+        self.durable_configs.add(changes)
+        if revision != self.durable_revision:
+            self.durable_revision = revision
+            for told in self.on_revision:
+                told()
+
+    # --- Time ---------------------------------------------------------------
+
+    async def end_leases(self) -> None:
+        """Ends leases when their time has come; runs until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await self.end_leases_once()
+            except StoreUnavailable as error:
+                # Their attempts records cannot be read now: the leases go on a little longer.
+                log.warning("leases cannot be ended now: %s", error)
+            next_ms = self.shard.deadlines.next_ms()
+            wait_ms = TICK_MAX_MS if next_ms is None else next_ms - self.clock.now_ms()
+            slept_at, slept_ms = loop.time(), self.clock.now_ms()
+            await asyncio.sleep(min(max(wait_ms, 1), TICK_MAX_MS) / 1000)
+            # Only the sleep is measured: ending leases may take long where the store is slow, and
+            # that must not keep them alive for ever.
+            slept_s = loop.time() - slept_at
+            if slept_s > STANDSTILL_S:
+                # Paused, or starved: acks that came meanwhile are still to be read.
+                log.warning("stood still for %.1f s: leases go on", slept_s)
+                await self._give_grace(slept_ms)
+
+    async def end_leases_once(self) -> None:
+        """Ends the leases whose time has come, unless the disk is behind."""
+        while self.commits.overdue_ms() < OVERDUE_MS:
+            until_ms = self.clock.now_ms()
+            await self._grace_after_step()
+            next_ms = self.shard.deadlines.next_ms()
+            if next_ms is None or next_ms > until_ms:
+                return
+            leases = self.shard.due(until_ms, EXPIRE_AT_ONCE)
+            # However long it takes to read what this needs: backoffs count from here.
+            await self.run(partial(self._expire, leases, until_ms))
+            # Not faster than it is stored, and everybody else in between.
+            await (self.durable() if self.shard.has_changes else asyncio.sleep(0))
+
+    async def _grace_after_step(self) -> None:
+        """Gives leases the grace of a standstill where the clock has followed a step."""
+        step_ms = self.clock.stepped_ms - self._stepped_ms
+        if step_ms:
+            self._stepped_ms += step_ms
+            log.warning("the clock stepped by %.1f s: leases go on", step_ms / 1000)
+            # Whoever was alive before the step; what ended in the last moments before it, too.
+            since_ms = self.clock.now_ms() - step_ms - TICK_MAX_MS
+            await self._give_grace(since_ms)
+
+    async def _give_grace(self, since_ms: int) -> None:
+        """Gives the leases alive at `since_ms` the grace of a restart, in steps.
+
+        Whoever ends leases waits for this. A standstill between two steps begins it anew: who has
+        the grace lost it then, and nobody has ended since.
+        """
+        loop = asyncio.get_running_loop()
+        grace = LeaseGrace(self.shard.queues.values(), since_ms, self.clock.now_ms())
+        while not grace.is_done:
+            changed = grace.step()
+            self._note_due(changed)
+            self.shard.drain_early(changed, self.clock.now_ms())
+            self._note_changes(0)
+            at = loop.time()
+            await asyncio.sleep(0)
+            if loop.time() - at > STANDSTILL_S:
+                grace = LeaseGrace(self.shard.queues.values(), since_ms, self.clock.now_ms())
+
+    def _expire(self, leases: list[Lease], until_ms: int, _: int) -> None:
+        self.shard.expire(leases, until_ms)
+
+    async def watch_due(self) -> None:
+        """Looks at delayed messages when their time has come; runs until cancelled."""
+        while True:
+            try:
+                await self.look_at_due()
+            except StoreUnavailable as error:
+                log.warning("delayed messages cannot be looked at now: %s", error)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def look_at_due(self) -> None:
+        """Counts what fell due in each queue; drops what is past its retention, claimed or not."""
+        due = self._due.take(self.clock.now_ms())
+        try:
+            for queue in due:
+                until_ms = self.clock.now_ms()
+                while self.owns(queue) and queue.has_due(until_ms):
+                    await self.run(partial(self._look, queue, until_ms))
+                    # Not faster than it is stored, and everybody else in between.
+                    await (self.durable() if self.shard.has_changes else asyncio.sleep(0))
+        finally:
+            for queue in due:
+                self._due.note(queue)
+
+    def _look(self, queue: Queue, until_ms: int, _: int) -> None:
+        if self.owns(queue):
+            queue.drop_expired(until_ms, LOOK_AT_ONCE)

@@ -1,0 +1,374 @@
+"""Removing messages for good, on behalf of the janitor.
+
+::
+
+    IDs ─► entries, a piece at a time ─► their turn ─► what may go? ─► epoch ─► commit ─► blobs
+                                          (edits wait)  clock, stored   │       log entries and
+                                                        metadata        │       payloads, in one
+                                                                        └ no wait in between
+
+Ingest does not know what queues need. It checks what it can know: that the decision is as young as
+its purge epoch, that its reason holds by the shard's own clock, with a grace period for clocks that
+differ, and that the message is there. Between two pieces everybody else has a turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from typing import Final, NamedTuple
+
+from libs.storage.database.blobs import Blobs
+from libs.storage.database.clocks import Clock
+from libs.storage.database.slate import Database
+from libs.storage.errors import CorruptRecord, ForeignUri, StorageError
+from libs.storage.layout.keys import log_key, payload_key
+from libs.storage.layout.own_keys import LOG_BOUNDS_KEY
+from libs.storage.records.log_bounds import encode_log_bounds
+from libs.storage.records.metadata import Removal, decode_log_entry, remove_messages
+from libs.storage.records.payload_packs import (
+    PACK_MESSAGES,
+    PACKED_MESSAGES_MIN,
+    decode_pack,
+    pack_of,
+    without,
+)
+from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri, decode_payload
+from services.ingest.edit.changes import Change, Changes
+from services.ingest.edit.purge_epoch import PurgeEpoch
+from services.ingest.edit.purge_rules import ALL_ANNOUNCED, Reason, Rules, Unannounced
+from services.ingest.edit.turns import Turns
+from services.ingest.read.entries import Found, entries_of
+from services.ingest.read.rows import PACKS, read_rows
+from services.ingest.read.tailing import MetadataLog
+
+__all__ = ["Purge", "Purged", "Purger"]
+
+log = logging.getLogger(__name__)
+
+PIECE_ENTRIES: Final = 512
+PIECE_MESSAGES: Final = 2_000
+PIECE_BYTES: Final = 1 << 20
+"""Log entries in one commit, the messages that are to go out of them, and their bytes, unless one
+alone has more: publishes wait for it."""
+
+PACKS_BYTES: Final = 1 << 20
+"""About as much of payloads that stay is written anew in one commit; never over 5 MiB."""
+
+PACKS_AT_ONCE: Final = 64
+"""Packs that are looked at together: 4 MiB at most."""
+
+AT_ONCE: Final = 1
+"""Calls that work at the same time: the others wait, and publishes do not."""
+
+BLOBS_AT_ONCE: Final = 8
+
+
+class Purge(NamedTuple):
+    """What is to go, and what was believed when this was decided."""
+
+    epoch: int
+    reason: Reason
+    message_ids: Sequence[int]
+
+
+@dataclass
+class Purged:
+    """What has become of it.
+
+    Attributes:
+        count: Messages removed.
+        size_bytes: Their payloads.
+        refused_ids: Stay where they are; ascending.
+    """
+
+    count: int = 0
+    size_bytes: int = 0
+    refused_ids: list[int] = field(default_factory=list)
+
+
+class _Step(NamedTuple):
+    """What an entry becomes when these messages go; one from which many go takes several."""
+
+    sequence: int
+    value: bytes | None
+    removed: list[tuple[int, int]]
+
+
+class _Sorted(NamedTuple):
+    """What a piece becomes."""
+
+    steps: list[_Step]
+    refused_ids: list[int]
+
+
+@dataclass
+class _Going:
+    """What one commit removes."""
+
+    entries: dict[int, bytes | None] = field(default_factory=dict)
+    packs: dict[int, bytes | None] = field(default_factory=dict)
+    single_ids: list[int] = field(default_factory=list)
+    removed: list[tuple[int, int]] = field(default_factory=list)
+    packs_bytes: int = 0
+
+
+class Purger:
+    """Removes messages of one shard.
+
+    Attributes:
+        unannounced: Tells, by the shard's time in ms, which messages wait for their events.
+        on_lost: Called with the number of messages that went before their events were published.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        blobs: Blobs,
+        clock: Clock,
+        log: MetadataLog,
+        changes: Changes,
+        turns: Turns,
+        epoch: PurgeEpoch,
+        rules: Rules,
+    ) -> None:
+        """Write these changes, in turns with all who rewrite entries."""
+        self._database = database
+        self._blobs = blobs
+        self._clock = clock
+        self._log = log
+        self._changes = changes
+        self._turns = turns
+        self._epoch = epoch
+        self._rules = rules
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self.unannounced: Callable[[int], Unannounced] = lambda now_ms: ALL_ANNOUNCED
+        self.on_lost: Callable[[int], None] = lambda count: None
+
+    async def purge(self, wanted: Purge) -> Purged:
+        """Remove messages; durable on return. IDs that ascend cost least; none stands twice.
+
+        Raises FailedPrecondition, ResourceExhausted and the errors of the store; some of the
+        messages may be gone then.
+        """
+        self._epoch.check(wanted.epoch)
+        ids = sorted(wanted.message_ids)
+        stored = bisect_right(ids, self._log.end.last_message_id)
+        purged = Purged(refused_ids=ids[stored:])
+        own = 0  # rewrites of this call: none is of an entry that is read later, or was before
+        entries = entries_of(self._database, ids[:stored], lambda: self._log.rewrites_count - own)
+        async with self._places, aclosing(entries):
+            began = time.monotonic()
+            while piece := await _next_piece(entries, ids):
+                work = self._purge_piece(wanted, ids, piece, purged, own)
+                own += await self._turns.to_the_end(work)
+                # As long as it took: half of the commits are everybody else's alone.
+                await asyncio.sleep(time.monotonic() - began)
+                began = time.monotonic()
+        purged.refused_ids.sort()
+        return purged
+
+    async def _purge_piece(
+        self, wanted: Purge, ids: list[int], piece: list[Found], purged: Purged, own: int
+    ) -> int:
+        """Tells how many commits it took, after `own` ones of the same call."""
+        commits, uris, is_first = 0, list[str](), False
+        try:
+            async with self._turns.of(found.sequence for found in piece):
+                piece = await self._as_now(piece, self._log.rewrites_count - own)
+                now_ms = self._clock.now_ms()
+                holds = self._rules.holds(wanted.reason, now_ms)
+                waiting = self.unannounced(now_ms)
+                told = await asyncio.to_thread(_sort_out, piece, ids, holds, waiting)
+                purged.refused_ids += told.refused_ids
+                steps = iter(told.steps)
+                while (going := await self._next_going(steps)).removed:
+                    uris += await self._remove(wanted, going, purged)
+                    is_first = is_first or None in going.entries.values()
+                    commits += 1
+        finally:
+            # Of the commits that were made, whatever became of the next one.
+            if is_first:
+                await self._log.look_for_first()
+            await self._delete(uris)
+        return commits
+
+    async def _next_going(self, steps: Iterator[_Step]) -> _Going:
+        """What goes together, of the steps that are left; nothing when none is."""
+        going = _Going()
+        for step in steps:
+            going.entries[step.sequence] = step.value
+            going.removed += step.removed
+            await self._take_out(going, step)
+            if going.packs_bytes >= PACKS_BYTES:
+                break
+        return going
+
+    async def _take_out(self, going: _Going, step: _Step) -> None:
+        """Find the payloads of the messages that go."""
+        by_pack: dict[int, list[int]] = {}
+        for one, _ in step.removed:
+            by_pack.setdefault(pack_of(step.sequence, one), []).append(one)
+        if step.value is None and len(step.removed) < PACKED_MESSAGES_MIN:
+            # Not worth looking: whatever may be there goes.
+            going.packs.update(dict.fromkeys(by_pack))
+            going.single_ids += [one for one, _ in step.removed]
+            return
+        first_ids = iter(by_pack)
+        while at_once := list(islice(first_ids, PACKS_AT_ONCE)):
+            read = read_rows(self._database, PACKS, at_once)
+            stored = {first_id: value async for rows in read for first_id, value in rows}
+            self._take_out_of(going, step, {one: by_pack[one] for one in at_once}, stored)
+
+    def _take_out_of(
+        self, going: _Going, step: _Step, by_pack: dict[int, list[int]], stored: dict[int, bytes]
+    ) -> None:
+        for first_id, some in by_pack.items():
+            try:
+                packed = decode_pack(first_id, stored[first_id]) if first_id in stored else {}
+            except CorruptRecord as error:
+                log.error("the payloads from message %d on are damaged: %s", first_id, error)
+                packed = {}
+                # Nobody can tell what it has, but for that it has nothing that anybody needs.
+                if not any(pack_of(step.sequence, one) == first_id for one in _ids_in(step.value)):
+                    going.packs[first_id] = None
+            going.single_ids += [one for one in some if one not in packed]
+            if not packed.keys().isdisjoint(some):
+                left = without(first_id, packed, set(some))
+                going.packs[first_id] = left
+                going.packs_bytes += len(left or b"")
+
+    async def _remove(self, wanted: Purge, going: _Going, purged: Purged) -> list[str]:
+        """Gives the objects that nothing names any more."""
+        uris = await self._uris(going)
+        self._epoch.check(wanted.epoch)
+        gone = [message_id for message_id, _ in going.removed]
+        change = Change(going.entries, dict.fromkeys(going.single_ids), gone, going.packs)
+        bounds = (LOG_BOUNDS_KEY, encode_log_bounds(self._log.bounds))
+        await self._changes.make(change, [bounds])
+        purged.count += len(gone)
+        lost = sum(message_id > self.unannounced(0).after_id for message_id in gone)
+        if lost:
+            self.on_lost(lost)
+        purged.size_bytes += sum(size_bytes for _, size_bytes in going.removed)
+        return uris
+
+    async def _as_now(self, piece: list[Found], number: int) -> list[Found]:
+        """The entries as they are now that it is our turn; without those that are gone."""
+        old = [found.sequence for found in piece if found.number != number]
+        if not old:
+            return piece
+        values = await self._database.get_many(map(log_key, old), durable=True)
+        now = dict(zip(old, values, strict=True))
+        return [
+            found._replace(value=value)
+            for found in piece
+            if (value := now.get(found.sequence, found.value)) is not None
+        ]
+
+    async def _uris(self, going: _Going) -> list[str]:
+        """Where the payloads are that have objects of their own."""
+        uris: list[str] = []
+        large = [one for one, size_bytes in going.removed if size_bytes > INLINE_PAYLOAD_MAX_BYTES]
+        records = await self._database.get_many(map(payload_key, large), durable=True)
+        for message_id, record in zip(large, records, strict=True):
+            try:
+                payload = b"" if record is None else decode_payload(record)
+            except CorruptRecord as error:
+                log.error("the payload record of message %d goes as it is: %s", message_id, error)
+                continue
+            if isinstance(payload, PayloadUri):
+                uris.append(payload.uri)
+        return uris
+
+    async def _delete(self, uris: list[str]) -> None:
+        """Delete objects that no record names any more; what stays belongs to nobody."""
+        remaining = iter(uris)
+        while some := list(islice(remaining, BLOBS_AT_ONCE)):
+            await asyncio.gather(*map(self._delete_one, some))
+
+    async def _delete_one(self, uri: str) -> None:
+        try:
+            await self._blobs.delete(uri)
+        except (StorageError, ForeignUri) as error:
+            log.warning("a purged payload is left to the janitor: %s", error)
+
+
+async def _next_piece(entries: AsyncIterator[Found], ids: list[int]) -> list[Found]:
+    """The entries that go in one commit."""
+    piece: list[Found] = []
+    size_bytes = messages_count = 0
+    async for found in entries:
+        piece.append(found)
+        size_bytes += len(found.value)
+        messages_count += bisect_right(ids, found.last_message_id)
+        messages_count -= bisect_left(ids, found.sequence)
+        full = len(piece) >= PIECE_ENTRIES or messages_count >= PIECE_MESSAGES
+        if full or size_bytes >= PIECE_BYTES:
+            break
+    return piece
+
+
+def _sort_out(
+    piece: list[Found],
+    ids: list[int],
+    holds: Callable[[int, int], bool],
+    waiting: Unannounced,
+) -> _Sorted:
+    """Take out of each entry those of its messages that are to go, and may."""
+    told = _Sorted([], [])
+    for sequence, value, last_id, _ in piece:
+        wanted = set(ids[bisect_left(ids, sequence) : bisect_right(ids, last_id)])
+        refused: list[int] = []
+
+        def goes(
+            message_id: int,
+            received_at_ms: int,
+            retention_s: int,
+            refused: list[int] = refused,
+        ) -> bool:
+            stays = message_id > waiting.after_id and received_at_ms > waiting.since_ms
+            if not stays and holds(received_at_ms, retention_s):
+                return True
+            refused.append(message_id)
+            return False
+
+        try:
+            removal = remove_messages(value, wanted, goes)
+        except CorruptRecord as error:
+            log.error("the log entry %d stays as it is: %s", sequence, error)
+            told.refused_ids.extend(wanted)
+            continue
+        told.refused_ids.extend(refused)
+        if removal.removed:
+            told.steps.extend(_steps(sequence, value, removal))
+    return told
+
+
+def _steps(sequence: int, value: bytes, removal: Removal) -> Iterator[_Step]:
+    """An entry that goes in part has packs to be written anew: so many that it is about enough."""
+    removed = removal.removed
+    if removal.kept is None:
+        yield _Step(sequence, None, removed)
+        return
+    pack_bytes = PACK_MESSAGES * sum(size for _, size in removed) // len(removed)
+    width = PACK_MESSAGES * max(1, min(PACKS_AT_ONCE, PACKS_BYTES // max(pack_bytes, 1)))
+    for _, some in groupby(removed, lambda one: (one[0] - sequence) // width):
+        gone = list(some)
+        if gone[-1] == removed[-1]:
+            yield _Step(sequence, removal.kept, gone)
+            return
+        kept = remove_messages(value, {one for one, _ in gone}, lambda *_: True).kept
+        assert kept is not None, "more of it goes in the next step"
+        value = kept
+        yield _Step(sequence, value, gone)
+
+
+def _ids_in(entry: bytes | None) -> list[int]:
+    return [] if entry is None else [one.message_id for one in decode_log_entry(entry)]

@@ -1,0 +1,200 @@
+"""Replacing the payload and the headers of a stored message.
+
+A replace whose answer was lost is repeated with the etag from before: it is answered like the first
+one, as long as the message is still what that made of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from libs.storage.database.clocks import Clock
+from libs.storage.database.slate import Database
+from libs.storage.errors import CorruptRecord, encoding
+from libs.storage.layout.keys import log_key, payload_key
+from libs.storage.records.metadata import MessageMetadata, decode_log_entry, encode_log_entry
+from libs.storage.records.payload_packs import decode_pack, pack_key, pack_of, without
+from libs.storage.records.payloads import (
+    INLINE_PAYLOAD_MAX_BYTES,
+    PayloadUri,
+    decode_payload,
+    encode_inline,
+    encode_uri,
+)
+from services.ingest.edit.changes import Change, Changes, Record
+from services.ingest.edit.turns import Turns
+from services.ingest.read.entries import entry_before
+from services.ingest.read.etags import Etag, etag_of
+from services.ingest.read.reading import Reader
+from services.ingest.read.tailing import MetadataLog
+from services.ingest.write.publishing import Publisher
+from services.ingest.write.uploads import UPLOAD_AGE_MS_MAX
+from slatemq.errors import Aborted, InvalidArgument, NotFound, Unavailable
+
+__all__ = ["Replacement", "Replacer"]
+
+log = logging.getLogger(__name__)
+
+ENTRY_BYTES_MAX: Final = 16 << 20
+"""A log entry of several messages may grow to this: it must fit into an answer of TailLog."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What a message is to be. None: as it is. An empty `etag` fits every message.
+
+    `queue_id` is the queue whose entry is edited, for those who are told of it.
+    """
+
+    message_id: int
+    etag: str
+    payload: bytes | None
+    headers: dict[str, str] | None
+    queue_id: str = ""
+
+
+OnEdited = Callable[[int, str, int], Sequence[Record]]
+"""Makes the rows of an edit's event: of the message, for a queue, with so many payload bytes."""
+
+
+class Replacer:
+    """Replaces messages of one shard.
+
+    Attributes:
+        on_edited: Makes the rows that go with an edit: none in direct mode.
+    """
+
+    on_edited: OnEdited = staticmethod(lambda message_id, queue_id, payload_bytes: ())
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        publisher: Publisher,
+        log: MetadataLog,
+        reader: Reader,
+        turns: Turns,
+        changes: Changes,
+    ) -> None:
+        """Write these changes, in turns with all who rewrite entries."""
+        self._database = database
+        self._clock = clock
+        self._publisher = publisher
+        self._log = log
+        self._reader = reader
+        self._turns = turns
+        self._changes = changes
+
+    async def replace(self, wanted: Replacement) -> str:
+        """Replace a message; durable on return. Gives its new etag.
+
+        Raises NotFound, Aborted with the current etag, InvalidArgument where its log entry has no
+        room for the headers, ResourceExhausted, Unavailable, the errors of the store.
+        """
+        began_ms = self._clock.now_ms()
+        sequence = await self._sequence_of(wanted.message_id)
+        if sequence is None:
+            raise _not_found(wanted.message_id)
+        record = None
+        if wanted.payload is not None and len(wanted.payload) > INLINE_PAYLOAD_MAX_BYTES:
+            record = encode_uri(await self._publisher.upload(wanted.payload))
+        elif wanted.payload is not None:
+            record = encode_inline(wanted.payload)
+
+        async def in_turn() -> str:
+            async with self._turns.of([sequence]):
+                if self._clock.now_ms() - began_ms > UPLOAD_AGE_MS_MAX:
+                    raise Unavailable("the upload took over an hour, retry")
+                return await self._replace(sequence, wanted, record)
+
+        return await self._turns.to_the_end(in_turn())
+
+    async def _sequence_of(self, message_id: int) -> int | None:
+        """The sequence of the durable entry that would have this message."""
+        if message_id > self._log.end.last_message_id:
+            return None
+        recent = self._log.recent(message_id)
+        if recent is not None:
+            return recent.sequence
+        row = await entry_before(self._database, message_id)
+        return None if row is None else row[0]
+
+    async def _replace(self, sequence: int, wanted: Replacement, record: bytes | None) -> str:
+        message_id = wanted.message_id
+        pack_id = pack_of(sequence, message_id)
+        keys = log_key(sequence), payload_key(message_id), pack_key(pack_id)
+        entry, stored, pack = await self._database.get_many(keys, durable=True)
+        packed: dict[int, bytes] = {}
+        if stored is None and pack is not None:
+            try:
+                packed = decode_pack(pack_id, pack)
+            except CorruptRecord as error:
+                log.error("message %d is replaced, of damaged ones: %s", message_id, error)
+                stored = pack
+            else:
+                stored = encode_inline(packed[message_id]) if message_id in packed else None
+        if entry is None or stored is None:
+            raise _not_found(message_id)
+        messages = await asyncio.to_thread(decode_log_entry, entry)
+        at = next((n for n, one in enumerate(messages) if one.message_id == message_id), None)
+        if at is None:
+            raise _not_found(message_id)
+        current = etag_of(stored, messages[at].headers)
+        if wanted.etag and wanted.etag != str(current):
+            if await self._is_repeat(wanted, record, stored, messages[at]):
+                return str(current)
+            raise Aborted(f"message {message_id} was changed since", etag=str(current))
+        messages[at] = _changed(messages[at], wanted)
+        with encoding(f"log entry {sequence}"):
+            encoded = await asyncio.to_thread(encode_log_entry, messages)
+        if len(messages) > 1 and len(encoded) > max(ENTRY_BYTES_MAX, len(entry)):
+            raise InvalidArgument(
+                "headers",
+                f"the log entry that the message shares with others would have {len(encoded)} "
+                f"bytes, at most {ENTRY_BYTES_MAX} are allowed",
+            )
+        payloads = {} if record is None else {message_id: record}
+        packs = {}
+        if payloads and message_id in packed:
+            packs[pack_id] = without(pack_id, packed, payloads)
+        change = Change({sequence: encoded}, payloads, [message_id], packs)
+        size = messages[at].payload_bytes
+        await self._changes.make(
+            change, events=lambda: self.on_edited(message_id, wanted.queue_id, size)
+        )
+        return str(etag_of(record or stored, messages[at].headers))
+
+    async def _is_repeat(
+        self, wanted: Replacement, record: bytes | None, stored: bytes, message: MessageMetadata
+    ) -> bool:
+        """Whether the message is what the replacement makes of the one that its etag stands for."""
+        seen, current = Etag.parse(wanted.etag), etag_of(stored, message.headers)
+        if wanted.headers is None:
+            if seen.headers != current.headers:
+                return False
+        elif wanted.headers != message.headers:
+            return False
+        if wanted.payload is None:
+            return seen.payload == current.payload
+        if record == stored:
+            return True
+        if message.payload_bytes != len(wanted.payload):
+            return False
+        told = decode_payload(stored)  # each upload has a name of its own
+        return isinstance(told, PayloadUri) and await self._reader.read_blob(told) == wanted.payload
+
+
+def _changed(message: MessageMetadata, wanted: Replacement) -> MessageMetadata:
+    if wanted.payload is not None:
+        message = message._replace(payload_bytes=len(wanted.payload))
+    if wanted.headers is not None:
+        message = message._replace(headers=dict(sorted(wanted.headers.items())))
+    return message
+
+
+def _not_found(message_id: int) -> NotFound:
+    return NotFound("message", str(message_id))

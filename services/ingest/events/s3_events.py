@@ -1,0 +1,141 @@
+"""`POST /s3-events`: notifications of S3 stores, published as events; loaded with an HTTP port.
+
+A document is published in one request for each ingest shard that the dedupe keys of its events fall
+to, through the shards' own gRPC port: what holds for any publish holds for these. A store that gets
+no 200 sends the document again, and nothing is stored twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Final
+
+import grpc.aio
+
+from libs.serving.http.parts import HttpPost, HttpReply
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.errors import StorageError
+from slatemq._publish.dedupe_shards import dedupe_shard
+from slatemq._rpc.rpc_status import raising_slatemq_errors
+from slatemq.errors import InvalidArgument, Unavailable
+from slatemq.events import message_of, read_notifications
+from slatemq.models import OutgoingMessage
+from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest, PublishResponse
+from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
+
+__all__ = ["S3Events"]
+
+PATH: Final = "/s3-events"
+
+BODY_BYTES_MAX: Final = 1 << 20
+"""AWS sends at most 256 KiB, MinIO and Ceph one record; 64 of these may be in memory."""
+
+WRONG_SHARD: Final = "WRONG_SHARD"
+
+_REFUSED: Final = HttpReply(
+    HTTPStatus.UNAUTHORIZED, {"error": "the Authorization header must be Bearer and the token"}
+)
+
+
+class S3Events:
+    """The path, and the calls behind it.
+
+    Attributes:
+        post: For the HTTP port.
+    """
+
+    def __init__(self, directory: TopologyDirectory, channels: Channels, token: str) -> None:
+        """Publish by these channels; an empty token lets in whoever reaches the port."""
+        self._directory = directory
+        self._channels = channels
+        self._token = token.encode()
+        self.post = HttpPost(PATH, BODY_BYTES_MAX, self._answer, self._check)
+
+    async def close(self) -> None:
+        """Close the channels."""
+        await self._channels.close()
+
+    def _check(self, headers: Mapping[str, str]) -> HttpReply | None:
+        if not self._token:
+            return None
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(given.strip().encode(errors="replace"), self._token)
+        return None if is_right and scheme.lower() == "bearer" else _REFUSED
+
+    async def _answer(self, body: bytes) -> HttpReply:
+        notifications = read_notifications(body)
+        messages = [message_of(event) for event in notifications.events]
+        answers = await self._publish(messages) if messages else []
+        task_ids = [answer.task_id for answer in answers if answer.task_id]
+        duplicates = sum(len(answer.duplicates) for answer in answers)
+        accepted = sum(len(answer.message_ids) for answer in answers if answer.task_id)
+        told: dict[str, object] = {
+            "published_count": len(messages) - duplicates - accepted,
+            "duplicate_count": duplicates,
+            "skipped_count": notifications.skipped_count,
+        }
+        if not task_ids:
+            return HttpReply(HTTPStatus.OK, told)
+        told |= {"accepted_count": accepted, "task_ids": task_ids}
+        return HttpReply(HTTPStatus.ACCEPTED, told)
+
+    async def _publish(self, messages: Sequence[OutgoingMessage]) -> list[PublishResponse]:
+        """Publish all, by shard."""
+        try:
+            return await self._publish_by(messages, await self._shards())
+        except InvalidArgument as error:
+            if error.reason != WRONG_SHARD:
+                raise
+            # A shard was added meanwhile.
+            return await self._publish_by(messages, await self._shards(max_age_ms=0))
+
+    async def _shards(self, max_age_ms: int | None = None) -> Sequence[int]:
+        try:
+            if max_age_ms is None:
+                topology = await self._directory.read()
+            else:
+                topology = await self._directory.read(max_age_ms)
+        except StorageError as error:
+            raise Unavailable(str(error), reason="STORE_UNAVAILABLE") from error
+        shards = list(topology.ingests)
+        if not shards:
+            raise Unavailable("no ingest has announced itself", reason="PEER_UNKNOWN")
+        return shards
+
+    async def _publish_by(
+        self, messages: Sequence[OutgoingMessage], shards: Sequence[int]
+    ) -> list[PublishResponse]:
+        by_shard: dict[int, list[OutgoingMessage]] = {}
+        for message in messages:
+            shard = dedupe_shard(message.dedupe_key or "", shards)
+            by_shard.setdefault(shard, []).append(message)
+        return await asyncio.gather(*(self._send(shard, part) for shard, part in by_shard.items()))
+
+    async def _send(self, shard: int, messages: Sequence[OutgoingMessage]) -> PublishResponse:
+        request = PublishRequest(
+            messages=[
+                PublishMessage(
+                    payload=message.payload,
+                    headers=message.headers,
+                    created_at_ms=message.created_at_ms,
+                    dedupe_key=message.dedupe_key or "",
+                )
+                for message in messages
+            ]
+        )
+        try:
+            with raising_slatemq_errors():
+                stub = IngestServiceStub(await self._channels.to("ingest", shard))
+                answer: PublishResponse = await stub.Publish(request)
+                return answer
+        except StorageError as error:
+            raise Unavailable(str(error), reason="STORE_UNAVAILABLE") from error
+        except Unavailable:
+            self._channels.doubt("ingest", shard)
+            raise
+        except grpc.aio.UsageError as error:  # the channel was closed: the peer has moved
+            raise Unavailable(str(error), reason="PEER_MOVED") from error

@@ -1,0 +1,143 @@
+"""The events of an ingest: those of the log and those of edits, in the order of the commits.
+
+An edit's row says where the log ended when the message was edited. So its event follows those of
+all messages up to there, its own message among them, and comes before those behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Generic, TypeVar
+
+from libs.events.relay import EventBatch
+from libs.serving.events.outbox import OutboxEvents
+from services.ingest.events.published_events import PublishedEvents
+
+__all__ = ["ShardEvents"]
+
+T = TypeVar("T")
+
+
+class ShardEvents:
+    """Two sources as one. See libs.events.relay.EventSource."""
+
+    def __init__(self, published: PublishedEvents, edited: OutboxEvents) -> None:
+        """Publish the events of these."""
+        self._published = published
+        self._edited = edited
+        self._current: PublishedEvents | OutboxEvents = published
+
+    @property
+    def lost_count(self) -> int:
+        """Messages that were purged before their events were published."""
+        return self._published.lost_count
+
+    @property
+    def position(self) -> int:
+        """The last message whose event is published."""
+        return self._published.position
+
+    @property
+    def end(self) -> int:
+        """The last durable message."""
+        return self._published.end
+
+    @property
+    def lag(self) -> int:
+        """How many events wait."""
+        return self._published.lag + self._edited.lag
+
+    def save(self) -> None:
+        """Put what was published into the commit that gathers."""
+        self._published.save()
+        self._edited.save()
+
+    def done(self, position: int) -> None:
+        """See EventSource."""
+        self._current.done(position)
+
+    def skip_to_end(self) -> int:
+        """See EventSource."""
+        return self._published.skip_to_end() + self._edited.skip_to_end()
+
+    async def batches(self) -> AsyncGenerator[EventBatch, None]:
+        """See EventSource. Raises as its two parts do."""
+        async with (
+            aclosing(self._published.batches()) as published,
+            aclosing(self._edited.batches_after()) as edited,
+        ):
+            messages, edits = _Ahead(published), _Ahead(edited)
+            try:
+                while True:
+                    await asyncio.wait(
+                        {messages.begin(), edits.begin()}, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if self._edited.waits:
+                        # It may come before messages that are here already.
+                        await asyncio.wait({edits.begin()})
+                    edit = edits.peek()
+                    if edit is not None and edit.after <= self._published.position:
+                        self._current = self._edited
+                        yield edits.take().batch
+                        continue
+                    await asyncio.wait({messages.begin()})
+                    batch = messages.take()
+                    if edit is not None and edit.after < batch.position:
+                        batch, behind = _split(batch, edit.after)
+                        messages.put_back(behind)
+                    self._current = self._published
+                    yield batch
+            finally:
+                await messages.close()
+                await edits.close()
+
+
+class _Ahead(Generic[T]):
+    """The next one of a stream, which is not asked for before the last one is done."""
+
+    def __init__(self, stream: AsyncGenerator[T, None]) -> None:
+        self._stream = stream
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self) -> asyncio.Task[T]:
+        """The task that has it, or will."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._next())
+        return self._task
+
+    async def _next(self) -> T:
+        return await anext(self._stream)
+
+    def peek(self) -> T | None:
+        """The next one, where it is here. Raises as the stream does."""
+        return self._task.result() if self._task is not None and self._task.done() else None
+
+    def take(self) -> T:
+        """The next one, which must be here."""
+        assert self._task is not None, "begun"
+        found = self._task.result()
+        self._task = None
+        return found
+
+    def put_back(self, one: T) -> None:
+        """Give this one next."""
+        self._task = asyncio.create_task(_given(one))
+
+    async def close(self) -> None:
+        """End the task."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def _given(one: T) -> T:
+    return one
+
+
+def _split(batch: EventBatch, after: int) -> tuple[EventBatch, EventBatch]:
+    """The events of the messages up to `after`, and the others."""
+    before = [event for event in batch.events if event.data["message_id"] <= after]
+    behind = batch.events[len(before) :]
+    return batch._replace(events=before, position=after), batch._replace(events=behind)

@@ -1,0 +1,41 @@
+"""The etag of a message: one part for its payload record, one for its headers.
+
+So it can be told what an etag becomes when one of the two is replaced and the other one kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from libs.storage.records.metadata import encode_headers
+
+__all__ = ["Etag", "etag_of"]
+
+_PART_BYTES: Final = 10
+
+
+class Etag(NamedTuple):
+    """Opaque to those who get it as text. Large payloads are cheap: their URI stands for them."""
+
+    payload: str
+    headers: str
+
+    @classmethod
+    def parse(cls, text: str) -> Etag:
+        """The inverse of `str`; one of which no message has both parts, for any other text."""
+        payload, _, headers = text.partition("-")
+        return cls(payload, headers)
+
+    def __str__(self) -> str:
+        return f"{self.payload}-{self.headers}"
+
+
+def etag_of(record: bytes, headers: Mapping[str, str]) -> Etag:
+    """The etag of a message with this payload record and these headers."""
+    return Etag(_digest(record), _digest(encode_headers(headers)))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=_PART_BYTES).hexdigest()

@@ -1,0 +1,282 @@
+"""IngestService; protobuf messages stop here and in `wire`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractContextManager, aclosing
+from typing import Any, Final, cast
+
+from opentelemetry import trace
+
+from libs.serving import limits
+from libs.serving import telemetry as told
+from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.requests.answer_budget import AnswerBudget
+from libs.serving.requests.guard import encoded
+from libs.serving.telemetry import Telemetry
+from libs.storage.layout.ids import message_id
+from libs.storage.records.metadata import decode_log_entry
+from services.ingest.config import IngestConfig
+from services.ingest.read.reading import Room
+from services.ingest.read.tailing import Update
+from services.ingest.rpc.publish_streams import PublishStreams, Requests, published
+from services.ingest.shard import Shard
+from services.ingest.wire import publishes as wire
+from services.ingest.wire import reads as wire_for_brokers
+from services.ingest.write.batches import Accepted
+from slatemq.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
+
+SERVICE_NAME: Final = ingest_pb2.DESCRIPTOR.services_by_name["IngestService"].full_name
+"""For `Service.grpc_services`."""
+
+READ_BYTES: Final = 32 << 20
+"""Payload bytes in one answer when the caller sets no bound."""
+
+HASHES_INLINE_MAX: Final = 4096
+"""Hashes of dedupe keys computed on the event loop: 4 ms."""
+
+SPAN: Final = {
+    told.MESSAGING_SYSTEM: "slatemq",
+    told.MESSAGING_OPERATION_NAME: "publish",
+    told.MESSAGING_OPERATION_TYPE: "send",
+}
+"""What the span of a publish and the count of its messages have."""
+
+
+def rules_of(config: IngestConfig) -> wire.Rules:
+    """What these settings ask of messages."""
+    return wire.Rules(config.payload_bytes_max, config.retention_s, config.max_message_delay_ms)
+
+
+class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
+    """Answers from the shard, once there is one."""
+
+    def __init__(
+        self, config: IngestConfig, directory: TopologyDirectory, telemetry: Telemetry
+    ) -> None:
+        """Answer with these settings; `shard` is set by the process when it has started.
+
+        `streams` are the streams of publishes; they end before the shard does.
+        """
+        self.shard: Shard | None = None
+        self._config = config
+        self._directory = directory
+        self._rules = rules_of(config)
+        self._answers = AnswerBudget(config.answers_bytes_max, "answers_bytes_max")
+        self._telemetry = telemetry
+        self._sent = telemetry.meter.create_counter(
+            told.SENT_MESSAGES, unit="{message}", description="Messages answered, repeats included"
+        )
+        self.streams = PublishStreams(self._accept, self._publish, is_traced=telemetry.traces)
+
+    @property
+    def held_bytes(self) -> int:
+        """What is not stored yet or in answers; the cache is bounded by itself."""
+        if self.shard is None:
+            return 0
+        return self.shard.publisher.commits.uncommitted_bytes + self._answers.used_bytes
+
+    async def Publish(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.PublishRequest, context: Any
+    ) -> ingest_pb2.PublishResponse:
+        """See the proto."""
+        return await self._publish(self._accept(request))
+
+    async def PublishStream(  # noqa: N802 - the RPC's name
+        self, request_iterator: AsyncIterator[ingest_pb2.PublishStreamRequest], context: Any
+    ) -> AsyncIterator[ingest_pb2.PublishStreamResponse]:
+        """See the proto."""
+        publisher = self._open().publisher
+        requests = cast("Requests", request_iterator)
+        async with aclosing(self.streams.serve(publisher, requests)) as answers:
+            async for answer in answers:
+                yield answer
+                del answer  # It is sent: the next may be hours away.
+
+    def _accept(self, request: ingest_pb2.PublishRequest) -> Accepted:
+        return wire.accept(request, self._rules)
+
+    async def _publish(self, accepted: Accepted) -> ingest_pb2.PublishResponse:
+        publisher = self._open().publisher
+        if accepted.dedupe_keys:
+            try:
+                await self._check_shards(accepted.dedupe_keys)
+            except InvalidArgument:
+                # A repeat of what was stored before the topology grew must not go elsewhere.
+                first = await publisher.repeated(accepted)
+                if first is None:
+                    raise
+                return published(first)
+        count = len(accepted.payloads)
+        if not self._telemetry.traces:
+            answered = await publisher.publish(accepted)
+        else:
+            with self._publish_span(count):
+                answered = await publisher.publish(accepted, wire.carry_trace)
+        self._sent.add(count, SPAN)
+        return published(answered)
+
+    def _publish_span(self, count: int) -> AbstractContextManager[object]:
+        """The current span from now on: of a publish of so many messages."""
+        return self._telemetry.tracer.start_as_current_span(
+            "publish",
+            kind=trace.SpanKind.PRODUCER,
+            attributes={**SPAN, told.MESSAGING_BATCH_MESSAGE_COUNT: count},
+        )
+
+    async def BatchGetPayloads(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.BatchGetPayloadsRequest, context: Any
+    ) -> ingest_pb2.BatchGetPayloadsResponse:
+        """See the proto."""
+        if request.max_bytes < 0:
+            raise InvalidArgument("max_bytes", "may not be negative")
+        wire.check_message_ids(request.message_ids, self._config.shard)
+        shard = self._open()
+        async with self._answers.fetching(request.max_bytes or READ_BYTES) as bytes_max:
+            # Nothing of it but these bytes is kept until the caller has read them.
+            data = await self._read(shard, request, bytes_max)
+        size_bytes = len(data)
+        if size_bytes > bytes_max:  # a single message, or one with headers
+            self._answers.hold(size_bytes)
+        else:
+            self._answers.take(size_bytes)
+        context.add_done_callback(lambda _: self._answers.release(size_bytes))
+        return encoded(ingest_pb2.BatchGetPayloadsResponse, data)
+
+    async def _read(
+        self, shard: Shard, request: ingest_pb2.BatchGetPayloadsRequest, bytes_max: int
+    ) -> bytes:
+        message_ids = list(request.message_ids)
+        room = Room(bytes_max, limits.message_bytes_max(self._config.payload_bytes_max))
+        end = shard.log.end
+        if request.encoded or request.runs:
+            if request.with_etags:
+                name = "runs" if request.runs else "encoded"
+                raise InvalidArgument(name, "may not be given together with with_etags")
+            found = await shard.encoded.read(message_ids, room)
+            await shard.confirm_missing(found.missing_ids, end.last_message_id)
+            return wire_for_brokers.told(found, in_runs=request.runs)
+        read = await shard.reader.read(message_ids, room, with_etags=request.with_etags)
+        await shard.confirm_missing(read.missing_ids, end.last_message_id)
+        answer = ingest_pb2.BatchGetPayloadsResponse(
+            messages=[wire.to_message(*one) for one in read.messages],
+            missing_ids=read.missing_ids,
+            damaged_ids=read.damaged_ids,
+            slow_ids=read.slow_ids,
+            etags=read.etags,
+        )
+        return answer.SerializeToString()
+
+    async def TailLog(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.TailLogRequest, context: Any
+    ) -> AsyncIterator[ingest_pb2.TailLogResponse]:
+        """See the proto."""
+        shard = self._open()
+        if request.after_sequence > shard.log.end.last_message_id:
+            await shard.prove_ownership()
+        # A share, so that tails which nobody reads leave room for the others.
+        tail = shard.log.tail(request.after_sequence, lambda: self._answers.share_bytes)
+        async with aclosing(tail) as updates:
+            async for update in updates:
+                size_bytes = sum(len(value) for _, value in update.entries)
+                self._answers.hold(size_bytes)
+                try:
+                    yield _tailed(update, stored=request.stored)
+                finally:
+                    self._answers.release(size_bytes)
+
+    async def Push(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.PushRequest, context: Any
+    ) -> ingest_pb2.PushResponse:
+        """See the proto."""
+        pushed = wire_for_brokers.accept_push(request, self._rules)
+        shard = self._open()
+        try:
+            last_number = await shard.publisher.push(*pushed)
+        except FailedPrecondition:
+            await shard.prove_ownership()
+            raise
+        return ingest_pb2.PushResponse(last_number=last_number)
+
+    async def ReplaceMessage(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.ReplaceMessageRequest, context: Any
+    ) -> ingest_pb2.ReplaceMessageResponse:
+        """See the proto."""
+        replacement = wire_for_brokers.to_replacement(
+            request, self._config.payload_bytes_max, self._config.shard
+        )
+        shard = self._open()
+        end = shard.log.end
+        try:
+            etag = await shard.replacer.replace(replacement)
+        except NotFound:
+            await shard.confirm_missing([request.message_id], end.last_message_id)
+            raise
+        except Aborted:
+            await shard.prove_ownership()
+            raise
+        return ingest_pb2.ReplaceMessageResponse(etag=etag)
+
+    async def GetLogStatus(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.GetLogStatusRequest, context: Any
+    ) -> ingest_pb2.GetLogStatusResponse:
+        """See the proto."""
+        shard = self._open()
+        first_sequence = shard.log.bounds.first_sequence
+        return ingest_pb2.GetLogStatusResponse(
+            shard=self._config.shard,
+            durable_sequence=shard.log.end.last_message_id,
+            first_sequence=max(first_sequence, message_id(self._config.shard, 1)),
+            gaps=[
+                ingest_pb2.LogGap(after_sequence=gap.after, next_sequence=gap.next)
+                for gap in shard.gaps.gaps
+            ],
+        )
+
+    async def FindLogPosition(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.FindLogPositionRequest, context: Any
+    ) -> ingest_pb2.FindLogPositionResponse:
+        """See the proto."""
+        if request.received_at_ms < 0:
+            raise InvalidArgument("received_at_ms", "may not be negative")
+        shard = self._open()
+        position = await shard.log.position_before(request.received_at_ms)
+        await shard.prove_ownership()
+        return ingest_pb2.FindLogPositionResponse(after_sequence=position)
+
+    async def RaisePurgeEpoch(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.RaisePurgeEpochRequest, context: Any
+    ) -> ingest_pb2.RaisePurgeEpochResponse:
+        """See the proto."""
+        raised = await self._open().purge_epoch.raise_by_one()
+        return ingest_pb2.RaisePurgeEpochResponse(purge_epoch=raised)
+
+    async def _check_shards(self, dedupe_keys: Mapping[int, str]) -> None:
+        """Raises InvalidArgument for a dedupe key of another shard."""
+        topology = await self._directory.read()
+        shards = {*topology.ingests, self._config.shard}
+        if len(shards) == 1:
+            return
+        if len(shards) * len(dedupe_keys) > HASHES_INLINE_MAX:
+            await asyncio.to_thread(
+                wire.check_dedupe_shards, dedupe_keys, shards, self._config.shard
+            )
+        else:
+            wire.check_dedupe_shards(dedupe_keys, shards, self._config.shard)
+
+    def _open(self) -> Shard:
+        if self.shard is None:
+            raise Unavailable("the service is starting", reason="STARTING")
+        return self.shard
+
+
+def _tailed(update: Update, *, stored: bool) -> ingest_pb2.TailLogResponse:
+    answer = ingest_pb2.TailLogResponse(durable_sequence=update.durable_sequence)
+    for sequence, value in update.entries:
+        if stored:
+            answer.stored_entries.add(sequence=sequence, value=value)
+        else:
+            answer.entries.append(wire.log_entry(sequence, decode_log_entry(value)))
+    return answer

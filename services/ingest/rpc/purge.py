@@ -1,0 +1,73 @@
+"""PurgeService; protobuf messages stop here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from libs.storage.layout.ids import shard_of
+from services.ingest.edit.purge_rules import Reason
+from services.ingest.edit.purging import Purge, Purger
+from slatemq.errors import InvalidArgument, Unavailable
+from slatemq.v1 import purge_pb2, purge_pb2_grpc
+
+SERVICE_NAME: Final = purge_pb2.DESCRIPTOR.services_by_name["PurgeService"].full_name
+"""For `Service.grpc_services`."""
+
+MESSAGES_MAX: Final = 10_000
+"""Messages in one call: some tens of milliseconds, in pieces."""
+
+_REASONS: Final = {
+    purge_pb2.PURGE_REASON_EXPIRED: Reason.EXPIRED,
+    purge_pb2.PURGE_REASON_UNREFERENCED: Reason.UNREFERENCED,
+}
+
+
+class PurgeServicer(purge_pb2_grpc.PurgeServiceServicer):
+    """Purges, once there is a shard."""
+
+    def __init__(self, shard: int) -> None:
+        """Answer for this ingest shard; `purger` is set by the process when it has started."""
+        self.purger: Purger | None = None
+        self._shard = shard
+
+    async def PurgeMessages(  # noqa: N802 - the RPC's name
+        self, request: purge_pb2.PurgeMessagesRequest, context: Any
+    ) -> purge_pb2.PurgeMessagesResponse:
+        """See the proto."""
+        if self.purger is None:
+            raise Unavailable("the service is starting", reason="STARTING")
+        wanted = _to_purge(request, self._shard)
+        purged = await self.purger.purge(wanted)
+        return purge_pb2.PurgeMessagesResponse(
+            purged_count=purged.count,
+            gone_count=len(wanted.message_ids) - purged.count - len(purged.refused_ids),
+            refused_ids=purged.refused_ids,
+            purged_bytes=purged.size_bytes,
+        )
+
+
+def _to_purge(request: purge_pb2.PurgeMessagesRequest, shard: int) -> Purge:
+    """What is asked for; raises InvalidArgument."""
+    if request.purge_epoch < 0:
+        raise InvalidArgument("purge_epoch", "may not be negative")
+    reason = _REASONS.get(request.reason)
+    if reason is None:
+        known = ", ".join(map(purge_pb2.PurgeReason.Name, _REASONS))
+        raise InvalidArgument("reason", f"must be one of {known}")
+    if not 1 <= len(request.message_ids) <= MESSAGES_MAX:
+        raise InvalidArgument("message_ids", f"1 to {MESSAGES_MAX}, not {len(request.message_ids)}")
+    ids = set(request.message_ids)
+    if min(ids) == 0 or {shard_of(min(ids)), shard_of(max(ids))} != {shard}:
+        raise _not_ours(request.message_ids, shard)
+    return Purge(request.purge_epoch, reason, list(ids))
+
+
+def _not_ours(message_ids: Sequence[int], shard: int) -> InvalidArgument:
+    """Names the first of them that is no message of this shard."""
+    at, message_id = next(
+        (at, one) for at, one in enumerate(message_ids) if one == 0 or shard_of(one) != shard
+    )
+    return InvalidArgument(
+        f"message_ids[{at}]", f"{message_id} is no message of ingest shard {shard}"
+    )

@@ -1,0 +1,181 @@
+"""IngestService where publishes are tasks: they are answered when the queue backend has them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
+from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.telemetry import Telemetry
+from libs.storage.errors import StorageError
+from libs.storage.objects.small_objects import Objects
+from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
+from services.ingest.config import IngestConfig
+from services.ingest.queued import Tasks
+from services.ingest.rpc.ingest import SPAN, IngestServicer, rules_of
+from services.ingest.rpc.publish_streams import PublishStreams, published
+from services.ingest.rpc.tasks import answered_of, seconds_to_wait
+from services.ingest.write.batches import Accepted
+from services.ingest.write.request_ids import Answered
+from slatemq.errors import FailedPrecondition, ResourceExhausted
+from slatemq.v1 import ingest_pb2
+
+__all__ = ["QueuedServicer", "open_tasks"]
+
+TASK_ID_METADATA: Final = "slatemq-task-id"
+
+STREAM_WAIT_S: Final = 20.0
+"""How long a `sync` publish on a stream waits, where each has no deadline of its own."""
+
+REPEATED_S: Final = 1.0
+"""How long a publish waits to know whether it is a repeat."""
+
+RETRY_MS: Final = 200
+"""When a publish that was refused since others wait for the backend may come again."""
+
+DIRECT_HEADERS: Final = (TASKS_HEADER, EVENTS_HEADER)
+"""What the backend `slatemq` publishes: where that is this very instance, it is stored directly."""
+
+
+class _Request(Accepted):
+    """What was accepted, and the request itself."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, accepted: Accepted, request: ingest_pb2.PublishRequest) -> None:
+        super().__init__(
+            accepted.payloads,
+            accepted.columns,
+            accepted.request_id,
+            accepted.large,
+            accepted.size_bytes,
+            accepted.dedupe_keys,
+            accepted.elsewhere,
+        )
+        self.request = request
+
+
+def open_tasks(config: IngestConfig, objects: Objects, telemetry: Telemetry) -> Tasks:
+    """The write tasks of an ingest with these settings, not begun yet."""
+    assert config.queue is not None, "event queues are on"
+    return Tasks(config.queue, config.shard, objects, rules_of(config), telemetry)
+
+
+class QueuedServicer(IngestServicer):
+    """Enqueues publishes; all else is as in IngestServicer."""
+
+    def __init__(
+        self,
+        config: IngestConfig,
+        directory: TopologyDirectory,
+        telemetry: Telemetry,
+        tasks: Tasks,
+    ) -> None:
+        """Enqueue here."""
+        super().__init__(config, directory, telemetry)
+        self._tasks = tasks
+        self._waits = tasks.consistency == "sync"
+        self._unanswered_bytes = 0
+        self._direct_headers = DIRECT_HEADERS if tasks.backend_name == "slatemq" else ()
+        # Traced, so that each request is handed to `_publish`, in a task of its own.
+        self.streams = PublishStreams(self._accept, self._publish, is_traced=True)
+
+    @property
+    def held_bytes(self) -> int:
+        """Also what waits for the backend or, with `sync`, for its outcome, and running tasks.
+
+        A task that is being stored has its body twice: as it came, and in the commit.
+        """
+        return super().held_bytes + self._unanswered_bytes + self._tasks.held_bytes
+
+    async def Publish(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.PublishRequest, context: Any
+    ) -> ingest_pb2.PublishResponse:
+        """See the proto."""
+        accepted = self._accept(request)
+        answer = await self._publish(accepted, lambda: seconds_to_wait(context))
+        if answer.task_id:
+            await context.send_initial_metadata(((TASK_ID_METADATA, answer.task_id),))
+        return answer
+
+    def _accept(self, request: ingest_pb2.PublishRequest) -> Accepted:
+        return _Request(super()._accept(request), request)
+
+    async def _publish(
+        self, accepted: Accepted, wait_s: Callable[[], float | None] = lambda: STREAM_WAIT_S
+    ) -> ingest_pb2.PublishResponse:
+        """Enqueue; where publishes are `sync`, wait so long at most for the outcome."""
+        assert isinstance(accepted, _Request), "comes from `_accept`"
+        if all(map(self._is_of_backend, accepted.columns.headers)):
+            return await super()._publish(accepted)
+        count = len(accepted.payloads)
+        with self._counted(accepted.size_bytes), self._publish_span(count):
+            answer = await self._publish_task(accepted, accepted.request, wait_s)
+        self._sent.add(count, SPAN)
+        return answer
+
+    async def _publish_task(
+        self,
+        accepted: Accepted,
+        request: ingest_pb2.PublishRequest,
+        wait_s: Callable[[], float | None],
+    ) -> ingest_pb2.PublishResponse:
+        first = await self._first_answer(accepted)
+        if first is not None:
+            return published(first)
+        if accepted.dedupe_keys:
+            await self._check_shards(accepted.dedupe_keys)
+        task_id = await self._tasks.enqueue(accepted, request.SerializeToString())
+        if self._waits:
+            outcome = (await self._tasks.wait(task_id, wait_s())).outcome
+            if isinstance(outcome, AppliedTask):
+                return published(answered_of(outcome))
+            if outcome is not None:
+                raise _failed(task_id, outcome)
+        return ingest_pb2.PublishResponse(message_ids=[0] * len(accepted.payloads), task_id=task_id)
+
+    async def _first_answer(self, accepted: Accepted) -> Answered | None:
+        """What a repeated request is answered whose first one is applied already."""
+        publisher = self._open().publisher
+        if not accepted.request_id:
+            return None
+        try:
+            async with asyncio.timeout(REPEATED_S):
+                return await publisher.repeated(accepted)
+        except (TimeoutError, StorageError):
+            # The first one, or the store, takes long. A second task gets the first one's IDs, too.
+            return None
+
+    @contextmanager
+    def _counted(self, size_bytes: int) -> Iterator[None]:
+        """Count a publish until it is answered. Raises ResourceExhausted as a direct one does.
+
+        What tasks are storing has no part in it: publishes are taken while the store is away.
+        """
+        bytes_max = self._config.uncommitted_bytes_max
+        if self._unanswered_bytes and self._unanswered_bytes + size_bytes > bytes_max:
+            raise ResourceExhausted(
+                f"too much waits for {self._tasks.backend_name}",
+                reason="UNCOMMITTED_BYTES",
+                retry_after_ms=RETRY_MS,
+            )
+        self._unanswered_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self._unanswered_bytes -= size_bytes
+
+    def _is_of_backend(self, headers: dict[str, str]) -> bool:
+        return any(name in headers for name in self._direct_headers)
+
+
+def _failed(task_id: str, outcome: FailedTaskRecord) -> FailedPrecondition:
+    return FailedPrecondition(
+        "TASK_FAILED",
+        f"task {task_id} failed after {outcome.attempts} attempts: {outcome.error}",
+        subject=task_id,
+        metadata={"task_id": task_id},
+    )

@@ -1,0 +1,143 @@
+"""TaskService: what became of publishes that were accepted as tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
+from services.ingest.write.request_ids import Answered
+from slatemq.errors import FailedPrecondition, InvalidArgument
+from slatemq.v1 import task_pb2, task_pb2_grpc
+
+__all__ = ["SERVICE_NAME", "KnownTask", "TaskLedger", "TaskServicer"]
+
+SERVICE_NAME: Final = task_pb2.DESCRIPTOR.services_by_name["TaskService"].full_name
+"""For `Service.grpc_services`."""
+
+FAILED_MAX: Final = 10_000
+FAILED_DEFAULT: Final = 100
+
+ANSWER_S: Final = 1.0
+"""How long before its deadline a call that waits is answered."""
+
+
+class KnownTask(NamedTuple):
+    """What is known of a task; `outcome` is None while it waits."""
+
+    task_id: str
+    accepted_at_ms: int
+    outcome: AppliedTask | FailedTaskRecord | None
+    attempts: int = 0
+    error: str = ""
+
+    @classmethod
+    def of_dead_letter(
+        cls, task_id: str, accepted_at_ms: int, failed_at_ms: int, attempts: int, error: str
+    ) -> KnownTask:
+        """One in the dead-letter place, whose ID may be none of ours."""
+        return cls(task_id, accepted_at_ms, FailedTaskRecord(failed_at_ms, attempts, error))
+
+    @classmethod
+    def of_unreadable(cls, place: str, failed_at_ms: int, error: str) -> KnownTask:
+        """What lies in the dead-letter place, and is no task: it has no ID."""
+        return cls("", 0, FailedTaskRecord(failed_at_ms, 0, f"unreadable: {place}: {error}"))
+
+
+class TaskLedger(Protocol):
+    """Who knows the tasks of this shard; see services.ingest.queued."""
+
+    async def get(self, task_id: str) -> KnownTask:
+        """What is known of a task."""
+        ...
+
+    async def wait(self, task_id: str, seconds: float | None) -> KnownTask:
+        """The same once it is applied or has failed, or when the time is over."""
+        ...
+
+    async def failed(self, limit: int) -> Sequence[KnownTask]:
+        """The tasks among the dead letters."""
+        ...
+
+    async def retry_failed(self) -> int:
+        """Move all dead letters back; gives how many."""
+        ...
+
+
+class TaskServicer(task_pb2_grpc.TaskServiceServicer):
+    """Answers for one shard; without tasks, that there are none."""
+
+    def __init__(self, tasks: TaskLedger | None) -> None:
+        """None: publishes are answered directly."""
+        self._ledger = tasks
+
+    async def GetTask(  # noqa: N802 - the RPC's name
+        self, request: task_pb2.GetTaskRequest, context: Any
+    ) -> task_pb2.GetTaskResponse:
+        """See the proto."""
+        return task_pb2.GetTaskResponse(task=_told(await self._tasks.get(request.task_id)))
+
+    async def WaitTask(  # noqa: N802 - the RPC's name
+        self, request: task_pb2.WaitTaskRequest, context: Any
+    ) -> task_pb2.WaitTaskResponse:
+        """See the proto."""
+        known = await self._tasks.wait(request.task_id, seconds_to_wait(context))
+        return task_pb2.WaitTaskResponse(task=_told(known))
+
+    async def ListFailedTasks(  # noqa: N802 - the RPC's name
+        self, request: task_pb2.ListFailedTasksRequest, context: Any
+    ) -> task_pb2.ListFailedTasksResponse:
+        """See the proto."""
+        if not 0 <= request.limit <= FAILED_MAX:
+            raise InvalidArgument("limit", f"0 to {FAILED_MAX}, not {request.limit}")
+        found = await self._tasks.failed(request.limit or FAILED_DEFAULT)
+        return task_pb2.ListFailedTasksResponse(tasks=map(_told, found))
+
+    async def RetryFailedTasks(  # noqa: N802 - the RPC's name
+        self, request: task_pb2.RetryFailedTasksRequest, context: Any
+    ) -> task_pb2.RetryFailedTasksResponse:
+        """See the proto."""
+        return task_pb2.RetryFailedTasksResponse(retried_count=await self._tasks.retry_failed())
+
+    @property
+    def _tasks(self) -> TaskLedger:
+        if self._ledger is None:
+            raise FailedPrecondition(
+                "DIRECT_MODE", "this ingest stores publishes directly: it has no tasks"
+            )
+        return self._ledger
+
+
+def seconds_to_wait(context: Any) -> float | None:
+    """How long a call may wait before it is answered; None: it has no deadline."""
+    remaining: float | None = context.time_remaining()
+    return None if remaining is None else max(0.0, remaining - min(ANSWER_S, remaining / 5))
+
+
+def answered_of(applied: AppliedTask) -> Answered:
+    """What a direct publish would have been answered."""
+    return Answered(
+        applied.first_message_id,
+        applied.message_count,
+        applied.duplicates,
+        applied.received_at_ms,
+    )
+
+
+def _told(known: KnownTask) -> task_pb2.Task:
+    task = task_pb2.Task(task_id=known.task_id, accepted_at_ms=known.accepted_at_ms)
+    outcome = known.outcome
+    if isinstance(outcome, AppliedTask):
+        task.state = task_pb2.TASK_STATE_APPLIED
+        task.ended_at_ms = outcome.at_ms
+        task.message_ids.extend(answered_of(outcome).message_ids)
+        task.duplicates.extend(place for place, _ in outcome.duplicates)
+        task.received_at_ms = outcome.received_at_ms
+    elif isinstance(outcome, FailedTaskRecord):
+        task.state = task_pb2.TASK_STATE_FAILED
+        task.ended_at_ms = outcome.at_ms
+        task.error, task.attempts_count = outcome.error, outcome.attempts
+    else:
+        task.state = task_pb2.TASK_STATE_PENDING
+        task.error, task.attempts_count = known.error, known.attempts
+    return task

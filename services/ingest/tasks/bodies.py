@@ -1,0 +1,131 @@
+"""The bodies of write tasks: small ones travel in their tasks, others are objects.
+
+An object `tasks/ingest-<shard>/<backend>/<task ID>` is durable before its task is enqueued, and
+removed once the task is applied. Before its publish is answered a record says that it must be kept.
+One without a record is an orphan when it is old: nobody was answered (see
+services.ingest.tasks.cleanup). Those of other backends, which this one cannot speak for, stay.
+"""
+
+from __future__ import annotations
+
+import binascii
+import logging
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from libs.storage.errors import StoreUnavailable
+from libs.storage.objects.small_objects import Objects
+from slatemq.errors import InvalidArgument
+
+__all__ = ["ENQUEUE_MS_MAX", "INLINE_BODY_BYTES_MAX", "TaskBodies", "warn_of_stranded"]
+
+log = logging.getLogger(__name__)
+
+FOLDER: Final = "tasks"
+
+INLINE_BODY_BYTES_MAX: Final = 512 << 10
+"""Bodies up to this size travel in the task, in base 64: Kafka takes messages of 1 MB unless it is
+set up otherwise."""
+
+ENQUEUE_MS_MAX: Final = 5 * 60_000
+"""A task that was not enqueued so soon after its body was begun is not answered for."""
+
+ORPHAN_MS: Final = 15 * 60_000
+"""How old an object must be to be taken for an orphan: far beyond `ENQUEUE_MS_MAX`."""
+
+
+class TaskBodies:
+    """The bodies of one shard's tasks. Methods raise StoreUnavailable when the store is away."""
+
+    def __init__(self, objects: Objects, shard: int, backend: str) -> None:
+        """`backend` is the name of the folder in the shard's; see TaskBackend.place."""
+        self._objects = objects
+        self._of_shard = _folder_of(shard)
+        self._folder = f"{self._of_shard}/{backend}"
+        self._others_count = 0
+
+    async def put(self, task_id: str, body: bytes) -> dict[str, Any]:
+        """Make a body safe; gives the members of the task's payload that hold it, or name it."""
+        held: dict[str, Any] = {"content_length": len(body)}
+        if len(body) <= INLINE_BODY_BYTES_MAX:
+            return {**held, "body": b64encode(body).decode()}
+        path = f"{self._folder}/{task_id}"
+        await self._objects.put(path, body)
+        return {**held, "data_ref": path}
+
+    async def get(self, payload: Mapping[str, Any]) -> bytes:
+        """The body that a task's payload holds or names.
+
+        Raises ObjectNotFound, and InvalidArgument for a payload of another form.
+        """
+        path = self.path_of(payload)
+        if path is not None:
+            return await self._objects.get(path)
+        try:
+            return b64decode(str(payload["body"]), validate=True)
+        except (KeyError, binascii.Error) as error:
+            raise InvalidArgument("payload.body", f"must be base 64: {error}") from error
+
+    def path_of(self, payload: Mapping[str, Any]) -> str | None:
+        """The path of a body that is an object. Raises InvalidArgument for one of another shard.
+
+        It may lie in the folder of another backend: the same one at an earlier address, perhaps.
+        """
+        path = payload.get("data_ref")
+        if path is None:
+            return None
+        folder = self._of_shard
+        if not isinstance(path, str) or not path.startswith(f"{folder}/") or ".." in path:
+            raise InvalidArgument("payload.data_ref", f"must be below {folder}, not {path!r}")
+        return path
+
+    async def remove(self, payload: Mapping[str, Any]) -> None:
+        """Remove a body that is an object; no error if it is gone."""
+        path = self.path_of(payload)
+        if path is not None:
+            await self._objects.delete(path)
+
+    async def old(self, now_ms: int) -> Collection[str]:
+        """The paths of this backend's objects that are orphans, unless a task names them."""
+        found = await self._objects.describe(self._of_shard)
+        own = [info for info in found if info.path.startswith(f"{self._folder}/")]
+        self._tell_of_others(len(found) - len(own))
+        return {info.path for info in own if info.modified_ms < now_ms - ORPHAN_MS}
+
+    def _tell_of_others(self, count: int) -> None:
+        if count > self._others_count:
+            log.warning(
+                "%s has %d bodies of publishes that another backend has the tasks of: these "
+                "settings apply none of them (docs/how-to/async.md, Switch it off)",
+                self._of_shard,
+                count,
+            )
+        self._others_count = count
+
+    async def remove_orphans(self, paths: Collection[str]) -> None:
+        """Remove these."""
+        for path in paths:
+            await self._objects.delete(path)
+
+
+async def warn_of_stranded(objects: Objects, shard: int) -> None:
+    """Warn where a shard whose settings apply no tasks has bodies of tasks: some may wait."""
+    folder = _folder_of(shard)
+    try:
+        count = len(await objects.describe(folder))
+    except StoreUnavailable as error:
+        log.info("whether tasks of async or sync mode wait is not known: %s", error)
+        return
+    if count:
+        log.warning(
+            "%s has %d bodies of publishes accepted in async or sync mode, and these settings "
+            "apply none: start with the earlier settings until no task is pending "
+            "(docs/how-to/async.md, Switch it off)",
+            folder,
+            count,
+        )
+
+
+def _folder_of(shard: int) -> str:
+    return f"{FOLDER}/ingest-{shard}"

@@ -1,0 +1,102 @@
+"""Removes what tasks leave behind: bodies that no task names, and records that none needs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from typing import Final
+
+from libs.storage.errors import StorageError
+from libs.storage.records.task_records import AppliedTask
+from services.ingest.shard import Shard
+from services.ingest.tasks.backend import TaskBackend
+from services.ingest.tasks.bodies import ENQUEUE_MS_MAX, TaskBodies
+from services.ingest.tasks.consumer import TaskConsumer
+from services.ingest.tasks.outcomes import TaskOutcomes
+from slatemq._admin.task_ids import is_task_id, parse_task_id
+from slatemq.errors import SlateMQError
+
+__all__ = ["TaskTidying"]
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 60.0
+
+LOOKS_PER_SWEEP: Final = 60
+"""Records are swept each hour, beginning with the second look."""
+
+
+class TaskTidying:
+    """Tidies one shard's tasks; `run` works until it is cancelled."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        backend: TaskBackend,
+        bodies: TaskBodies,
+        outcomes: TaskOutcomes,
+        consumer: TaskConsumer,
+    ) -> None:
+        """Nothing is looked at yet."""
+        self._shard = shard
+        self._backend = backend
+        self._bodies = bodies
+        self._outcomes = outcomes
+        self._consumer = consumer
+        self._answered: set[str] = set()
+
+    async def run(self) -> None:
+        """Look every minute; a store or a backend that is away is waited for."""
+        for look in itertools.count():
+            try:
+                await self.remove_orphans()
+                if look % LOOKS_PER_SWEEP == 1:
+                    await self.sweep()
+            except (SlateMQError, StorageError) as error:
+                log.info("tidying waits: %s", error)
+            await asyncio.sleep(LOOK_S)
+
+    async def sweep(self) -> int:
+        """Remove records of applied tasks that cannot come again; gives how many."""
+        finished_ms = self._consumer.finished_ms
+        # A backend that keeps what is finished may give all of it out again, of any age.
+        if not await self._backend.connected.trim_tasks():
+            return 0
+        return await self._outcomes.sweep(finished_ms)
+
+    async def remove_orphans(self) -> int:
+        """Remove bodies of publishes that nobody was answered; gives how many.
+
+        What was answered has a record: of that no body is removed, whatever the backend says of
+        what it has. Others are waited for as long as their task may be in the backend, so that it
+        finds its body.
+        """
+        old = await self._bodies.old(self._shard.clock.now_ms())
+        self._answered.intersection_update(old)
+        orphans = [path for path in old if await self._is_orphan(path)]
+        if not orphans:
+            return 0
+        # An owner that has replaced this one may have noted answers that are not seen here.
+        await self._shard.prove_ownership()
+        await self._bodies.remove_orphans(orphans)
+        log.info("removed %d bodies of publishes that were never answered", len(orphans))
+        return len(orphans)
+
+    async def _is_orphan(self, path: str) -> bool:
+        task_id = path.rpartition("/")[2]
+        if path in self._answered or not is_task_id(task_id) or self._consumer.is_running(task_id):
+            return False
+        record = await self._outcomes.find(task_id)
+        if record is not None and not isinstance(record, AppliedTask):
+            self._answered.add(path)
+            return False
+        return record is not None or await self._has_come_by(task_id)
+
+    async def _has_come_by(self, task_id: str) -> bool:
+        """Whether the consumer would have a task by now, if the backend had it."""
+        accepted_at_ms = parse_task_id(task_id).accepted_at_ms
+        if accepted_at_ms + ENQUEUE_MS_MAX < self._consumer.finished_ms:
+            return True
+        backend = self._backend.connected
+        return self._consumer.is_idle and not (await backend.stats()).pending_tasks

@@ -1,0 +1,261 @@
+"""Applies this shard's write tasks, each once, in the order in which the backend gives them out.
+
+::
+
+    dequeue ─▶ known already? ─▶ body ─▶ publish, its outcome in the same commit ─▶ remove the body,
+       ▲            │ yes                    │ refused                                 complete
+       └── retry ───┼────────────────────────┴─▶ count the attempt, or dead letter
+                    └────────────────────────────────────────────────────────────────▶ complete
+
+Kills between any two of these lead back to the beginning, with the same task. A store or a backend
+that is away is waited for, and costs no attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from libs.events.retrying import Outage
+from libs.events.tasks import WriteTask, cut_error
+from libs.storage.database.clocks import Clock
+from libs.storage.errors import StorageError, StoreUnavailable
+from libs.storage.records.task_records import AppliedTask, TaskRecord
+from services.ingest.tasks.backend import TaskBackend
+from services.ingest.tasks.bodies import TaskBodies
+from services.ingest.tasks.outcomes import Attempt, TaskOutcomes, TaskWaiting
+from services.ingest.tasks.traces import TaskTraces
+from services.ingest.write.batches import Accepted
+from services.ingest.write.publishing import Publisher
+from services.ingest.write.request_ids import Answered
+from slatemq._admin.task_ids import is_task_id, parse_task_id
+from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
+
+__all__ = ["OPERATION", "TaskConsumer"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OPERATION: Final = "Publish"
+
+SHARD_FULL: Final = "SHARD_FULL"
+
+AT_ONCE_MAX: Final = 256
+"""Tasks that are applied at the same time: they share commits, which may take 100 ms each."""
+
+SETTLE_MS: Final = 15 * 60_000
+"""How long after the start of this process what another one had may take to come again."""
+
+BYTES_MAX: Final = 64 << 20
+"""What those hold, unless one alone has more."""
+
+
+class TaskConsumer:
+    """The consumer of one shard; `run` works until it is cancelled."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        backend: TaskBackend,
+        bodies: TaskBodies,
+        outcomes: TaskOutcomes,
+        accept: Callable[[bytes], Accepted],
+        traces: TaskTraces,
+        clock: Clock,
+    ) -> None:
+        """Apply with this publisher; `accept` checks a body."""
+        self._publisher = publisher
+        self._backend = backend
+        self._bodies = bodies
+        self._outcomes = outcomes
+        self._accept = accept
+        self._traces = traces
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._since_ms: dict[str, int] = {}
+        self._began_ms = clock.now_ms()
+        self._newest_ms = 0
+        self._clock = clock
+        self._bytes = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def held_bytes(self) -> int:
+        """What the tasks hold that it has begun."""
+        return self._bytes
+
+    @property
+    def finished_ms(self) -> int:
+        """Until when the tasks were accepted that are finished, since backends keep their order.
+
+        Only delayed tasks, and those of a connection that was lost, may come later. 0: unknown.
+        """
+        oldest_ms = next(iter(self._since_ms.values()), self._newest_ms)
+        return min(oldest_ms, self._newest_ms)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no task."""
+        return not self._running
+
+    def is_running(self, task_id: str) -> bool:
+        """Whether it is at work on this task."""
+        return task_id in self._running
+
+    async def run(self) -> None:
+        """Apply tasks. Raises the error of a commit that failed, as does the commit loop."""
+        try:
+            while True:
+                await self._room_for(0)
+                task = await self._backend.until_done(lambda backend: backend.dequeue_task())
+                if task is None:
+                    continue
+                # It comes again when its backend has missed us for long, or has it twice: this
+                # delivery is finished, too, once what the first one led to is known.
+                while (running := self._running.get(task.task_id)) is not None:
+                    await asyncio.wait([running])
+                await self._begin(task)
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        running = list(self._running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def _room_for(self, size_bytes: int) -> None:
+        """Wait until one more task may begin, with a body of this size."""
+        while len(self._running) >= AT_ONCE_MAX or (
+            self._bytes and self._bytes + size_bytes > BYTES_MAX
+        ):
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _begin(self, task: WriteTask) -> None:
+        """Read what a task needs, in turn, so that tasks are handed over in their order."""
+        size_bytes = _size_of(task)
+        await self._room_for(size_bytes)
+        error: Exception | None = None
+        known: TaskRecord | None = None
+        accepted: Accepted | None = None
+        try:
+            known = await self._patiently(lambda: self._outcomes.find(task.task_id))
+            if not isinstance(known, AppliedTask):
+                accepted = await self._patiently(lambda: self._read(task))
+        except Exception as refused:  # noqa: BLE001 - told with the attempt
+            error = refused
+        self._bytes += size_bytes
+        running = asyncio.create_task(self._apply(task, known, accepted, error))
+        self._running[task.task_id] = running
+        self._since_ms[task.task_id] = self._clock.now_ms()
+        running.add_done_callback(lambda done: self._ended(task.task_id, size_bytes, done))
+
+    def _ended(self, task_id: str, size_bytes: int, done: asyncio.Task[None]) -> None:
+        del self._running[task_id], self._since_ms[task_id]
+        self._bytes -= size_bytes
+        self._changed.set()
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.error("task %s comes again: %s", task_id, error, exc_info=error)
+
+    async def _read(self, task: WriteTask) -> Accepted:
+        if task.operation != OPERATION:
+            raise InvalidArgument("operation", f"must be {OPERATION}, not {task.operation!r}")
+        return self._accept(await self._bodies.get(task.payload))
+
+    async def _apply(
+        self,
+        task: WriteTask,
+        known: TaskRecord | None,
+        accepted: Accepted | None,
+        error: Exception | None,
+    ) -> None:
+        if isinstance(known, AppliedTask):
+            self._outcomes.settle(task.task_id, known)
+        else:
+            try:
+                if accepted is None:
+                    assert error is not None, "neither a body nor why not"
+                    raise error
+                with self._traces.applying(task, accepted):
+                    outcome = await self._store(task.task_id, accepted, known)
+            except (SlateMQError, StorageError) as refused:
+                await self._fail(task, str(refused))
+                return
+            except Exception as fault:  # a fault of ours is not to come back for ever
+                log.exception("applying task %s failed", task.task_id)
+                await self._fail(task, repr(fault))
+                return
+            self._outcomes.settle(task.task_id, outcome)
+        await self._patiently(lambda: self._bodies.remove(task.payload))
+        await self._backend.until_done(lambda backend: backend.complete_task(task.task_id))
+        self._note_finished(parse_task_id(task.task_id).accepted_at_ms)
+
+    def _note_finished(self, accepted_at_ms: int) -> None:
+        if accepted_at_ms >= self._began_ms + SETTLE_MS:
+            self._newest_ms = max(self._newest_ms, accepted_at_ms)
+
+    async def _store(
+        self, task_id: str, accepted: Accepted, known: TaskRecord | None
+    ) -> AppliedTask:
+        async def publish() -> tuple[Answered, AppliedTask | None]:
+            # A new one each time: a refusal, and the time its blobs were begun, are of one try.
+            one_try = self._traces.of_one_try(accepted)
+            waiting = TaskWaiting(one_try, task_id, self._outcomes, known)
+            answered = await self._publisher.publish_waiting(waiting, self._traces.complete)
+            return answered, waiting.outcome
+
+        answered, applied = await self._patiently(publish)
+        if applied is not None:
+            return applied
+        # Another publish of the same request ID came first: its messages are this task's.
+        outcome = self._outcomes.note(task_id, answered, known)
+        await self._patiently(self._publisher.commits.durable)
+        return outcome
+
+    async def _fail(self, task: WriteTask, error: str) -> None:
+        error = cut_error(error)
+        attempt = Attempt(task.attempts + 1, error)
+        if task.has_retries_left:
+            self._outcomes.note_attempt(task.task_id, attempt)
+        else:
+            log.warning("task %s failed for the last time: %s", task.task_id, error)
+            # No record has a key for an ID that no ingest made: the dead letter says it all.
+            if is_task_id(task.task_id):
+                await self._patiently(lambda: self._outcomes.fail(task.task_id, attempt))
+        await self._backend.until_done(lambda backend: backend.fail_task(task.task_id, error))
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a call while the store is away, or has no room; raises what else goes wrong."""
+        outage = Outage(log, "the store")
+        while True:
+            try:
+                done = await call()
+            except (StoreUnavailable, Unavailable, ResourceExhausted) as error:
+                await self._check_running()
+                if isinstance(error, ResourceExhausted) and error.reason == SHARD_FULL:
+                    raise
+                await outage.wait(error)
+            except StorageError:
+                await self._check_running()
+                raise
+            else:
+                outage.end()
+                return done
+
+    async def _check_running(self) -> None:
+        """After a failed commit, wait for the end of the process, which is near."""
+        if self._publisher.commits.failed is not None:
+            await asyncio.Event().wait()
+
+
+def _size_of(task: WriteTask) -> int:
+    """Of what is in memory until it is complete: its messages, and a body that travels in it.
+
+    The backend's client keeps that to give the task back, some of them also as it came.
+    """
+    size, body = task.payload.get("content_length"), task.payload.get("body")
+    encoded_bytes = 2 * len(body) if isinstance(body, str) else 0
+    return encoded_bytes + (size if isinstance(size, int) and size > 0 else 0)

@@ -1,0 +1,261 @@
+"""What became of write tasks, durably: a task that comes again is not applied again because of it.
+
+A record is written in the batch of the task's messages. It is removed seven days after, and never
+while its task may come again: those of tasks that have failed stay, since a dead letter may be left
+of them. In memory are only those who wait, and the last errors of tasks that will be tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from libs.events.tasks import cut_error
+from libs.storage.database.clocks import Clock
+from libs.storage.database.slate import Database
+from libs.storage.layout.own_keys import parse_task_key, task_key, task_range
+from libs.storage.records.task_records import (
+    AppliedTask,
+    FailedTaskRecord,
+    TaskRecord,
+    WaitingTask,
+    decode_task_record,
+    encode_task_record,
+)
+from services.ingest.write.batches import Accepted
+from services.ingest.write.publishing import Publisher
+from services.ingest.write.request_ids import Answered
+from services.ingest.write.waiting import Waiting
+from slatemq._admin.task_ids import is_task_id, parse_task_id
+
+__all__ = ["KEPT_MS", "Attempt", "Outcome", "TaskOutcomes", "TaskWaiting"]
+
+KEPT_MS: Final = 7 * 24 * 3600 * 1000
+"""How long it is known at least that a task was applied. A backend gives a task out again when it
+did not learn of its end: after a crash of ours at once, after its own when it is back."""
+
+ERRORS_MAX: Final = 10_000
+"""Tasks whose last errors are remembered."""
+
+FORGOTTEN_AT_ONCE: Final = 100
+"""Tasks that wait again before others get a turn: 1 ms."""
+
+Outcome = AppliedTask | FailedTaskRecord
+"""What may be told of a task; a waiting one has none yet."""
+
+
+class Attempt(NamedTuple):
+    """The last attempt of a task that waits for the next one."""
+
+    attempts: int
+    error: str
+
+
+class TaskOutcomes:
+    """The outcomes of one shard's tasks. One event loop."""
+
+    def __init__(self, database: Database, publisher: Publisher, clock: Clock) -> None:
+        """Write with the publisher's commits."""
+        self._database = database
+        self._publisher = publisher
+        self._clock = clock
+        self._waiting: dict[str, list[asyncio.Future[Outcome]]] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._unchanged: set[str] = set()
+        self._entering: set[str] = set()
+        self._swept = b""
+
+    async def find(self, task_id: str) -> TaskRecord | None:
+        """What is durably known of a task. Raises the errors of the store."""
+        value = await self._database.get(task_key(parse_task_id(task_id).ulid), durable=True)
+        return None if value is None else decode_task_record(value)
+
+    async def is_applied(self, task_id: str) -> bool:
+        """Whether a task, whose ID may be none of ours, is durably applied."""
+        return is_task_id(task_id) and isinstance(await self.find(task_id), AppliedTask)
+
+    def note(
+        self, task_id: str, answered: Answered, before: TaskRecord | None = None
+    ) -> AppliedTask:
+        """Put into the commit that gathers, or is drained, now: the task is applied with it.
+
+        `before` is what was known of it until then.
+        """
+        applied = AppliedTask(self._clock.now_ms(), *_columns_of(answered), has_failed(before))
+        self._put(task_id, applied)
+        return applied
+
+    def is_over(self, accepted_at_ms: int) -> bool:
+        """Whether the outcome of a task may be gone that was accepted then."""
+        return accepted_at_ms < self._clock.now_ms() - KEPT_MS
+
+    def begin_to_keep(self, task_id: str) -> None:
+        """Before a task enters the backend that `keep` is to follow."""
+        self._entering.add(task_id)
+
+    async def keep(self, task_id: str) -> None:
+        """Note that the backend has a task whose body is an object; durable on return.
+
+        What became of the task meanwhile stays.
+        """
+        if task_id in self._entering:
+            self._put(task_id, WaitingTask(self._clock.now_ms(), has_failed=False))
+        await self._publisher.commits.durable()
+
+    def end_keeping(self, task_id: str) -> None:
+        """After `keep`, or where it was not called."""
+        self._entering.discard(task_id)
+
+    async def fail(self, task_id: str, attempt: Attempt) -> None:
+        """Note that a task has failed for the last time; durable on return."""
+        error = cut_error(attempt.error)  # a record has room for 65,535 bytes
+        failed = FailedTaskRecord(self._clock.now_ms(), attempt.attempts, error)
+        self._put(task_id, failed)
+        await self._publisher.commits.durable()
+        self.settle(task_id, failed)
+
+    async def forget(self, task_ids: Iterable[str]) -> None:
+        """Tasks that had failed wait again; durable on return. One forgets at a time.
+
+        What is applied stays known: a dead letter of it is then only completed. Give no task that
+        runs: its outcome may be on its way to the disk, where this looks.
+        """
+        self._unchanged = {task_id for task_id in task_ids if is_task_id(task_id)}
+        looked = list(self._unchanged)
+        wait = [one for one in looked if not isinstance(await self.find(one), AppliedTask)]
+        for place, task_id in enumerate(wait, 1):
+            if task_id in self._unchanged:  # It got no outcome since its look.
+                self._put(task_id, WaitingTask(self._clock.now_ms(), has_failed=True))
+            if place % FORGOTTEN_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._unchanged.clear()
+        if wait:
+            await self._publisher.commits.durable()
+
+    def _put(self, task_id: str, record: TaskRecord) -> None:
+        self._unchanged.discard(task_id)
+        self._entering.discard(task_id)
+        key = task_key(parse_task_id(task_id).ulid)
+        self._publisher.put([(key, encode_task_record(record))], _nothing)
+
+    # --- Those who wait -----------------------------------------------------
+
+    def wait(self, task_id: str) -> asyncio.Future[Outcome]:
+        """The outcome that this process settles next; give it to `leave` in any case."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(task_id, []).append(future)
+        return future
+
+    def leave(self, task_id: str, future: asyncio.Future[Outcome]) -> None:
+        """Wait no more."""
+        waiting = self._waiting.get(task_id, [])
+        if future in waiting:
+            waiting.remove(future)
+            if not waiting:
+                del self._waiting[task_id]
+
+    def settle(self, task_id: str, outcome: Outcome) -> None:
+        """Tell those who wait: the outcome is durable."""
+        self._attempts.pop(task_id, None)
+        for future in self._waiting.pop(task_id, []):
+            if not future.done():
+                future.set_result(outcome)
+
+    def note_attempt(self, task_id: str, attempt: Attempt) -> None:
+        """Remember why a task has failed that will be tried again."""
+        if len(self._attempts) >= ERRORS_MAX and task_id not in self._attempts:
+            del self._attempts[next(iter(self._attempts))]
+        self._attempts[task_id] = attempt
+
+    def last_attempt(self, task_id: str) -> Attempt | None:
+        """Why a task failed last, as far as this process knows."""
+        return self._attempts.get(task_id)
+
+    # --- Their end ----------------------------------------------------------
+
+    async def sweep(self, finished_ms: int) -> int:
+        """Remove the records of tasks that were applied `KEPT_MS` earlier; gives how many.
+
+        The backend has finished all that was accepted until `finished_ms`, but for delayed tasks
+        and those of lost connections. Keys begin with the time of acceptance, which no outcome
+        comes before. So a sweep begins at the first record that the one before it left, and ends
+        at what was accepted since.
+        """
+        over_ms = min(self._clock.now_ms(), finished_ms) - KEPT_MS
+        first_kept: bytes | None = None
+        last = self._swept
+        count = 0
+        async for rows in self._database.scan(*task_range(last), durable=True):
+            old: list[tuple[bytes, None]] = []
+            for key, value in rows:
+                last = parse_task_key(key)
+                if int.from_bytes(last[:6], "big") >= over_ms:
+                    first_kept = first_kept or last
+                    break
+                if _is_over(decode_task_record(value), over_ms):
+                    old.append((key, None))
+                else:
+                    first_kept = first_kept or last
+            if old:
+                self._publisher.put(old, _nothing)
+                await self._publisher.commits.durable()
+                count += len(old)
+            if int.from_bytes(last[:6], "big") >= over_ms:
+                break
+        # A scan begins behind the ULID that it is given.
+        self._swept = _before(first_kept) if first_kept is not None else last
+        return count
+
+
+class TaskWaiting(Waiting):
+    """A publish that is a task: its outcome goes into its commit."""
+
+    __slots__ = ("_before", "_outcomes", "_task_id", "outcome")
+
+    def __init__(
+        self,
+        accepted: Accepted,
+        task_id: str,
+        outcomes: TaskOutcomes,
+        before: TaskRecord | None = None,
+    ) -> None:
+        """`outcome` is set when the commit is made; `before` is what was known of the task."""
+        super().__init__(accepted)
+        self.outcome: AppliedTask | None = None
+        self._task_id = task_id
+        self._outcomes = outcomes
+        self._before = before
+
+    def answer(self, now_ms: int) -> Answered:
+        """See Waiting. Called while the commit is drained, so that what is put is in it."""
+        answered = super().answer(now_ms)
+        self.outcome = self._outcomes.note(self._task_id, answered, self._before)
+        return answered
+
+
+def has_failed(record: TaskRecord | None) -> bool:
+    """Whether a dead letter of a task may be left in the backend."""
+    match record:
+        case FailedTaskRecord():
+            return True
+        case AppliedTask() | WaitingTask():
+            return record.has_failed
+    return False
+
+
+def _is_over(record: TaskRecord, over_ms: int) -> bool:
+    return isinstance(record, AppliedTask) and record.at_ms < over_ms and not record.has_failed
+
+
+def _before(ulid: bytes) -> bytes:
+    return (int.from_bytes(ulid, "big") - 1).to_bytes(len(ulid), "big")
+
+
+def _columns_of(answered: Answered) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
+    first, count, duplicates, received_at_ms = answered
+    return first, count, received_at_ms, duplicates
+
+
+def _nothing() -> None:
+    """Nobody waits for this record alone."""

@@ -1,0 +1,288 @@
+"""Messages and log entries, from and to protobuf. The limits of the proto are checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from libs.serving import telemetry
+from libs.serving.limits import RETENTION_S_MAX
+from libs.serving.requests.delays import check_delay_ms
+from libs.serving.requests.headers import encoded_headers
+from libs.storage.layout.ids import shard_of
+from libs.storage.records.metadata import MessageMetadata, encode_headers
+from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
+from services.ingest.read.reading import Metadata
+from services.ingest.write.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, Columns
+from slatemq._publish.dedupe_shards import dedupe_shard
+from slatemq.errors import InvalidArgument
+from slatemq.v1.ingest_pb2 import (
+    LogEntry,
+    LogMessage,
+    PublishMessage,
+    PublishRequest,
+    PublishRun,
+)
+from slatemq.v1.message_pb2 import Message
+
+MESSAGES_MAX: Final = 10_000
+"""Messages in a batch, and IDs in a request for payloads: some milliseconds of the event loop."""
+
+REQUEST_ID_BYTES_MAX: Final = 128
+"""A UUID has 36; every request ID is stored for ten minutes."""
+
+DEDUPE_KEY_BYTES_MAX: Final = 255
+
+RUN_HEADERS_BYTES_MAX: Final = 4 << 20
+"""Headers of all messages in runs, each counted for itself: as many as are hashed on the event
+loop, and far from what a large request may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What an instance asks of messages; `retention_s` is for those that state none."""
+
+    payload_bytes_max: int
+    retention_s: int
+    delay_ms_max: int
+
+
+def accept(request: PublishRequest, rules: Rules) -> Accepted:
+    """The batch as columns. Raises InvalidArgument naming the first field that breaks a rule."""
+    if len(request.request_id.encode()) > REQUEST_ID_BYTES_MAX:
+        raise InvalidArgument("request_id", f"at most {REQUEST_ID_BYTES_MAX} bytes")
+    if not request.runs:
+        return accept_messages(request.messages, rules, request.request_id)
+    if request.messages:
+        raise InvalidArgument("runs", "may not be given together with messages")
+    return _accept_runs(request.runs, rules, request.request_id)
+
+
+def accept_messages(
+    messages: Sequence[PublishMessage], rules: Rules, request_id: str = ""
+) -> Accepted:
+    """The messages as columns. Raises InvalidArgument, naming fields as `messages[3].headers`.
+
+    Protobuf has seen to it that text is UTF-8.
+    """
+    check_count("messages", len(messages))
+    accepting = _Accepting(rules, "messages[{}]")
+    for at, message in enumerate(messages):
+        payload = message.payload
+        if len(payload) > INLINE_PAYLOAD_MAX_BYTES:
+            accepting.check_payload(f"messages[{at}].payload", at, len(payload))
+        if message.dedupe_key:
+            accepting.dedupe_keys[at] = _dedupe_key(at, message.dedupe_key)
+        accepting.take(at, message, (payload,))
+    return accepting.accepted(request_id)
+
+
+def _accept_runs(runs: Sequence[PublishRun], rules: Rules, request_id: str) -> Accepted:
+    """The same, naming fields as `runs[3].common.headers`."""
+    if len(runs) > MESSAGES_MAX:  # Each has a message at least.
+        raise InvalidArgument("runs", f"at most {MESSAGES_MAX} messages, not {len(runs)} runs")
+    check_count("runs", sum(len(run.payloads) for run in runs))
+    accepting = _Accepting(rules, "runs[{}].common")
+    for at, run in enumerate(runs):
+        common, payloads = run.common, list(run.payloads)
+        if not payloads:
+            raise InvalidArgument(f"runs[{at}].payloads", "may not be empty")
+        if common.payload:
+            raise InvalidArgument(f"runs[{at}].common.payload", "may not be given: see payloads")
+        if common.dedupe_key:
+            raise InvalidArgument(
+                f"runs[{at}].common.dedupe_key", "may not be given: use messages for such"
+            )
+        if max(map(len, payloads)) > INLINE_PAYLOAD_MAX_BYTES:
+            first = len(accepting.payloads)
+            for place, payload in enumerate(payloads):
+                if len(payload) > INLINE_PAYLOAD_MAX_BYTES:
+                    field = f"runs[{at}].payloads[{place}]"
+                    accepting.check_payload(field, first + place, len(payload))
+        accepting.take(at, common, payloads)
+        # What is told once is kept for each: a small request must not become gigabytes.
+        if accepting.header_bytes > RUN_HEADERS_BYTES_MAX:
+            raise InvalidArgument(
+                "runs",
+                f"headers, counted for each message, have at most {RUN_HEADERS_BYTES_MAX} bytes "
+                "in runs: use messages",
+            )
+    return accepting.accepted(request_id)
+
+
+def check_count(field: str, count: int) -> None:
+    """Raises InvalidArgument where there are none, or more than a request may have."""
+    if not 1 <= count <= MESSAGES_MAX:
+        raise InvalidArgument(field, f"1 to {MESSAGES_MAX} messages, not {count}")
+
+
+class _Accepting:
+    """What is accepted of a request so far; `field` is where the messages stand in it."""
+
+    def __init__(self, rules: Rules, field: str) -> None:
+        self.payloads: list[bytes] = []
+        self.header_bytes = 0
+        self.dedupe_keys: dict[int, str] = {}
+        self._rules = rules
+        self._field = field
+        self._columns = Columns()
+        self._large: list[int] = []
+        self._size_bytes = 0
+        # Neighbours tend to have equal headers, and share them.
+        self._headers: dict[str, str] = {}
+        self._encoded = encode_headers(self._headers)
+
+    def check_payload(self, field: str, at: int, payload_bytes: int) -> None:
+        """Note a payload that does not fit into a record. Raises InvalidArgument."""
+        most = self._rules.payload_bytes_max
+        if payload_bytes > most:
+            raise InvalidArgument(field, f"{payload_bytes} bytes, at most {most} are allowed")
+        self._large.append(at)
+
+    def take(self, at: int, message: PublishMessage, payloads: Sequence[bytes]) -> None:
+        """Take messages that have these payloads and all else in common."""
+        columns, count = self._columns, len(payloads)
+        created, retention = NOT_SET, self._rules.retention_s
+        if message.HasField("created_at_ms"):
+            created = message.created_at_ms
+            if created < 0:
+                raise InvalidArgument(
+                    f"{self._field.format(at)}.created_at_ms", "may not be negative"
+                )
+        if message.HasField("retention_s"):
+            retention = message.retention_s
+            if not 0 <= retention <= RETENTION_S_MAX:
+                raise InvalidArgument(
+                    f"{self._field.format(at)}.retention_s", f"must be within 0..{RETENTION_S_MAX}"
+                )
+        if message.visible_at_ms or message.HasField("delay_ms"):
+            self._take_times(self._field.format(at), message, count)
+        given = message.headers
+        own = {key: given[key] for key in given}  # dict(given) takes half as long again
+        if own != self._headers:
+            self._headers = own
+            self._encoded = encoded_headers(f"{self._field}.headers", at, own)
+        self.header_bytes += count * len(self._encoded)
+        each_bytes = len(self._encoded) + MESSAGE_OVERHEAD_BYTES
+        if count == 1:
+            # As below, in half of the time: batches may have nothing else.
+            (payload,) = payloads
+            self.payloads.append(payload)
+            columns.headers.append(self._headers)
+            columns.header_bytes.append(self._encoded)
+            columns.created_at_ms.append(created)
+            columns.retention_s.append(retention)
+            columns.payload_bytes.append(len(payload))
+            self._size_bytes += len(payload) + each_bytes
+            return
+        sizes = list(map(len, payloads))
+        self.payloads += payloads
+        columns.headers += [self._headers] * count
+        columns.header_bytes += [self._encoded] * count
+        columns.created_at_ms += [created] * count
+        columns.retention_s += [retention] * count
+        columns.payload_bytes += sizes
+        self._size_bytes += sum(sizes) + count * each_bytes
+
+    def _take_times(self, field: str, message: PublishMessage, count: int) -> None:
+        places = range(len(self.payloads), len(self.payloads) + count)
+        if message.HasField("delay_ms"):
+            if message.HasField("visible_at_ms"):
+                raise InvalidArgument(
+                    f"{field}.delay_ms", "may not be given together with visible_at_ms"
+                )
+            most_ms = self._rules.delay_ms_max
+            delay_ms = check_delay_ms(f"{field}.delay_ms", message.delay_ms, most_ms)
+            self._columns.delay_ms.update(dict.fromkeys(places, delay_ms))
+        elif message.visible_at_ms < 0:
+            raise InvalidArgument(f"{field}.visible_at_ms", "may not be negative")
+        elif message.visible_at_ms > 0:
+            self._columns.visible_at_ms.update(dict.fromkeys(places, message.visible_at_ms))
+
+    def accepted(self, request_id: str) -> Accepted:
+        """All that was taken."""
+        return Accepted(
+            self.payloads,
+            self._columns,
+            request_id,
+            self._large,
+            self._size_bytes,
+            self.dedupe_keys,
+        )
+
+
+def _dedupe_key(at: int, key: str) -> str:
+    if len(key.encode()) > DEDUPE_KEY_BYTES_MAX:
+        raise InvalidArgument(
+            f"messages[{at}].dedupe_key", f"at most {DEDUPE_KEY_BYTES_MAX} bytes are allowed"
+        )
+    return key
+
+
+def carry_trace(columns: Columns) -> None:
+    """Put the current trace context into the headers of each message that has room for it."""
+    for at, headers in enumerate(columns.headers):
+        telemetry.inject(headers)
+        columns.header_bytes[at] = encode_headers(headers)
+
+
+def log_entry(sequence: int, messages: Sequence[MessageMetadata]) -> LogEntry:
+    """A log entry for those who do not know how it is stored."""
+    return LogEntry(
+        sequence=sequence,
+        messages=[
+            LogMessage(
+                message_id=message.message_id,
+                headers=message.headers,
+                created_at_ms=message.created_at_ms,
+                received_at_ms=message.received_at_ms,
+                visible_at_ms=message.visible_at_ms,
+                retention_s=message.retention_s,
+                payload_bytes=message.payload_bytes,
+                delay_ms=message.delay_ms,
+                direct_queue_id=message.direct_queue_id,
+            )
+            for message in messages
+        ],
+    )
+
+
+def to_message(metadata: Metadata, payload: bytes) -> Message:
+    """A message as consumers receive it."""
+    return Message(
+        message_id=metadata.message_id,
+        payload=payload,
+        headers=metadata.headers,
+        created_at_ms=metadata.created_at_ms,
+        received_at_ms=metadata.received_at_ms,
+        retention_s=metadata.retention_s,
+    )
+
+
+def check_dedupe_shards(
+    dedupe_keys: Mapping[int, str], shards: Collection[int], shard: int
+) -> None:
+    """Raises InvalidArgument for a dedupe key that belongs to another of the shards."""
+    for at, key in dedupe_keys.items():
+        wanted = dedupe_shard(key, shards)
+        if wanted != shard:
+            raise InvalidArgument(
+                f"messages[{at}].dedupe_key",
+                f"belongs to ingest shard {wanted}, this is {shard}",
+                reason="WRONG_SHARD",
+                metadata={"shard": str(wanted)},
+            )
+
+
+def check_message_ids(message_ids: Sequence[int], shard: int) -> None:
+    """Raises InvalidArgument for too few or too many IDs, and for one of another shard."""
+    if not 1 <= len(message_ids) <= MESSAGES_MAX:
+        raise InvalidArgument("message_ids", f"1 to {MESSAGES_MAX} IDs, not {len(message_ids)}")
+    if min(message_ids) > 0 and shard_of(min(message_ids)) == shard == shard_of(max(message_ids)):
+        return  # the shard is in the highest bits
+    for at, message_id in enumerate(message_ids):
+        if message_id <= 0 or shard_of(message_id) != shard:
+            raise InvalidArgument(
+                f"message_ids[{at}]", f"{message_id} is no message of ingest shard {shard}"
+            )

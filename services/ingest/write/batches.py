@@ -1,0 +1,229 @@
+"""What was accepted and what was committed, as columns: no object per message on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import Any, Final
+
+import xxhash
+
+from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
+from libs.storage.records.states import FINGERPRINT_BYTES
+
+__all__ = [
+    "ENTRY_HEADERS_BYTES_MAX",
+    "ENTRY_MESSAGES_MAX",
+    "FINGERPRINT_FORMS",
+    "NOT_SET",
+    "Accepted",
+    "Columns",
+    "fingerprint_of",
+]
+
+NOT_SET: Final = -1
+"""Stands for "created when received" in the column of creation times."""
+
+ENTRY_MESSAGES_MAX: Final = 1_024
+"""Messages in one log entry: whoever needs one of them reads and holds all."""
+
+ENTRY_HEADERS_BYTES_MAX: Final = 1 << 20
+"""Header bytes in one log entry, unless one message alone has more."""
+
+HASH_INLINE_BYTES_MAX: Final = 4 << 20
+"""Content up to this size is hashed on the event loop: in a millisecond, or 4 after an upgrade."""
+
+MESSAGE_OVERHEAD_BYTES: Final = 256
+"""About what a message costs in memory and on disk beyond payload and headers."""
+
+
+@dataclass(slots=True)
+class Columns:
+    """The metadata of messages in a row.
+
+    Attributes:
+        headers: As mappings, for those who tail the log.
+        header_bytes: The same, encoded (libs.storage.records.metadata.encode_headers).
+        created_at_ms: By the producers' clocks; NOT_SET = when received.
+        retention_s: 0 = for ever.
+        payload_bytes: Sizes.
+
+    What few messages have, by their offsets in the run; it costs nothing where none has it:
+
+        visible_at_ms: From when on they may be claimed, where the producer said so.
+        delay_ms: How long they stay unavailable in delayed queues, where the producer said so.
+        direct_queue_id: The one queue that gets them, of those that were pushed.
+        deadline_ms: Until when they may be delivered, of those that were pushed and are older: it
+            becomes their retention when they are received.
+    """
+
+    headers: list[dict[str, str]] = field(default_factory=list)
+    header_bytes: list[bytes] = field(default_factory=list)
+    created_at_ms: list[int] = field(default_factory=list)
+    retention_s: list[int] = field(default_factory=list)
+    payload_bytes: list[int] = field(default_factory=list)
+    visible_at_ms: dict[int, int] = field(default_factory=dict)
+    delay_ms: dict[int, int] = field(default_factory=dict)
+    direct_queue_id: dict[int, str] = field(default_factory=dict)
+    deadline_ms: dict[int, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    def extend(self, other: Columns) -> None:
+        """Append the messages of another run."""
+        if other.visible_at_ms or other.delay_ms or other.direct_queue_id:
+            start = len(self)
+            for mine, theirs in zip(self._few(), other._few(), strict=True):
+                mine.update((start + at, value) for at, value in theirs.items())
+        self.headers += other.headers
+        self.header_bytes += other.header_bytes
+        self.created_at_ms += other.created_at_ms
+        self.retention_s += other.retention_s
+        self.payload_bytes += other.payload_bytes
+
+    def entries(self) -> Iterator[tuple[int, Columns]]:
+        """The runs that fit into one log entry each, with the offsets of their first messages."""
+        start, count = 0, len(self)
+        while start < count:
+            end = self._entry_end(start)
+            yield start, self if end - start == count else self._between(start, end)
+            start = end
+
+    def _entry_end(self, start: int) -> int:
+        """Where the entry ends that begins there: it has one message at least."""
+        end = min(start + ENTRY_MESSAGES_MAX, len(self))
+        sizes = list(map(len, self.header_bytes[start:end]))
+        if sum(sizes) <= ENTRY_HEADERS_BYTES_MAX:
+            return end
+        fitting = bisect_right(list(accumulate(sizes)), ENTRY_HEADERS_BYTES_MAX)
+        return start + max(1, fitting)
+
+    def _between(self, start: int, end: int) -> Columns:
+        few = (
+            {at - start: value for at, value in values.items() if start <= at < end}
+            for values in self._few()
+        )
+        return Columns(
+            self.headers[start:end],
+            self.header_bytes[start:end],
+            self.created_at_ms[start:end],
+            self.retention_s[start:end],
+            self.payload_bytes[start:end],
+            *few,
+        )
+
+    def only(self, kept: Sequence[int]) -> Columns:
+        """These messages alone, by their offsets in ascending order."""
+        few = (
+            {to: values[at] for to, at in enumerate(kept) if at in values} for values in self._few()
+        )
+        return Columns(
+            [self.headers[at] for at in kept],
+            [self.header_bytes[at] for at in kept],
+            [self.created_at_ms[at] for at in kept],
+            [self.retention_s[at] for at in kept],
+            [self.payload_bytes[at] for at in kept],
+            *few,
+        )
+
+    def _few(self) -> Sequence[dict[int, Any]]:
+        return self.visible_at_ms, self.delay_ms, self.direct_queue_id, self.deadline_ms
+
+
+@dataclass(slots=True)
+class Accepted:
+    """A publish whose content is right: its payloads and metadata, and who asked.
+
+    Attributes:
+        payloads: The bytes of each message.
+        columns: Their metadata, in the same order.
+        request_id: Empty = none.
+        dedupe_keys: By offsets, in ascending order, of the messages that have one.
+        elsewhere: Offsets of the messages whose payloads are stored already, and empty here.
+        large: Offsets of the payloads that do not fit into a record.
+        size_bytes: What it costs until it is durable.
+    """
+
+    payloads: list[bytes]
+    columns: Columns
+    request_id: str
+    large: list[int]
+    size_bytes: int
+    dedupe_keys: dict[int, str] = field(default_factory=dict)
+    elsewhere: list[int] = field(default_factory=list)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it can be stored as it is: nothing to look up, to upload, or to hash for long."""
+        return not (self.dedupe_keys or self.large or self.size_bytes > HASH_INLINE_BYTES_MAX)
+
+    def only(self, kept: Sequence[int]) -> Accepted:
+        """The same with these messages alone, by their offsets in ascending order."""
+        offsets = {at: to for to, at in enumerate(kept)}
+        return Accepted(
+            [self.payloads[at] for at in kept],
+            self.columns.only(kept),
+            self.request_id,
+            [offsets[at] for at in self.large if at in offsets],
+            self.size_bytes,
+            {offsets[at]: key for at, key in self.dedupe_keys.items() if at in offsets},
+            [offsets[at] for at in self.elsewhere if at in offsets],
+        )
+
+    def fingerprint(self, form: int = 0) -> bytes:
+        """Tells other content from the same: every field of every message, lengths included.
+
+        `form`: 0, or below FINGERPRINT_FORMS as earlier versions made it, for a publish that is
+        repeated after an upgrade.
+        """
+        columns = self.columns
+        count = len(self.payloads)
+        digest = _DIGESTS[form]()
+        digest.update(struct.pack(f"<I{count}Q", count, *columns.payload_bytes))
+        digest.update(struct.pack(f"<{count}I", *map(len, columns.header_bytes)))
+        digest.update(struct.pack(f"<{count}q", *columns.created_at_ms))
+        digest.update(struct.pack(f"<{count}I", *columns.retention_s))
+        digest.update(b"".join(columns.header_bytes))
+        if columns.visible_at_ms or columns.delay_ms:
+            # Not among those that all have: fingerprints of plain messages stay what they were.
+            visible, delay = columns.visible_at_ms, columns.delay_ms
+            digest.update(struct.pack(f"<{count}q", *(visible.get(at, 0) for at in range(count))))
+            digest.update(struct.pack(f"<{count}q", *(delay.get(at, -1) for at in range(count))))
+        for at, key in self.dedupe_keys.items():
+            digest.update(struct.pack("<II", at, len(key.encode())) + key.encode())
+        if self.large:
+            for payload in self.payloads:
+                digest.update(payload)
+        else:
+            digest.update(b"".join(self.payloads))
+        return bytes(digest.digest()[:FINGERPRINT_BYTES])
+
+
+# Against accidents, not attackers: who makes up two contents of one fingerprint has given both.
+# xxHash takes a thirtieth of the time of SHA-256, with which a publish spent a tenth of its time.
+_DIGESTS: Final[tuple[Callable[[], Any], ...]] = (
+    xxhash.xxh3_128,
+    partial(hashlib.sha256, usedforsecurity=False),
+    partial(hashlib.blake2b, digest_size=FINGERPRINT_BYTES),
+)
+
+FINGERPRINT_FORMS: Final = len(_DIGESTS)
+
+
+async def fingerprint_of(accepted: Accepted, form: int = 0) -> bytes:
+    """Its fingerprint, made beside the event loop where that may take long."""
+    if accepted.size_bytes > HASH_INLINE_BYTES_MAX:
+        return await asyncio.to_thread(accepted.fingerprint, form)
+    return accepted.fingerprint(form)
+
+
+def is_large(payload_bytes: int) -> bool:
+    """Whether a payload of this size becomes a blob."""
+    return payload_bytes > INLINE_PAYLOAD_MAX_BYTES

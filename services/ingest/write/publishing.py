@@ -1,0 +1,400 @@
+"""Publishing: from what was accepted to what is durable.
+
+IDs, log sequences and the time of receipt are taken in `drain`, inside the commit loop: a publish
+whose blobs take long enters a later commit, and the log's order is the order of the commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from libs.storage.database.blobs import Blobs
+from libs.storage.database.clocks import Clock
+from libs.storage.database.commits import GroupCommit
+from libs.storage.database.slate import Batch, Database
+from libs.storage.errors import SequenceExhausted, StorageError, encoding
+from libs.storage.layout.ids import IdAllocator, encode_seq_block, message_id
+from libs.storage.layout.keys import payload_key
+from libs.storage.layout.own_keys import ID_BLOCK_KEY
+from libs.storage.records.payloads import encode_uri
+from services.ingest.read.payload_cache import PayloadCache, Run
+from services.ingest.read.tailing import MetadataLog, Recent
+from services.ingest.write.batches import FINGERPRINT_FORMS, Accepted, Columns, fingerprint_of
+from services.ingest.write.dedupe_keys import DedupeKeys
+from services.ingest.write.duplicates import Duplicates
+from services.ingest.write.id_gaps import IdGaps
+from services.ingest.write.message_rows import message_rows
+from services.ingest.write.pushing import Outboxes, Push
+from services.ingest.write.request_ids import Answered, RequestIds
+from services.ingest.write.uploads import UPLOAD_AGE_MS_MAX, Uploads
+from services.ingest.write.waiting import Waiting
+from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
+
+__all__ = ["Publisher", "PublisherLimits"]
+
+_RETRY_MS: Final = 200
+
+STEP_BYTES: Final = 1 << 20
+"""Messages of more bytes are encoded while their commit is written, in steps: these take 10 ms."""
+
+
+@dataclass(frozen=True)
+class PublisherLimits:
+    """Bounds of publishing: bytes on their way to durability, and uploads at the same time."""
+
+    uncommitted_bytes: int
+    blob_uploads: int
+    commit_interval_ms: int
+
+
+@dataclass(slots=True)
+class _Commit:
+    """What becomes true once a commit is durable."""
+
+    minute: int = 0
+    received_at_ms: int = 0
+    entries: list[Recent] = field(default_factory=list)
+    payloads: list[tuple[int, Accepted]] = field(default_factory=list)
+    then: list[Callable[[], None]] = field(default_factory=list)
+    answers: list[tuple[str, Answered]] = field(default_factory=list)
+    dedupe_keys: list[tuple[str, int]] = field(default_factory=list)
+
+
+class Publisher:
+    """Stores publishes. The source of the shard's commit loop, which is `commits`."""
+
+    def __init__(
+        self,
+        database: Database,
+        blobs: Blobs,
+        clock: Clock,
+        shard: int,
+        ids: IdAllocator,
+        gaps: IdGaps,
+        requests: RequestIds,
+        dedupe_keys: DedupeKeys,
+        outboxes: Outboxes,
+        log: MetadataLog,
+        cache: PayloadCache,
+        limits: PublisherLimits,
+    ) -> None:
+        """Publish to this database."""
+        self.commits = GroupCommit(database, clock, self, limits.commit_interval_ms)
+        self.commits.on_durable(self._durable)
+        self._blobs = blobs
+        self._clock = clock
+        self._shard = shard
+        self._ids = ids
+        self._gaps = gaps
+        self._requests = requests
+        self._dedupe_keys = dedupe_keys
+        self._outboxes = outboxes
+        self._log = log
+        self._cache = cache
+        self._bytes_max = limits.uncommitted_bytes
+        self._uploads = Uploads(blobs, clock, limits.blob_uploads)
+        self._waiting: list[Waiting] = []
+        self._records: list[tuple[bytes, bytes | None]] = []
+        self._then: list[Callable[[], None]] = []
+        self._in_flight: dict[int, _Commit] = {}
+
+    def publish(
+        self, accepted: Accepted, complete: Callable[[Columns], None] | None = None
+    ) -> Coroutine[Any, Any, Answered]:
+        """Store a batch, but for messages whose dedupe keys are taken; durable on return.
+
+        `complete` may add to the headers what is no part of the content that a repeat must have.
+
+        A repeated request ID gets the first answer. Raises ResourceExhausted, Unavailable, the
+        errors of the store, and InvalidArgument for a request ID used with other content.
+        """
+        return self.publish_waiting(Waiting(accepted), complete)
+
+    async def publish_waiting(
+        self, waiting: Waiting, complete: Callable[[Columns], None] | None = None
+    ) -> Answered:
+        """The same, of a publish that does more when it gets its IDs."""
+        accepted = waiting.accepted
+        known = await self._begin(accepted)
+        if known is not None:
+            return known
+        if not accepted.dedupe_keys:
+            return await self._store(waiting, complete)
+        duplicates = Duplicates(self._dedupe_keys, accepted.dedupe_keys)
+        try:
+            self.admit(accepted.size_bytes)
+            with self._uploads.counting(accepted.size_bytes):
+                await duplicates.hold()
+        except BaseException:
+            self._requests.forget(accepted.request_id)
+            raise
+        # Decided now, so that nothing that is stored already is uploaded.
+        duplicates.look(self._clock.now_ms())
+        waiting.duplicates = duplicates
+        return await self._store(waiting, complete)
+
+    def hand_over(self, accepted: Accepted) -> Waiting | None:
+        """Store a plain batch (`Accepted.is_plain`) with the commit that gathers now.
+
+        It is stored when `commits.newest()` is done, and has its answer or a refusal then. None,
+        and nothing done, where the request ID may be known: `publish` finds out. Raises
+        ResourceExhausted, and the error of a failed commit.
+        """
+        self.commits.newest()
+        self.admit(accepted.size_bytes)
+        request_id = accepted.request_id
+        if request_id and not self._requests.begin_new(request_id, accepted.fingerprint()):
+            return None
+        waiting = Waiting(accepted)
+        self._enter(waiting)
+        return waiting
+
+    def give_up(self, waiting: Waiting) -> None:
+        """What was handed over was not stored, as far as anybody knows: its commit failed."""
+        self._requests.forget(waiting.accepted.request_id)
+
+    def _enter(self, waiting: Waiting) -> None:
+        self._waiting.append(waiting)
+        self.commits.mark_dirty(waiting.accepted.size_bytes)
+
+    async def repeated(self, accepted: Accepted) -> Answered | None:
+        """The first answer, when the request ID is known; stores nothing. Raises as `publish`."""
+        known = await self._begin(accepted)
+        if known is None:
+            self._requests.forget(accepted.request_id)
+        return known
+
+    async def _begin(self, accepted: Accepted, form: int = 0) -> Answered | None:
+        if not accepted.request_id:
+            return None
+        fingerprint = await fingerprint_of(accepted, form)
+        try:
+            known = await self._requests.begin(accepted.request_id, fingerprint)
+        except InvalidArgument:
+            if form + 1 == FINGERPRINT_FORMS:
+                raise
+            # Its first one may have been stored before an upgrade.
+            return await self._begin(accepted, form + 1)
+        return None if known is None else await self._with_receipt(known)
+
+    async def _with_receipt(self, known: Answered) -> Answered:
+        """With the time of receipt, for an answer from a process before this one."""
+        if known.received_at_ms or len(known.duplicates) == known.message_count:
+            return known
+        received_at_ms = await self._log.received_at_ms(known.first_message_id)
+        return known._replace(received_at_ms=received_at_ms)
+
+    async def _store(
+        self, waiting: Waiting, complete: Callable[[Columns], None] | None
+    ) -> Answered:
+        accepted = waiting.accepted
+        try:
+            self.admit(accepted.size_bytes)
+            if complete is not None:
+                complete(accepted.columns)
+            if waiting.uris:
+                await self._uploads.renew(waiting)
+            if accepted.large:
+                await self._uploads.all_of(waiting)
+        except BaseException:
+            # Not handed over yet: the request ID is free for the next try.
+            self._requests.forget(accepted.request_id)
+            if waiting.duplicates is not None:
+                waiting.duplicates.release()
+            raise
+        self._enter(waiting)
+        try:
+            await self.commits.durable()
+        except StorageError:
+            self._requests.forget(accepted.request_id)
+            raise
+        if waiting.refusal is not None:
+            raise waiting.refusal
+        return waiting.answered
+
+    async def push(self, push: Push, accepted: Accepted, uris: dict[int, str]) -> int:
+        """Store those of the rows that are not stored yet; gives the last number stored.
+
+        `uris` are the payloads, by offset, that are stored as objects already. Durable on return.
+        Raises as `publish` does, and FailedPrecondition for rows behind a gap.
+        """
+        for at, uri in uris.items():
+            if not self._blobs.owns(uri):
+                raise InvalidArgument(f"messages[{at}].payload_uri", "is no payload of this root")
+        waiting = Waiting(accepted, uris, push)
+        # For now: `drain` looks again. What is stored is not to be uploaded once more.
+        last = self._outboxes.last_number(push.broker_shard)
+        waiting.pass_over(last + 1 - push.first_number)
+        if waiting.accepted.payloads or last < push.first_number - 1:
+            await self._store(waiting, None)
+            return waiting.last_number
+        await self.commits.durable()
+        return last
+
+    def admit(self, size_bytes: int) -> None:
+        """Raises ResourceExhausted over the bound; a batch larger than the bound may go alone."""
+        on_their_way = self.commits.uncommitted_bytes + self._uploads.size_bytes
+        if on_their_way and on_their_way + size_bytes > self._bytes_max:
+            raise ResourceExhausted(
+                "too much waits to be stored", reason="UNCOMMITTED_BYTES", retry_after_ms=_RETRY_MS
+            )
+
+    def put(
+        self,
+        records: Sequence[tuple[bytes, bytes | None]],
+        then: Callable[[], None],
+        failed: Callable[[StorageError], None] | None = None,
+    ) -> None:
+        """Write records of others with the next commit, or the one drained now; None deletes.
+
+        Calls `then` when it is durable, or `failed`, whoever waits. Raises the error of a commit
+        that has failed before.
+        """
+        size_bytes = sum(len(value) for _, value in records if value is not None)
+        self.commits.mark_dirty(size_bytes, failed)
+        self._records += records
+        self._then.append(then)
+
+    async def upload(self, payload: bytes) -> str:
+        """Store a payload as an object of its own; gives its URI. Raises ResourceExhausted."""
+        self.admit(len(payload))
+        return await self._uploads.one(payload)
+
+    # --- Commits --------------------------------------------------------------
+
+    async def drain(self, batch: Batch) -> None:
+        """Put everything that waits (see libs.storage.database.commits.Source)."""
+        waiting, self._waiting = self._waiting, []
+        now_ms = self._clock.now_ms()
+        commit: _Commit = _Commit(received_at_ms=now_ms)
+        columns = Columns()
+        payloads: list[bytes | None] = []
+        repeats: list[Waiting] = []
+        for publish in waiting:
+            if publish.push is not None and not publish.is_next(self._outboxes, batch, now_ms):
+                continue
+            if publish.duplicates is not None:
+                publish.leave_out(publish.duplicates, now_ms)
+                if not publish.accepted.payloads:
+                    repeats.append(publish)
+                    continue
+            self._take_ids_of(batch, publish, now_ms)
+            if publish.refusal is None:
+                payloads += self._put_uris(batch, publish)
+                publish.note_stored(self._outboxes, batch)
+                columns.extend(publish.accepted.columns)
+                commit.payloads.append((publish.first_id, publish.accepted))
+                self._answer(commit, publish, now_ms)
+            elif publish.duplicates is not None:
+                publish.duplicates.release()
+        # Last, since those above must have their IDs in a row.
+        for publish in repeats:
+            self._put_repeat(batch, commit, publish, now_ms)
+        if commit.payloads:
+            size_bytes = sum([accepted.size_bytes for _, accepted in commit.payloads])
+            self._put_messages(batch, commit, columns, payloads, size_bytes)
+        batch.put_all(self._records)
+        self._records.clear()
+        commit.then, self._then = self._then, []
+        commit.minute = self._requests.put(batch, commit.answers, now_ms)
+        self._dedupe_keys.put(batch, commit.dedupe_keys, now_ms)
+        if len(batch):
+            self._in_flight[batch.commit] = commit
+
+    def _answer(self, commit: _Commit, publish: Waiting, now_ms: int) -> None:
+        """Settle the answer of a publish whose ID is taken, and what is known by it."""
+        if publish.duplicates is not None:
+            commit.dedupe_keys += publish.duplicates.take(publish.first_id, now_ms)
+            publish.duplicates.release()
+        answered = publish.answer(now_ms)
+        if publish.accepted.request_id:
+            commit.answers.append((publish.accepted.request_id, answered))
+
+    def _put_repeat(self, batch: Batch, commit: _Commit, publish: Waiting, now_ms: int) -> None:
+        """Answer a publish of which nothing is to be stored."""
+        if publish.accepted.request_id:
+            # An ID without a message: it names the row of the request ID.
+            self._take_ids(batch, publish, 1)
+        if publish.refusal is None:
+            self._answer(commit, publish, now_ms)
+        elif publish.duplicates is not None:
+            publish.duplicates.release()
+
+    def _take_ids_of(self, batch: Batch, publish: Waiting, now_ms: int) -> None:
+        """Take the IDs of a publish, or set its refusal."""
+        if publish.uris and now_ms - publish.began_ms > UPLOAD_AGE_MS_MAX:
+            self._refuse(publish, Unavailable("the upload took over an hour, retry"))
+        else:
+            self._take_ids(batch, publish, len(publish.accepted.payloads))
+
+    def _put_uris(self, batch: Batch, publish: Waiting) -> Sequence[bytes | None]:
+        """Put the payloads of a publish that are objects; gives the others, None for these."""
+        payloads, uris = publish.accepted.payloads, publish.uris
+        if not uris:
+            return payloads
+        others: list[bytes | None] = list(payloads)
+        for at in range(len(payloads)):
+            if at in uris:
+                one_id = publish.first_id + at
+                with encoding(f"payload of message {one_id}"):
+                    batch.put(payload_key(one_id), encode_uri(uris[at]))
+                others[at] = None
+        return others
+
+    def _take_ids(self, batch: Batch, publish: Waiting, count: int) -> None:
+        """Give a publish so many IDs in a row, or set its refusal."""
+        try:
+            sequence, block = self._ids.allocate(count)
+        except SequenceExhausted as error:
+            full = ResourceExhausted(f"this shard is full: {error}", reason="SHARD_FULL")
+            return self._refuse(publish, full)
+        if block is not None:
+            batch.put(ID_BLOCK_KEY, encode_seq_block(block))
+        publish.first_id = message_id(self._shard, sequence)
+        return None
+
+    def _refuse(self, publish: Waiting, error: SlateMQError) -> None:
+        publish.refusal = error
+        self._requests.forget(publish.accepted.request_id)
+
+    def _put_messages(
+        self,
+        batch: Batch,
+        commit: _Commit,
+        columns: Columns,
+        payloads: Sequence[bytes | None],
+        size_bytes: int,
+    ) -> None:
+        first_id = commit.payloads[0][0]
+        self._gaps.put(batch, first_id)
+        rows = message_rows(first_id, columns, payloads, commit.received_at_ms, commit.entries)
+        if size_bytes > STEP_BYTES:
+            batch.put_later(rows, size_bytes)
+        else:
+            batch.put_all(list(rows))
+
+    def _durable(self, number: int) -> None:
+        commit = self._in_flight.pop(number)
+        for first_id, accepted in commit.payloads:
+            run = Run(first_id, commit.received_at_ms, accepted.payloads, accepted.columns)
+            self._cache.add(run, accepted.size_bytes)
+            self._cache.forget(first_id + at for at in accepted.elsewhere)
+        if commit.entries:
+            self._log.append(commit.entries)
+        self._requests.settle(commit.minute, commit.answers)
+        self._dedupe_keys.settle(commit.dedupe_keys)
+        for then in commit.then:
+            then()
+
+    def tidy(self) -> None:
+        """Do a little of what can wait; call it some times a second."""
+        self._requests.tidy(self._clock.now_ms())
+        if self._requests.has_expired:
+            self.commits.mark_dirty()
+
+    async def tidy_keys(self) -> None:
+        """The same for dedupe keys, which need to be looked up."""
+        if await self._dedupe_keys.find_ended(self._clock.now_ms()):
+            self.commits.mark_dirty()

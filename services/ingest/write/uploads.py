@@ -1,0 +1,94 @@
+"""Payloads that do not fit into records, on their way to objects of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from libs.storage.database.blobs import Blobs
+from libs.storage.database.clocks import Clock
+from libs.storage.errors import ObjectNotFound, StorageError
+from services.ingest.write.waiting import Waiting
+
+__all__ = ["UPLOAD_AGE_MS_MAX", "Uploads"]
+
+UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
+"""An object that nobody refers to is collected after a day; one that is older than this is not
+committed, so that it is not collected while a job that did not see it referred to runs."""
+
+
+class Uploads:
+    """Stores payloads as blobs.
+
+    Attributes:
+        size_bytes: What is in memory and not yet handed to the commit loop.
+    """
+
+    def __init__(self, blobs: Blobs, clock: Clock, at_once: int) -> None:
+        """Upload so many at the same time."""
+        self.size_bytes = 0
+        self._blobs = blobs
+        self._clock = clock
+        self._turns = asyncio.Semaphore(at_once)
+
+    @contextmanager
+    def counting(self, size_bytes: int) -> Iterator[None]:
+        """Count this among what is in memory."""
+        self.size_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self.size_bytes -= size_bytes
+
+    async def one(self, payload: bytes) -> str:
+        """Store a payload; gives its URI."""
+        with self.counting(len(payload)):
+            async with self._turns:
+                return await self._blobs.put(payload)
+
+    async def all_of(self, waiting: Waiting) -> None:
+        """Store the large payloads of a publish, but for those known to be duplicates."""
+        waiting.began_ms = min(self._clock.now_ms(), waiting.began_ms or self._clock.now_ms())
+        found = waiting.duplicates.found if waiting.duplicates is not None else {}
+        try:
+            with self.counting(waiting.accepted.size_bytes):
+                async with asyncio.TaskGroup() as uploads:
+                    for at in waiting.accepted.large:
+                        if at not in found:
+                            uploads.create_task(self._put(waiting, at))
+        except* StorageError as failed:
+            # The other blobs stay: nothing refers to them, and the janitor removes such.
+            raise failed.exceptions[0] from None
+
+    async def _put(self, waiting: Waiting, at: int) -> None:
+        async with self._turns:
+            waiting.uris[at] = await self._blobs.put(waiting.accepted.payloads[at])
+
+    async def renew(self, waiting: Waiting) -> None:
+        """Copy those payloads of a push that were stored as objects too long ago to be committed.
+
+        An outbox may wait for days. Its row still refers to the object from then, and goes soon.
+        """
+        waiting.began_ms = self._clock.now_ms()
+        try:
+            async with asyncio.TaskGroup() as renewals:
+                for at in list(waiting.uris):
+                    renewals.create_task(self._renew(waiting, at))
+        except* StorageError as failed:
+            raise failed.exceptions[0] from None
+
+    async def _renew(self, waiting: Waiting, at: int) -> None:
+        uri = waiting.uris[at]
+        async with self._turns:
+            try:
+                stored_ms = await self._blobs.stored_ms(uri)
+                if self._clock.now_ms() - stored_ms <= UPLOAD_AGE_MS_MAX:
+                    waiting.began_ms = min(waiting.began_ms, stored_ms)
+                    return
+                payload = await self._blobs.get(uri)
+            except ObjectNotFound:
+                return  # a message without a payload: its queue will say so
+            with self.counting(len(payload)):
+                waiting.uris[at] = await self._blobs.put(payload)

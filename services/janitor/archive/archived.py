@@ -1,0 +1,214 @@
+"""Archived dead letters with their content: what their broker lists, joined with the archive.
+
+Which letters are archived the broker alone knows: a part of the archive also has those that came
+back since. So a window of the listing is read, and then of each part the row groups that have a
+letter of it; all that is in memory is a window without content, and a row group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from importlib import import_module
+from typing import Any, Final
+
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.objects.small_objects import Objects
+from services.janitor.asking import asking
+from services.janitor.spark.packages import check_installed
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
+
+__all__ = ["ArchivedLetters", "Asked"]
+
+log = logging.getLogger(__name__)
+
+WINDOW: Final = 10_000
+"""Entries that are looked for in the archive at once; without content some megabytes."""
+
+PAGE: Final = 1_000
+"""The most that ListEntries gives at once."""
+
+PARTS: Final = "services.janitor.archive.parts"
+"""Loaded when somebody reads the archive: a janitor that has nothing to do stays small."""
+
+LOOKS: Final = 3
+"""A part may be absorbed by another while it is read: then that one has its letters."""
+
+ARCHIVED: Final = queue_pb2.ENTRY_STATE_ARCHIVED
+
+Key = tuple[int, int]
+"""Which message, and when it failed, in milliseconds."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which letters are wanted: see ReadArchivedRequest."""
+
+    queue_id: str
+    handles: Sequence[str] = ()
+    archived_from_ms: int = 0
+    archived_until_ms: int = 0
+    newest_first: bool = False
+    max_entries: int = 0
+
+
+class ArchivedLetters:
+    """Reads the archived letters of an instance's queues."""
+
+    def __init__(self, objects: Objects, directory: TopologyDirectory, channels: Channels) -> None:
+        """Read the archive of this root, and ask the brokers of this directory."""
+        self._objects = objects
+        self._directory = directory
+        self._channels = channels
+
+    async def read(self, asked: Asked) -> AsyncGenerator[entry_pb2.Entry, None]:
+        """The entries, with content. Raises SlateMQError, StorageError."""
+        async with aclosing(self._listed(asked)) as windows:
+            async for window in windows:
+                days: dict[date, dict[Key, entry_pb2.Entry]] = {}
+                for entry in window:
+                    key = (entry.message_id, entry.finished_at_ms)
+                    days.setdefault(_day(entry.finished_at_ms), {})[key] = entry
+                for day, wanted in days.items():
+                    async with aclosing(self._of_day(asked.queue_id, day, wanted)) as entries:
+                        async for entry in entries:
+                            yield entry
+
+    # --- What is archived ---------------------------------------------------
+
+    async def _listed(self, asked: Asked) -> AsyncGenerator[list[entry_pb2.Entry], None]:
+        """What the broker lists, a window at a time."""
+        if asked.handles:
+            yield await self._named(asked)
+            return
+        shard = await self._shard(asked.queue_id)
+        left = asked.max_entries or None
+        window: list[entry_pb2.Entry] = []
+        token = ""
+        while True:
+            page = await self._page(shard, asked, token, PAGE if left is None else min(left, PAGE))
+            window.extend(page.entries)
+            token = page.next_page_token
+            left = None if left is None else left - len(page.entries)
+            is_last = not token or left == 0
+            if window and (is_last or len(window) >= WINDOW):
+                yield window
+                window = []
+            if is_last:
+                return
+
+    async def _page(
+        self, shard: int, asked: Asked, token: str, size: int
+    ) -> entry_pb2.ListEntriesResponse:
+        request = entry_pb2.ListEntriesRequest(
+            queue_id=asked.queue_id,
+            state=ARCHIVED,
+            page_size=size,
+            page_token=token,
+            view=entry_pb2.ENTRY_VIEW_BASIC,
+            finished_from_ms=asked.archived_from_ms,
+            finished_until_ms=asked.archived_until_ms,
+            newest_first=asked.newest_first,
+        )
+        with asking("broker", shard):
+            stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
+            return await stub.ListEntries(request)
+
+    async def _shard(self, queue_id: str) -> int:
+        """The broker shard that has a queue: all are asked. Raises NotFound."""
+        missing: NotFound | None = None
+        for shard in (await self._directory.read()).brokers:
+            try:
+                await self._page(shard, Asked(queue_id), "", 1)
+            except NotFound as error:
+                missing = error
+            else:
+                return shard
+        raise missing or NotFound("queue", queue_id)
+
+    async def _named(self, asked: Asked) -> list[entry_pb2.Entry]:
+        """Those of the handles that are archived."""
+        shard = await self._shard(asked.queue_id)
+        found = []
+        for place, handle in enumerate(asked.handles):
+            request = entry_pb2.GetEntryRequest(handle=handle, view=entry_pb2.ENTRY_VIEW_BASIC)
+            try:
+                with asking("broker", shard):
+                    stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
+                    entry = (await stub.GetEntry(request)).entry
+            except InvalidArgument as error:
+                raise InvalidArgument(f"handles[{place}]", error.description) from error
+            except (NotFound, FailedPrecondition):
+                continue
+            if entry.state == ARCHIVED:
+                found.append(entry)
+        return found
+
+    # --- What it carried ----------------------------------------------------
+
+    async def _of_day(
+        self, queue_id: str, day: date, wanted: dict[Key, entry_pb2.Entry]
+    ) -> AsyncGenerator[entry_pb2.Entry, None]:
+        """Those wanted of one day, with what the parts have of them; all come, each once."""
+        check_installed()
+        archive = await asyncio.to_thread(import_module, PARTS)
+        path = archive.day_path(queue_id, day)
+        for look in range(1, LOOKS + 1):
+            parts = [info for info in await self._objects.describe(path) if archive.is_part(info)]
+            try:
+                for part in parts:
+                    reading = archive.letters_of(self._objects, part.path, tuple(wanted))
+                    while (some := await asyncio.to_thread(next, reading, None)) is not None:
+                        for letter in some:
+                            entry = wanted.pop(
+                                (letter["message_id"], _ms(letter["failed_at"])), None
+                            )
+                            if entry is not None:
+                                yield _with_content(entry, letter)
+                    if not wanted:
+                        return
+            except archive.UNREADABLE as error:
+                if look == LOOKS:
+                    raise Unavailable(f"the archive cannot be read: {path}: {error}") from error
+                log.info("%s changes: looking again: %s", path, error)
+                continue
+            if parts == [
+                info for info in await self._objects.describe(path) if archive.is_part(info)
+            ]:
+                break
+        for entry in wanted.values():
+            yield entry
+
+
+def _with_content(entry: entry_pb2.Entry, letter: dict[str, Any]) -> entry_pb2.Entry:
+    """The entry, with what its part tells."""
+    entry.reason = letter["reason"]
+    for one in letter["history"] or ():
+        entry.attempts.add(
+            consumer_id=one["consumer"] or "",
+            claimed_at_ms=_ms(one["claimed_at"]),
+            outcome=one["outcome"] or "",
+            queue_id=one["failed_in"] or entry.queue_id,
+        )
+    if letter["payload"] is not None and letter["headers"] is not None:
+        entry.message.message_id = entry.message_id
+        entry.message.payload = letter["payload"]
+        entry.message.headers.update(letter["headers"])
+        entry.message.created_at_ms = _ms(letter["created_at"])
+        entry.message.received_at_ms = _ms(letter["received_at"])
+        entry.message.retention_s = letter["retention_s"] or 0
+    return entry
+
+
+def _day(moment_ms: int) -> date:
+    return datetime.fromtimestamp(moment_ms / 1000, UTC).date()
+
+
+def _ms(moment: datetime | None) -> int:
+    return 0 if moment is None else round(moment.timestamp() * 1000)

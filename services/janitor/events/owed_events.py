@@ -1,0 +1,168 @@
+"""The events of a janitor's runs: each is owed until its run's object says that it is published.
+
+The object is written with `events: owed` when the run is made, so what it says of begin and end is
+owed from the moment at which it is written, whoever is killed when. Their IDs are derived from the
+run's. In memory are the IDs of the runs that wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Final
+
+from libs.events.relay import EventBatch
+from libs.storage.errors import ObjectNotFound
+from services.janitor.runs.history import EVENTS_OWED, EVENTS_PUBLISHED, Run, RunStore
+from services.janitor.runs.run_events import RunEvents
+from slatemq.events.catalogue import EventData, JanitorRunFinished, JanitorRunStarted, make_event
+from slatemq.events.envelope import Event, derive_event_id
+
+__all__ = ["OwedEvents"]
+
+log = logging.getLogger(__name__)
+
+_REMOVED: Final = ("_removed", "_purged")
+"""How the counts end whose sum is what a run has removed."""
+
+
+class OwedEvents(RunEvents):
+    """What a relay publishes of one janitor. See libs.events.relay.EventSource.
+
+    Attributes:
+        mark: See RunEvents.
+        position: How many looks at runs were published, or found nothing owed.
+        lost_count: Always 0, but for runs that the history has forgotten.
+    """
+
+    lost_count: Final = 0
+
+    def __init__(self, store: RunStore, number: int, source: str, *, keeps: bool) -> None:
+        """Of the janitor of this number, in `fire-and-forget` (not `keeps`) without a mark."""
+        self.mark = EVENTS_OWED if keeps else ""
+        self.position = 0
+        self._store = store
+        self._number = number
+        self._source = source
+        self._waiting: deque[str] = deque()
+        self._came = asyncio.Event()
+        self._begun: set[str] = set()
+        self._unmarked: set[str] = set()
+        self._is_read = not keeps
+
+    @property
+    def lag(self) -> int:
+        """How many looks at runs wait."""
+        return len(self._waiting)
+
+    @property
+    def end(self) -> int:
+        """How many there were since the start."""
+        return self.position + self.lag
+
+    def changed(self, run: Run) -> None:
+        """See RunEvents."""
+        self._waiting.append(run.run_id)
+        self._came.set()
+
+    def save(self) -> None:
+        """Nothing is to be saved: see `batches`."""
+
+    # --- For the relay --------------------------------------------------------
+
+    async def batches(self) -> AsyncGenerator[EventBatch, None]:
+        """See EventSource. Raises StoreUnavailable."""
+        if not self._is_read:
+            await self._read_owed()
+            self._is_read = True
+        while True:
+            await self._mark_published()
+            self._came.clear()
+            if not self._waiting:
+                await self._came.wait()
+            run = await self._first()
+            if run is None:
+                yield EventBatch([], self.position + 1, 0)
+                continue
+            yield EventBatch(self._events_of(run), self.position + 1, run.created_at_ms)
+            if run.ended:
+                self._begun.discard(run.run_id)
+                self._unmarked.add(run.run_id)
+            elif run.started_at_ms:
+                self._begun.add(run.run_id)
+
+    def done(self, position: int) -> None:
+        """See EventSource."""
+        self.position = position
+        self._waiting.popleft()
+
+    def skip_to_end(self) -> int:
+        """See EventSource."""
+        count = len(self._waiting)
+        self._waiting.clear()
+        return count
+
+    # --- Runs -----------------------------------------------------------------
+
+    async def _read_owed(self) -> None:
+        """Look for the runs of before the start: the oldest first, before those that came since."""
+        owed: list[str] = []
+        for stored in reversed(await self._store.read(await self._store.ids())):
+            run = stored.run
+            is_ours = run.janitor == self._number and run.events == EVENTS_OWED
+            if is_ours and (run.started_at_ms or run.ended):
+                owed.append(run.run_id)
+        self._waiting.extendleft(reversed([one for one in owed if one not in self._waiting]))
+
+    async def _first(self) -> Run | None:
+        try:
+            return (await self._store.get(self._waiting[0])).run
+        except (ObjectNotFound, ValueError) as error:
+            log.error("no events of a run: %s", error, extra={"run": self._waiting[0]})
+            return None
+
+    async def _mark_published(self) -> None:
+        """Write down whose events are published."""
+        while self._unmarked:
+            run_id = next(iter(self._unmarked))
+            try:
+                stored = await self._store.get(run_id)
+            except (ObjectNotFound, ValueError) as error:
+                log.error("a run is not marked as published: %s", error, extra={"run": run_id})
+                self._unmarked.remove(run_id)
+                continue
+            published = replace(stored.run, events=EVENTS_PUBLISHED)
+            # Where somebody else has just written it: once more.
+            if stored.run.events != EVENTS_OWED or await self._store.save(stored, published):
+                self._unmarked.remove(run_id)
+
+    def _events_of(self, run: Run) -> list[Event]:
+        if run.events == EVENTS_PUBLISHED:
+            return []
+        found: list[Event] = []
+        if run.started_at_ms and run.run_id not in self._begun:
+            begun = JanitorRunStarted(run_id=run.run_id, job=run.ask.job, dry_run=run.ask.dry_run)
+            found.append(self._event(run, begun, run.started_at_ms))
+        if run.ended:
+            finished = JanitorRunFinished(
+                run_id=run.run_id,
+                job=run.ask.job,
+                state=run.state,
+                removed=_removed_count(run),
+                error=run.error,
+            )
+            found.append(self._event(run, finished, run.ended_at_ms))
+        return found
+
+    def _event(self, run: Run, data: EventData, at_ms: int) -> Event:
+        event_id = derive_event_id(at_ms, run.run_id, data.event_type)
+        return make_event(
+            data, source=self._source, request_id=run.request_id, at_ms=at_ms, event_id=event_id
+        )
+
+
+def _removed_count(run: Run) -> int:
+    return sum(count for name, count in run.counts.items() if name.endswith(_REMOVED))

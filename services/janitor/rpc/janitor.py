@@ -1,0 +1,184 @@
+"""JanitorService: from protobuf to the runs and back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, Final
+
+from libs.serving.peers.channels import Channels
+from services.janitor.archive.archived import ArchivedLetters
+from services.janitor.asking import asking
+from services.janitor.rpc.queues import NamedQueues
+from services.janitor.rpc.requests import ask_of, checked_job, checked_run_id, letters_asked
+from services.janitor.runs.history import Ask, Run, RunStore, State, Trigger, is_run_id, seen_now
+from services.janitor.runs.runner import Runner
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
+from slatemq.v1 import janitor_pb2, janitor_pb2_grpc
+
+__all__ = ["SERVICE_NAME", "JanitorServicer"]
+
+SERVICE_NAME: Final = janitor_pb2.DESCRIPTOR.services_by_name["JanitorService"].full_name
+"""For `Service.grpc_services`."""
+
+PAGE_RUNS: Final = 50
+PAGE_RUNS_MAX: Final = 500
+
+_STATES: Final = {
+    State.WAITING: janitor_pb2.Run.STATE_WAITING,
+    State.RUNNING: janitor_pb2.Run.STATE_RUNNING,
+    State.CANCELLING: janitor_pb2.Run.STATE_CANCELLING,
+    State.DONE: janitor_pb2.Run.STATE_DONE,
+    State.FAILED: janitor_pb2.Run.STATE_FAILED,
+    State.CANCELLED: janitor_pb2.Run.STATE_CANCELLED,
+    State.INTERRUPTED: janitor_pb2.Run.STATE_INTERRUPTED,
+}
+_TRIGGERS: Final = {
+    Trigger.REQUEST: janitor_pb2.Run.TRIGGER_REQUEST,
+    Trigger.SCHEDULE: janitor_pb2.Run.TRIGGER_SCHEDULE,
+}
+
+
+class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
+    """Answers of one janitor."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        store: RunStore,
+        archived: ArchivedLetters,
+        queues: NamedQueues,
+        channels: Channels,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Answer for this runner; the channels lead to other janitors."""
+        self._archived = archived
+        self._queues = queues
+        self._runner = runner
+        self._store = store
+        self._channels = channels
+        self._now_ms = now_ms
+
+    async def RunJob(  # noqa: N802 - the RPC's name
+        self, request: janitor_pb2.RunJobRequest, context: Any
+    ) -> janitor_pb2.RunJobResponse:
+        """See the proto."""
+        ask = ask_of(request)
+        try:
+            await self._queues.check(ask)
+        except NotFound:
+            # The queue may have gone since the run was begun that this asks for once more.
+            known = await self._runner.begun(ask.job, request.request_id)
+            if known is None:
+                raise
+            return janitor_pb2.RunJobResponse(run=_told(known))
+        run = await self._runner.begin(ask, Trigger.REQUEST, request.request_id)
+        return janitor_pb2.RunJobResponse(run=_told(run))
+
+    async def GetRun(  # noqa: N802 - the RPC's name
+        self, request: janitor_pb2.GetRunRequest, context: Any
+    ) -> janitor_pb2.GetRunResponse:
+        """See the proto."""
+        run = await self._runner.find(checked_run_id(request.run_id))
+        return janitor_pb2.GetRunResponse(run=_told(run))
+
+    async def ListRuns(  # noqa: N802 - the RPC's name
+        self, request: janitor_pb2.ListRunsRequest, context: Any
+    ) -> janitor_pb2.ListRunsResponse:
+        """See the proto."""
+        if request.job:
+            checked_job("job", request.job)
+        if request.page_size < 0:
+            raise InvalidArgument("page_size", "may not be negative")
+        if request.page_token and not is_run_id(request.page_token):
+            raise InvalidArgument(
+                "page_token", "is not one that ListRuns gave", reason="INVALID_PAGE_TOKEN"
+            )
+        size = min(request.page_size or PAGE_RUNS, PAGE_RUNS_MAX)
+        ids = await self._store.ids(request.job)
+        left = [one for one in ids if not request.page_token or one < request.page_token]
+        page = await self._store.read(left[:size])
+        now_ms = self._now_ms()
+        return janitor_pb2.ListRunsResponse(
+            runs=[_told(self._runner.current(seen_now(one.run, now_ms))) for one in page],
+            next_page_token=left[size - 1] if len(left) > size else "",
+        )
+
+    async def CancelRun(  # noqa: N802 - the RPC's name
+        self, request: janitor_pb2.CancelRunRequest, context: Any
+    ) -> janitor_pb2.CancelRunResponse:
+        """See the proto."""
+        run = await self._runner.find(checked_run_id(request.run_id))
+        if run.state is State.CANCELLED:
+            return janitor_pb2.CancelRunResponse(run=_told(run))
+        if run.ended:
+            raise FailedPrecondition(
+                "RUN_ENDED", f"run {run.run_id} is {run.state}", subject=run.run_id
+            )
+        if self._runner.is_here(run):
+            return janitor_pb2.CancelRunResponse(run=_told(self._runner.cancel(run.run_id)))
+        number = self._runner.elsewhere(run)
+        with asking("janitor", number):
+            stub = janitor_pb2_grpc.JanitorServiceStub(await self._channels.to("janitor", number))
+            return await stub.CancelRun(request)
+
+    async def WatchRun(  # noqa: N802 - the RPC's name
+        self, request: janitor_pb2.WatchRunRequest, context: Any
+    ) -> AsyncGenerator[janitor_pb2.WatchRunResponse, None]:
+        """See the proto."""
+        last = None
+        async with aclosing(self._runner.watch(checked_run_id(request.run_id))) as runs:
+            async for run in runs:
+                told = _told(run)
+                if told != last:
+                    yield janitor_pb2.WatchRunResponse(run=told)
+                last = told
+
+    async def ReadArchived(  # noqa: N802 - the RPC's name
+        self, request: janitor_pb2.ReadArchivedRequest, context: Any
+    ) -> AsyncGenerator[janitor_pb2.ReadArchivedResponse, None]:
+        """See the proto."""
+        async with aclosing(self._archived.read(letters_asked(request))) as entries:
+            async for entry in entries:
+                yield janitor_pb2.ReadArchivedResponse(entry=entry)
+
+
+def _told(run: Run) -> janitor_pb2.Run:
+    told = janitor_pb2.Run(
+        run_id=run.run_id,
+        request=_asked(run.ask),
+        trigger=_TRIGGERS[run.trigger],
+        state=_STATES[run.state],
+        janitor=run.janitor,
+        created_at_ms=run.created_at_ms,
+        started_at_ms=run.started_at_ms,
+        ended_at_ms=run.ended_at_ms,
+        counts=run.counts,
+        artifacts=run.artifacts,
+        phases=[
+            janitor_pb2.RunPhase(phase=phase, took_ms=round(seconds * 1000))
+            for phase, seconds in run.phases
+        ],
+        error=run.error,
+    )
+    if run.progress is not None:
+        told.progress.phase = run.progress.phase
+        told.progress.phase_number = run.progress.phase_number
+        told.progress.phases_count = run.progress.phases_count
+        told.progress.tasks_done = run.progress.tasks_done
+        told.progress.tasks_count = run.progress.tasks_count
+    return told
+
+
+def _asked(ask: Ask) -> janitor_pb2.RunJobRequest:
+    return janitor_pb2.RunJobRequest(
+        job=ask.job,
+        dry_run=ask.dry_run,
+        queue_ids=ask.queue_ids,
+        older_than_s=ask.older_than_s,
+        days=ask.days,
+        target_queue_id=ask.target_queue_id,
+        message_ids=ask.message_ids,
+        failed_from_ms=ask.failed_from_ms,
+        failed_until_ms=ask.failed_until_ms,
+    )

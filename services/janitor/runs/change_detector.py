@@ -1,0 +1,189 @@
+"""Whether there is any work for a job, asked of the owners with calls that cost them little.
+
+A look gives what it found as numbers by name, its evidence: nothing at all means that there is no
+work. The same evidence as before the last run that did all there was to do means that there is
+none either, for a day: what has aged meanwhile is found then. So an instance in which nothing
+happens starts no Spark, and one in which nothing has happened since yesterday starts it once a day.
+
+==============  ================================================================================
+retention       the log has entries older than an hour (the last of them); dead letters past
+                their queue's retention
+unreferenced    the log has entries that are older than any new queue may start (the last of them);
+                there is a payload object that is old enough to be removed if nothing names it
+done            queues that are older than their done retention list done messages (how many)
+dead-letters    a dead letter is old enough for the archive (how many there are of any age)
+report          there are entries, or messages in a state
+==============  ================================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.database.blobs import FOLDER
+from libs.storage.objects.small_objects import Objects
+from services.janitor.asking import asking
+from services.janitor.jobs.contract import ORPHAN_AGE_MS
+from slatemq.v1 import entry_pb2, entry_pb2_grpc, ingest_pb2, ingest_pb2_grpc, queue_pb2
+from slatemq.v1 import queue_pb2_grpc as queue_grpc
+
+__all__ = ["AGES_MS", "SCHEDULED", "Ages", "Looker", "is_news"]
+
+SCHEDULED: Final = ("retention", "unreferenced", "done", "dead-letters", "report")
+"""The jobs that may have a schedule."""
+
+AGES_MS: Final = 86_400_000
+"""How long the same evidence is no news."""
+
+YOUNG_MS: Final = 3_600_000
+"""Messages may live for a second; Spark is not started for those that came within the hour."""
+
+PAGE_QUEUES: Final = 1_000
+
+Evidence = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Ages:
+    """From which age on the jobs want things, in seconds; 0 of `replay_window_s` is never."""
+
+    replay_window_s: int
+    dead_letters_s: int
+    grace_s: int
+
+
+def is_news(evidence: Evidence, before: Evidence | None, since_ms: int) -> bool:
+    """Whether evidence says that there is work, given that of the last run, `since_ms` ago."""
+    return bool(evidence) and (before is None or evidence != before or since_ms >= AGES_MS)
+
+
+class Looker:
+    """Looks; raises Unavailable and the like when a shard is away, StoreUnavailable."""
+
+    def __init__(
+        self, directory: TopologyDirectory, channels: Channels, objects: Objects, ages: Ages
+    ) -> None:
+        """Ask the processes of this directory, and look at these objects."""
+        self._directory = directory
+        self._objects = objects
+        self._channels = channels
+        self._ages = ages
+
+    async def look(self, job: str, now_ms: int) -> Evidence:
+        """The evidence for work for a job; empty where there is none."""
+        grace_ms = self._ages.grace_s * 1000
+        match job:
+            case "retention":
+                return {
+                    **await self._logs(now_ms - YOUNG_MS - grace_ms),
+                    **await self._letters(now_ms - grace_ms, archive=False),
+                }
+            case "unreferenced":
+                window_ms = self._ages.replay_window_s * 1000
+                logs = await self._logs(now_ms - window_ms - grace_ms) if window_ms else {}
+                return {**logs, **await self._objects_of_old(now_ms - ORPHAN_AGE_MS - grace_ms)}
+            case "done":
+                return await self._done(now_ms - grace_ms)
+            case "dead-letters":
+                return await self._letters(now_ms, archive=True)
+            case "report":
+                return {**await self._logs(), **await self._states()}
+        raise ValueError(f"{job} has no schedule")
+
+    async def _logs(self, before_ms: int | None = None) -> Evidence:
+        """The last entry of each log that is older than this; of its end where none is given."""
+        shards = (await self._directory.read()).ingests
+        found = await asyncio.gather(*(self._log(shard, before_ms) for shard in shards))
+        return {f"ingest/{shard}": last for shard, last in zip(shards, found, strict=True) if last}
+
+    async def _log(self, shard: int, before_ms: int | None) -> int:
+        # The status of a log tells its end though all of it was removed: this finds what is there.
+        asked = ingest_pb2.FindLogPositionRequest(
+            received_at_ms=_EVER_MS if before_ms is None else max(before_ms, 0)
+        )
+        with asking("ingest", shard):
+            stub = ingest_pb2_grpc.IngestServiceStub(await self._channels.to("ingest", shard))
+            return (await stub.FindLogPosition(asked)).after_sequence
+
+    async def _objects_of_old(self, before_ms: int) -> Evidence:
+        """Whether there is such an object: which are named by nothing only the job can tell.
+
+        So whoever has large payloads has the job look once a day. One is enough, and the first
+        folder of 256 has one, unless there are hardly any.
+        """
+        for folder in await self._objects.folders(FOLDER):
+            for info in await self._objects.describe(folder):
+                if info.modified_ms < before_ms:
+                    return {"objects": 1}
+        return {}
+
+    async def _done(self, now_ms: int) -> Evidence:
+        found: dict[str, int] = {}
+        async for shard, queue in self._queues():
+            kept_ms = queue.done_retention_s * 1000
+            if kept_ms and queue.counts.done_count and queue.created_at_ms + kept_ms < now_ms:
+                name = f"broker/{shard}"
+                found[name] = found.get(name, 0) + queue.counts.done_count
+        return found
+
+    async def _letters(self, now_ms: int, *, archive: bool) -> Evidence:
+        """Whether a dead letter is due for the archive, or past its queue's retention."""
+        due, found = False, dict[str, int]()
+        async for shard, queue in self._queues():
+            kept_s = self._ages.dead_letters_s if archive else queue.failed_retention_s
+            if not queue.counts.failed_count or (not archive and not kept_s):
+                continue
+            due = due or await self._has_failed(shard, queue.queue_id, now_ms - kept_s * 1000)
+            name = f"failed/{shard}"
+            found[name] = found.get(name, 0) + queue.counts.failed_count
+        return found if due else {}
+
+    async def _has_failed(self, shard: int, queue_id: str, before_ms: int) -> bool:
+        if before_ms <= 0:
+            return False
+        asked = entry_pb2.ListEntriesRequest(
+            queue_id=queue_id,
+            state=queue_pb2.ENTRY_STATE_FAILED,
+            page_size=1,
+            finished_until_ms=before_ms,
+        )
+        with asking("broker", shard):
+            stub = entry_pb2_grpc.EntryServiceStub(await self._channels.to("broker", shard))
+            return bool((await stub.ListEntries(asked)).entries)
+
+    async def _states(self) -> Evidence:
+        found: dict[str, int] = {}
+        async for shard, queue in self._queues():
+            counts = queue.counts
+            waiting = counts.available_count + counts.delayed_count + counts.in_flight_count
+            for state, count in (
+                ("waiting", waiting),
+                ("done", counts.done_count),
+                ("failed", counts.failed_count),
+            ):
+                if count:
+                    name = f"{state}/{shard}"
+                    found[name] = found.get(name, 0) + count
+        return found
+
+    async def _queues(self) -> AsyncIterator[tuple[int, queue_pb2.Queue]]:
+        for shard in (await self._directory.read()).brokers:
+            token = ""
+            while True:
+                asked = queue_pb2.ListQueuesRequest(page_size=PAGE_QUEUES, page_token=token)
+                with asking("broker", shard):
+                    stub = queue_grpc.QueueServiceStub(await self._channels.to("broker", shard))
+                    page = await stub.ListQueues(asked)
+                for queue in page.queues:
+                    yield shard, queue
+                token = page.next_page_token
+                if not token:
+                    break
+
+
+_EVER_MS: Final = 1 << 62

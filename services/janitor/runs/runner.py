@@ -1,0 +1,391 @@
+"""Runs jobs, one after the other, each with a child process, and keeps their history current."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+from opentelemetry import trace
+
+from libs.serving.peers.calls import Backoff
+from libs.storage.errors import ObjectNotFound, StorageError
+from services.janitor.jobs.contract import Progress
+from services.janitor.runs.active import Active, Kept
+from services.janitor.runs.child import Child
+from services.janitor.runs.history import (
+    STALE_MS,
+    Ask,
+    Run,
+    RunStore,
+    State,
+    Trigger,
+    interrupted,
+    new_run_id,
+    seen_now,
+)
+from services.janitor.runs.run_events import RunEvents
+from slatemq.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
+
+__all__ = ["Runner"]
+
+log = logging.getLogger(__name__)
+
+WAITING_MAX: Final = 16
+"""There are six jobs, and two runs of one never wait at the same time."""
+
+HEARTBEAT_S: Final = STALE_MS / 6 / 1000
+
+WATCH_S: Final = 0.2
+"""Between two answers of a watch."""
+
+ELSEWHERE_S: Final = 1.0
+"""Between two looks at a run of another janitor, of which nothing but its object is known here."""
+
+_ENDS: Final = {
+    "done": State.DONE,
+    "failed": State.FAILED,
+    "cancelled": State.CANCELLED,
+    "lost": State.FAILED,
+}
+
+
+class Runner:
+    """The runs of one janitor."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        number: int,
+        command: Sequence[str],
+        task_of: Callable[[Run], Mapping[str, Any]],
+        release: Callable[[Sequence[tuple[str, str]]], Awaitable[None]],
+        kept: Kept,
+        now_ms: Callable[[], int],
+        check: Callable[[], None],
+        tracer: trace.Tracer,
+        events: RunEvents,
+    ) -> None:
+        """Run `command` for what `task_of` makes of a run; `release` snapshots that are left.
+
+        `check` raises FailedPrecondition where jobs cannot run. `tracer` makes a span of each run.
+        `events` hears of each that has begun, or ended.
+        """
+        self._store = store
+        self._number = number
+        self._process = secrets.token_hex(8)
+        self._command = command
+        self._task_of = task_of
+        self._tracer = tracer
+        self._events = events
+        self._release = release
+        self._kept = kept
+        self._now_ms = now_ms
+        self._check_job = check
+        self._beginning = asyncio.Lock()
+        self._waiting: deque[Active] = deque()
+        self._active: dict[str, Active] = {}
+        self._wake = asyncio.Event()
+        self._write = asyncio.Event()
+        self._tasks = asyncio.TaskGroup()
+        self._stopping = False
+
+    async def take_over(self) -> None:
+        """End what an earlier process of this number has left, and release its snapshots.
+
+        Raises StoreUnavailable.
+        """
+        for stored in await self._store.latest():
+            run = stored.run
+            if run.janitor != self._number or run.ended or run.run_id in self._active:
+                continue
+            await self._release(run.snapshots)
+            ended = interrupted(run, self._now_ms(), "its janitor died, or another took its place")
+            if await self._store.save(stored, replace(ended, snapshots=())):
+                self._events.changed(stored.run)
+                log.warning("a run was interrupted", extra={"run": run.run_id})
+
+    # --- What callers do ----------------------------------------------------
+
+    async def begin(
+        self,
+        ask: Ask,
+        trigger: Trigger,
+        request_id: str = "",
+        seen: Mapping[str, int] | None = None,
+    ) -> Run:
+        """A new run, or the one that the request ID has begun before.
+
+        Raises FailedPrecondition (JOB_RUNNING, and what `check` raises), ResourceExhausted,
+        Unavailable, StoreUnavailable.
+        """
+        async with self._beginning:
+            self._check_open()
+            for run in await self._latest(ask.job):
+                if request_id and run.request_id == request_id:
+                    return run
+                if not run.ended:
+                    raise FailedPrecondition(
+                        "JOB_RUNNING",
+                        f"{ask.job} is {run.state} already: {run.run_id}",
+                        subject=run.run_id,
+                        metadata={"run_id": run.run_id},
+                    )
+            self._check_job()
+            if len(self._waiting) >= WAITING_MAX:
+                raise ResourceExhausted(
+                    f"{WAITING_MAX} runs wait", reason="TOO_MANY_RUNS", retry_after_ms=10_000
+                )
+            now_ms = self._now_ms()
+            run = Run(
+                run_id=new_run_id(ask.job, now_ms),
+                ask=ask,
+                trigger=trigger,
+                state=State.WAITING,
+                janitor=self._number,
+                process=self._process,
+                created_at_ms=now_ms,
+                alive_at_ms=now_ms,
+                request_id=request_id,
+                seen=seen or {},
+                events=self._events.mark,
+            )
+            active = Active(await self._store.create(run), run)
+            self._active[run.run_id] = active
+            self._waiting.append(active)
+            self._wake.set()
+            if self._stopping:  # Since a moment ago.
+                self._end(active, State.INTERRUPTED)
+            return run
+
+    async def begun(self, job: str, request_id: str) -> Run | None:
+        """The run that a request ID has begun, if one has. Raises StoreUnavailable."""
+        known = await self._latest(job) if request_id else []
+        return next((run for run in known if run.request_id == request_id), None)
+
+    async def _latest(self, job: str) -> list[Run]:
+        now_ms = self._now_ms()
+        return [self.current(seen_now(one.run, now_ms)) for one in await self._store.latest(job)]
+
+    async def find(self, run_id: str) -> Run:
+        """A run, of whichever janitor. Raises NotFound, StoreUnavailable."""
+        active = self._active.get(run_id)
+        if active is not None:
+            return active.run
+        try:
+            return seen_now((await self._store.get(run_id)).run, self._now_ms())
+        except (ObjectNotFound, ValueError):
+            raise NotFound("run", run_id) from None
+
+    def current(self, run: Run) -> Run:
+        """What is known here of a run that was read."""
+        active = self._active.get(run.run_id)
+        return active.run if active is not None else run
+
+    def is_here(self, run: Run) -> bool:
+        """Whether it is a run of this process that has not ended."""
+        return run.run_id in self._active
+
+    def elsewhere(self, run: Run) -> int:
+        """The number of the other janitor that has this run, which has not ended.
+
+        Raises Unavailable where it would be this one: its process has just been replaced.
+        """
+        if run.janitor == self._number:
+            raise Unavailable(f"run {run.run_id} is being interrupted", reason="JANITOR_REPLACED")
+        return run.janitor
+
+    def cancel(self, run_id: str) -> Run:
+        """End a run of this process that has not ended; it is on its way when this returns."""
+        active = self._active.get(run_id)
+        if active is None:
+            raise KeyError(run_id)
+        self._end(active, State.CANCELLED)
+        return active.run
+
+    async def watch(self, run_id: str) -> AsyncGenerator[Run, None]:
+        """The run as it is, and as it changes, until it has ended. Raises as `find`."""
+        active = self._active.get(run_id)
+        while active is not None:
+            changed, run = active.changed, active.run
+            yield run
+            if run.ended:  # Not the run as it is now: it may have ended while this one was sent.
+                return
+            await asyncio.sleep(WATCH_S)
+            await changed.wait()
+        while True:
+            run = await self.find(run_id)
+            yield run
+            if run.ended:
+                return
+            if self._stopping:
+                raise Unavailable("the janitor is stopping", reason="DRAINING")
+            await asyncio.sleep(ELSEWHERE_S)
+
+    # --- The work -----------------------------------------------------------
+
+    async def work(self) -> None:
+        """Run what waits, for as long as this is not cancelled. A fault of ours ends it."""
+        async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self._keep_alive())
+            while True:
+                while self._waiting:
+                    await self._do(self._waiting.popleft())
+                    await self._prune()
+                self._wake.clear()
+                await self._wake.wait()
+
+    async def drain(self) -> None:
+        """Begin nothing any more, and end what waits and runs; returns when it has ended."""
+        self._stopping = True
+        for active in list(self._active.values()):
+            self._end(active, State.INTERRUPTED)
+        while self._active:
+            await next(iter(self._active.values())).changed.wait()
+
+    async def stop(self) -> None:
+        """Note that what has not ended is interrupted. For after `work` was cancelled."""
+        self._stopping = True
+        for active in list(self._active.values()):
+            run = interrupted(active.run, self._now_ms(), "its janitor was stopped")
+            with suppress(StorageError):  # It will be seen as interrupted all the same.
+                await self._store.save(active.stored, run)
+            self._forget(active, run)
+
+    def _end(self, active: Active, why: State) -> None:
+        if active.run.ended:
+            return
+        active.why = active.why or why
+        active.update(state=State.CANCELLING)
+        if active.child is not None:
+            active.child.cancel()
+        elif active in self._waiting:  # It need not wait for others to end.
+            self._waiting.remove(active)
+            self._tasks.create_task(self._do(active))
+
+    async def _do(self, active: Active) -> None:
+        """Bring a run to its end, whatever that is, and write it down."""
+        if active.why is None:
+            now_ms = self._now_ms()
+            active.update(state=State.RUNNING, started_at_ms=now_ms)
+            log.info("a run begins", extra={"run": active.run.run_id})
+            await self._save(active)
+            self._events.changed(active.run)
+        end = await self._have_done(active)
+        state = _ENDS.get(end["end"], State.FAILED)
+        if active.why is not None and state is not State.DONE:
+            state = active.why
+        run = replace(
+            active.run,
+            state=state,
+            ended_at_ms=self._now_ms(),
+            counts=end.get("counts", {}),
+            artifacts=tuple(end.get("artifacts", ())),
+            phases=tuple((phase, seconds) for phase, seconds in end.get("phases", ())),
+            error=_ERRORS.get(state, str(end.get("error", ""))),
+            snapshots=(),
+        )
+        level = logging.ERROR if state is State.FAILED else logging.INFO
+        extra = {"run": run.run_id, "error": run.error} if run.error else {"run": run.run_id}
+        log.log(level, "a run has ended: %s", state, extra=extra)
+        await self._save_end(active, run)
+
+    async def _have_done(self, active: Active) -> Mapping[str, Any]:
+        if active.why is not None:
+            return {"end": "cancelled"}
+        active.child = Child(self._command, lambda told: self._hear(active, told))
+        try:
+            run = active.run
+            facts = {"slatemq.run": run.run_id}
+            with self._tracer.start_as_current_span(f"janitor {run.ask.job}", attributes=facts):
+                end = await active.child.work(self._task_of(run))
+        except OSError as error:
+            return {"end": "failed", "error": f"Spark's process could not be started: {error}"}
+        except Exception as error:  # the history is to tell it, and the janitor goes on
+            log.exception("a fault of the janitor", extra={"run": active.run.run_id})
+            told = f"{type(error).__name__}: {error}"
+            end = {"end": "lost", "error": f"a fault of the janitor: {told}"}
+        finally:
+            active.child = None
+        if end["end"] == "lost":
+            await self._release(active.run.snapshots)
+        return end
+
+    def _hear(self, active: Active, told: Mapping[str, Any]) -> None:
+        if "progress" in told:
+            active.update(progress=Progress(**told["progress"]))
+        elif "snapshot" in told:
+            base, one = told["snapshot"]
+            active.update(snapshots=(*active.run.snapshots, (base, one)))
+            self._write.set()
+
+    # --- The history --------------------------------------------------------
+
+    async def _keep_alive(self) -> None:
+        """Write the runs now and then, and at once that there are snapshots to release."""
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._write.wait(), HEARTBEAT_S)
+            self._write.clear()
+            for active in list(self._active.values()):
+                await self._save(active)
+
+    async def _save(self, active: Active) -> None:
+        run = replace(active.run, alive_at_ms=self._now_ms())
+        try:
+            async with active.writing:
+                over = active.replaced or active.run.ended
+                if over or await self._store.save(active.stored, run):
+                    return
+        except StorageError as error:
+            log.warning("a run is not written down: %s", error, extra={"run": run.run_id})
+            return
+        log.error("another janitor has taken this one's place", extra={"run": run.run_id})
+        active.replaced = True
+        self._end(active, State.INTERRUPTED)
+
+    async def _save_end(self, active: Active, run: Run) -> None:
+        """Write the end; goes on for as long as the store is away."""
+        backoff = Backoff()
+        try:
+            while not active.replaced:
+                try:
+                    async with active.writing:
+                        if await self._store.save(active.stored, run):
+                            self._events.changed(run)
+                        else:
+                            log.error("somebody else has written it", extra={"run": run.run_id})
+                    break
+                except StorageError as error:
+                    log.warning("the end of a run waits: %s", error, extra={"run": run.run_id})
+                    if self._stopping:
+                        break
+                    await asyncio.sleep(backoff.next_seconds())
+        finally:
+            self._forget(active, run)
+
+    def _forget(self, active: Active, run: Run) -> None:
+        self._active.pop(run.run_id, None)
+        active.run = run
+        active.update()
+
+    async def _prune(self) -> None:
+        try:
+            gone = await self._store.prune(self._kept.runs, self._kept.for_ms, self._now_ms())
+        except StorageError as error:
+            log.warning("the history is not pruned: %s", error)
+            return
+        if gone:
+            log.info("the history was pruned", extra={"runs": gone})
+
+    def _check_open(self) -> None:
+        if self._stopping:
+            raise Unavailable("the janitor is stopping", reason="DRAINING")
+
+
+_ERRORS: Final = {State.INTERRUPTED: "its janitor was stopped", State.CANCELLED: ""}

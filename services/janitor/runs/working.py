@@ -1,0 +1,118 @@
+"""The child's side of `child`: does one job, tells how far it is, and ends with the janitor."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, BinaryIO, Final
+
+from libs.serving.process import logs
+from services.janitor.jobs.contract import (
+    JobCancelled,
+    JobFailed,
+    JobInstance,
+    JobOptions,
+    JobResult,
+    Progress,
+    Tell,
+)
+from services.janitor.spark.failures import without_stack
+from services.janitor.spark.snapshots import tell_of_snapshots
+
+__all__ = ["RunJob", "work"]
+
+log = logging.getLogger(__name__)
+
+RunJob = Callable[[str, JobInstance, JobOptions, Tell], JobResult]
+
+TELL_S: Final = 0.2
+"""Between two words about the same phase: tasks end by the hundred in a second."""
+
+TOLD_MAX: Final = 2_000
+"""Characters of an error that the history keeps."""
+
+
+def work(run_job: RunJob) -> int:
+    """Do the job that stdin names; the exit code is 0, whatever came of it: that was told."""
+    if os.getpgrp() != os.getpid():
+        os.setsid()
+    control = os.fdopen(os.dup(0), "rb")
+    told = _Told(os.dup(1))
+    # What Spark prints is for the log, and what it starts shall not hold our pipes open.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    line = control.readline()
+    if not line:
+        return 1  # The janitor was gone before it could say what for.
+    task = json.loads(line)
+    logs.configure("janitor-spark", task["log_level"], task["log_format"])
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    # Spark starts its processes with it.
+    os.environ.update({name.upper(): value for name, value in task["trace"].items()})
+    options = JobOptions(**task["options"])
+    threading.Thread(target=_obey, args=(control, options.cancelled), daemon=True).start()
+    tell_of_snapshots(lambda name: told.say({"snapshot": [name.database, name.snapshot_id]}))
+    told.say(_end_of(run_job, task, options, told))
+    return 0
+
+
+def _end_of(
+    run_job: RunJob, task: Mapping[str, Any], options: JobOptions, told: _Told
+) -> Mapping[str, Any]:
+    try:
+        result = run_job(task["job"], JobInstance(task["root"]), options, told.progress)
+    except JobCancelled:
+        return {"end": "cancelled"}
+    except JobFailed as error:
+        if options.cancelled.is_set():
+            return {"end": "cancelled"}
+        return {"end": "failed", "error": str(error)}
+    except Exception as error:  # whatever Spark raises, the history is to tell it
+        if options.cancelled.is_set():
+            log.info("ended by the cancellation: %s", without_stack(error)[:TOLD_MAX])
+            return {"end": "cancelled"}
+        log.exception("the job failed")
+        why = f"{type(error).__name__}: {without_stack(error)[:TOLD_MAX]}"
+        return {"end": "failed", "error": why}
+    return {"end": "done", **asdict(result)}
+
+
+def _obey(control: BinaryIO, cancelled: threading.Event) -> None:
+    """Cancel when told to, and end, JVM and all, when the janitor is gone."""
+    for line in control:
+        if line.strip() == b"cancel":
+            cancelled.set()
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+class _Told:
+    """What the janitor is told."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._lock = threading.Lock()
+        self._phase = 0
+        self._at = float("-inf")
+
+    def say(self, told: Mapping[str, Any]) -> None:
+        line = json.dumps(told).encode() + b"\n"
+        with self._lock:
+            try:
+                while line:
+                    line = line[os.write(self._number, line) :]
+            except BrokenPipeError:
+                sys.exit(1)  # Nobody is left to work for.
+
+    def progress(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.phase_number == self._phase and now - self._at < TELL_S:
+            return
+        self._phase, self._at = progress.phase_number, now
+        self.say({"progress": asdict(progress)})

@@ -1,0 +1,297 @@
+"""Plans a scan: which keys of which snapshots hold what is wanted, cut into pieces of a like size.
+
+Planning reads the state records of queues and a few rows for their places, never the lists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from libs.storage.arrow.queues import Place
+from libs.storage.database.log_positions import position_before
+from libs.storage.database.queue_ranges import (
+    Run,
+    active_runs,
+    archived_run,
+    attempts_run,
+    done_run,
+    failed_run,
+    log_run,
+    pack_run,
+    payload_run,
+)
+from libs.storage.database.snapshots import BATCH_ROWS_MAX, SnapshotReader
+from libs.storage.layout.ids import MAX_MESSAGE_ID
+from libs.storage.layout.keys import (
+    LAST_NUMBER,
+    config_key,
+    config_range,
+    parse_config_key,
+    parse_queue_state_key,
+    queue_state_key,
+    queue_state_range,
+)
+from libs.storage.layout.own_keys import LOG_BOUNDS_KEY
+from libs.storage.records.configs import QueueConfigRecord, decode_config
+from libs.storage.records.log_bounds import decode_log_bounds
+from libs.storage.records.payload_packs import PACK_MESSAGES
+from libs.storage.records.states import QueueStateRecord, decode_queue_state
+from services.janitor.spark.tables import Bucketed, Table
+from services.janitor.spark.wanted import Wanted
+
+__all__ = ["Part", "Piece", "SnapshotName", "plan", "read_queues"]
+
+PIECE_ROWS: Final = 50_000
+"""Messages for which a task of its own pays: a task costs some ten milliseconds."""
+
+PROBES_AT_ONCE: Final = 32
+
+PACKS_AT_ONCE: Final = BATCH_ROWS_MAX // PACK_MESSAGES
+"""As many messages as of one record each: small packs may be followed by large ones, and 64 KiB may
+lie in a hundred bytes."""
+
+
+@dataclass(frozen=True)
+class SnapshotName:
+    """Which snapshot of which database: `ingest/0`, and the ID."""
+
+    database: str
+    snapshot_id: str
+
+    @property
+    def service(self) -> str:
+        """The service that owns the database."""
+        return self.database.partition("/")[0]
+
+    @property
+    def shard(self) -> int:
+        """Its shard."""
+        return int(self.database.partition("/")[2])
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of keys to read, of about so many messages; at most `rows_max` rows at a time."""
+
+    run: Run
+    of: Bucketed
+    message_count: int
+    rows_max: int = BATCH_ROWS_MAX
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one task reads."""
+
+    name: SnapshotName
+    parts: tuple[Part, ...]
+
+
+async def plan(
+    reader: SnapshotReader, name: SnapshotName, table: Table, wanted: Wanted, pieces_max: int
+) -> list[Piece]:
+    """At most so many pieces, with all that is wanted of a table in one snapshot."""
+    if table.service == "ingest":
+        parts = [part async for part in _ingest_parts(reader, name, table, wanted)]
+    else:
+        parts = [part async for part in _broker_parts(reader, name, table, wanted)]
+    total = sum(part.message_count for part in parts)
+    target = max(math.ceil(total / pieces_max), PIECE_ROWS)
+    cut: list[Part] = []
+    for part in parts:
+        cut += await _cut(reader, part, target)
+    return [Piece(name, tuple(some)) for some in _packed(cut, target)]
+
+
+async def read_queues(
+    reader: SnapshotReader, wanted: Wanted
+) -> list[tuple[str, QueueConfigRecord, QueueStateRecord]]:
+    """The queues wanted that exist, by ID; those named are looked up, and no others."""
+    configs: dict[str, bytes] = {}
+    states: dict[str, bytes] = {}
+    if wanted.queues is None:
+        async for rows in reader.scan(*config_range()):
+            configs.update((parse_config_key(key), value) for key, value in rows)
+        async for rows in reader.scan(*queue_state_range()):
+            states.update((parse_queue_state_key(key), value) for key, value in rows)
+    else:
+        for queue in sorted(filter(None, wanted.queues)):
+            config = await reader.get(config_key(queue))
+            state = await reader.get(queue_state_key(queue))
+            if config is not None and state is not None:
+                configs[queue], states[queue] = config, state
+    # A deleted queue keeps its state, but no config.
+    return [
+        (queue, decode_config(config), decode_queue_state(states[queue]))
+        for queue, config in configs.items()
+    ]
+
+
+async def _ingest_parts(
+    reader: SnapshotReader, name: SnapshotName, table: Table, wanted: Wanted
+) -> AsyncIterator[Part]:
+    of, begin = Bucketed(Place("", name.shard)), await _log_begin(reader)
+    if table.name == "payloads":
+        async for part in _payload_parts(reader, of, begin, wanted):
+            yield part
+        return
+    whole = await _tight(reader, log_run(begin))
+    if whole is None:
+        return
+    first, last = whole.first, whole.last
+    if wanted.first_id is not None and wanted.first_id > first:
+        # An entry's IDs go up to that of the next one: the last entry up to here may have it.
+        until = log_run(first, min(wanted.first_id, LAST_NUMBER))
+        first = await _number(reader, until, last=True) or first
+    if wanted.last_id is not None:
+        last = min(last, wanted.last_id)
+    if wanted.first_ms is not None:
+        before = await position_before(reader, whole.last, wanted.first_ms, whole.first)
+        first = max(first, before + 1)
+    if wanted.last_ms is not None:
+        until_ms = wanted.last_ms + 1
+        last = min(last, await position_before(reader, whole.last, until_ms, whole.first))
+    if first <= last:
+        run = await _tight(reader, log_run(first, last))
+        if run is not None:
+            yield Part(run, of, run.last - run.first + 1)
+
+
+async def _payload_parts(
+    reader: SnapshotReader, of: Bucketed, begin: int, wanted: Wanted
+) -> AsyncIterator[Part]:
+    """The payloads with records of their own, then those in packs: each is in one of the two."""
+    first_id = wanted.first_id or 0
+    last_id = MAX_MESSAGE_ID if wanted.last_id is None else min(wanted.last_id, MAX_MESSAGE_ID)
+    last_id = max(last_id, 0)
+    run = await _tight(reader, payload_run(max(first_id, begin), last_id))
+    if run is not None:
+        yield Part(run, of, _width(run))
+    # A pack begins so far before the last message that it may have.
+    before = PACK_MESSAGES - 1
+    packs = await _tight(reader, pack_run(max(first_id - before, begin), last_id))
+    if packs is not None:
+        yield Part(packs, of, _width(packs) + before, PACKS_AT_ONCE)
+
+
+async def _log_begin(reader: SnapshotReader) -> int:
+    """Before which nothing is left: what was removed there costs a scan 1.5 µs a row."""
+    bounds = await reader.get(LOG_BOUNDS_KEY)
+    return 0 if bounds is None else decode_log_bounds(bounds).first_sequence
+
+
+async def _broker_parts(
+    reader: SnapshotReader, name: SnapshotName, table: Table, wanted: Wanted
+) -> AsyncIterator[Part]:
+    for queue, _, state in await read_queues(reader, wanted):
+        for part in _queue_parts(Place(queue, name.shard), table, state, wanted):
+            yield part
+
+
+def _queue_parts(
+    place: Place, table: Table, state: QueueStateRecord, wanted: Wanted
+) -> Iterator[Part]:
+    of, queue = Bucketed(place), place.queue
+    until_ms = None if wanted.last_ms is None else wanted.last_ms + 1
+    match table.name:
+        case "active":
+            for run, head_order, head_offset, count in active_runs(queue, state):
+                yield Part(run, Bucketed(place, head_order, head_offset), count)
+        case "done":
+            if done := done_run(queue, state, wanted.first_ms or 0, until_ms):
+                yield Part(done, of, state.done_count)
+        case "failed":
+            if failed := failed_run(queue, state, wanted.first_ms or 0, until_ms):
+                yield Part(failed, of, state.failed_count)
+        case "archived":
+            if archived := archived_run(queue, state, wanted.first_ms or 0, until_ms):
+                yield Part(archived, of, state.archived.messages_count if state.archived else 0)
+        case "attempts":
+            first_id = min(max(wanted.first_id or 0, 0), MAX_MESSAGE_ID)
+            last_id = MAX_MESSAGE_ID if wanted.last_id is None else wanted.last_id
+            last_id = min(max(last_id, 0), MAX_MESSAGE_ID)
+            yield Part(attempts_run(queue, first_id, last_id), of, state.failed_count + 1)
+
+
+# --- Cutting runs -----------------------------------------------------------
+
+
+async def _tight(reader: SnapshotReader, run: Run) -> Run | None:
+    """The run from its first row to its last; None where it has no row."""
+    if run.first > run.last:
+        return None
+    first, last = await asyncio.gather(
+        _number(reader, run, last=False), _number(reader, run, last=True)
+    )
+    return None if first is None or last is None else run._replace(first=first, last=last)
+
+
+async def _number(reader: SnapshotReader, run: Run, *, last: bool) -> int | None:
+    span = run.span
+    async for rows in reader.scan(span.start, span.end, limit=1, descending=last):
+        return run.number(rows[0][0])
+    return None
+
+
+async def _cut(reader: SnapshotReader, part: Part, target: int) -> list[Part]:
+    """The part in pieces of about `target` messages.
+
+    Numbers have gaps: after restarts, where messages were removed, where nothing happened for a
+    day. So a run is halved where there are rows on both sides, until no piece is too wide.
+    """
+    wanted = math.ceil(part.message_count / target)
+    if wanted <= 1:
+        return [part]
+    whole = await _tight(reader, part.run)
+    runs = [whole] if whole is not None else []
+    while runs:
+        width = sum(_width(run) for run in runs)
+        wide = [run for run in runs if _width(run) > max(width // (2 * wanted), 1)]
+        if not wide or len(runs) > 4 * wanted:
+            break
+        halves = [
+            half
+            for some in _grouped(wide, PROBES_AT_ONCE)
+            for both in await asyncio.gather(*(_halves(reader, run) for run in some))
+            for half in both
+        ]
+        runs = sorted([run for run in runs if run not in wide] + halves)
+    width = sum(_width(run) for run in runs)
+    share = part.message_count / max(width, 1)
+    return [
+        replace(part, run=run, message_count=max(1, round(_width(run) * share))) for run in runs
+    ]
+
+
+async def _halves(reader: SnapshotReader, run: Run) -> list[Run]:
+    middle = (run.first + run.last) // 2
+    halves = (run._replace(last=middle), run._replace(first=middle + 1))
+    found = await asyncio.gather(*(_tight(reader, half) for half in halves))
+    return [half for half in found if half is not None]
+
+
+def _width(run: Run) -> int:
+    return run.last - run.first + 1
+
+
+def _grouped(runs: Sequence[Run], size: int) -> Iterator[Sequence[Run]]:
+    for start in range(0, len(runs), size):
+        yield runs[start : start + size]
+
+
+def _packed(parts: Iterable[Part], target: int) -> Iterator[list[Part]]:
+    """The parts in their order, put together up to about `target` messages."""
+    some: list[Part] = []
+    count = 0
+    for part in parts:
+        if some and count + part.message_count > target * 5 // 4:
+            yield some
+            some, count = [], 0
+        some.append(part)
+        count += part.message_count
+    if some:
+        yield some

@@ -1,0 +1,95 @@
+"""The Spark session: started when there is work, on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from libs.serving.peers.channels import TRACE_VARIABLES
+from services.janitor.spark.failures import why_not
+from services.janitor.spark.java import java_environment
+from services.janitor.spark.shipping import shipped_code
+from services.janitor.spark.source import register
+from slatemq.errors import Unavailable
+
+__all__ = ["LOCAL_MASTER", "QUIET", "is_local", "spark_session"]
+
+LOCAL_MASTER: Final = "local[*]"
+
+QUIET: Final[Mapping[str, str]] = {
+    "spark.log.level": "ERROR",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""Settings of a session at which nobody looks."""
+
+_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # The default of 200 partitions after a join costs more than the join of a small instance.
+    "spark.sql.shuffle.partitions": "16",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+}
+
+_LOCAL_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
+
+
+@contextmanager
+def spark_session(
+    master: str = LOCAL_MASTER,
+    memory: str = "1g",
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[SparkSession]:
+    """A session that knows `format("slatemq")`; stopped at the end.
+
+    Args:
+        master: Any Spark master; a local one listens on the loopback alone.
+        memory: Heap of the driver, which does the work as well where the master is local.
+        settings: Spark's own, in place of ours.
+
+    Raises Unavailable, also when no master answers there, which takes Spark a minute to see.
+    """
+    os.environ.update(java_environment(os.environ))
+    # Executors on this machine must find what this process has.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    local = is_local(master)
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    chosen = {
+        **_SETTINGS,
+        **(_LOCAL_SETTINGS if local else {}),
+        "spark.driver.memory": memory,
+        **{
+            f"spark.executorEnv.{name}": os.environ[name]
+            for name in TRACE_VARIABLES
+            if name in os.environ
+        },
+        **(settings or {}),
+    }
+    builder = SparkSession.builder.master(master).appName("slatemq-janitor")
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    try:
+        spark = builder.getOrCreate()
+    except (Py4JError, PySparkException) as error:
+        raise Unavailable(f"Spark does not start on {master}: {why_not(str(error))}") from error
+    with ExitStack() as stack:
+        stack.callback(spark.stop)
+        if not local:
+            stack.enter_context(shipped_code(spark))
+        register(spark)
+        yield spark
+
+
+def is_local(master: str) -> bool:
+    """Whether the driver does the work; local-cluster has executors, as clusters have."""
+    return master == "local" or master.startswith("local[")

@@ -1,0 +1,200 @@
+"""Snapshots of every shard of an instance, kept alive for as long as somebody reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import Topology, TopologyDirectory
+from libs.storage.errors import StorageError
+from services.janitor.asking import asking
+from services.janitor.spark.planning import SnapshotName
+from slatemq._rpc.rpc_status import raising_slatemq_errors
+from slatemq.errors import NotFound, SlateMQError, Unavailable
+from slatemq.v1 import snapshot_pb2, snapshot_pb2_grpc
+
+__all__ = [
+    "LIFETIME_MS",
+    "TakenSnapshot",
+    "TakenSnapshots",
+    "taken_snapshots",
+    "tell_of_snapshots",
+]
+
+log = logging.getLogger(__name__)
+
+LIFETIME_MS: Final = 300_000
+"""What a job that is killed leaves pinned for so long at most; renewed at a third of it."""
+
+SHARDED: Final = ("ingest", "broker")
+"""The services whose shards own databases."""
+
+CALL_S: Final = 60.0
+"""A flush and a change of the manifest, on a store that is slow."""
+
+
+@dataclass(frozen=True)
+class TakenSnapshot:
+    """One snapshot, and what its owner said with it.
+
+    Attributes:
+        name: The database and the snapshot.
+        taken_at_ms: The owner's time; all that it had answered before is in it.
+        purge_epoch: Of an ingest; None of a broker.
+    """
+
+    name: SnapshotName
+    taken_at_ms: int
+    purge_epoch: int | None
+
+
+@dataclass
+class TakenSnapshots:
+    """Snapshots of all shards.
+
+    Attributes:
+        all: The ingests' first, then the brokers'.
+        lost: Resolved with what happened when one of them is gone before its time: what is still
+            to be read of it may be missing.
+    """
+
+    all: Sequence[TakenSnapshot]
+    lost: asyncio.Future[str]
+
+    @property
+    def names(self) -> list[SnapshotName]:
+        """What to read."""
+        return [taken.name for taken in self.all]
+
+
+_told: list[Callable[[SnapshotName], None]] = []
+
+
+def tell_of_snapshots(tell: Callable[[SnapshotName], None]) -> None:
+    """Tell of every snapshot that this process takes from now on: who may have to release it."""
+    _told.append(tell)
+
+
+@asynccontextmanager
+async def taken_snapshots(
+    directory: TopologyDirectory,
+    channels: Channels,
+    lifetime_ms: int = LIFETIME_MS,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    services: Sequence[str] = SHARDED,
+) -> AsyncIterator[TakenSnapshots]:
+    """Take a snapshot of every ingest, then of every broker; renew them, release them at the end.
+
+    In this order what a broker has of a message is never older than the message. Raises
+    Unavailable when a shard is away: without it nobody knows what it still needs; and when one has
+    come meanwhile: the purge epochs taken may be of a time when it had queues already. `sleep`
+    waits between renewals, in seconds. `services` are those to take, in this order.
+    """
+    owners = _Owners(channels, lifetime_ms, sleep)
+    renewing: asyncio.Task[None] | None = None
+    try:
+        topology = await _read(directory)
+        if not topology.ingests and not topology.brokers:
+            raise Unavailable("no ingest or broker has ever announced itself below this root")
+        for service in services:
+            await owners.take_all(service, topology.shards(service))
+        now = await _read(directory)
+        if any(
+            now.shards(service).keys() != topology.shards(service).keys() for service in SHARDED
+        ):
+            raise Unavailable("a shard has come while snapshots were taken: take them again")
+        taken = TakenSnapshots(
+            sorted(owners.taken, key=lambda one: (one.name.service != "ingest", one.name.shard)),
+            asyncio.get_running_loop().create_future(),
+        )
+        renewing = asyncio.create_task(owners.keep(taken.lost))
+        yield taken
+    finally:
+        if renewing is not None:
+            renewing.cancel()
+            with suppress(asyncio.CancelledError):
+                await renewing
+        await owners.release()
+
+
+async def _read(directory: TopologyDirectory) -> Topology:
+    try:
+        return await directory.read(max_age_ms=0)
+    except StorageError as error:
+        raise Unavailable(f"the topology cannot be read: {error}") from error
+
+
+class _Owners:
+    """Those who own the databases, as far as their snapshots go."""
+
+    def __init__(
+        self, channels: Channels, lifetime_ms: int, sleep: Callable[[float], Awaitable[None]]
+    ) -> None:
+        self.taken: list[TakenSnapshot] = []
+        self._sleep = sleep
+        self._channels = channels
+        self._lifetime_ms = lifetime_ms
+
+    async def take_all(self, service: str, shards: Iterable[int]) -> None:
+        """Raises only when all have answered: what is taken is known then, and is released."""
+        told = await asyncio.gather(
+            *(self._take(service, shard) for shard in shards), return_exceptions=True
+        )
+        for one in told:
+            if one is not None:
+                raise one
+
+    async def _take(self, service: str, shard: int) -> None:
+        request = snapshot_pb2.CreateSnapshotRequest(lifetime_ms=self._lifetime_ms)
+        with asking(service, shard):
+            stub = await self._stub(service, shard)
+            told = (await stub.CreateSnapshot(request, timeout=CALL_S)).snapshot
+        name = SnapshotName(told.database, told.snapshot_id)
+        epoch = told.purge_epoch if told.HasField("purge_epoch") else None
+        self.taken.append(TakenSnapshot(name, told.taken_at_ms, epoch))
+        for tell in _told:
+            tell(name)
+        if (name.service, name.shard) != (service, shard):
+            raise Unavailable(f"{name.database} answers in place of {service}/{shard}")
+
+    async def keep(self, lost: asyncio.Future[str]) -> None:
+        """Renew all, again and again, until one is lost."""
+        while not lost.done():
+            await self._sleep(self._lifetime_ms / 3 / 1000)
+            await asyncio.gather(*(self._renew(one.name, lost) for one in self.taken))
+
+    async def _renew(self, name: SnapshotName, lost: asyncio.Future[str]) -> None:
+        request = snapshot_pb2.RenewSnapshotRequest(
+            snapshot_id=name.snapshot_id, lifetime_ms=self._lifetime_ms
+        )
+        try:
+            stub = await self._stub(name.service, name.shard)
+            with raising_slatemq_errors():
+                await stub.RenewSnapshot(request, timeout=CALL_S)
+        except NotFound:
+            if not lost.done():
+                lost.set_result(f"the snapshot {name.snapshot_id} of {name.database} is gone")
+        except (SlateMQError, StorageError) as error:
+            # Its lifetime has room for two more tries.
+            log.warning("the snapshot of %s is not renewed: %s", name.database, error)
+
+    async def release(self) -> None:
+        """Release all; one whose owner is away ends by itself."""
+        await asyncio.gather(*(self._release(one.name) for one in self.taken))
+
+    async def _release(self, name: SnapshotName) -> None:
+        request = snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=name.snapshot_id)
+        try:
+            stub = await self._stub(name.service, name.shard)
+            with raising_slatemq_errors():
+                await stub.ReleaseSnapshot(request, timeout=CALL_S)
+        except (SlateMQError, StorageError) as error:
+            log.warning("the snapshot of %s is left to its lifetime: %s", name.database, error)
+
+    async def _stub(self, service: str, shard: int) -> snapshot_pb2_grpc.SnapshotServiceAsyncStub:
+        return snapshot_pb2_grpc.SnapshotServiceStub(await self._channels.to(service, shard))

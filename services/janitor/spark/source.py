@@ -1,0 +1,210 @@
+"""`spark.read.format("slatemq")`: the tables of an instance, read from snapshots by the executors.
+
+    option      what
+    root        the URL of the instance's root
+    table       messages, payloads, queues, active, done, failed or attempts; or as load("messages")
+    database    the databases, with commas between: ingest/0,ingest/1,broker/0
+    snapshot    the ID of a snapshot of each, in the same order
+    partitions  tasks of a scan at most; 16 unless it is given
+    columns     those to read, with commas between; all unless it is given
+
+Databases that do not have the table are passed over, so the same options do for all tables.
+
+Spark does not tell a source in Python which columns a query uses. So who needs few of them names
+them, here or by `.schema("message_id bigint, payload_bytes bigint")`: no other is even decoded.
+
+`register` makes a session know it. Scans are narrowed only where Spark keeps them apart:
+SlateMQSource reads whole tables, so it is right wherever it is registered; NarrowingSource reads
+what a query wants.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from services.janitor.spark.planning import Piece, SnapshotName
+from services.janitor.spark.reading import Reading, plan_scan
+from services.janitor.spark.scans import keep_scans_apart
+from services.janitor.spark.tables import TABLES, Table
+from services.janitor.spark.wanted import EVERYTHING, Wanted, wanted_by
+
+__all__ = [
+    "FORMAT",
+    "NarrowingReader",
+    "NarrowingSource",
+    "SlateMQReader",
+    "SlateMQSource",
+    "options_of",
+    "register",
+    "schema_of",
+]
+
+FORMAT: Final = "slatemq"
+PARTITIONS: Final = 16
+
+PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+"""Without it Spark tells no source its conditions."""
+
+_SNAPSHOT: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+
+
+def register(spark: SparkSession) -> None:
+    """Make a session know the format."""
+    if keep_scans_apart(spark):
+        spark.conf.set(PUSHDOWN, "true")
+        spark.dataSource.register(NarrowingSource)
+    else:
+        spark.dataSource.register(SlateMQSource)
+
+
+def schema_of(table: Table) -> StructType:
+    """A table's columns as Spark has them."""
+    return from_arrow_schema(table.schema)
+
+
+def options_of(root: str, names: Sequence[SnapshotName]) -> dict[str, str]:
+    """The options that read these snapshots."""
+    return {
+        "root": root,
+        "database": ",".join(name.database for name in names),
+        "snapshot": ",".join(name.snapshot_id for name in names),
+    }
+
+
+@dataclass(frozen=True)
+class _Options:
+    root: str
+    table: Table
+    names: list[SnapshotName]
+    partitions: int
+
+
+class SlateMQSource(DataSource):
+    """See the module's text."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` calls it."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """The columns of the table that are read."""
+        return schema_of(_read(self.options).table)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of these columns."""
+        return SlateMQReader(self._checked(schema))
+
+    def _checked(self, schema: StructType) -> _Options:
+        """The options; raises ValueError for columns that are not the table's."""
+        options = _read(self.options)
+        table = options.table.only(schema.names)
+        fields: list[pa.Field] = []
+        for asked, ours, field in zip(schema, schema_of(table), table.schema, strict=True):
+            kind, own = asked.dataType.simpleString(), ours.dataType.simpleString()
+            if kind != own:
+                raise ValueError(f"column {asked.name!r} of {table.name} is {own}, not {kind}")
+            if ours.nullable and not asked.nullable:
+                raise ValueError(f"column {asked.name!r} of {table.name} may be null")
+            fields.append(field.with_nullable(asked.nullable))  # Spark wants it as it was asked
+        return replace(options, table=replace(table, schema=pa.schema(fields)))
+
+
+class NarrowingSource(SlateMQSource):
+    """The same, for sessions that keep scans apart."""
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of these columns; Spark tells it its filters next."""
+        return NarrowingReader(self._checked(schema))
+
+
+class SlateMQReader(DataSourceReader):
+    """Plans a scan, on the driver, and reads a piece of it, on an executor.
+
+    Attributes:
+        wanted: What the filters have left of the table.
+        rows_read: Rows that the store has given to `read` in this process.
+    """
+
+    def __init__(self, options: _Options) -> None:
+        """Read with these options."""
+        self.wanted: Wanted = EVERYTHING
+        self.rows_read = 0
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Ranges of keys with about as many messages each."""
+        options = self._options
+        pieces = plan_scan(
+            options.root, options.names, options.table, self.wanted, options.partitions
+        )
+        return [InputPartition(piece) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of a partition, straight from the object store."""
+        piece: Piece | None = partition.value
+        if piece is None:
+            return  # what Spark makes of no partitions at all
+        reading = Reading(self._options.root, self._options.table, self.wanted)
+        yield from reading.batches(piece)
+        self.rows_read += reading.rows_read
+
+
+class NarrowingReader(SlateMQReader):
+    """Reads the keys that a query needs."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Note what narrows the keys. Spark applies all of them again: keys are not exact."""
+        self.wanted = wanted_by(filters, self._options.table.time_column)
+        return filters
+
+
+def _read(options: Mapping[str, str]) -> _Options:
+    table = options.get("table") or options.get("path") or ""
+    if table not in TABLES:
+        raise ValueError(f"option table: {table!r} is none of {', '.join(TABLES)}")
+    root = options.get("root", "")
+    if not root:
+        raise ValueError("option root: the URL of the instance's root is missing")
+    databases = _listed(options.get("database", ""))
+    snapshots = _listed(options.get("snapshot", ""))
+    if not databases or len(databases) != len(snapshots):
+        raise ValueError(
+            f"options database and snapshot: {len(databases)} databases, {len(snapshots)} snapshots"
+        )
+    known = TABLES[table]
+    if "columns" in options:
+        known = known.only(_listed(options["columns"]))
+    names = [SnapshotName(*pair) for pair in zip(databases, snapshots, strict=True)]
+    for name in names:
+        if (
+            name.service not in ("ingest", "broker")
+            or not name.database.partition("/")[2].isdecimal()
+        ):
+            raise ValueError(f"option database: {name.database!r} is not like ingest/0 or broker/0")
+        if not _SNAPSHOT.fullmatch(name.snapshot_id):
+            raise ValueError(f"option snapshot: {name.snapshot_id!r} is no ID of a snapshot")
+    return _Options(root, known, names, _positive(options.get("partitions", PARTITIONS)))
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _positive(told: Any) -> int:
+    try:
+        number = int(told)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"option partitions: {told!r} is not a whole number above 0")
+    return number

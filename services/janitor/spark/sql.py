@@ -1,0 +1,172 @@
+"""`python -m services.janitor sql 'SELECT …'`: a question to an instance, answered by Spark.
+
+Takes snapshots, asks, prints, releases the snapshots. stdout has the answer alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from typing import Final, TextIO
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from libs.storage.errors import StorageError
+from services.janitor.spark.failures import without_stack
+from services.janitor.spark.instance import open_tables
+from services.janitor.spark.plain_values import plain
+from services.janitor.spark.session import LOCAL_MASTER, QUIET, spark_session
+from services.janitor.spark.tables import TABLES
+from slatemq.errors import SlateMQError
+from slatemq.variables import unknown_variables
+
+__all__ = ["Question", "ask", "main", "parse"]
+
+INTERRUPTED: Final = 130
+"""After Ctrl-C: 128 and the number of the signal, as shells tell it."""
+
+READER_GONE: Final = 141
+"""The same of SIGPIPE: whoever reads has read enough, such as `head`."""
+
+SHOWN_ROWS: Final = 1000
+"""Rows of a table for people; the other forms have all."""
+
+EPILOG: Final = f"""\
+tables: {", ".join(TABLES)}
+
+examples:
+  python -m services.janitor sql --root file:///var/lib/slatemq 'SELECT * FROM queues'
+  python -m services.janitor sql "SELECT queue, count(*) FROM failed WHERE day = '2026-01-01' \
+GROUP BY queue"
+
+SLATEMQ_ROOT is the root where none is given. Exit codes: 0 answered, 1 failed, 2 wrong
+usage, 130 after Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        sql: The query, in Spark SQL.
+        root: URL of the instance's root.
+        master: The Spark master.
+        memory: Heap of the driver.
+        form: `table`, `csv` or `json` (an object per line).
+    """
+
+    sql: str
+    root: str
+    master: str = LOCAL_MASTER
+    memory: str = "1g"
+    form: str = "table"
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Question:
+    """Read the command line. Raises SystemExit: 0 after `--help`, 2 when it is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m services.janitor")
+    commands = parser.add_subparsers(dest="command", required=True)
+    sql = commands.add_parser(
+        "sql",
+        description="Questions to an instance, answered by Spark from snapshots of its shards.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sql.add_argument("sql", metavar="QUERY", help="such as 'SELECT * FROM queues'")
+    sql.add_argument("--root", default=environ.get("SLATEMQ_ROOT"), help="URL of the root")
+    sql.add_argument("--master", default=LOCAL_MASTER, help="Spark master (default %(default)s)")
+    sql.add_argument("--memory", default="1g", help="heap of the driver (default %(default)s)")
+    sql.add_argument(
+        "--format",
+        dest="form",
+        choices=("table", "csv", "json"),
+        default="table",
+        help="a table of at most 1,000 rows, csv with a header, or an object per line",
+    )
+    given = parser.parse_args(argv)
+    if not given.root:
+        sql.error("--root or SLATEMQ_ROOT is required")
+    return Question(given.sql, given.root, given.master, given.memory, given.form)
+
+
+def ask(question: Question, out: TextIO) -> None:
+    """Answer a question on `out`. Raises SlateMQError, StorageError, ValueError, errors of Spark.
+
+    A snapshot that is lost meanwhile fails the tasks that read it.
+    """
+    with spark_session(question.master, question.memory, QUIET) as spark:
+        if threading.current_thread() is threading.main_thread():
+            # Spark's own asks the JVM to end its jobs, in the middle of another question to it.
+            signal.signal(signal.SIGINT, _interrupt)
+        with open_tables(spark, question.root) as table:
+            for name in _named(question.sql):
+                table(name).createOrReplaceTempView(name)
+            tell(spark.sql(question.sql), question.form, out)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    logging.disable()  # py4j tells of it at length
+    raise KeyboardInterrupt
+
+
+def _named(sql: str) -> list[str]:
+    """The tables that a query is about: Spark asks a process of its own for each."""
+    if re.search(r"\bshow\s+(tables|views)\b", sql, re.IGNORECASE):
+        return list(TABLES)
+    return [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
+
+
+def tell(frame: DataFrame, form: str, out: TextIO) -> None:
+    """Print the rows of a query."""
+    if form == "table":
+        with redirect_stdout(out):
+            frame.show(SHOWN_ROWS, truncate=False)
+    elif form == "csv":
+        _tell_csv(frame, out)
+    else:
+        for row in frame.toLocalIterator():
+            json.dump(plain(row, frame.schema), out, allow_nan=False, ensure_ascii=False)
+            out.write("\n")
+
+
+def _tell_csv(frame: DataFrame, out: TextIO) -> None:
+    writer = csv.writer(out)
+    writer.writerow(frame.columns)
+    kinds = [field.dataType for field in frame.schema.fields]
+    for row in frame.toLocalIterator():
+        values = [plain(value, kind) for value, kind in zip(row, kinds, strict=True)]
+        writer.writerow(json.dumps(one) if isinstance(one, dict | list) else one for one in values)
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Answer the question of a command line; gives the exit code."""
+    question = parse(argv, environ)
+    if unknown := unknown_variables(environ):
+        sys.stderr.write(f"warning: {unknown}\n")
+    # It tells each mistake in a query as a page of JSON; we tell it in a line.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    try:
+        ask(question, sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left in buffers must not fail again at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+    except (SlateMQError, StorageError, PySparkException, Py4JError, ValueError) as error:
+        sys.stderr.write(f"{without_stack(error)}\n")
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0

@@ -1,0 +1,113 @@
+"""How the instance is doing: its processes, routes and queues, as far as they answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from slatemq._admin.admin import Admin
+from slatemq._admin.queue_models import Queue
+from slatemq._rpc.peers import Peers
+from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq.errors import INCOMPLETE, SHARDS, SlateMQError
+from slatemq.models import RouteStatus, ServiceStatus, Status
+from slatemq.v1 import router_pb2, router_pb2_grpc
+
+HEALTH_METHOD = "/grpc.health.v1.Health/Check"
+SERVING = b"\x08\x01"
+"""HealthCheckResponse with status SERVING, whole: no package is needed for one byte."""
+
+REASON_KEY = "slatemq-not-serving"
+"""Trailing metadata of a health check: why the process does not serve, or what it waits for."""
+
+STATUS_S = 3.0
+"""How long `status` waits for a process."""
+
+
+class InstanceStatus:
+    """Asks every process of the instance."""
+
+    def __init__(self, peers: Peers, admin: Admin) -> None:
+        """Ask these peers."""
+        self._peers = peers
+        self._admin = admin
+
+    async def status(self) -> Status:
+        """See Client.status; takes some `STATUS_S` at most when processes do not answer."""
+        self._peers.forget()
+        topology = await self._peers.topology()
+        asked = [
+            (service, shard, address)
+            for service, addresses in (
+                ("ingest", topology.ingests),
+                ("router", topology.routers),
+                ("broker", topology.brokers),
+                ("janitor", topology.janitors),
+            )
+            for shard, address in sorted(addresses.items())
+        ]
+        services, routes, (queues, unlisted) = await asyncio.gather(
+            asyncio.gather(*(self._health(*one) for one in asked)),
+            self._routes(sorted(topology.routers.values())),
+            self._queues(sorted(topology.brokers)),
+        )
+        return Status(list(services), routes, queues, unlisted)
+
+    async def _queues(self, shards: list[int]) -> tuple[list[Queue], list[int]]:
+        """The queues that are listed within `STATUS_S`, and the brokers whose are not."""
+        queues: list[Queue] = []
+        try:
+            async with asyncio.timeout(2 * STATUS_S):
+                async for queue in self._admin.list_queues(answer_s=STATUS_S):
+                    queues.append(queue)  # noqa: PERF401 - what came before an error counts
+        except TimeoutError:
+            return queues, shards
+        except SlateMQError as error:
+            if error.reason != INCOMPLETE:
+                return queues, shards
+            return queues, [int(shard) for shard in error.metadata[SHARDS].split(",")]
+        return queues, []
+
+    async def _health(self, service: str, shard: int, address: str) -> ServiceStatus:
+        check: Any = self._peers.at(address).unary_unary(HEALTH_METHOD)
+        try:
+            call = check(b"", timeout=STATUS_S)
+            serving = await call == SERVING
+            trailing = dict(await call.trailing_metadata() or ())
+        except grpc.RpcError as error:
+            problem = from_rpc_error(error)
+            return ServiceStatus(service, shard, address, False, problem.message)
+        reason = trailing.get(REASON_KEY)
+        said = f"NOT_SERVING: {reason}" if reason else "NOT_SERVING"
+        return ServiceStatus(service, shard, address, serving, "" if serving else said)
+
+    async def _routes(self, routers: list[str]) -> list[RouteStatus]:
+        """The routes of all routers that answer; of one that several have, the furthest."""
+
+        async def ask(address: str) -> router_pb2.GetRoutingStatusResponse | None:
+            stub: Any = router_pb2_grpc.RouterServiceStub(self._peers.at(address))
+            request = router_pb2.GetRoutingStatusRequest()
+            try:
+                answer: router_pb2.GetRoutingStatusResponse = await stub.GetRoutingStatus(
+                    request, timeout=STATUS_S
+                )
+            except grpc.RpcError:
+                return None  # The list of services says that it is down.
+            return answer
+
+        furthest: dict[tuple[int, int], RouteStatus] = {}
+        for answer in await asyncio.gather(*map(ask, routers)):
+            for wire in answer.routes if answer is not None else ():
+                route = RouteStatus(
+                    wire.ingest_shard,
+                    wire.broker_shard,
+                    wire.cursor,
+                    wire.durable_sequence,
+                    wire.pending_count,
+                )
+                key = route.ingest_shard, route.broker_shard
+                if key not in furthest or furthest[key].cursor < route.cursor:
+                    furthest[key] = route
+        return [furthest[key] for key in sorted(furthest)]

@@ -1,0 +1,87 @@
+"""Reading stored messages by their IDs; a part of the client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from slatemq._admin.entry_models import StoredMessage, stored_message
+from slatemq._rpc.checks import check_whole, iterable
+from slatemq._rpc.peers import Peers
+from slatemq.errors import DataLoss, DeadlineExceeded
+from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
+
+__all__ = ["MessageReads"]
+
+SHARD_BITS: Final = 48
+"""The lower bits of a message ID: its number within the ingest shard that the upper ones name."""
+
+REQUEST_IDS_MAX: Final = 1_000
+
+DAMAGED_IDS: Final = "message_ids"
+"""The fact of the error that names damaged messages, with commas."""
+
+PAUSE_S: Final = 0.05
+"""After an answer that all payloads are still being read: the ingest has waited for them."""
+
+
+class MessageReads:
+    """Looking up what is stored; a part of the client."""
+
+    _peers: Peers
+
+    async def read_messages(self, message_ids: Iterable[int]) -> dict[int, StoredMessage]:
+        """The messages with these IDs, headers and payload; without those that are removed.
+
+        A message past its retention is read like any other while it is stored. All payloads are in
+        memory at once. Raises DeadlineExceeded when a payload cannot be read in time; DataLoss
+        where messages are stored and damaged: its `metadata["message_ids"]` names them all, with
+        commas, and the others can be read without them.
+        """
+        by_shard: dict[int, list[int]] = {}
+        given = iterable("message_ids", "whole numbers", message_ids)
+        for place, message_id in enumerate(dict.fromkeys(given)):
+            check_whole(f"message_ids[{place}]", message_id, 1)
+            by_shard.setdefault(message_id >> SHARD_BITS, []).append(message_id)
+        found: dict[int, StoredMessage] = {}
+        damaged: list[int] = []
+        for shard, ids in by_shard.items():
+            for begin in range(0, len(ids), REQUEST_IDS_MAX):
+                await self._read(shard, ids[begin : begin + REQUEST_IDS_MAX], found, damaged)
+        if damaged:
+            others = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+            raise DataLoss(
+                f"message {damaged[0]}{others}: the stored bytes are damaged",
+                metadata={DAMAGED_IDS: ",".join(map(str, damaged))},
+            )
+        return found
+
+    async def _read(
+        self, shard: int, ids: Sequence[int], found: dict[int, StoredMessage], damaged: list[int]
+    ) -> None:
+        """Ask until each is found or gone: an answer has some 32 MiB, and nothing that is slow."""
+        left = list(ids)
+        until = time.monotonic() + self._peers.call_s
+        while left:
+            answer = await self._ask_for(shard, left)
+            for message in answer.messages:
+                found[message.message_id] = stored_message(message)
+            damaged += answer.damaged_ids
+            over = {message.message_id for message in answer.messages}.union(answer.missing_ids)
+            if over:
+                until = time.monotonic() + self._peers.call_s
+            elif time.monotonic() > until:
+                raise DeadlineExceeded(f"the payload of message {left[0]} takes too long to read")
+            else:
+                await asyncio.sleep(PAUSE_S)
+            left = [message_id for message_id in left if message_id not in over]
+
+    async def _ask_for(self, shard: int, ids: Sequence[int]) -> Any:
+        async def attempt(timeout: float) -> Any:
+            stub: Any = ingest_pb2_grpc.IngestServiceStub(await self._peers.ingest(shard))
+            request = ingest_pb2.BatchGetPayloadsRequest(message_ids=ids)
+            return await stub.BatchGetPayloads(request, timeout=timeout)
+
+        return await self._peers.call(attempt)

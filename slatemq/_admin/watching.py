@@ -1,0 +1,147 @@
+"""Watching the delayed messages of a queue: a stream that goes on where it broke."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from slatemq._admin.entry_models import Entry, entry_of
+from slatemq._rpc.outages import Outage, OutageWatch, broker_of
+from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, errors_translated
+from slatemq._rpc.queue_locations import QueueLocations
+from slatemq.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from slatemq.v1 import entry_pb2, entry_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 40.0
+"""A stream that is silent for so long is dead: the server says something every 10 s."""
+
+
+class DelayedWatch:
+    """Delayed messages as an asynchronous iterator, for one task; see Client.watch_delayed."""
+
+    def __init__(
+        self,
+        locations: QueueLocations,
+        queue_id: str,
+        position: str,
+        view: entry_pb2.EntryView.ValueType,
+    ) -> None:
+        """Made by the client."""
+        self.queue_id = queue_id
+        self._locations = locations
+        self._peers = locations.peers
+        self._view = view
+        self._ready: deque[Entry] = deque()
+        self._position = position
+        self._position_after = position
+        self._call: Any = None
+        self._closed = False
+        self._watch = OutageWatch(broker_of(queue_id))
+
+    @property
+    def outage(self) -> Outage | None:
+        """Since when the broker cannot be reached; None while it can, or before the first try.
+
+        Iterating waits for the broker for as long as it takes: who wants to give up looks here.
+        """
+        return self._watch.outage
+
+    @property
+    def position(self) -> str:
+        """Where a later watch goes on: behind the last answer that was taken in whole."""
+        return self._position
+
+    async def __aenter__(self) -> DelayedWatch:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends it; iterating ends, too."""
+        self._closed = True
+        self._watch.close()
+        self._drop()
+
+    def __aiter__(self) -> DelayedWatch:
+        return self
+
+    async def __anext__(self) -> Entry:
+        """The next one. Raises NotFound, InvalidArgument (INVALID_POSITION)."""
+        self._peers.check_home()
+        pause = BACKOFF_S
+        while not self._ready:
+            self._check_open()
+            try:
+                await self._read()
+            except (Unavailable, DeadlineExceeded, ResourceExhausted) as error:
+                self._check_open()
+                if error.reason == "CLIENT_CLOSED":
+                    raise
+                log.debug("the watch of %s broke: %s", self.queue_id, error)
+                self._watch.begin(error)
+                self._peers.forget()
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, BACKOFF_S_MAX)
+            except NotFound:
+                self._locations.forget(self.queue_id)
+                raise
+        entry = self._ready.popleft()
+        if not self._ready:
+            self._position = self._position_after
+        return entry
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StopAsyncIteration
+
+    async def _read(self) -> None:
+        """One answer. Whatever goes wrong, the next one comes from a new stream."""
+        try:
+            with errors_translated():
+                if self._call is None:
+                    self._call = await self._open()
+                async with asyncio.timeout(SILENCE_S):
+                    answer = await self._peers.unless_closed(self._call.read())
+        except TimeoutError:
+            self._drop()
+            raise Unavailable("the stream is silent", reason="STREAM_SILENT") from None
+        except asyncio.CancelledError:
+            self._drop()
+            task = asyncio.current_task()
+            if self._closed and task is not None and not task.cancelling():
+                raise Unavailable("the watch is closed", reason="WATCH_CLOSED") from None
+            raise
+        except BaseException:
+            self._drop()
+            raise
+        if answer is grpc.aio.EOF:
+            self._drop()
+            raise Unavailable("the stream ended", reason="STREAM_ENDED")
+        self._watch.end()
+        self._ready.extend(map(entry_of, answer.entries))
+        self._position_after = answer.position
+        if not self._ready:
+            self._position = answer.position
+
+    async def _open(self) -> Any:
+        channel = await self._locations.channel_of(self.queue_id)
+        stub: Any = entry_pb2_grpc.EntryServiceStub(channel)
+        return stub.WatchDelayed(
+            entry_pb2.WatchDelayedRequest(
+                queue_id=self.queue_id, position=self._position, view=self._view
+            )
+        )
+
+    def _drop(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None

@@ -1,0 +1,150 @@
+"""Items by ID, each for as long as it is referred to: the RefSet of Splinter's abstract queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from slatemq._rpc.checks import wrong
+from slatemq.errors import AlreadyExists, FailedPrecondition
+
+__all__ = ["ItemLease", "RefSet", "RefToken", "Slot", "used"]
+
+T = TypeVar("T")
+
+
+class Slot(Generic[T]):
+    """An item of a set, and how many references there are to it."""
+
+    def __init__(self, item_id: Hashable, load: Callable[[], T]) -> None:
+        """Not referred to yet; `load` gives the item."""
+        self.item_id = item_id
+        self.load = load
+        self.references = 0
+
+
+class RefToken(Generic[T]):
+    """A reference to an item of a RefSet, which keeps it there; good for one use.
+
+    It is given up when it is used, released, or not held any more.
+    """
+
+    __slots__ = ("_finished", "_refs", "_released", "_slot")
+
+    def __init__(self, refs: RefSet[T], slot: Slot[T]) -> None:
+        """Made by the set."""
+        self._released = False
+        self._finished = False
+        self._refs = refs
+        self._slot = slot
+        slot.references += 1
+
+    @property
+    def item_id(self) -> Hashable:
+        """The item's ID."""
+        return self._slot.item_id
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was used."""
+        return self._finished
+
+    def check(self) -> None:
+        """Raises FailedPrecondition (TOKEN_USED)."""
+        if self._released:
+            raise used(f"the token of item {self.item_id!r}")
+
+    def settled(self) -> None:
+        """What had the token took effect: it is used."""
+        self._finished = True
+        self.release()
+
+    def release(self) -> None:
+        """Gives the reference up; again does nothing. The last one takes the item with it."""
+        if not self._released:
+            self._released = True
+            self._refs._drop(self._slot)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_released", True):
+            self.release()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.item_id!r}>"
+
+
+class ItemLease(Generic[T]):
+    """The use of an item, as a context manager with `with` or `async with`."""
+
+    def __init__(self, slot: Slot[T]) -> None:
+        """Made by the set."""
+        self._slot = slot
+
+    @property
+    def item(self) -> T:
+        """The item."""
+        return self._slot.load()
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody else may have the item by now."""
+        return False
+
+    def __enter__(self) -> ItemLease[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    async def __aenter__(self) -> ItemLease[T]:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+class RefSet(Generic[T]):
+    """Items by ID. One that was never referred to stays; one that was goes with its last token."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._slots: dict[Hashable, Slot[T]] = {}
+
+    def add(self, item_id: Hashable, item: T) -> None:
+        """Puts an item in. Raises AlreadyExists."""
+        if item_id in self._slots:
+            raise AlreadyExists("item", str(item_id))
+        self._slots[item_id] = Slot(item_id, lambda: item)
+
+    def upgrade(self, item_id: Hashable) -> RefToken[T] | None:
+        """One more reference to an item; None when it is not in the set, or not any more."""
+        slot = self._slots.get(item_id)
+        return None if slot is None else RefToken(self, slot)
+
+    def lease(self, token: RefToken[T]) -> ItemLease[T]:
+        """The use of the token's item. Raises FailedPrecondition (TOKEN_USED)."""
+        if not isinstance(token, RefToken):
+            raise wrong("token", "a RefToken", token)
+        token.check()
+        return ItemLease(token._slot)
+
+    def references(self, item_id: Hashable) -> int:
+        """How many tokens there are of an item."""
+        slot = self._slots.get(item_id)
+        return 0 if slot is None else slot.references
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, item_id: object) -> bool:
+        return item_id in self._slots
+
+    def _drop(self, slot: Slot[T]) -> None:
+        slot.references -= 1
+        if not slot.references and self._slots.get(slot.item_id) is slot:
+            del self._slots[slot.item_id]
+
+
+def used(what: str) -> FailedPrecondition:
+    """The error about a token that is used a second time."""
+    return FailedPrecondition("TOKEN_USED", f"{what} was used already")

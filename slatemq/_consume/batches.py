@@ -1,0 +1,273 @@
+"""Claiming: once, or batch after batch with the next claim under way while one is worked on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from slatemq._consume.claimed import Claimed, claimed_of
+from slatemq._consume.consumer import CLOSE_S, PAUSED, Wish
+from slatemq._consume.delivered import Batch, Origin, received
+from slatemq._consume.finishing import Nack
+from slatemq._consume.keeping import LeaseKeeper
+from slatemq._rpc.checks import message_of
+from slatemq._rpc.forks import refuse_pickling
+from slatemq._rpc.outages import INGEST_AWAY, IngestWatch, OutageWatch, broker_of, timeout_of
+from slatemq._rpc.peers import ATTEMPT_S
+from slatemq._rpc.queue_locations import QueueLocations
+from slatemq.errors import (
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    SlateMQError,
+    Unavailable,
+)
+from slatemq.models import Span, milliseconds, seconds
+from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+WAIT_S_MAX = 60.0
+"""The longest single long poll that the server takes."""
+
+BATCH_WAIT_S = 20.0
+"""Of one long poll of a batch consumer: a peer that is gone is noticed after that."""
+
+KNOWN_AWAITED_MAX = 1000
+"""Shards of ingests that a claim may name as known."""
+
+PAUSED_S = 1.0
+"""How often a batch consumer asks whether a paused queue goes on, at most."""
+
+
+async def claim(
+    locations: QueueLocations,
+    request: consumer_pb2.ClaimRequest,
+    call_s: float,
+    on_failure: Callable[[SlateMQError], None] | None = None,
+) -> Claimed:
+    """One claim; repeated while the broker is down, for `call_s` on top of its wait."""
+    wait_s = request.wait_ms / 1000
+
+    async def attempt(shard: int, timeout: float) -> Claimed:
+        stub: Any = consumer_pb2_grpc.ConsumerServiceStub(await locations.peers.broker(shard))
+        return claimed_of(await stub.Claim(request, timeout=timeout))
+
+    # A claim whose answer got lost holds messages until their leases end: that is all the harm.
+    return await locations.call(
+        request.queue_id,
+        attempt,
+        call_s=call_s,
+        attempt_s=ATTEMPT_S + wait_s,
+        wait_s=wait_s,
+        on_failure=on_failure,
+    )
+
+
+def claim_request(
+    queue_id: str,
+    max_messages: int,
+    *,
+    wait: Span = 0,
+    lease: Span | None = None,
+    consumer_id: str = "",
+    max_bytes: int = 0,
+) -> consumer_pb2.ClaimRequest:
+    """The request; raises InvalidArgument for what it cannot hold, and for too long a wait."""
+    if not 0 <= seconds(wait, "wait") <= WAIT_S_MAX:
+        raise InvalidArgument("wait", f"must be 0 to {WAIT_S_MAX:g} s, not {seconds(wait):g} s")
+    return message_of(
+        consumer_pb2.ClaimRequest,
+        queue_id=queue_id,
+        max_messages=max_messages,
+        max_bytes=max_bytes,
+        lease_ms=milliseconds(lease, "lease") if lease is not None else 0,
+        wait_ms=milliseconds(wait, "wait"),
+        consumer_id=consumer_id,
+        runs=True,
+    )
+
+
+class BatchConsumer:
+    """Batches of one queue, as an asynchronous iterator and context manager.
+
+    See Client.consume_batches. Several tasks may iterate: each batch goes to one of them.
+    """
+
+    def __init__(
+        self,
+        locations: QueueLocations,
+        origin: Origin,
+        keeper: LeaseKeeper,
+        wish: Wish,
+        on_close: Callable[[BatchConsumer], None],
+    ) -> None:
+        """Made by the client; `wish.prefetch` is the size of a batch."""
+        wish.check()
+        self.queue_id = origin.queue_id
+        self._locations = locations
+        self._peers = locations.peers
+        self._origin = origin
+        self._keeper = keeper
+        self._hold_s = seconds(wish.hold)
+        self._request = claim_request(
+            origin.queue_id,
+            wish.prefetch,
+            wait=BATCH_WAIT_S,
+            lease=wish.lease,
+            consumer_id=wish.consumer_id,
+            max_bytes=wish.prefetch_bytes,
+        )
+        self._request.known_awaited.SetInParent()
+        self._ready: deque[Batch] = deque()
+        self._changed = asyncio.Condition()
+        self._error: SlateMQError | None = None
+        self._closed = False
+        self._task: asyncio.Task[None] | None = None
+        self._on_close = on_close
+        timeout_s = timeout_of(wish.outage_timeout)
+        self._watch = OutageWatch(broker_of(self.queue_id), timeout_s, self._give_up)
+        self._ingests = IngestWatch(
+            self.queue_id, timeout_s, self._give_up, has_work=lambda: bool(self._ready)
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise refuse_pickling(self)
+
+    async def __aenter__(self) -> BatchConsumer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __aiter__(self) -> BatchConsumer:
+        return self
+
+    async def __anext__(self) -> Batch:
+        """The next batch, never empty; ends when the consumer is closed. Raises NotFound."""
+        if self._task is None and not self._closed:
+            self._peers.check_home()
+            self._task = asyncio.create_task(self._run())
+        began_ns = time.time_ns()
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._ready or self._error or self._closed)
+                if self._closed:
+                    raise StopAsyncIteration
+                if not self._ready:
+                    assert self._error is not None
+                    raise self._error
+                batch = self._taken(self._ready.popleft())
+                self._ingests.progress()
+                self._changed.notify_all()
+            if batch:
+                break
+        if self._origin.telemetry is not None:
+            self._origin.telemetry.received(self.queue_id, began_ns, batch)
+        return batch
+
+    def _taken(self, batch: Batch) -> Batch:
+        """Without the messages whose leases were lost while they waited."""
+        messages = [message for message in batch if not message.lost]
+        for message in messages:
+            assert message._lease is not None
+            message._lease.buffered = False
+        return Batch(messages, self._origin)
+
+    def put_back(self, batch: Batch) -> None:
+        """For a caller that was interrupted while it took the batch: it is the next again."""
+        self._ready.appendleft(batch)
+
+    async def close(self) -> None:
+        """Stops, and gives back the batch that nobody has begun with, without an attempt counted.
+
+        A broker that does not answer is waited for 5 s at most.
+        """
+        self._closed = True
+        self._watch.close()
+        self._ingests.close()
+        if self._task is not None:
+            self._task.cancel()  # The broker takes back what it claims for a caller that left.
+            await asyncio.wait([self._task])
+        async with self._changed:
+            self._changed.notify_all()
+        messages = [message for batch in self._ready for message in batch if not message.lost]
+        self._ready.clear()
+        tokens = [message.lease_token for message in messages]
+        self._keeper.drop_all(tokens)
+        self._on_close(self)
+        if not tokens:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                items = [Nack(token, release=True) for token in tokens]
+                await self._origin.finisher.nack_many(items)
+        except (SlateMQError, TimeoutError) as error:
+            log.warning("%d messages could not be given back: %r", len(tokens), error)
+
+    async def _run(self) -> None:
+        """Claims whenever nothing waits to be taken."""
+        try:
+            await self._claim_on()
+        except asyncio.CancelledError:
+            if self._error is None:
+                raise
+        except SlateMQError as error:
+            self._error = error
+        except Exception as error:
+            log.exception("claiming from %s ended by a fault", self.queue_id)
+            self._error = Internal(f"a fault of the client: {error!r}")
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _give_up(self, error: Unavailable) -> None:
+        self._error = error
+        if self._task is not None:
+            self._task.cancel()
+
+    def _failed(self, error: SlateMQError) -> None:
+        """A claim failed that is repeated."""
+        if error.reason == INGEST_AWAY:
+            self._watch.end()
+            self._ingests.begin(error)
+        else:
+            self._forget_ingests()
+            self._watch.begin(error)
+
+    def _forget_ingests(self) -> None:
+        """Nothing is known of ingests that messages wait for: the next answer says it anew."""
+        self._ingests.close()
+        self._request.known_awaited.ClearField("shards")
+
+    def _know_awaited(self, shards: Sequence[int]) -> None:
+        self._request.ClearField("known_awaited")
+        if len(shards) <= KNOWN_AWAITED_MAX:
+            self._request.known_awaited.SetInParent()
+            self._request.known_awaited.shards.extend(shards)
+
+    async def _claim_on(self) -> None:
+        while True:
+            try:
+                claimed = await claim(self._locations, self._request, float("inf"), self._failed)
+                self._watch.end()
+                self._ingests.note(claimed.awaited_shards)
+                self._know_awaited(claimed.awaited_shards)
+            except FailedPrecondition as error:
+                if error.reason != PAUSED:
+                    raise
+                self._watch.end()
+                self._forget_ingests()
+                await asyncio.sleep(PAUSED_S * random.uniform(0.5, 1.0))
+                continue
+            if not claimed.payloads:
+                continue
+            messages = received(claimed, self._origin, self._hold_s)
+            self._ready.append(Batch(messages, self._origin))
+            async with self._changed:
+                self._changed.notify_all()
+                await self._changed.wait_for(lambda: not self._ready)

@@ -1,0 +1,382 @@
+"""Consuming by a stream: messages as they come, fetched a little ahead, their leases kept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import grpc
+import grpc.aio
+
+from slatemq._consume.claimed import Claimed, claimed_of
+from slatemq._consume.delivered import Batch, Origin, Received, received
+from slatemq._consume.finishing import Finisher, Nack
+from slatemq._consume.keeping import Lease, LeaseKeeper
+from slatemq._rpc.checks import check_text, check_whole
+from slatemq._rpc.forks import refuse_pickling
+from slatemq._rpc.outages import PROVEN_S, IngestWatch, Outage, OutageWatch, broker_of, timeout_of
+from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, closed, translated
+from slatemq._rpc.queue_locations import QueueLocations
+from slatemq.errors import (
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    SlateMQError,
+    Unavailable,
+)
+from slatemq.models import Span, milliseconds, seconds
+from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
+
+__all__ = ["Batch", "Consumer", "Received"]
+
+log = logging.getLogger(__name__)
+
+PREFETCH = 100
+"""Messages that a consumer holds beyond the one in work: enough for some thousand a second."""
+
+PREFETCH_MAX = 100_000
+"""Credit that the server grants a stream."""
+
+PREFETCH_BYTES = 32 << 20
+"""Payload bytes that it holds at most, one message aside."""
+
+HOLD_S = 3600.0
+"""How long a message's lease is kept alive in the background, as long as nobody finishes it."""
+
+CLOSE_S = 5.0
+"""How long closing a consumer waits for a broker that does not answer."""
+
+PAUSED = "QUEUE_PAUSED"
+"""The server's reason for giving nothing: consumers wait for as long as it takes."""
+
+
+class Wish(NamedTuple):
+    """How to consume; see Client.consume."""
+
+    prefetch: int = PREFETCH
+    prefetch_bytes: int = PREFETCH_BYTES
+    lease: Span | None = None
+    consumer_id: str = ""
+    hold: Span = HOLD_S
+    outage_timeout: Span | None = None
+
+    @property
+    def lease_ms(self) -> int:
+        """The lease on the wire: 0 = the queue's."""
+        return milliseconds(self.lease, "lease") if self.lease is not None else 0
+
+    def check(self) -> None:
+        """Raises InvalidArgument for what could not work."""
+        check_whole("prefetch", self.prefetch, 1, PREFETCH_MAX)
+        check_whole("prefetch_bytes", self.prefetch_bytes, 1)
+        check_text("consumer_id", self.consumer_id)
+        if self.lease_ms < 0:
+            raise InvalidArgument("lease", "may not be negative")
+        if seconds(self.hold, "hold") < 0:
+            raise InvalidArgument("hold", "may not be negative")
+        timeout_of(self.outage_timeout)
+
+
+class Consumer:
+    """Messages of one queue, as an asynchronous iterator and context manager; see Client.consume.
+
+    Several tasks may iterate over one consumer: each message goes to one of them.
+    """
+
+    def __init__(
+        self,
+        locations: QueueLocations,
+        origin: Origin,
+        keeper: LeaseKeeper,
+        wish: Wish,
+        on_close: Callable[[Consumer], None],
+    ) -> None:
+        """Made by the client."""
+        wish.check()
+        self.queue_id = origin.queue_id
+        self._locations = locations
+        self._peers = locations.peers
+        self._origin = origin
+        self._finisher: Finisher = origin.finisher
+        self._keeper = keeper
+        self._wish = wish
+        self._hold_s = seconds(wish.hold)
+        self._consumer_id = wish.consumer_id
+        self._buffer: deque[tuple[Received, Lease]] = deque()
+        self._buffer_bytes = 0
+        self._arrived = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._taken_count = 0
+        self._taken_bytes = 0
+        self._has_received = False
+        self._error: SlateMQError | None = None
+        self._closed = False
+        self._stopping = False
+        self._paused = False
+        self._answered_at_s: float | None = None
+        self._streaming = False
+        timeout_s = timeout_of(wish.outage_timeout)
+        self._watch = OutageWatch(broker_of(self.queue_id), timeout_s, self._give_up)
+        self._ingests = IngestWatch(
+            self.queue_id, timeout_s, self._give_up, has_work=lambda: bool(self._buffer)
+        )
+        self._task: asyncio.Task[None] | None = None
+        self._on_close = on_close
+
+    def __reduce__(self) -> NoReturn:
+        raise refuse_pickling(self)
+
+    async def __aenter__(self) -> Consumer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Consumer:
+        return self
+
+    async def __anext__(self) -> Received:
+        """The next message; ends when the consumer is closed.
+
+        Raises NotFound when the queue does not exist or is deleted, InvalidArgument when the
+        server refuses the wish; so does every later try.
+        """
+        if self._task is None and not self._closed:
+            self._peers.check_home()
+            self._task = asyncio.create_task(self._run())
+        began_ns = time.time_ns() if self._origin.telemetry is not None else 0
+        while True:
+            while not self._buffer or self._closed:
+                if self._closed:
+                    raise StopAsyncIteration
+                if self._error is not None:
+                    raise self._error
+                self._arrived.clear()
+                await self._arrived.wait()
+            message = self._take()
+            if message is not None:
+                break
+        if self._origin.telemetry is not None:
+            self._origin.telemetry.received(self.queue_id, began_ns, [message])
+        return message
+
+    @property
+    def outage(self) -> Outage | None:
+        """Since when nothing comes because a server does not answer; None before the first try.
+
+        That is the broker, or an ingest that messages of the queue wait for. Iterating waits for
+        `outage_timeout`.
+        """
+        return self._watch.outage or self._ingests.outage
+
+    @property
+    def paused(self) -> bool:
+        """Whether the queue is paused, as of the last try; iterating waits for its end."""
+        answered_at_s = self._answered_at_s
+        return self._paused and (
+            answered_at_s is None or time.monotonic() - answered_at_s < PROVEN_S
+        )
+
+    def _take(self) -> Received | None:
+        """The first buffered message; None when its lease was lost, so that others may have it."""
+        message, lease = self._buffer.popleft()
+        size = len(message.payload)
+        self._buffer_bytes -= size
+        self._taken_count += 1
+        self._taken_bytes += size
+        wish = self._wish
+        if self._taken_count * 2 >= wish.prefetch or self._taken_bytes * 2 >= wish.prefetch_bytes:
+            self._taken.set()
+        if not self._buffer:
+            self._ingests.progress()
+        lease.buffered = False
+        return None if lease.lost else message
+
+    def put_back(self, message: Received) -> None:
+        """For a caller that was interrupted while it took the message: it is the next again."""
+        lease = _lease_of(message)
+        lease.buffered = True
+        size = len(message.payload)
+        self._buffer.appendleft((message, lease))
+        self._buffer_bytes += size
+        self._taken_count -= 1
+        self._taken_bytes -= size
+        self._arrived.set()
+
+    async def close(self) -> None:
+        """Stops, and gives back what nobody has begun with, without counting an attempt.
+
+        Leases of messages in work are kept on until they are finished or the client is closed. A
+        broker that does not answer is waited for 5 s at most.
+        """
+        self._closed = True
+        self._stopping = True
+        self._watch.close()
+        self._ingests.close()
+        self._taken.set()
+        self._arrived.set()
+        try:
+            if self._task is not None and self._streaming:
+                await asyncio.wait([self._task], timeout=CLOSE_S)
+        finally:
+            if self._task is not None:
+                self._task.cancel()
+            tokens = [lease.token for _, lease in self._buffer if not lease.lost]
+            self._buffer.clear()
+            self._buffer_bytes = 0
+            self._keeper.drop_all(tokens)
+            self._on_close(self)
+            if self._task is not None:
+                await asyncio.wait([self._task])
+            await self._settle(tokens)
+
+    async def _settle(self, tokens: Sequence[str]) -> None:
+        """Gives these back, and waits for the acks in the background."""
+        items = [Nack(token, release=True) for token in tokens]
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                results = await self._finisher.nack_many(items)
+                await self._finisher.flush_acks()
+        except (SlateMQError, TimeoutError) as error:
+            log.warning("%d messages could not be given back in time: %r", len(tokens), error)
+            return
+        refused = [result for result in results if result is not None]
+        if refused:
+            log.warning("%d messages could not be given back: %s", len(refused), refused[0])
+
+    async def _run(self) -> None:
+        """Keeps a stream open until the consumer is closed or refused for good."""
+        backoff = BACKOFF_S
+        self._watch.begin()
+        while not self._closed:
+            self._has_received = False
+            try:
+                await self._stream()
+            except (Unavailable, DeadlineExceeded, ResourceExhausted) as error:
+                if error.reason == "CLIENT_CLOSED":
+                    self._fail(error)
+                    return
+                log.debug("stream of %s broke: %s", self.queue_id, error)
+                self._watch.begin(error)
+                self._peers.forget()
+            except SlateMQError as error:
+                if error.reason != PAUSED:
+                    if isinstance(error, NotFound):
+                        self._locations.forget(self.queue_id)
+                    self._fail(error)
+                    return
+                self._watch.end()
+                self._paused = True
+            except Exception as error:
+                log.exception("the stream of %s ended by a fault", self.queue_id)
+                self._fail(Internal(f"a fault of the client: {error!r}"))
+                return
+            if self._has_received:
+                backoff = BACKOFF_S  # It worked: this is a new outage.
+            if not self._closed:
+                await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+            backoff = min(backoff * 2, BACKOFF_S_MAX)
+
+    def _give_up(self, error: Unavailable) -> None:
+        self._fail(error)
+        if self._task is not None:
+            self._task.cancel()
+
+    def _fail(self, error: SlateMQError) -> None:
+        self._error = error
+        self._arrived.set()
+
+    async def _stream(self) -> None:
+        """One stream, to its end. Raises why it ended, unless this consumer stopped it."""
+        self._answered_at_s = None
+        channel = await self._locations.channel_of(self.queue_id)
+        stub: Any = consumer_pb2_grpc.ConsumerServiceStub(channel)
+        call = stub.Consume()
+        writing = asyncio.create_task(self._write_all(call))
+        self._streaming = True
+        try:
+            await self._receive_all(call)
+        finally:
+            self._streaming = False
+            self._ingests.close()
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+            call.cancel()
+
+    async def _receive_all(self, call: Any) -> None:
+        try:
+            while (answer := await call.read()) is not grpc.aio.EOF:
+                self._consumer_id = answer.consumer_id
+                self._watch.end_soon()
+                self._answered_at_s = self._answered_at_s or time.monotonic()
+                self._receive(claimed_of(answer))
+        except grpc.RpcError as error:
+            raise translated(error) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise closed() from None  # The channel was closed under the stream.
+        if not self._closed:
+            raise Unavailable("the stream ended", reason="STREAM_ENDED")
+
+    def _start(self) -> consumer_pb2.ConsumeStart:
+        self._taken_count = self._taken_bytes = 0
+        self._taken.clear()
+        count = self._wish.prefetch - len(self._buffer)
+        room = self._wish.prefetch_bytes - self._buffer_bytes
+        start = consumer_pb2.ConsumeStart(
+            queue_id=self.queue_id,
+            lease_ms=self._wish.lease_ms,
+            consumer_id=self._consumer_id,
+            runs=True,
+        )
+        if count > 0 and room > 0:
+            start.credit.messages_count = count
+            start.credit.payload_bytes = room
+        return start
+
+    async def _write_all(self, call: Any) -> None:
+        """Starts the stream, grants what is taken out of the buffer, and stops it at the end."""
+        try:
+            await call.write(consumer_pb2.ConsumeRequest(start=self._start()))
+            while not self._stopping:
+                await self._taken.wait()
+                self._taken.clear()
+                await self._grant(call)
+            # What is on its way still comes: dropped here, it would burn an attempt.
+            await call.write(consumer_pb2.ConsumeRequest(stop=consumer_pb2.ConsumeStop()))
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            log.debug("nothing can be written to a stream: %r", error)  # The reader hears why.
+
+    async def _grant(self, call: Any) -> None:
+        count, size = self._taken_count, self._taken_bytes
+        if count < 1 or self._stopping:
+            return
+        self._taken_count = self._taken_bytes = 0
+        credit = consumer_pb2.ConsumeCredit(messages_count=count, payload_bytes=max(size, 0))
+        await call.write(consumer_pb2.ConsumeRequest(credit=credit))
+
+    def _receive(self, claimed: Claimed) -> None:
+        self._ingests.note(claimed.awaited_shards)
+        for message in received(claimed, self._origin, self._hold_s):
+            self._buffer.append((message, _lease_of(message)))
+            self._buffer_bytes += len(message.payload)
+        if claimed.payloads:
+            self._has_received = True
+            self._paused = False
+            self._watch.end()
+            self._ingests.progress()
+            self._arrived.set()
+
+
+def _lease_of(message: Received) -> Lease:
+    assert message._lease is not None, "a consumer's messages have kept leases"
+    return message._lease

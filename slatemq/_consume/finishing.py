@@ -1,0 +1,369 @@
+"""What becomes of claimed messages: acks, nacks and extensions, gathered into few calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import chain
+from typing import Generic, NamedTuple, TypeVar
+
+import grpc
+from google.rpc.status_pb2 import Status
+
+from slatemq._consume.commands import Fail, execute
+from slatemq._consume.handles import places_by_shard, shard_of
+from slatemq._consume.token_rows import Rows, rows_among
+from slatemq._rpc.bounds import bounded_delay_ms, cut_reason
+from slatemq._rpc.peers import closed
+from slatemq._rpc.queue_locations import QueueLocations
+from slatemq._rpc.rpc_status import from_status
+from slatemq.errors import NotFound, SlateMQError
+from slatemq.models import Span
+from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+BATCH_MAX = 1000
+"""Tokens in one call at most; the server takes ten times as many."""
+
+UNANSWERED_MAX = 1000
+"""Acks in the background at once; what a consumer's crash would deliver again at most."""
+
+CALL_MAX = 10_000
+"""Tokens that the server takes in one call."""
+
+I = TypeVar("I")  # noqa: E741 - an item
+R = TypeVar("R")
+
+Send = Callable[
+    ["consumer_pb2_grpc.ConsumerServiceAsyncStub", list[I], float],
+    Awaitable[list[R | SlateMQError]],
+]
+"""One call to one shard: items and a timeout in seconds, and one result for each item."""
+
+
+class Nack(NamedTuple):
+    """A message to give back."""
+
+    lease_token: str
+    reason: str = ""
+    delay_ms: int | None = None
+    release: bool = False
+
+
+def nack_of(token: str, reason: str = "", delay: Span | None = None, release: bool = False) -> Nack:
+    """A nack within the server's bounds: a long reason is cut, a bad delay is InvalidArgument."""
+    delay_ms = None if delay is None else bounded_delay_ms(delay)
+    return Nack(token, cut_reason(reason), delay_ms, release)
+
+
+class Batcher(Generic[I, R]):
+    """Sends items together: what comes while a call is under way goes with the next one."""
+
+    def __init__(self, send: Callable[[list[I]], Awaitable[Sequence[R | SlateMQError]]]) -> None:
+        """Send with this, which gives one result for each item."""
+        self._send = send
+        self._waiting: list[tuple[I, asyncio.Future[R]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, item: I) -> asyncio.Future[R]:
+        """Sends an item with the next call; nobody need wait for its result."""
+        done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, done))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return done
+
+    async def flush(self) -> None:
+        """Waits until everything asked for so far has its result."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def close(self) -> None:
+        """Sends nothing more; what has no result yet is Unavailable (CLIENT_CLOSED)."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                await asyncio.sleep(0)  # whoever is ready now may still join
+                batch, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]
+                await self._run_batch(batch)
+        finally:
+            self._task = None
+            waiting, self._waiting = self._waiting, []
+            for _, done in waiting:
+                _settle(done, closed())
+
+    async def _run_batch(self, batch: list[tuple[I, asyncio.Future[R]]]) -> None:
+        try:
+            results = await self._send([item for item, _ in batch])
+        except SlateMQError as error:
+            results = [error] * len(batch)
+        except BaseException:
+            for _, done in batch:
+                _settle(done, closed())
+            raise
+        for (_, done), result in zip(batch, results, strict=True):
+            _settle(done, result)
+
+
+def _settle(done: asyncio.Future[R], result: R | SlateMQError) -> None:
+    if done.done():
+        return
+    if isinstance(result, SlateMQError):
+        done.set_exception(result)
+        done.exception()  # Nobody may be waiting any more.
+    else:
+        done.set_result(result)
+
+
+class Finisher:
+    """Acks, nacks and extends by token, on the right broker shard."""
+
+    def __init__(self, locations: QueueLocations) -> None:
+        """Call through these peers."""
+        self._locations = locations
+        self._peers = locations.peers
+        self._acks: dict[int, Batcher[str, None]] = {}
+        self._nacks: dict[int, Batcher[Nack, None]] = {}
+        self._unanswered: set[asyncio.Future[None]] = set()
+        self._in_rows: set[int] = set()
+
+    def claimed_in_runs(self, token: str) -> None:
+        """The broker that gave this one answers claims in runs: it takes tokens in rows, too."""
+        self._in_rows.add(shard_of(token))
+
+    async def ack(self, token: str) -> None:
+        """Acks one message, together with others; raises why it was refused."""
+        self._peers.check_home()
+        # Whoever is cancelled here does not take the ack back: it is on its way.
+        await self._ack(token)
+
+    def _ack(self, token: str) -> asyncio.Future[None]:
+        shard = shard_of(token)
+        if shard not in self._acks:
+            self._acks[shard] = Batcher(self.ack_many)
+        return self._acks[shard].start(token)
+
+    async def nack(self, item: Nack) -> None:
+        """Gives one message back, together with others; raises why it was refused."""
+        self._peers.check_home()
+        await self._nack(item)
+
+    async def fail(self, token: str, reason: str) -> None:
+        """Gives one message up, whatever attempts are left; raises why it was refused."""
+        self._peers.check_home()
+        await execute(self._locations, [Fail(token, reason)])
+
+    def release_soon(self, tokens: Iterable[str]) -> None:
+        """Gives messages back that nobody has worked on, in the background."""
+        for token in tokens:
+            self._nack(Nack(token, release=True)).add_done_callback(_tell_failure)
+
+    def _nack(self, item: Nack) -> asyncio.Future[None]:
+        shard = shard_of(item.lease_token)
+        if shard not in self._nacks:
+            self._nacks[shard] = Batcher(self.nack_many)
+        return self._nacks[shard].start(item)
+
+    async def ack_soon(self, token: str) -> None:
+        """Acks one message in the background; waits only while very many have no answer yet."""
+        self._peers.check_home()
+        done = self._ack(token)
+        self._unanswered.add(done)
+        done.add_done_callback(self._unanswered.discard)
+        done.add_done_callback(_tell_failure)
+        if len(self._unanswered) > UNANSWERED_MAX:
+            await asyncio.wait([done])
+
+    async def flush_acks(self) -> None:
+        """Waits until what was acked in the background has its answer."""
+        if self._unanswered:
+            await asyncio.wait(self._unanswered)
+
+    async def close(self, close_s: float) -> None:
+        """Waits for everything under way, but not for longer than this; then drops it."""
+        batchers: list[Batcher[str, None] | Batcher[Nack, None]] = [
+            *self._acks.values(),
+            *self._nacks.values(),
+        ]
+        try:
+            async with asyncio.timeout(close_s):
+                for batcher in batchers:
+                    await batcher.flush()
+        except TimeoutError:
+            log.warning("acks and nacks were not answered in %g s: dropped", close_s)
+        finally:
+            for batcher in batchers:
+                await batcher.close()
+
+    async def ack_many(self, tokens: Sequence[str]) -> list[SlateMQError | None]:
+        """Acks in one call for each shard; one result for each token."""
+
+        async def send(
+            stub: consumer_pb2_grpc.ConsumerServiceAsyncStub, part: list[str], timeout: float
+        ) -> list[SlateMQError | None]:
+            if rows and shard_of(part[0]) in self._in_rows:
+                mine = rows if part is tokens else rows_among(part)
+                answered = await self._ack_rows(stub, part, mine, timeout) if mine else None
+                if answered is not None:
+                    return answered
+            answer = await stub.Ack(consumer_pb2.AckRequest(lease_tokens=part), timeout=timeout)
+            return _errors_of(answer)
+
+        tokens = list(tokens)
+        rows = rows_among(tokens) if self._in_rows else None
+        return await self._by_shard(tokens, tokens, send, rows=rows)
+
+    async def _ack_rows(
+        self,
+        stub: consumer_pb2_grpc.ConsumerServiceAsyncStub,
+        tokens: list[str],
+        rows: Rows,
+        timeout: float,
+    ) -> list[SlateMQError | None] | None:
+        """Acks in one call; None when the broker does not take rows: it is another one now."""
+        request = consumer_pb2.AckRequest(lease_tokens=map(tokens.__getitem__, rows.others))
+        for row in rows.rows:
+            request.runs.add(lease_token=tokens[row.at], count=row.size)
+        try:
+            answer = await stub.Ack(request, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            # An earlier version sees no tokens at all, and refuses that.
+            if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
+                raise
+            answer = consumer_pb2.AckResponse()
+        if len(answer.results) != len(tokens):
+            self._in_rows.discard(shard_of(tokens[0]))
+            return None
+        results = _errors_of(answer)
+        if not any(results):
+            return results
+        in_rows = chain.from_iterable(range(row.at, row.at + row.size) for row in rows.rows)
+        by_place = dict(zip(chain(rows.others, in_rows), results, strict=True))
+        return [by_place[place] for place in range(len(tokens))]
+
+    async def nack_many(self, items: Sequence[Nack]) -> list[SlateMQError | None]:
+        """Nacks in one call for each shard; one result for each item."""
+
+        async def send(
+            stub: consumer_pb2_grpc.ConsumerServiceAsyncStub, part: list[Nack], timeout: float
+        ) -> list[SlateMQError | None]:
+            wire = [
+                consumer_pb2.NackItem(
+                    lease_token=item.lease_token,
+                    reason=item.reason,
+                    delay_ms=item.delay_ms,
+                    release=item.release,
+                )
+                for item in part
+            ]
+            answer = await stub.Nack(consumer_pb2.NackRequest(items=wire), timeout=timeout)
+            return list(map(_error_of, answer.results))
+
+        tokens = [item.lease_token for item in items]
+        return await self._by_shard(list(items), tokens, send)
+
+    async def extend_many(
+        self, tokens: Sequence[str], lease_ms: int, call_s: float | None = None
+    ) -> list[int | SlateMQError]:
+        """Extends in one call for each shard; the new deadline in ms for each token."""
+
+        async def send(
+            stub: consumer_pb2_grpc.ConsumerServiceAsyncStub, part: list[str], timeout: float
+        ) -> list[int | SlateMQError]:
+            request = consumer_pb2.ExtendLeaseRequest(lease_tokens=part, lease_ms=lease_ms)
+            answer = await stub.ExtendLease(request, timeout=timeout)
+            return [
+                _error_of(result.status) or result.lease_deadline_ms for result in answer.results
+            ]
+
+        tokens = list(tokens)
+        return await self._by_shard(tokens, tokens, send, call_s)
+
+    async def _by_shard(
+        self,
+        items: list[I],
+        tokens: list[str],
+        send: Send[I, R],
+        call_s: float | None = None,
+        rows: Rows | None = None,
+    ) -> list[R | SlateMQError]:
+        """One result for each item, whose tokens these are; raises only when nobody gave any."""
+        by_shard, refused = places_by_shard(tokens, rows)
+        parts = [
+            (shard, places[start : start + CALL_MAX])
+            for shard, places in by_shard.items()
+            for start in range(0, len(places), CALL_MAX)
+        ]
+        if len(parts) == 1 and not refused:
+            answered, problem = await self._of_shard(parts[0][0], items, send, call_s)
+            if problem is not None:
+                raise problem
+            return answered
+        results: list[R | SlateMQError | None] = [None] * len(items)
+        for place, error in refused.items():
+            results[place] = error
+
+        async def one(shard: int, places: Sequence[int]) -> SlateMQError | None:
+            part = [items[place] for place in places]
+            answered, problem = await self._of_shard(shard, part, send, call_s)
+            for place, result in zip(places, answered, strict=True):
+                results[place] = result
+            return problem
+
+        problems = await asyncio.gather(*(one(*part) for part in parts))
+        failed = [problem for problem in problems if problem is not None]
+        if failed and len(failed) == len(parts):
+            raise failed[0]
+        return results  # type: ignore[return-value]  # None is a result of acks and nacks
+
+    async def _of_shard(
+        self, shard: int, part: list[I], send: Send[I, R], call_s: float | None
+    ) -> tuple[list[R | SlateMQError], SlateMQError | None]:
+        """One result for each item, and why the shard gave none, if it did not."""
+
+        async def attempt(timeout: float) -> list[R | SlateMQError]:
+            channel = await self._peers.broker(shard)
+            return await send(consumer_pb2_grpc.ConsumerServiceStub(channel), part, timeout)
+
+        try:
+            await self._check_known(shard)
+            # Repeating is safe: a finished ack or nack answers OK again.
+            answered = await self._peers.call(attempt, call_s=call_s)
+        except NotFound as error:
+            return [error] * len(part), None
+        except SlateMQError as error:
+            return [error] * len(part), error
+        if len(answered) != len(part):
+            raise ValueError(f"{len(part)} items were answered with {len(answered)} results")
+        return answered, None
+
+    async def _check_known(self, shard: int) -> None:
+        """Raises NotFound for a shard that there never was: shards are only ever added."""
+        known = await self._peers.broker_shards()
+        if shard not in known and shard not in (await self._peers.fresh_topology()).brokers:
+            raise NotFound("lease", "", "no broker gave out this lease", reason="LEASE_UNKNOWN")
+
+
+_OK_BYTES = 2
+"""What a result takes in an answer when it is OK, and no result that is not."""
+
+
+def _tell_failure(done: asyncio.Future[None]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        log.warning("a message could not be acked or given back, and may come again: %s", error)
+
+
+def _errors_of(answer: consumer_pb2.AckResponse) -> list[SlateMQError | None]:
+    if answer.ByteSize() == _OK_BYTES * len(answer.results):
+        return [None] * len(answer.results)
+    return list(map(_error_of, answer.results))
+
+
+def _error_of(status: Status) -> SlateMQError | None:
+    return from_status(status) if status.code else None

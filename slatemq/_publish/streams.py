@@ -1,0 +1,280 @@
+"""Requests of messages on a stream to their ingest shard: a quarter of the work of a call for each.
+
+A stream is only the quick way. Whatever goes wrong on it (it breaks, an answer is late, the server
+says to wait) is handed back together with the request, for `PublishRequests` to send it again under
+the same request ID, on the same shard, as often as it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import grpc
+import grpc.aio
+
+from slatemq._publish.published import Published, published
+from slatemq._publish.requests import ATTEMPT_S, PublishRequests
+from slatemq._rpc.peers import (
+    HOPELESS,
+    NOT_CONNECTED,
+    Peers,
+    connect_s,
+    not_connected,
+    translated,
+)
+from slatemq._rpc.rpc_status import from_status
+from slatemq.errors import DeadlineExceeded, ResourceExhausted, SlateMQError, Unavailable
+from slatemq.v1 import ingest_pb2
+
+__all__ = ["BYTES_MAX", "PublishStream", "PublishStreams"]
+
+BYTES_MAX: Final = 1 << 20
+"""Larger requests are calls of their own: others are not to wait behind them."""
+
+IDLE_S: Final = 30.0
+"""A stream that is not used for so long is ended, so that clients at rest cost no call."""
+
+AVOID_S: Final = 1.0
+"""How long no new stream is opened after one broke."""
+
+UNSUPPORTED_S: Final = 60.0
+"""The same where the server does not know of streams."""
+
+STREAMS_MAX: Final = 8
+"""Streams that a client opens for messages that may go to any shard."""
+
+_METHOD: Final = "/slatemq.v1.IngestService/PublishStream"
+
+Answer = Callable[["list[Published] | SlateMQError"], None]
+
+
+class _Sent(NamedTuple):
+    """A request without an answer: whom to tell, and until when one is waited for."""
+
+    answer: Answer
+    until: float
+
+
+class PublishStreams:
+    """At most one stream to each ingest shard."""
+
+    def __init__(self, peers: Peers, requests: PublishRequests) -> None:
+        """Open them to these peers."""
+        self._peers = peers
+        self._requests = requests
+        self._streams: dict[int, PublishStream] = {}
+        self._avoided: dict[int, float] = {}
+        self._alive: set[PublishStream] = set()
+
+    def at_hand(self, shard: int | None) -> PublishStream | None:
+        """The stream for this shard; for None that of any, one at rest where there is one.
+
+        Opens it as needed. None where calls are the better way now: nobody knows where the shard
+        is, or its stream just broke.
+        """
+        if shard is not None:
+            return self._stream(shard)
+        least: PublishStream | None = None
+        for one in self._requests.shards_at_hand():
+            if one not in self._streams and len(self._streams) >= STREAMS_MAX:
+                continue
+            stream = self._stream(one)
+            if stream is not None and (least is None or stream.under_way < least.under_way):
+                least = stream
+                if not stream.under_way:
+                    break
+        return least
+
+    def _stream(self, shard: int) -> PublishStream | None:
+        stream = self._streams.get(shard)
+        if stream is not None:
+            return stream
+        if self._avoided.get(shard, 0.0) > time.monotonic():
+            return None
+        channel = self._peers.ingest_at_hand(shard)
+        if channel is None:
+            return None
+        stream = self._streams[shard] = PublishStream(channel, shard, self._on_ended)
+        self._alive.add(stream)
+        stream.reading.add_done_callback(lambda _: self._alive.discard(stream))
+        return stream
+
+    def _on_ended(self, stream: PublishStream, error: SlateMQError | None) -> None:
+        """It takes no more requests."""
+        if self._streams.get(stream.shard) is stream:
+            del self._streams[stream.shard]
+        if error is None:
+            return
+        is_unknown = error.reason == "UNIMPLEMENTED"
+        self._avoided[stream.shard] = time.monotonic() + (UNSUPPORTED_S if is_unknown else AVOID_S)
+
+    async def close(self) -> None:
+        """Ends all of them; what has no answer is handed back."""
+        for stream in list(self._alive):
+            await stream.close()
+
+
+class PublishStream:
+    """One stream. `reading`: ends with it."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        shard: int,
+        on_ended: Callable[[PublishStream, SlateMQError | None], None],
+    ) -> None:
+        """Open it; `on_ended` is told when it takes no more."""
+        self.shard = shard
+        self._on_ended = on_ended
+        # Requests are encoded when they are sent, not when the connection takes them: who gets one
+        # back may change it.
+        self._call: Any = channel.stream_stream(
+            _METHOD, response_deserializer=ingest_pb2.PublishStreamResponse.FromString
+        )()
+        self._loop = asyncio.get_running_loop()
+        self._unanswered: dict[int, _Sent] = {}
+        self._number = 0
+        self._queue: deque[bytes] = deque()
+        self._wanted: asyncio.Future[None] | None = None
+        self._is_over = False
+        self._is_connected = False
+        self._connecting: asyncio.TimerHandle | None = None
+        self._used_at = self._loop.time()
+        self._timer = self._loop.call_later(IDLE_S, self._look)
+        self._writing = asyncio.create_task(self._write())
+        self.reading = asyncio.create_task(self._read())
+
+    @property
+    def under_way(self) -> int:
+        """Requests without an answer."""
+        return len(self._unanswered)
+
+    def send(self, request: ingest_pb2.PublishStreamRequest, answer: Answer, until: float) -> None:
+        """Sends a request. `answer` is told its outcome once, by `until` (loop time) at the latest.
+
+        An outcome that is unknown is Unavailable or DeadlineExceeded.
+        """
+        now = self._loop.time()
+        self._number += 1
+        request.number = self._number
+        if not self._is_connected and self._connecting is None:
+            timeout_s = connect_s(until - now)
+            self._connecting = self._loop.call_later(timeout_s, self._give_up, timeout_s)
+        sent = _Sent(answer, min(until, now + ATTEMPT_S))
+        self._unanswered[self._number] = sent
+        self._used_at = now
+        self._queue.append(request.SerializeToString())
+        _wake(self._wanted)
+        if sent.until < self._timer.when():
+            self._timer.cancel()
+            self._timer = self._loop.call_at(sent.until, self._look)
+
+    async def close(self) -> None:
+        """Ends it; what has no answer is Unavailable."""
+        self._end(None)
+        self._call.cancel()
+        self._writing.cancel()
+        self.reading.cancel()
+        await asyncio.gather(self._writing, self.reading, return_exceptions=True)
+        self._hand_back(Unavailable("the stream was closed", reason="STREAM_ENDED"))
+
+    # --- What comes and goes ------------------------------------------------
+
+    async def _write(self) -> None:
+        # Where writing fails the call has ended: reading tells how.
+        with suppress(grpc.RpcError, asyncio.InvalidStateError):
+            await self._call.wait_for_connection()
+            self._is_connected = True
+            if self._connecting is not None:
+                self._connecting.cancel()
+            while True:
+                while self._queue:
+                    await self._call.write(self._queue.popleft())
+                if self._is_over:
+                    await self._call.done_writing()
+                    return
+                self._wanted = self._loop.create_future()
+                await self._wanted
+
+    async def _read(self) -> None:
+        error: SlateMQError = Unavailable("the stream ended", reason="STREAM_ENDED")
+        try:
+            while (response := await self._call.read()) is not grpc.aio.EOF:
+                for answer in response.answers:
+                    self._answered(answer)
+            self._end(None if self._is_over else error)
+        except grpc.RpcError as broken:
+            error = translated(broken)
+            self._end(error)
+        except asyncio.CancelledError:
+            self._end(error)
+            raise
+        finally:
+            self._hand_back(error)
+
+    def _answered(self, answer: ingest_pb2.PublishStreamAnswer) -> None:
+        sent = self._unanswered.pop(answer.number, None)
+        if sent is None:
+            return  # It came too late, and was handed back.
+        if answer.HasField("error"):
+            sent.answer(from_status(answer.error))
+            return
+        told = answer.published
+        sent.answer(published(told.message_ids, told.received_at_ms, told.duplicates, told.task_id))
+
+    # --- Its end ------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Hands back what has waited for too long; ends the stream when nobody needs it."""
+        now = self._loop.time()
+        late = [number for number, sent in self._unanswered.items() if sent.until <= now]
+        for number in late:
+            self._unanswered.pop(number).answer(DeadlineExceeded("no answer in time"))
+        if self._unanswered:
+            at = min(sent.until for sent in self._unanswered.values())
+        elif now - self._used_at >= IDLE_S:
+            self._end(None)
+            return
+        else:
+            at = self._used_at + IDLE_S
+        self._timer = self._loop.call_at(at, self._look)
+
+    def _give_up(self, waited_s: float) -> None:
+        """No connection came about: what waits for it may go elsewhere."""
+        if self._is_connected or not self._unanswered:
+            return
+        error = not_connected(waited_s)
+        self._end(error)
+        self._call.cancel()
+        self._hand_back(error)
+
+    def _end(self, error: SlateMQError | None) -> None:
+        """Nothing more is sent: because of an error, or since nobody wants to."""
+        self._timer.cancel()
+        if not self._is_over:
+            self._is_over = True
+            self._on_ended(self, error)
+        _wake(self._wanted)
+
+    def _hand_back(self, error: SlateMQError) -> None:
+        """What has no answer gets none here."""
+        self._queue.clear()
+        if not self._is_connected:
+            # Nothing was written: another ingest may store it.
+            error = Unavailable(error.message, reason=NOT_CONNECTED)
+        elif not isinstance(error, Unavailable | ResourceExhausted) or error.reason in HOPELESS:
+            # It says nothing of any one request: a call of its own will tell.
+            error = Unavailable(error.message, reason="STREAM_BROKEN", retry_after_ms=0)
+        unanswered, self._unanswered = self._unanswered, {}
+        for sent in unanswered.values():
+            sent.answer(error)
+
+
+def _wake(sleeper: asyncio.Future[None] | None) -> None:
+    if sleeper is not None and not sleeper.done():
+        sleeper.set_result(None)

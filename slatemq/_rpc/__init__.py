@@ -1,0 +1,28 @@
+"""Finding the processes of an instance, and calling them. Private.
+
+In reading order; a file imports only files above it:
+
+`forks`           Forked processes: gRPC does not survive a fork while it runs, so a client says so
+                  at once
+`rpc_status`      Errors on the wire: `slatemq.errors` to google.rpc.Status and back, in one table
+`topology_cache`  Where the processes of an instance are: learned from any of them, and kept up to
+                  date
+`traced_channels` Channels whose calls carry the current trace context in their metadata
+`peers`           Finding the processes of an instance from one address, and calling them until
+                  they answer
+`blocking`        Coroutines for programs without asyncio: an event loop in a thread, and faces of
+                  objects
+`checks`          What callers give, checked before it is sent: an error names it, and says what
+                  was expected
+`bounds`          Bounds of the server on what is given back: one item beyond them refuses a whole
+                  call
+`byte_semaphore`  A bound on the bytes that are outstanding; who comes when it is reached waits in
+                  line
+`endpoints`       The addresses that a client is given: `host:port`, several of them in a list or
+                  with commas
+`failures`        What an exception says of the work in which it was raised
+`outages`         Outages of servers that a client waits for: in the log, and bounded where that is
+                  wanted
+`queue_locations` Which broker has a queue, and questions to all brokers: those that are down hide
+                  no other
+"""

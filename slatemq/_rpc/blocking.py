@@ -1,0 +1,202 @@
+"""Coroutines for programs without asyncio: an event loop in a thread, and faces of objects."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
+from functools import wraps
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
+
+from slatemq._rpc.forks import inherited_client, refuse_pickling
+from slatemq._rpc.peers import closed
+
+P = ParamSpec("P")
+T = TypeVar("T")
+F = TypeVar("F")
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+
+INTERRUPT_S = 5.0
+"""How long Ctrl-C waits for the call that it interrupts."""
+
+
+class Loop:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        """Start it."""
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="slatemq", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Callable[[], Awaitable[T]], undo: Callable[[T], None] | None = None) -> T:
+        """Waits for the result. Ctrl-C while waiting cancels the work, and waits for its end.
+
+        `undo` gets a result that came although the caller was interrupted. Raises Unavailable
+        (CLIENT_CLOSED) after `close`, RuntimeError in a forked process.
+        """
+        self._check()
+
+        running: list[asyncio.Task[Any] | None] = []
+
+        async def awaited() -> T:
+            running.append(asyncio.current_task())
+            return await work()
+
+        future = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise closed() from None
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupt(future, running, undo)
+            raise
+
+    def _interrupt(
+        self,
+        future: concurrent.futures.Future[T],
+        running: Sequence[asyncio.Task[Any] | None],
+        undo: Callable[[T], None] | None,
+    ) -> None:
+        def cancel() -> None:
+            # Cancelling the future instead would forget a result that is just coming in.
+            for task in running:
+                if task is not None:
+                    task.cancel()
+            if not running:
+                future.cancel()  # It has not even begun.
+
+        self._loop.call_soon_threadsafe(cancel)
+        concurrent.futures.wait([future], timeout=INTERRUPT_S)
+        if undo is None or not future.done() or future.cancelled():
+            return
+        if future.exception() is None:
+            self._loop.call_soon_threadsafe(undo, future.result())
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise inherited_client()
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a synchronous call on the client's own thread would never end")
+        if self._loop.is_closed():
+            raise closed()
+
+    def close(self) -> None:
+        """Stop it; again does nothing."""
+        if self._loop.is_closed() or self._pid != os.getpid():
+            return
+        for last in (_cancel_others(), self._loop.shutdown_asyncgens()):
+            asyncio.run_coroutine_threadsafe(last, self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_others() -> None:
+    """Calls of other threads that are still under way end with the client."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+class Face(Generic[A_co]):
+    """A synchronous face of an asynchronous object."""
+
+    def __init__(self, loop: Loop, inner: A_co) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    def __reduce__(self) -> NoReturn:
+        raise refuse_pickling(self)
+
+
+class StreamFace(Face[A_co], Generic[A_co, T], ABC):
+    """A face that gives items: an iterator, and a context manager that closes it."""
+
+    @abstractmethod
+    def take(self) -> T:
+        """The next item; waits for it. Raises StopAsyncIteration at the end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends it; iterating ends, too."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        """The next item; waits for it."""
+        try:
+            return self.take()
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
+def maker_of(
+    method: Callable[Concatenate[A, P], T], face: Callable[[Loop, T], F]
+) -> Callable[Concatenate[Face[A], P], F]:
+    """The same method, giving a face of what it makes."""
+
+    @wraps(method)
+    def made(self: Face[A], /, *args: P.args, **kwargs: P.kwargs) -> F:
+        async def make() -> T:
+            return method(self._inner, *args, **kwargs)
+
+        return face(self._loop, self._loop.run(make))
+
+    return made
+
+
+def method_of(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Face[A], P], T]:
+    """The same method, waiting for its result."""
+
+    @wraps(method)
+    def waiting(self: Face[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._loop.run(lambda: method(self._inner, *args, **kwargs))
+
+    return waiting
+
+
+def iterator_of(
+    method: Callable[Concatenate[A, P], AsyncIterator[T]],
+) -> Callable[Concatenate[Face[A], P], Iterator[T]]:
+    """The same method, as an iterator that waits for each item."""
+
+    @wraps(method)
+    def waiting(self: Face[A], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        items = method(self._inner, *args, **kwargs)
+        try:
+            while True:
+                try:
+                    yield self._loop.run(lambda: anext(items))
+                except StopAsyncIteration:
+                    return
+        finally:
+            if isinstance(items, AsyncGenerator):
+                self._loop.run(items.aclose)
+
+    return waiting

@@ -1,0 +1,363 @@
+"""Finding the processes of an instance from one address, and calling them until they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from slatemq._rpc.forks import check_can_connect, inherited_client, note_channel
+from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, from_rpc_error
+from slatemq._rpc.topology_cache import TopologyCache
+from slatemq._rpc.traced_channels import Carried, traced_channel
+from slatemq.errors import (
+    DeadlineExceeded,
+    ResourceExhausted,
+    SlateMQError,
+    Unavailable,
+)
+from slatemq.models import Topology
+
+T = TypeVar("T")
+
+CALL_S = 30.0
+"""How long a call is tried before it fails; a setting of the client."""
+
+ATTEMPT_S = 10.0
+"""How long one try of a call may take, its own waiting aside."""
+
+CONNECT_S = 5.0
+"""How long one try to connect may take: a far or busy server needs a while to answer."""
+
+BACKOFF_S = 0.05
+BACKOFF_S_MAX = 1.0
+
+REACH_S = 3.0
+"""How long `connect` goes on with an address that refuses: its process may be starting again."""
+
+WAITED_S = 1.0
+"""A try that is to wait and failed later than this had reached somebody."""
+
+NOT_CONNECTED = "NOT_CONNECTED"
+"""The reason of a call that failed before any of it was sent."""
+
+WRONG_SERVICE = "WRONG_SERVICE"
+"""The reason of a call that got to a process of another kind."""
+
+NOT_TAKEN = frozenset({NOT_CONNECTED, WRONG_SERVICE})
+"""Reasons of calls that cannot have taken effect."""
+
+HOPELESS = frozenset({"MESSAGE_TOO_LARGE", "SHARD_FULL"})
+"""Bounds that the same request will meet again."""
+
+_OPTIONS = [
+    # Messages may have 64 MiB of payload and 33 MiB of headers: the server bounds them.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", int(CONNECT_S * 1000)),  # In truth that of one try.
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # What ends the connection; 60 s unless it is set.
+    # A stream may wait for messages for hours: it must find out when the other side is gone.
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 0),  # Ours know which calls may be repeated.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class Peers:
+    """The channels of one client, on one event loop of one process."""
+
+    def __init__(
+        self, addresses: Sequence[str], call_s: float = CALL_S, carried: Carried | None = None
+    ) -> None:
+        """Ask these addresses first; try each call for at most `call_s` seconds.
+
+        `carried` gives every call a trace context, where there is any. Raises RuntimeError as
+        `check_can_connect`.
+        """
+        check_can_connect()
+        self.call_s = call_s
+        self._carried = carried
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._topology = TopologyCache(addresses, self.at)
+        self._closed = False
+        self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def check_home(self) -> None:
+        """Raises RuntimeError in a forked process or another loop, Unavailable after `close`.
+
+        Without it a call from there would wait for ever for an answer that somebody else gets.
+        """
+        if self._closed:
+            raise closed()
+        if self._pid != os.getpid():
+            raise inherited_client()
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._loop is not None:
+                raise RuntimeError(
+                    "this client belongs to another event loop; make one in each loop, "
+                    "or use slatemq.sync from threads"
+                )
+            self._loop = loop
+
+    def at(self, address: str) -> grpc.aio.Channel:
+        """The channel to an address."""
+        if self._closed:
+            raise closed()
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            note_channel(channel)
+            if self._carried is not None:
+                channel = traced_channel(channel, self._carried)
+            self._channels[address] = channel
+        return channel
+
+    async def close(self) -> None:
+        """Closes all channels; calls that are under way raise Unavailable (CLIENT_CLOSED)."""
+        self._closed = True
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()
+        await self._topology.close()
+
+    # --- Topology -----------------------------------------------------------
+
+    async def topology(self) -> Topology:
+        """Where the processes are, as far as it is known. Raises as `TopologyCache.get`."""
+        self.check_home()
+        return await self._topology.get()
+
+    async def fresh_topology(self) -> Topology:
+        """The same, asked now. Raises as `TopologyCache.fresh`."""
+        self.check_home()
+        return await self._topology.fresh()
+
+    async def reach(self) -> None:
+        """Finds out where the processes are. Raises Unavailable when none answers for `REACH_S`."""
+        until = time.monotonic() + min(REACH_S, self.call_s)
+        pause = BACKOFF_S
+        while True:
+            try:
+                await self.topology()
+            except Unavailable:
+                if self._closed or time.monotonic() + pause >= until:
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, BACKOFF_S_MAX / 2)
+            else:
+                return
+
+    def forget(self) -> None:
+        """A process is down or has moved: ask again before the next call."""
+        self._topology.forget()
+
+    async def ingest_shards(self) -> list[int]:
+        """The ingest shards, in ascending order."""
+        return sorted((await self.topology()).ingests)
+
+    def ingests_at_hand(self) -> Sequence[int]:
+        """The ingest shards known last, in ascending order, without asking; empty = none."""
+        known = self._topology.known
+        return [] if known is None else sorted(known.ingests)
+
+    def ingest_at_hand(self, shard: int) -> grpc.aio.Channel | None:
+        """The channel to an ingest shard; None where it would have to be asked for."""
+        known = self._topology.known
+        if known is None or self._topology.is_stale or self._closed:
+            return None
+        address = known.ingests.get(shard)
+        return None if address is None else self.at(address)
+
+    async def broker_shards(self) -> list[int]:
+        """The broker shards, in ascending order."""
+        return sorted((await self.topology()).brokers)
+
+    async def ingest(self, shard: int) -> grpc.aio.Channel:
+        """The channel to an ingest shard; raises Unavailable when nobody knows it."""
+        return self._of("ingest", (await self.topology()).ingests, shard)
+
+    async def broker(self, shard: int) -> grpc.aio.Channel:
+        """The channel to a broker shard; raises Unavailable when nobody knows it."""
+        return self._of("broker", (await self.topology()).brokers, shard)
+
+    async def router(self) -> grpc.aio.Channel:
+        """The channel to any router; raises Unavailable when nobody knows one."""
+        routers = (await self.topology()).routers
+        return self._of("router", routers, random.choice(sorted(routers)) if routers else 0)
+
+    async def janitor(self) -> grpc.aio.Channel:
+        """The channel to a janitor; raises Unavailable when nobody knows one."""
+        janitors = (await self.topology()).janitors
+        return self._of("janitor", janitors, random.choice(sorted(janitors)) if janitors else 0)
+
+    def _of(self, service: str, addresses: Any, shard: int) -> grpc.aio.Channel:
+        if shard not in addresses:
+            self.forget()
+            raise Unavailable(f"no {service} {shard} is known", reason="PEER_UNKNOWN")
+        return self.at(addresses[shard])
+
+    # --- Calls --------------------------------------------------------------
+
+    async def ask_broker(
+        self,
+        shard: int,
+        stub_of: Callable[[grpc.aio.Channel], Any],
+        method: str,
+        request: Any,
+        **options: float,
+    ) -> Any:
+        """One call to this broker; options and errors as in `call`."""
+
+        async def attempt(timeout: float) -> Any:
+            stub = stub_of(await self.broker(shard))
+            return await getattr(stub, method)(request, timeout=timeout)
+
+        return await self.call(attempt, **options)  # type: ignore[arg-type]
+
+    async def call(
+        self,
+        attempt: Callable[[float], Awaitable[T]],
+        *,
+        call_s: float | None = None,
+        attempt_s: float = ATTEMPT_S,
+        wait_s: float = 0.0,
+        repeat_unknown: bool = True,
+        on_failure: Callable[[SlateMQError], None] | None = None,
+    ) -> T:
+        """Tries a call until it answers, is refused, or the time is over.
+
+        `attempt` gets its timeout in seconds. Tries again after Unavailable and ResourceExhausted;
+        with `repeat_unknown` also where the outcome is unknown, which only a call may want that
+        does no harm twice. `wait_s`: how long the server itself may wait before it answers; a
+        failure after some of that is a new outage, and has the whole time again. `on_failure` gets
+        why a try failed that is repeated.
+        """
+        self.check_home()
+        call_s = self.call_s if call_s is None else call_s
+        until = time.monotonic() + call_s
+        limit = until + wait_s
+        backoff = BACKOFF_S
+        while True:
+            began = time.monotonic()
+            left = limit - began
+            try:
+                with errors_translated():
+                    return await self.unless_closed(attempt(max(min(attempt_s, left), 0.001)))
+            except (Unavailable, DeadlineExceeded, ResourceExhausted) as error:
+                if self._closed or error.reason in HOPELESS:
+                    raise
+                problem = error
+            if on_failure is not None:
+                on_failure(problem)
+            if not isinstance(problem, ResourceExhausted):
+                self.forget()
+                if not repeat_unknown:
+                    raise problem
+            if wait_s and time.monotonic() - began >= WAITED_S:
+                until = min(limit, time.monotonic() + call_s)
+            # Never sooner than asked, and not everybody at the same moment.
+            asked = getattr(problem, "retry_after_ms", 0) / 1000
+            pause = max(asked, backoff * random.uniform(0.5, 1.0)) + asked * random.uniform(0, 0.2)
+            if time.monotonic() + pause >= until:
+                raise problem
+            await asyncio.sleep(pause)
+            backoff = min(backoff * 2, BACKOFF_S_MAX)
+
+    async def unless_closed(self, work: Awaitable[T]) -> T:
+        """The result; closing the channels cancels calls, which must not look like a cancel."""
+        try:
+            return await work
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and (task is None or not task.cancelling()):
+                raise closed() from None
+            raise
+
+
+def connect_s(call_s: float) -> float:
+    """How long a call of so many seconds waits for a connection, before it goes elsewhere."""
+    return min(CONNECT_S, call_s / 3)
+
+
+async def connected(channel: grpc.aio.Channel, timeout_s: float) -> None:
+    """Waits until a call on this channel does not have to wait for its connection, or fails.
+
+    Raises Unavailable (NOT_CONNECTED) after `timeout_s`.
+    """
+    state = channel.get_state(try_to_connect=True)
+    if state in _DECIDED:
+        return
+    try:
+        async with asyncio.timeout(timeout_s):
+            while state not in _DECIDED:
+                await channel.wait_for_state_change(state)
+                state = channel.get_state(try_to_connect=True)
+    except TimeoutError:
+        raise not_connected(timeout_s) from None
+
+
+_DECIDED = frozenset(
+    {
+        grpc.ChannelConnectivity.READY,
+        grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+        grpc.ChannelConnectivity.SHUTDOWN,
+    }
+)
+
+
+def not_connected(waited_s: float) -> Unavailable:
+    """What a call gets that was not sent: nothing answered at its address."""
+    return Unavailable(f"no connection came about in {waited_s:.1f} s", reason=NOT_CONNECTED)
+
+
+def closed() -> Unavailable:
+    """What calls get after the client was closed."""
+    return Unavailable("the client is closed", reason="CLIENT_CLOSED")
+
+
+@contextmanager
+def errors_translated() -> Iterator[None]:
+    """Within it a failed call raises an error of slatemq.errors."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise translated(error) from None
+
+
+def translated(error: grpc.RpcError) -> SlateMQError:
+    """The error of a failed call.
+
+    Where gRPC itself says INTERNAL, the connection broke under the call (a stream that ends while
+    something is written gets that); a fault of the server comes with details. NOT_CONNECTED: no
+    byte of the call was sent, so that it cannot have taken effect. Where another process of ours
+    answers at a known address, the one that was called has moved, and may be found again.
+    """
+    problem = from_rpc_error(error)
+    call: Any = error
+    if problem.reason == WRONG_SERVICE:
+        return Unavailable(problem.message, reason=WRONG_SERVICE, metadata=problem.metadata)
+    if any(key == STATUS_DETAILS_KEY for key, _ in call.trailing_metadata() or ()):
+        return problem
+    if call.code() is grpc.StatusCode.INTERNAL:
+        return Unavailable(problem.message, reason="CONNECTION_BROKEN")
+    if call.code() is grpc.StatusCode.UNAVAILABLE and _NEVER_SENT.match(call.details() or ""):
+        return Unavailable(problem.message, reason=NOT_CONNECTED)
+    return problem
+
+
+_NEVER_SENT = re.compile("failed to connect to all addresses|DNS resolution failed")
+"""How gRPC begins the details of a call that had no connection to go out on."""

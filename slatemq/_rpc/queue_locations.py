@@ -1,0 +1,176 @@
+"""Which broker has a queue, and questions to all brokers: those that are down hide no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import grpc.aio
+
+from slatemq._rpc.peers import ATTEMPT_S, Peers, errors_translated
+from slatemq._rpc.topology_cache import first_answer
+from slatemq.errors import INCOMPLETE, SHARDS, DeadlineExceeded, NotFound, SlateMQError, Unavailable
+from slatemq.v1 import queue_pb2, queue_pb2_grpc
+
+T = TypeVar("T")
+
+ANSWER_S = 5.0
+"""How long a question to all brokers waits for one of them, when others have answered."""
+
+REFUSED_S = 1.0
+"""The same for a broker whose address refuses connections: its process may be starting again."""
+
+
+class Answers(NamedTuple, Generic[T]):
+    """What brokers answered, by shard, and why the others did not."""
+
+    by_shard: Mapping[int, T]
+    problems: dict[int, SlateMQError]
+
+    def check_complete(self) -> None:
+        """Raises Unavailable (INCOMPLETE) that names the brokers which did not answer."""
+        if self.problems:
+            raise _silent("the answer is incomplete", self.problems, INCOMPLETE)
+
+
+class QueueLocations:
+    """Finds queues by asking all brokers at once, and remembers where they are."""
+
+    def __init__(self, peers: Peers) -> None:
+        """Ask these peers."""
+        self.peers = peers
+        self._known: dict[str, int] = {}
+
+    async def shard_of(self, queue_id: str) -> int:
+        """The broker shard of a queue.
+
+        Raises NotFound when every broker answers that it does not have the queue, Unavailable
+        (BROKER_DOWN) when none has it and some do not answer.
+        """
+        shards = await self.peers.broker_shards()
+        if len(shards) == 1:
+            return shards[0]
+        known = self._known.get(queue_id)
+        if known is not None:
+            return known
+        request = queue_pb2.GetQueueRequest(queue_id=queue_id)
+
+        async def look(shard: int) -> int:
+            stub: Any = queue_pb2_grpc.QueueServiceStub(await self.peers.broker(shard))
+            with errors_translated():
+                await self.peers.unless_closed(stub.GetQueue(request, timeout=ATTEMPT_S))
+            return shard
+
+        shard = await self._first("queue", queue_id, shards, look)
+        self._known[queue_id] = shard
+        return shard
+
+    async def channel_of(self, queue_id: str) -> grpc.aio.Channel:
+        """The channel to the broker of a queue. Raises as `shard_of`."""
+        return await self.peers.broker(await self.shard_of(queue_id))
+
+    def forget(self, queue_id: str) -> None:
+        """The queue is not where it was: ask again."""
+        self._known.pop(queue_id, None)
+
+    async def call(
+        self, queue_id: str, attempt: Callable[[int, float], Awaitable[T]], **options: Any
+    ) -> T:
+        """A call to the broker of a queue; `attempt` gets its shard and a timeout in seconds.
+
+        A queue that is not where it was is looked for once more. Options and errors as in
+        `Peers.call`.
+        """
+
+        async def located(timeout: float) -> T:
+            return await attempt(await self.shard_of(queue_id), timeout)
+
+        was_known = queue_id in self._known
+        try:
+            return await self.peers.call(located, **options)
+        except NotFound as error:
+            if error.resource_type != "queue" or error.resource_name != queue_id:
+                raise
+            self.forget(queue_id)
+            if not was_known:
+                raise
+        return await self.peers.call(located, **options)
+
+    async def ask_owner_of(
+        self, resource: str, name: str, ask: Callable[[int], Awaitable[T]]
+    ) -> tuple[T, int]:
+        """The answer of the one broker that knows the resource of this name, and its shard.
+
+        Raises as `ask`; NotFound when no broker knows it, Unavailable (BROKER_DOWN) when none does
+        and some do not answer.
+        """
+
+        async def answer_of(shard: int) -> tuple[T, int]:
+            return await ask(shard), shard
+
+        return await self._first(resource, name, await self.peers.broker_shards(), answer_of)
+
+    async def ask_all(
+        self,
+        stub_of: Callable[[grpc.aio.Channel], Any],
+        method: str,
+        request: Any,
+        answer_s: float = ANSWER_S,
+    ) -> Answers[Any]:
+        """Asks all brokers at once. Raises as `Peers.call` when none answers, or one refuses.
+
+        Brokers that do not answer within `answer_s` are left out when another one does.
+        """
+        patience_s = answer_s / 2
+
+        async def attempt(_: float) -> Answers[Any]:
+            nonlocal patience_s
+            shards = await self.peers.broker_shards()
+            patience_s *= 2  # All of them may be busy.
+            bound_s = min(patience_s, self.peers.call_s)
+            options = {"call_s": min(REFUSED_S, bound_s), "attempt_s": bound_s}
+            options["wait_s"] = bound_s - options["call_s"]
+            answers: Answers[Any] = Answers({}, {})
+            by_shard: dict[int, Any] = {}
+
+            async def one(shard: int) -> None:
+                try:
+                    by_shard[shard] = await self.peers.ask_broker(
+                        shard, stub_of, method, request, **(options if len(shards) > 1 else {})
+                    )
+                except (Unavailable, DeadlineExceeded) as error:
+                    answers.problems[shard] = error
+
+            await asyncio.gather(*map(one, shards))
+            if answers.problems and not by_shard:
+                raise next(iter(answers.problems.values()))
+            return Answers(by_shard, answers.problems)
+
+        return await self.peers.call(attempt)
+
+    async def _first(
+        self, resource: str, name: str, shards: list[int], ask: Callable[[int], Awaitable[T]]
+    ) -> T:
+        answer, problems = await first_answer(shards, ask, 0)
+        if answer is not None:
+            return answer
+        silent: dict[int, SlateMQError] = {}
+        for shard, error in problems.items():
+            if isinstance(error, Unavailable | DeadlineExceeded):
+                silent[shard] = error
+            elif not isinstance(error, NotFound) or error.resource_type != resource:
+                raise error
+        if silent:
+            raise _silent(f"no broker that answers has {resource} {name!r}", silent, "BROKER_DOWN")
+        raise NotFound(resource, name)
+
+
+def _silent(what: str, problems: Mapping[int, SlateMQError], reason: str) -> Unavailable:
+    """The error about brokers that did not answer."""
+    named = ", ".join(str(shard) for shard in sorted(problems))
+    shards = f"broker shard {named} does" if len(problems) == 1 else f"broker shards {named} do"
+    why = problems[min(problems)].message
+    return Unavailable(
+        f"{what}: {shards} not answer ({why})", reason=reason, metadata={SHARDS: named}
+    )

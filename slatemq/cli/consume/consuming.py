@@ -1,0 +1,392 @@
+"""`slatemq consume`: messages as they come, to a program or to stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from slatemq.cli.consume.claiming import message_fields
+from slatemq.cli.consume.programs import NOT_RUN, Outcome, check_syntax, run_program
+from slatemq.cli.failures import EXIT_REFUSED, BadInput
+from slatemq.cli.output import json_line, note, write_bytes
+from slatemq.cli.parameters import DURATION, QUEUE, WORDS
+from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.threads import in_thread
+from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
+
+if TYPE_CHECKING:
+    from slatemq._consume.consumer import Consumer, Received
+    from slatemq._rpc.outages import Outage
+
+LOOK_S = 0.25
+"""How often a consumer without messages looks whether the broker is there."""
+
+UNPROVEN_MAX = 3
+"""Messages after which a command that has ended with 126 or 127 alone cannot be run."""
+
+ALONE_S = 2.0
+"""How long fewer of them wait for another message, which may show that the command can be run."""
+
+PRINTED_MAX = 1000
+"""Messages prefetched for printing, and messages printed whose acks are under way."""
+
+EPILOG = """\
+\b
+Examples:
+  slatemq consume orders --exec ./handle-order.sh
+  slatemq consume orders --concurrency 8 --exec 'curl -fsS --data-binary @- localhost:8080/in'
+  slatemq consume orders --wait 10s > orders.jsonl
+  slatemq consume orders --max 100 --json
+
+\b
+--exec runs CMD by the shell for each message, with the payload on stdin:
+exit status 0 acks it, any other gives it back for another attempt, with the
+end of what CMD wrote to stderr as the reason. With 126 or 127 the shell says
+that it cannot run CMD: where CMD ends so for the first three messages, or for
+all that come, `consume` ends with exit code 2, the messages go back, and no
+attempt is counted. Once CMD has ended in any other way, these two are
+failures like all others; CMD || exit 1 makes them so from the start. The
+environment has SLATEMQ_MESSAGE_ID, SLATEMQ_QUEUE, SLATEMQ_ATTEMPTS (1 the
+first time) and SLATEMQ_HEADERS (a JSON object; left out when it has more
+than 100,000 bytes).
+
+\b
+Without --exec each payload is written to stdout as it is, with a newline
+after it, and acked once it is written. --json writes the message as claim
+does; with --exec, it writes what became of each message.
+
+\b
+Leases are kept alive while a message is in work. Ctrl-C ends it: messages in
+work go back, and no attempt is counted. The exit code is 1 when there were
+messages and all of them failed. When the broker is down for longer than
+--timeout, or an ingest while no other message comes, and nothing is in work,
+the command ends with exit code 3.
+"""
+
+
+@dataclass
+class _Tally:
+    acked: int = 0
+    nacked: int = 0
+    lost: int = 0
+
+
+@click.command("consume", epilog=EPILOG)
+@click.argument("queue", type=QUEUE)
+@click.option(
+    "--exec", "program", metavar="CMD", help="Run this for each message, payload on stdin."
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 10_000),
+    default=1,
+    metavar="N",
+    help="Programs at once.  [default: 1]",
+)
+@click.option(
+    "--max", "most", type=click.IntRange(min=1), metavar="N", help="Stop after so many messages."
+)
+@click.option(
+    "--wait",
+    type=DURATION,
+    help="Stop after so long without a message, outages aside.  [default: never]",
+)
+@click.option(
+    "--lease",
+    type=DURATION,
+    help="How long a lease runs unless it is kept alive.  [default: the queue's]",
+)
+@click.option(
+    "--consumer", type=WORDS, default="", metavar="ID", help="Who claims, for the records."
+)
+@session_options
+@pass_session
+def consume(
+    session: Session,
+    queue: str,
+    program: str | None,
+    concurrency: int,
+    most: int | None,
+    wait: timedelta | None,
+    lease: timedelta | None,
+    consumer: str,
+) -> None:
+    """Take messages of QUEUE as they come, and ack them when they are worked on."""
+    if program is None and concurrency != 1:
+        raise click.UsageError("--concurrency goes with --exec")
+    if program is not None and not program.strip():
+        raise click.UsageError("--exec: give a command")
+    if wait is not None and not wait:
+        raise click.UsageError("--wait: give messages some time to arrive, as in --wait 1s")
+    tally = _Tally()
+
+    async def work() -> None:
+        if program is not None:
+            try:
+                await check_syntax(program)
+            except ValueError as error:
+                raise BadInput(f"--exec: the shell cannot read the command: {error}") from None
+        prefetch = PRINTED_MAX if program is None else concurrency
+        async with (
+            session.connect() as client,
+            client.consume(
+                queue,
+                prefetch=min(prefetch, most or prefetch),
+                lease=lease,
+                consumer_id=consumer,
+            ) as messages,
+        ):
+            worker = (
+                _Printer(session, tally)
+                if program is None
+                else _Executor(session, tally, program, queue)
+            )
+            slots = PRINTED_MAX if program is None else concurrency
+            give_up_s = session.timeout.total_seconds()
+            await _Pump(messages, worker, slots, most, wait, give_up_s).run()
+
+    is_told = program is not None
+    try:
+        run(work())
+        if tally.nacked and not tally.acked:
+            sys.exit(EXIT_REFUSED)
+    except SlateMQError:
+        # Who could not even begin has nothing to sum up.
+        is_told = is_told and tally.acked + tally.nacked > 0
+        raise
+    finally:
+        if is_told or tally.lost:
+            note(f"{tally.acked} acked, {tally.nacked} nacked, {tally.lost} lost their lease")
+
+
+class _Worker:
+    """What is done with a message."""
+
+    def __init__(self, session: Session, tally: _Tally) -> None:
+        self.session = session
+        self.tally = tally
+
+    async def take(self, message: Received) -> None:
+        """Comes first, in order, one message at a time."""
+
+    async def finish(self, message: Received) -> Sequence[Received]:
+        """Comes then, for several messages at once; gives those that are finished with it."""
+        return [message]
+
+    def check_proven(self) -> None:
+        """Comes when no more messages come for now: raises BadInput if it cannot do its work."""
+
+    async def ack(self, message: Received) -> bool:
+        try:
+            await message.ack()
+        except (FailedPrecondition, NotFound) as error:
+            self.lost(message, error)
+            return False
+        self.tally.acked += 1
+        return True
+
+    def lost(self, message: Received, error: FailedPrecondition | NotFound) -> None:
+        self.tally.lost += 1
+        note(f"message {message.message_id} may come again: {error.message}")
+
+
+class _Printer(_Worker):
+    async def take(self, message: Received) -> None:
+        if self.session.json:
+            content = json_line(message_fields(message))
+        else:
+            content = message.payload + b"\n"
+        await in_thread(lambda: write_bytes(content))
+
+    async def finish(self, message: Received) -> Sequence[Received]:
+        await self.ack(message)
+        return [message]
+
+
+class _Executor(_Worker):
+    def __init__(self, session: Session, tally: _Tally, program: str, queue: str) -> None:
+        super().__init__(session, tally)
+        self._program = program
+        self._queue = queue
+        self._can_run = False  # until it has ended in any other way
+        self._unproven: list[tuple[Received, Outcome]] = []
+
+    async def finish(self, message: Received) -> Sequence[Received]:
+        try:
+            outcome = await run_program(self._program, message, self._queue)
+        except OSError as error:
+            raise BadInput(f"--exec: the shell cannot be run: {error.strerror}") from None
+        self._unproven.append((message, outcome))
+        if outcome.status in NOT_RUN and not self._can_run:
+            if len(self._unproven) >= UNPROVEN_MAX:
+                self.check_proven()
+            return []
+        self._can_run = True
+        settled, self._unproven = self._unproven, []
+        for one, (status, why) in settled:
+            await self._settle(one, status, why)
+        return [one for one, _ in settled]
+
+    def check_proven(self) -> None:
+        """See _Worker. Raises BadInput where no message has shown that the command can be run."""
+        if self._unproven:
+            _, (status, why) = self._unproven[0]
+            # No fault of the messages': all go back, and no attempt is counted.
+            raise BadInput(
+                f"--exec: {why}; exit status {status} says that it cannot be run. The messages "
+                "were given back, and no attempt was counted; if they are at fault, `CMD || exit "
+                "1` counts them as failed"
+            )
+
+    async def _settle(self, message: Received, status: int, why: str) -> None:
+        if status == 0:
+            result = "acked" if await self.ack(message) else "lost"
+        else:
+            result = "nacked" if await self._nack(message, why) else "lost"
+        if self.session.json:
+            fields = {
+                "message_id": str(message.message_id),
+                "attempts_count": message.attempts_count,
+                "result": result,
+                "exit_status": status,
+            }
+            await in_thread(lambda: write_bytes(json_line(fields)))
+
+    async def _nack(self, message: Received, why: str) -> bool:
+        note(f"message {message.message_id}, attempt {message.attempts_count}: {why}")
+        try:
+            await message.nack(why)
+        except (FailedPrecondition, NotFound) as error:
+            self.lost(message, error)
+            return False
+        self.tally.nacked += 1
+        return True
+
+
+class _Pump:
+    """Takes messages out of a consumer and gives them to a worker, so many at once."""
+
+    def __init__(
+        self,
+        messages: Consumer,
+        worker: _Worker,
+        slots: int,
+        most: int | None,
+        wait: timedelta | None,
+        give_up_s: float,
+    ) -> None:
+        self._give_up_s = give_up_s
+        self._messages = messages
+        self._worker = worker
+        self._slots = slots
+        self._most = most
+        self._wait_s = wait.total_seconds() if wait is not None else None
+        self._running: set[asyncio.Task[None]] = set()
+        self._unfinished: dict[str, Received] = {}
+        self._over = asyncio.Event()
+        self._problem: BaseException | None = None
+        self._is_paused = False
+
+    async def run(self) -> None:
+        """Until enough has come, or nothing for long enough; raises what a worker raised."""
+        taken = 0
+        try:
+            while self._most is None or taken < self._most:
+                while len(self._running) >= self._slots:
+                    await self._reap()
+                message = await self._next()
+                if message is None:
+                    break
+                taken += 1
+                self._unfinished[message.lease_token] = message
+                await self._worker.take(message)
+                self._start(message)
+            while self._running:
+                await self._reap()
+            self._worker.check_proven()
+        except BaseException:
+            await self._give_back()
+            raise
+
+    async def _give_back(self) -> None:
+        """Ends the work; what is not finished is no fault of the messages', and not counted."""
+        # First, or what goes back would come again at once.
+        await self._messages.close()
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(message.release() for message in self._unfinished.values()), return_exceptions=True
+        )
+        for outcome in outcomes:
+            # An ack without an answer can be neither taken back nor told to have failed.
+            if isinstance(outcome, Exception) and not isinstance(outcome, SlateMQError):
+                raise outcome
+
+    async def _next(self) -> Received | None:
+        """The next message; None when none came for long enough, and none is in work.
+
+        Raises Unavailable when a server does not answer for too long.
+        """
+        waited_s, looked_at_s = 0.0, time.monotonic()
+        while True:
+            if self._problem is not None:
+                raise self._problem
+            left_s = LOOK_S if self._wait_s is None else max(0.0, self._wait_s - waited_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(LOOK_S, left_s)):
+                    return await anext(self._messages)
+            self._note_pause()
+            now_s, outage = time.monotonic(), self._messages.outage
+            if outage is None and not self._running:
+                waited_s += now_s - looked_at_s
+            elif outage is not None:
+                self._check(outage)
+            if self._wait_s is not None and waited_s >= self._wait_s:
+                return None
+            if waited_s >= ALONE_S:
+                self._worker.check_proven()
+            looked_at_s = now_s
+
+    def _note_pause(self) -> None:
+        queue_id = self._messages.queue_id
+        if self._messages.paused and not self._is_paused:
+            note(f"{queue_id} is paused: waiting until `slatemq queue resume {queue_id}`")
+        self._is_paused = self._messages.paused
+
+    def _check(self, outage: Outage) -> None:
+        # What is in work is not ended for it: its ack will find out whether the broker is back.
+        if not self._running:
+            outage.check(self._give_up_s)
+
+    def _start(self, message: Received) -> None:
+        task = asyncio.create_task(self._finish(message))
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    async def _finish(self, message: Received) -> None:
+        for finished in await self._worker.finish(message):
+            del self._unfinished[finished.lease_token]
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            self._problem = self._problem or problem
+        self._over.set()
+
+    async def _reap(self) -> None:
+        """Waits until one more is over; raises what any raised."""
+        if self._problem is None:
+            self._over.clear()
+            await self._over.wait()
+        if self._problem is not None:
+            raise self._problem

@@ -1,0 +1,207 @@
+"""`slatemq export`: the messages of a queue as a queue file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+from uuid import uuid4
+
+import click
+
+from slatemq._admin.entry_models import Entry, EntryState, EntryView
+from slatemq.cli.entry_output import listing_options
+from slatemq.cli.failures import BadInput
+from slatemq.cli.files.queue_files import exported, head
+from slatemq.cli.output import say, write_json
+from slatemq.cli.parameters import QUEUE
+from slatemq.cli.progress import progress
+from slatemq.cli.session import Session, pass_session, run, session_options
+
+if TYPE_CHECKING:
+    from slatemq.client import Client
+
+STDOUT = "-"
+
+WRITE_BYTES = 1 << 20
+
+PAGE_BYTES = 1 << 20
+"""Of a page, about: each is in memory several times while it comes, as bytes and as messages."""
+
+FIRST_PAGE_COUNT = 4
+"""Messages in the first page, before anybody knows how long they are."""
+
+PAGE_COUNT_MAX = 1000
+"""The most that the server gives."""
+
+EPILOG = """\
+\b
+Examples:
+  slatemq export orders --state failed --out failed.tq
+  slatemq export orders --state done --from 2026-11-21T08:00:00Z --out done.tq
+  slatemq export orders --state archived --out archived.tq
+  slatemq export orders --state available --limit 100 --out - | less
+
+\b
+The file is a TextQueue, which people read and edit: available messages begin
+with -, done ones with =, dead letters and archived ones with !. ID, headers, attempts, times and
+reason are variables under each message. Archived letters are read by the
+janitor, each day's as they lie in the archive. A payload that is no text is base64,
+under the variable encoding. Nothing is claimed, the queue stays as it is.
+
+\b
+What to do with the file:
+  slatemq tq ls failed.tq --state error
+  slatemq failed edit orders --file failed.tq    acts on what was edited
+  slatemq import done.tq --to other --state processed
+"""
+
+TOLD = """ Messages of a queue of SlateMQ, as `slatemq export` found them.
+ One begins with - (available), = (done) or ! (a dead letter);
+ a line that goes on begins with a space, a variable with a \\."""
+
+
+@click.command("export", epilog=EPILOG)
+@click.argument("queue", type=QUEUE)
+@click.option(
+    "--state",
+    required=True,
+    type=click.Choice(["available", "failed", "done", "archived"]),
+    help="Which messages.",
+)
+@click.option("--out", required=True, type=click.Path(), metavar="F.tq", help="Where to; - stdout.")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@listing_options("done, failed or archived", to_file=True)
+@session_options
+@pass_session
+def export(
+    session: Session,
+    queue: str,
+    state: str,
+    out: str,
+    force: bool,
+    limit: int | None,
+    newest: bool,
+    since: int | None,
+    until: int | None,
+) -> None:
+    """Write the messages of QUEUE that are in one state into a queue file."""
+    wanted = EntryState(state)
+    if wanted is EntryState.AVAILABLE and (newest or since is not None or until is not None):
+        raise click.UsageError("--newest, --from and --until are not for available messages")
+    bounds = {"newest_first": newest, "finished_from": since, "finished_until": until}
+
+    async def work() -> tuple[int, int]:
+        async with session.connect() as client:
+            with _opened(out, force) as stream:
+                return await write_export(session, client, queue, wanted, stream, limit, bounds)
+
+    count, size = run(work())
+    if session.json and out != STDOUT:
+        write_json({"file": out, "queue_id": queue, "state": state, "exported_count": count})
+    elif out != STDOUT:
+        say(f"exported: {count} to {out}, {size} bytes")
+
+
+async def write_export(
+    session: Session,
+    client: Client,
+    queue: str,
+    state: EntryState,
+    stream: BinaryIO,
+    limit: int | None,
+    bounds: dict[str, Any],
+    told: str = TOLD,
+    name: str = "",
+) -> tuple[int, int]:
+    """Writes a queue file, a page of messages in memory at a time; gives messages and bytes."""
+    counts = (await client.get_queue(queue)).counts
+    total = getattr(counts, f"{state.value}_count")
+    buffer = bytearray(head(queue, state.value, told, name or uuid4().hex[:12], _now_ms()))
+    count = size = 0
+    entries = _entries(client, queue, state, limit, bounds)
+    with progress(not session.json, "export", min(total, limit or total)) as update:
+        async for entry in entries:
+            buffer += exported(entry)
+            count += 1
+            if len(buffer) >= WRITE_BYTES:
+                size += stream.write(buffer)
+                buffer.clear()
+                update(completed=count)
+            if count == limit:
+                break
+        size += stream.write(buffer)
+    return count, size
+
+
+def _entries(
+    client: Client, queue: str, state: EntryState, limit: int | None, bounds: dict[str, Any]
+) -> AsyncIterator[Entry]:
+    """With their content; that of archived ones is not in the queue but in the archive."""
+    if state is not EntryState.ARCHIVED:
+        return _listed(client, queue, state, bounds)
+    return client.read_archived(
+        queue,
+        archived_from=bounds["finished_from"],
+        archived_until=bounds["finished_until"],
+        newest_first=bounds["newest_first"],
+        limit=limit or 0,
+    )
+
+
+async def _listed(
+    client: Client, queue: str, state: EntryState, bounds: dict[str, Any]
+) -> AsyncIterator[Entry]:
+    """Page by page: of long messages a page has few, so that memory does not go by their length."""
+    size, token = FIRST_PAGE_COUNT, ""
+    while True:
+        page = await client.entry_page(
+            queue, state, page_size=size, page_token=token, view=EntryView.FULL, **bounds
+        )
+        size = next_size(page.entries, size)
+        token = page.next_page_token
+        for entry in page.entries:
+            yield entry
+        if not token:
+            return
+
+
+def next_size(entries: Sequence[Entry], size: int) -> int:
+    """How many messages the next page may have, if they are as long as those of this one."""
+    taken = sum(len(entry.message.payload) for entry in entries if entry.message is not None)
+    fitting = PAGE_BYTES * len(entries) // max(taken, 1) if entries else size
+    # No faster: those of one page may be short, and all others long.
+    return max(1, min(fitting, 4 * size, PAGE_COUNT_MAX))
+
+
+@contextmanager
+def _opened(out: str, force: bool) -> Iterator[BinaryIO]:
+    """The file, which has its name only when it is whole; what ends early leaves nothing."""
+    if out == STDOUT:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    path = Path(out)
+    if path.exists() and not force:
+        raise BadInput(f"{out} is there already: choose another name, or --force")
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:  # a pipe, a device
+            yield stream
+        return
+    beside = Path(f"{out}.{os.getpid()}.exporting")
+    try:
+        with beside.open("xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,400 @@
+"""`slatemq import`: the messages of a queue file into a queue, or published."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import click
+
+from slatemq import textqueue
+from slatemq.cli.failures import BadInput
+from slatemq.cli.files.import_items import Item, outgoing_of, push_of, request_id
+from slatemq.cli.files.import_journal import REPEATABLE_MS, Journal, Sending
+from slatemq.cli.files.queue_files import content_of
+from slatemq.cli.output import note, say, write_json
+from slatemq.cli.parameters import QUEUE
+from slatemq.cli.progress import progress
+from slatemq.cli.publish.runs import Run
+from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.threads import in_thread
+from slatemq.cli.tq.input import STDIN, marked, name_of
+from slatemq.cli.tq.output import told
+from slatemq.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
+from slatemq.textqueue import AlreadyMarked, Rewritten, State, TextQueue, scan
+from slatemq.textqueue.claiming import taken_by_hand
+from slatemq.textqueue.controls import BYTE_ORDER_MARK
+
+if TYPE_CHECKING:
+    from slatemq.client import Client
+
+_PLACE = re.compile(r"(?:messages|commands)\[(\d+)\]\.?(?:push\.)?")
+"""In whose place the line of the file is told."""
+
+BATCH_MESSAGES = 500
+BATCH_BYTES = 4 << 20
+
+EPILOG = """\
+\b
+Examples:
+  slatemq import jobs.tq --to jobs
+  slatemq import failed.tq --to orders --state error
+  slatemq import events.tq --publish          each with its headers, to every
+                                              queue whose filter takes it
+  slatemq export a --state available --out - | slatemq import - --to b
+
+\b
+Queued messages (-) are imported, and marked as processed (=) when they are
+durable: run it again after a failure, or a kill, and it goes on where it was.
+What was under way then is known by a request ID (--to) or dedupe keys
+(--publish), so that within 10 minutes it is not imported twice; after that
+you are asked: look whether it has arrived. Stdin can be given again within
+10 minutes of a failure; after that it is imported anew.
+
+\b
+With --no-mark, or other states, the file stays as it is, and nothing in it
+tells that it was imported: a second import imports it again, but for messages
+with an ID that --publish has published within the dedupe window.
+
+\b
+Headers, retention and base64 are those of the variables, as `slatemq export`
+writes them; a message without variables is its text. Nobody else can change
+the file meanwhile (it is locked); editors that do not ask are noticed.
+"""
+
+
+@click.command("import", epilog=EPILOG)
+@click.argument("file", type=click.Path())
+@click.option("--to", type=QUEUE, metavar="QUEUE", help="Into this queue alone, by no filter.")
+@click.option("--publish", is_flag=True, help="As publishes: filters say which queues take them.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(["queued", "processed", "error"]),
+    help="Messages in this state; repeatable.  [default: queued]",
+)
+@click.option("--no-mark", is_flag=True, help="Do not mark what is imported.")
+@click.option(
+    "--unsure",
+    type=click.Choice(["skip", "repeat"]),
+    help="What to do with what was under way long ago, and may have arrived.",
+)
+@session_options
+@pass_session
+def import_(
+    session: Session,
+    file: str,
+    to: str | None,
+    publish: bool,
+    states: tuple[str, ...],
+    no_mark: bool,
+    unsure: str | None,
+) -> None:
+    """Import the queued messages of FILE (- reads stdin) into a queue, or publish them."""
+    if (to is None) != publish:
+        raise click.UsageError("give one of --to QUEUE and --publish")
+    wanted = [State(state) for state in states or ("queued",)]
+
+    async def work() -> Importer:
+        async with session.connect() as client:
+            if to is not None:
+                await client.get_queue(to)  # Refused here, whatever the file holds.
+            importer = Importer(session, client, file, to, wanted, not no_mark, unsure)
+            try:
+                with told():
+                    await importer.run()
+            except BaseException:
+                if importer.counts["imported"]:
+                    note(f"imported until then: {importer.counts['imported']}")
+                raise
+            return importer
+
+    done = run(work())
+    if not done.counts["entries"]:
+        raise BadInput(
+            f"{name_of(file)} holds no entries: nothing was imported; a file with a message on "
+            "each line, such as JSON lines, is for `slatemq publish --jsonl`"
+        )
+    if session.json:
+        write_json(
+            {
+                "file": file,
+                "imported_count": done.counts["imported"],
+                "duplicate_count": done.counts["duplicate"],
+                "skipped_count": done.counts["skipped"],
+            }
+        )
+        return
+    say(
+        f"imported: {done.counts['imported']}  there already: {done.counts['duplicate']}  "
+        f"left alone: {done.counts['skipped']}"
+    )
+    is_marked = file == STDIN or (not no_mark and wanted == [State.QUEUED])
+    if to is not None and done.counts["imported"] and not is_marked:
+        note(f"nothing in {file} says all that was imported: a second import repeats it")
+
+
+class Importer:
+    """Imports one file, a batch at a time.
+
+    Attributes:
+        counts: How many messages were imported, duplicates, and skipped.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        client: Client,
+        file: str,
+        to: str | None,
+        states: list[State],
+        marking: bool,
+        unsure: str | None,
+    ) -> None:
+        """Nothing is read yet; `to` None publishes."""
+        self.counts: Counter[str] = Counter()
+        self._session = session
+        self._client = client
+        self._file = file
+        self._to = to
+        self._states = states
+        self._name = name_of(file)
+        self._marking = marking and file != STDIN
+        self._unsure = unsure
+        self._secret = ""
+        self._noted: set[str] = set()
+        self._claimed: frozenset[int] = frozenset()
+
+    async def run(self) -> None:
+        """Imports all. Raises BadInput, SlateMQError, OSError; what was done stays so."""
+        if self._file == STDIN:
+            await self._run_stream()
+            return
+        size = os.stat(self._file).st_size
+        self._queue = TextQueue(self._file)
+        with (
+            self._queue.lock(wait=False) if self._marking else nullcontext(),
+            progress(not self._session.json, "bytes", size) as update,
+        ):
+            journal = Journal.beside(self._file, self._target, sorted(self._states))
+            self._secret = journal.secret
+            if journal.sending is not None:
+                await self._go_on(journal, journal.sending)
+            if self._marking:
+                self._claimed = self._queue.claimed_offsets()
+            for batch in self._batches(self._queue.entries(*State), self._start(journal)):
+                sending = Sending(
+                    [item.entry.offset for item in batch],
+                    request_id(self._target, batch, self._secret),
+                    time.time_ns() // 1_000_000,
+                )
+                journal.sending = sending
+                journal.store()
+                await self._sent(journal, batch, sending.request_id)
+                self._settled(journal, batch)
+                update(completed=batch[-1].entry.end)
+            journal.remove()
+
+    async def _run_stream(self) -> None:
+        """What stdin has; it is read in a thread, since whoever writes it may take their time."""
+        entries = scan(lambda wanted: os.read(sys.stdin.fileno(), wanted), self._name)
+        batches = self._batches(entries, 0)
+        # All on one shard, whichever that is.
+        this_run = Run(STDIN, ["import", self._target, sorted(self._states)], [0])
+        self._secret = this_run.secret
+        is_sent = False
+        try:
+            while (batch := await in_thread(lambda: next(batches, None))) is not None:
+                is_sent = True
+                await self._send(batch, request_id(self._target, batch, self._secret))
+        except BaseException as error:
+            if imported := self.counts["imported"]:
+                again = "within 10 minutes the same input, given again, goes on behind them"
+                note(f"{imported} were imported before that: {again}")
+            is_refused = self._to is not None and isinstance(error, BadInput)
+            this_run.stop(imported > 0 or (is_sent and not is_refused))
+            raise
+        this_run.finish()
+
+    @property
+    def _target(self) -> str:
+        return "--publish" if self._to is None else f"--to {self._to}"
+
+    # --- The file -----------------------------------------------------------
+
+    def _start(self, journal: Journal) -> int:
+        """Where to go on; what is marked needs no place. Raises BadInput."""
+        if journal.last < 0 or self._marking:
+            return 0
+        try:
+            entry = self._queue.entry(journal.last)
+        except textqueue.TextQueueError:
+            entry = None
+        if entry is None or entry.digest != journal.digest:
+            raise BadInput(
+                f"{self._file} was changed since the import that has not come to its end: "
+                f"remove {journal.path} to begin anew"
+            )
+        return journal.through
+
+    def _batches(self, entries: Iterator[textqueue.Entry], start: int) -> Iterator[list[Item]]:
+        batch: list[Item] = []
+        size = 0
+        for entry in entries:
+            if entry.state is State.UNKNOWN:
+                self._tell_of_unknown(entry)
+            if entry.offset < start or entry.state in (State.COMMENT, State.UNKNOWN):
+                continue
+            self.counts["entries"] += 1
+            item = self._item(entry)
+            if item is None:
+                self.counts["skipped"] += 1
+                continue
+            taken = len(entry.raw)
+            if batch and (len(batch) >= BATCH_MESSAGES or size + taken > BATCH_BYTES):
+                yield batch
+                batch, size = [], 0
+            batch.append(item)
+            size += taken
+        if batch:
+            yield batch
+
+    def _item(self, entry: textqueue.Entry) -> Item | None:
+        if entry.state not in self._states:
+            return None
+        is_claimed = self._marking and entry.state is State.QUEUED
+        if is_claimed and (entry.offset in self._claimed or taken_by_hand(entry)):
+            note(f"{self._name}:{entry.line}: somebody works on it: left alone")
+            return None
+        content = content_of(entry, self._name)
+        if not content.digest and b"\r\n" in entry.raw:
+            why = "lines end with a carriage return (those of Windows do), which is imported, too"
+            self._note_once(entry, "returns", why)
+        if content.is_gone:
+            note(f"{self._name}:{entry.line}: its message was not stored any more: left out")
+            return None
+        return Item(entry, content)
+
+    def _tell_of_unknown(self, entry: textqueue.Entry) -> None:
+        if entry.control == BYTE_ORDER_MARK:
+            self._note_once(entry, "mark", marked(self._file))
+            return
+        why = f"{entry.control!r} is no control character that is known: left alone"
+        self._note_once(entry, "unknown", why)
+
+    def _note_once(self, entry: textqueue.Entry, what: str, why: str) -> None:
+        """Of the first of its kind: there may be millions."""
+        if what not in self._noted:
+            self._noted.add(what)
+            note(f"{self._name}:{entry.line}: {why}")
+
+    def _settled(self, journal: Journal, batch: list[Item]) -> None:
+        """Marks what is durable, and notes how far that is."""
+        for entry, _ in batch:
+            if not self._marking or entry.state is not State.QUEUED:
+                continue
+            try:
+                self._queue.done(entry)
+            except AlreadyMarked:
+                continue  # by the run before, or by hand
+            except Rewritten as error:
+                raise BadInput(
+                    f"{self._file} was changed by somebody who did not take its lock: "
+                    f"{len(batch)} messages from line {batch[0].entry.line} on were imported, and "
+                    f"not all could be marked ({error})"
+                ) from None
+        last = batch[-1].entry
+        journal.through, journal.last, journal.digest = last.end, last.offset, last.digest
+        journal.sending = None
+        journal.store()
+
+    # --- The queue ----------------------------------------------------------
+
+    async def _go_on(self, journal: Journal, sending: Sending) -> None:
+        """Brings the batch to its end that was under way when a run before ended."""
+        batch: list[Item] = []
+        try:
+            for offset in sending.offsets:
+                entry = self._queue.entry(offset)
+                batch.append(Item(entry, content_of(entry, self._name)))
+        except (textqueue.TextQueueError, BadInput):
+            batch = []
+        if request_id(self._target, batch, self._secret) != sending.request_id:
+            self._doubt(journal, "and the file was changed since")
+            if self._unsure == "skip":
+                raise BadInput(
+                    f"{self._file} was changed since: mark what has arrived as = yourself, then "
+                    "give --unsure repeat"
+                )
+            journal.sending = None
+            journal.store()
+            return
+        age_ms = time.time_ns() // 1_000_000 - sending.at_ms
+        if not 0 <= age_ms <= REPEATABLE_MS:
+            self._doubt(journal, f"from line {self._line(sending)} on, over 9 minutes ago")
+        if self._unsure != "skip" or 0 <= age_ms <= REPEATABLE_MS:
+            await self._sent(journal, batch, sending.request_id)
+        self._settled(journal, batch)
+
+    def _doubt(self, journal: Journal, why: str) -> None:
+        if self._unsure is None:
+            assert journal.sending is not None, "there is a batch to doubt"
+            raise BadInput(
+                f"{len(journal.sending.offsets)} messages were under way when the last import of "
+                f"{self._file} ended, {why}: look whether they have arrived, and give --unsure "
+                "skip (they have) or --unsure repeat (they have not)"
+            )
+
+    def _line(self, sending: Sending) -> int:
+        first = sending.offsets[0]
+        entries = self._queue.entries(*State)
+        return next((entry.line for entry in entries if entry.offset >= first), 0)
+
+    async def _sent(self, journal: Journal, batch: list[Item], request_id: str) -> None:
+        """Sends a batch; one that was refused is not under way."""
+        try:
+            await self._send(batch, request_id)
+        except (BadInput, NotFound, FailedPrecondition):
+            journal.sending = None
+            # Of what is published a part may be stored, and must be known by its keys then.
+            if journal.last < 0 and self._to is not None:
+                journal.remove()
+            else:
+                journal.store()
+            raise
+
+    async def _send(self, batch: list[Item], request_id: str) -> None:
+        """All of a batch, durable when this returns."""
+        try:
+            if self._to is not None:
+                pushes = [push_of(self._to, item.content) for item in batch]
+                await self._client.execute(pushes, request_id=request_id)
+                self.counts["imported"] += len(batch)
+                return
+            done = await self._client.publish_many(
+                [outgoing_of(item, self._secret) for item in batch]
+            )
+        except InvalidArgument as error:
+            place = _PLACE.match(error.field)
+            line = batch[int(place[1]) if place else 0].entry.line
+            why = error.field[place.end() :] + f": {error.description}" if place else error.message
+            raise BadInput(f"{self._name}:{line}: {why}") from None
+        except (Unavailable, DeadlineExceeded):
+            note("what was not answered is under way: run the same again to go on")
+            raise
+        duplicates = sum(one.duplicate for one in done)
+        self.counts["duplicate"] += duplicates
+        self.counts["imported"] += len(batch) - duplicates

@@ -1,0 +1,300 @@
+r"""Messages of a queue as entries of a queue file (TextQueue), and back.
+
+::
+
+    !{"order": 7}                        the payload, if it is text
+    \id=281474976710657                  the message
+    \handle=orders/1000000000001/f68…    where it is: what `failed edit` acts on
+    \content=9f86d081884c7d65            of payload and headers, to see what was edited
+    \header.type=order                   one for each header
+    \header-json=["a=b", "two\nlines"]   one that would not stand in a line as it is
+    \encoding=base64                     the payload is base64, as long as this is here
+    \attempts=3  \reason=…  \failed_at=…    and so on, for people
+
+A comment without an ID above a message is a note on it: those of its history are written so.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from slatemq import textqueue
+from slatemq._admin.entry_models import Attempt, Entry, EntryState
+from slatemq.cli.failures import BadInput
+from slatemq.cli.files.windows_lines import expect_none
+from slatemq.cli.queue_options import format_time
+from slatemq.textqueue import State, render
+
+CONTROL_OF = {
+    EntryState.AVAILABLE: State.QUEUED,
+    EntryState.DONE: State.PROCESSED,
+    EntryState.FAILED: State.ERROR,
+    EntryState.ARCHIVED: State.ERROR,
+}
+"""What the entries of a state are in a queue file."""
+
+BASE64 = "base64"
+BASE64_COLUMNS = 76
+
+NOTED = "note: "
+"""How the outcome begins of what somebody noted in a message's history."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+SLATEMQ = "slatemq"
+"""The variable of the comment at the head of an export, which is no note."""
+
+SETTLED = "settled"
+SETTLED_NO, SETTLED_SENT, SETTLED_YES = "no", "..", "ok"
+"""The variable of an archived letter that says whether it was: nobody else remembers. Between the
+call and its answer it has dots."""
+
+_NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+"""Control characters that editors may lose; tabs, newlines and carriage returns stay."""
+
+_NOT_IN_LINES = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
+"""The same for headers, each of which is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What an entry of a queue file says of a message.
+
+    Attributes:
+        message_id: 0 when it has none.
+        handle: Where the message was when it was exported; empty when it is not told.
+        digest: Of payload and headers as they were exported; empty when it is not told.
+        is_gone: The message was not stored any more when it was exported.
+        settled: Whether what the file asks for this archived letter was done.
+    """
+
+    payload: bytes
+    headers: Mapping[str, str]
+    message_id: int = 0
+    handle: str = ""
+    etag: str = ""
+    digest: str = ""
+    retention_s: int | None = None
+    created_at_ms: int | None = None
+    is_gone: bool = False
+    settled: str = ""
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether payload or headers are others than those that were exported."""
+        return digest_of(self.payload, self.headers) != self.digest
+
+
+def digest_of(payload: bytes, headers: Mapping[str, str]) -> str:
+    """16 hexadecimal digits of a message's content."""
+    told = json.dumps(sorted(headers.items())).encode()
+    return hashlib.blake2b(b"%d %s%s" % (len(told), told, payload), digest_size=8).hexdigest()
+
+
+# --- From the queue ---------------------------------------------------------
+
+
+def head(queue_id: str, state: str, told: str, session: str, now_ms: int) -> bytes:
+    """The comment at the head of an export; `told` explains, `session` names it."""
+    variables = [
+        f"{SLATEMQ}=export of {queue_id}, {state}",
+        f"exported_at={format_time(now_ms)}",
+        f"session={session}",
+    ]
+    return render(told, variables, State.COMMENT) + b"\n"
+
+
+def exported(entry: Entry) -> bytes:
+    """An entry of a queue as one of a queue file, with its notes above and a blank line behind."""
+    notes = b"".join(
+        render(f" {note}".replace("\n", "\n "), (), State.COMMENT) for note in notes_of(entry)
+    )
+    message = entry.message
+    text, encoding = _text(message.payload) if message is not None else ("", "")
+    variables = [*_names(entry), *_facts(entry)]
+    if message is None:
+        variables.append("gone=the message is not stored any more")
+    else:
+        variables += [_header(name, value) for name, value in sorted(message.headers.items())]
+        variables += [f"encoding={encoding}"] if encoding else []
+        variables.append(f"content={digest_of(message.payload, message.headers)}")
+    return notes + render(text, variables, CONTROL_OF[entry.state]) + b"\n"
+
+
+def notes_of(entry: Entry) -> list[str]:
+    """What people have noted on a message, the oldest first; archived ones take no new notes."""
+    if entry.state is EntryState.ARCHIVED:
+        return []
+    noted = (one.outcome for one in entry.attempts if one.outcome.startswith(NOTED))
+    return [outcome.removeprefix(NOTED) for outcome in noted]
+
+
+def _text(payload: bytes) -> tuple[str, str]:
+    """The text of an entry, and its encoding if it has one."""
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if not _NOT_TEXT.search(text):
+        return text, ""
+    encoded = base64.b64encode(payload).decode()
+    lines = (encoded[at : at + BASE64_COLUMNS] for at in range(0, len(encoded), BASE64_COLUMNS))
+    return "\n".join(lines), BASE64
+
+
+def _names(entry: Entry) -> Iterator[str]:
+    yield f"id={entry.message_id}"
+    yield f"handle={entry.handle}"
+    if entry.etag:
+        yield f"etag={entry.etag}"
+
+
+def _facts(entry: Entry) -> Iterator[str]:
+    """What people want to know."""
+    is_letter = entry.state in (EntryState.FAILED, EntryState.ARCHIVED)
+    if is_letter:
+        yield f"reason={_one_line(entry.reason)}"
+    yield f"attempts={entry.attempts_count}"
+    for attempt in entry.attempts:
+        if entry.state is EntryState.ARCHIVED or not attempt.outcome.startswith(NOTED):
+            yield f"attempt={_told(attempt)}"
+    if entry.finished_at_ms:
+        state = EntryState.FAILED if is_letter else entry.state
+        yield f"{state.value}_at={format_time(entry.finished_at_ms)}"
+    if entry.archived is not None:
+        yield f"archived_at={format_time(entry.archived.archived_at_ms)}"
+        yield f"run={_one_line(entry.archived.run)}"
+        yield f"{SETTLED}={SETTLED_NO}"
+    if entry.state is EntryState.DONE and entry.consumer_id:
+        yield f"consumer={_one_line(entry.consumer_id)}"
+    if entry.transferred_to:
+        yield f"transferred_to={entry.transferred_to}"
+    if entry.state is not EntryState.DONE:
+        yield f"priority={entry.priority}"
+    if entry.message is not None:
+        yield f"created_at={format_time(entry.message.created_at_ms)}"
+        yield f"received_at={format_time(entry.message.received_at_ms)}"
+        yield f"retention={entry.message.retention_s}"
+
+
+def _told(attempt: Attempt) -> str:
+    when = format_time(attempt.claimed_at_ms)
+    return _one_line(f"{when} by {attempt.consumer_id}: {attempt.outcome}")
+
+
+def _one_line(text: str) -> str:
+    escaped = text.replace("\\", "\\\\")
+    return _NOT_IN_LINES.sub(lambda found: repr(found[0])[1:-1], escaped)
+
+
+def _header(name: str, value: str) -> str:
+    if "=" in name or _NOT_IN_LINES.search(name + value) or value.endswith(" "):
+        pair = json.dumps([name, value], ensure_ascii=False).replace("\x7f", "\\u007f")
+        return f"header-json={pair}"
+    return f"header.{name}={value}"
+
+
+# --- From the file ----------------------------------------------------------
+
+
+class _Wrong(Exception):
+    """A variable that cannot be read, or the text where none is named."""
+
+    def __init__(self, why: str, variable: textqueue.Variable | None) -> None:
+        super().__init__(why)
+        self.variable = variable
+
+
+_Known = Mapping[str, textqueue.Variable]
+"""The first variable of each name."""
+
+
+def content_of(entry: textqueue.Entry, file: str) -> Content:
+    """What an entry says; raises BadInput, with file and line, where it cannot be read."""
+    expect_none(entry, file)
+    known = {one.name: one for one in reversed(entry.variables) if one.name}
+    told = {name: one.value for name, one in known.items()}
+    try:
+        return Content(
+            payload=_payload(entry.text, known),
+            headers=_headers(entry),
+            message_id=_whole(known, "id") or 0,
+            handle=told.get("handle", ""),
+            etag=told.get("etag", ""),
+            digest=told.get("content", ""),
+            retention_s=_whole(known, "retention"),
+            created_at_ms=_moment(known, "created_at"),
+            is_gone="gone" in known,
+            settled=told.get(SETTLED, ""),
+        )
+    except _Wrong as error:
+        line = entry.line if error.variable is None else entry.line_of(error.variable)
+        raise BadInput(f"{file}:{line}: {error}") from None
+
+
+def _payload(text: str, known: _Known) -> bytes:
+    encoding = known.get("encoding")
+    if encoding is None or not encoding.value:
+        return text.encode()
+    if encoding.value != BASE64:
+        why = f"the variable encoding is {encoding.value!r}: only {BASE64} is known"
+        raise _Wrong(why, encoding)
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        why = f"the text is not base64 ({error}): mend it, or take the variable encoding out"
+        raise _Wrong(why, None) from None
+
+
+def _headers(entry: textqueue.Entry) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for variable in entry.variables:
+        if variable.name == "header-json":
+            name, value = _pair(variable)
+        elif variable.name is not None and variable.name.startswith("header."):
+            name, value = variable.name.removeprefix("header."), variable.value
+        else:
+            continue
+        if name in headers:
+            raise _Wrong(f"the header {name!r} is there twice: take one of them out", variable)
+        headers[name] = value
+    return headers
+
+
+def _pair(variable: textqueue.Variable) -> tuple[str, str]:
+    try:
+        name, value = json.loads(variable.value)
+    except (ValueError, TypeError):
+        name = value = None
+    if not isinstance(name, str) or not isinstance(value, str):
+        raise _Wrong(f'header-json must be ["name", "value"], not {variable.value!r}', variable)
+    return name, value
+
+
+def _whole(known: _Known, name: str) -> int | None:
+    found = known.get(name)
+    if found is None:
+        return None
+    text = found.value
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise _Wrong(f"the variable {name} must be a whole number, not {text!r}", found)
+    return int(text)
+
+
+def _moment(known: _Known, name: str) -> int | None:
+    found = known.get(name)
+    if found is None:
+        return None
+    text = found.value
+    try:
+        return (datetime.fromisoformat(text) - _EPOCH) // timedelta(milliseconds=1)
+    except (ValueError, TypeError):
+        why = f"the variable {name} is no time such as 2026-11-21T08:30:00Z: {text!r}"
+        raise _Wrong(why, found) from None

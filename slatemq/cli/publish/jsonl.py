@@ -1,0 +1,120 @@
+"""`slatemq publish --jsonl`: every line of a file, and how to go on after a failure."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO
+
+from slatemq.cli.output import note, say, write_json
+from slatemq.cli.progress import progress
+from slatemq.cli.publish.bulk import LinePublisher
+from slatemq.cli.publish.lines import LineError, LineReader, TooFewLines
+from slatemq.cli.publish.reach import check_queue, note_lines_reach
+from slatemq.cli.publish.runs import Run
+from slatemq.cli.session import Session
+from slatemq.cli.threads import in_thread
+from slatemq.errors import InvalidArgument, Unavailable
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
+
+async def publish_lines(
+    session: Session, reader: LineReader, source: str, skip: int, checked: str | None
+) -> None:
+    """Publishes all lines after the first `skip`; prints how many are durable, come what may.
+
+    `checked` is a queue that must exist.
+    """
+    options = [
+        sorted(reader.headers.items()),
+        [pointer.text for pointer in reader.pointers],
+        reader.created_at_ms,
+        reader.retention_s,
+        reader.delay_ms,
+        reader.visible_at_ms,
+    ]
+    durable, in_doubt = skip, False
+    this_run: Run | None = None
+    try:
+        async with session.connect() as client:
+            if checked is not None:
+                await check_queue(client, checked)
+            if not reader.pointers:
+                is_delayed = reader.delay_ms is not None
+                await note_lines_reach(client, checked, reader.headers, is_delayed)
+            shards = sorted((await client.topology()).ingests)
+            if not shards:
+                raise Unavailable("no ingest is known yet", reason="PEER_UNKNOWN")
+            this_run = Run(source, options, shards)
+            with _progress(reader.stream) as advance:
+                advance(await in_thread(lambda: reader.skip(skip)))
+                publisher = LinePublisher(client, reader, this_run, advance)
+                try:
+                    await publisher.run()
+                finally:
+                    durable, in_doubt = publisher.durable_count, publisher.in_doubt
+    except TooFewLines:
+        # Wrong usage: nobody knows what an earlier run has stored, so no count is told.
+        if this_run is not None:
+            this_run.stop(in_doubt)
+        raise
+    except BaseException as error:
+        to_mend = _to_mend(error)
+        session.at_end.append(lambda: _tell_durable(session, durable, skip))
+        if this_run is not None:
+            kept = this_run.kept
+            is_open = this_run.stop(in_doubt)
+            session.at_end.insert(0, lambda: _say_how_to_go_on(durable, is_open, kept, to_mend))
+        raise
+    if this_run is not None:
+        this_run.finish()
+    _tell_durable(session, durable, skip)
+
+
+def _to_mend(error: BaseException) -> str:
+    """Where the input is at fault; empty when it is not."""
+    if isinstance(error, LineError):
+        return f"line {error.number}"
+    if isinstance(error, InvalidArgument):
+        return error.field.partition(",")[0] or "the input"
+    return ""
+
+
+def _tell_durable(session: Session, durable: int, skipped: int) -> None:
+    if session.json:
+        write_json(
+            {
+                "durable_count": durable,
+                "skipped_count": skipped,
+                "published_count": durable - skipped,
+            }
+        )
+    else:
+        say(f"durable: {durable}")
+
+
+def _say_how_to_go_on(durable: int, is_open: bool, kept: bool, to_mend: str) -> None:
+    first = f"mend {to_mend} first, then " if to_mend else ""
+    soon = ", within 10 minutes" if is_open else ""
+    note(f"not complete: {first}go on with the same options and --skip {durable}{soon}")
+    if is_open and not kept:
+        note("this run could not be remembered: up to 4,000 lines after those may be stored twice")
+
+
+@contextmanager
+def _progress(stream: BinaryIO) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, where that is a terminal; gives what to call with bytes made durable."""
+    told = os.fstat(stream.fileno())
+    total = told.st_size if stat.S_ISREG(told.st_mode) else None
+    with progress(True, "publish", total, _columns) as update:
+        yield lambda count: update(advance=count)
+
+
+def _columns() -> tuple[ProgressColumn, ...]:
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    return BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()

@@ -1,0 +1,193 @@
+"""`slatemq task`: what became of publishes that were accepted as tasks, and what to do about it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slatemq.cli.groups import Group
+from slatemq.cli.output import note, say, write_json, write_table
+from slatemq.cli.parameters import DURATION, WORDS
+from slatemq.cli.queue_options import format_time
+from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.errors import DeadlineExceeded, FailedPrecondition, SlateMQError
+
+if TYPE_CHECKING:
+    from slatemq._admin.tasks import Task
+
+SHOW_EPILOG = """\
+\b
+Example:
+  slatemq task show task_01M82W8EBQ0007T39NZB3QEXHT
+
+\b
+Pending: in the queue backend, to be applied or to be tried again. Applied:
+its messages are durable, and their IDs are told, for seven days. Failed: in
+the backend's dead-letter place until `slatemq task retry`.
+"""
+
+WAIT_EPILOG = """\
+\b
+Examples:
+  slatemq task wait task_01M82W8EBQ0007T39NZB3QEXHT
+  slatemq task wait task_01M82W8EBQ0007T39NZB3QEXHT --for 1m --json
+
+\b
+Exit codes: 0 it is applied, 1 it failed for the last time, 3 it is still
+pending when the time is over. The work goes on.
+"""
+
+FAILED_EPILOG = """\
+\b
+Example:
+  slatemq task failed --limit 10
+
+\b
+What lies in the dead-letter place and is no task is listed as unreadable,
+with its place in the backend. It is not retried: look at it there.
+"""
+
+RETRY_EPILOG = """\
+\b
+Example:
+  slatemq task failed
+  slatemq task retry
+
+\b
+Remove the cause first. Attempts count from 0 again. What is applied once is
+never applied again.
+"""
+
+
+@click.group("task", cls=Group)
+def task() -> None:
+    """See what became of publishes accepted as tasks, and retry those that failed."""
+
+
+@task.command("show", epilog=SHOW_EPILOG)
+@click.argument("task_id", type=WORDS, metavar="TASK")
+@session_options
+@pass_session
+def show(session: Session, task_id: str) -> None:
+    """Show where a task is, and the IDs of its messages once it is applied."""
+
+    async def work() -> Task:
+        async with session.connect() as client:
+            return await client.get_task(task_id)
+
+    _print(session, run(work()))
+
+
+@task.command("wait", epilog=WAIT_EPILOG)
+@click.argument("task_id", type=WORDS, metavar="TASK")
+@click.option(
+    "--for", "length", type=DURATION, metavar="DURATION", help="At most.  [default: for ever]"
+)
+@session_options
+@pass_session
+def wait(session: Session, task_id: str, length: timedelta | None) -> None:
+    """Wait until a task is applied or has failed for the last time."""
+
+    async def work() -> Task:
+        async with session.connect() as client:
+            return await client.wait_task(task_id, length)
+
+    found = run(work())
+    _print(session, found)
+    state = found.state.value
+    if state == "failed":
+        raise FailedPrecondition("TASK_FAILED", f"{task_id} failed: {found.error}")
+    if state == "pending":
+        raise DeadlineExceeded(f"{task_id} is still pending")
+
+
+@task.command("failed", epilog=FAILED_EPILOG)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    help="At most, of each ingest.",
+)
+@session_options
+@pass_session
+def failed(session: Session, limit: int) -> None:
+    """List the tasks that failed for the last time, with their errors."""
+
+    async def work() -> tuple[list[Task], SlateMQError | None]:
+        found: list[Task] = []
+        async with session.connect() as client:
+            try:
+                async for one in client.failed_tasks(limit):
+                    found.append(one)  # noqa: PERF401 - what came before an error is kept
+            except SlateMQError as error:
+                return found, error
+        return found, None
+
+    found, error = run(work())
+    if session.json:
+        for one in found:
+            write_json(_fields(one))
+    else:
+        write_table(
+            ("task", "accepted", "failed", "attempts", "error"),
+            (
+                (
+                    one.task_id or "unreadable",
+                    format_time(one.accepted_at_ms) if one.task_id else "",
+                    format_time(one.ended_at_ms),
+                    one.attempts_count,
+                    one.error,
+                )
+                for one in found
+            ),
+        )
+    if error is not None:
+        raise error
+
+
+@task.command("retry", epilog=RETRY_EPILOG)
+@session_options
+@pass_session
+def retry(session: Session) -> None:
+    """Try every task again that failed for the last time."""
+
+    async def work() -> int:
+        async with session.connect() as client:
+            return await client.retry_failed_tasks()
+
+    count = run(work())
+    if session.json:
+        write_json({"retried_count": count})
+    else:
+        note(f"{count} tasks are tried again")
+
+
+def _print(session: Session, found: Task) -> None:
+    if session.json:
+        write_json(_fields(found))
+        return
+    say(f"task {found.task_id} is {found.state.value}")
+    say(f"  accepted  {format_time(found.accepted_at_ms)}")
+    if found.ended_at_ms:
+        say(f"  {found.state.value:<8}  {format_time(found.ended_at_ms)}")
+    for one in found.published:
+        say(f"  message   {one.message_id}{' (a duplicate)' if one.duplicate else ''}")
+    if found.error:
+        say(f"  attempts  {found.attempts_count} failed")
+        say(f"  error     {found.error}")
+
+
+def _fields(found: Task) -> dict[str, Any]:
+    return {
+        "task_id": found.task_id,
+        "state": found.state.value,
+        "accepted_at_ms": found.accepted_at_ms,
+        "ended_at_ms": found.ended_at_ms,
+        "message_ids": [str(one.message_id) for one in found.published],
+        "duplicates": [place for place, one in enumerate(found.published) if one.duplicate],
+        "error": found.error,
+        "attempts_count": found.attempts_count,
+    }

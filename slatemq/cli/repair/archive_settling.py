@@ -1,0 +1,150 @@
+"""Doing with archived dead letters what an edited export of them asks for.
+
+A letter comes back with the content that the file has, in the commit that takes it out of the
+broker's list of archived ones: whatever else is asked for it then finds it gone. The broker
+remembers nothing of it, so the file says what is under way, and what was done: what was under way
+when the command was killed, and is gone by now, was done.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from slatemq._admin.archived import ArchivedLetter, ArchivedOutcome
+from slatemq._admin.entry_models import Entry, EntryState, EntryView
+from slatemq._admin.settling import DropLetter
+from slatemq.cli.files.queue_files import SETTLED, SETTLED_NO, SETTLED_SENT, SETTLED_YES
+from slatemq.cli.output import note
+from slatemq.cli.repair.dead_letter_plans import Step
+from slatemq.cli.repair.dead_letter_settling import Decision, LetterDesk
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
+from slatemq.textqueue import TextQueue, TextQueueError
+
+GONE = "it is not archived any more: brought back, dropped or purged, by this edit or otherwise"
+
+PROBLEMS = {
+    ArchivedOutcome.DONE: None,
+    ArchivedOutcome.GONE: GONE,
+    ArchivedOutcome.EXPIRED: "it is past its retention: nobody would get it",
+}
+
+_PLACE = re.compile(r"(?:rows|letters)\[(\d+)\]")
+
+
+class ArchiveDesk(LetterDesk):
+    """Looks at archived letters of one queue, brings them back, and drops them."""
+
+    _is_marking = True
+
+    async def decide(self, step: Step) -> Decision:
+        """What is to be done: asks the broker whether the letter is archived still."""
+        if step.problem:
+            return Decision(step, None, problem=step.problem)
+        if step.settlement is None:
+            told = "archived letters keep no notes" if step.notes else ""
+            return Decision(step, None, problem=told)
+        now = await self._now(step.content.handle)
+        if now is GONE and step.content.settled in (SETTLED_SENT, SETTLED_YES):
+            return Decision(step, step.settlement, is_done=True)
+        if isinstance(now, str):
+            return Decision(step, step.settlement, problem=now)
+        return Decision(step, step.settlement, now)
+
+    async def with_message(self, decision: Decision) -> Decision:
+        """The decision about an edited letter with what the archive has of it, to compare."""
+        if decision.now is None or not decision.step.content.is_edited:
+            return decision
+        now = decision.now
+        found = [
+            one async for one in self._client.read_archived(now.queue_id, handles=[now.handle])
+        ]
+        return replace(decision, now=found[0]) if found else decision
+
+    async def _now(self, handle: str) -> Entry | str:
+        """The letter as it is listed, or why it is not."""
+        try:
+            now = await self._client.get_entry(handle, view=EntryView.BASIC)
+        except InvalidArgument as error:
+            return f"its handle is damaged: {error.description}"
+        except (NotFound, FailedPrecondition):
+            return GONE
+        if now.state is EntryState.ARCHIVED and now.archived is not None:
+            return now
+        if now.state is EntryState.FAILED:
+            return "it is a dead letter that is not archived: edit those without --archived"
+        return GONE
+
+    def _told(self, decision: Decision, problem: str | None) -> None:
+        if decision.settlement is not None:  # else it may be none of ours, without a place for it
+            self._note(decision, SETTLED_NO if problem else SETTLED_YES)
+        super()._told(decision, problem)
+
+    def _note(self, decision: Decision, settled: str) -> None:
+        """Notes in the file what has become of a letter."""
+        if not self._is_marking:
+            return
+        try:
+            _mark(decision.step, settled)
+        except (TextQueueError, OSError) as error:
+            self._is_marking = False
+            note(f"{decision.step.file} cannot be told what was done: {error}")
+
+    def _size(self, decision: Decision) -> int:
+        dropped = isinstance(decision.settlement, DropLetter)
+        return 0 if dropped else len(decision.step.content.payload)
+
+    async def _settle(self, batch: list[Decision]) -> None:
+        """All of a batch in its order; what cannot be done is told, and left out."""
+        for dropped, some in groupby(batch, lambda one: isinstance(one.settlement, DropLetter)):
+            if dropped:
+                await self._drop(list(some))
+            else:
+                await self._bring_back(list(some))
+
+    async def _drop(self, batch: Sequence[Decision]) -> None:
+        entries = [one.now for one in batch if one.now is not None]
+        self._sent(batch)
+        self._answered(batch, await self._client.drop_archived(entries))
+
+    def _sent(self, batch: Sequence[Decision]) -> None:
+        for decision in batch:
+            self._note(decision, SETTLED_SENT)
+
+    def _answered(self, batch: Sequence[Decision], outcomes: Sequence[ArchivedOutcome]) -> None:
+        for decision, outcome in zip(batch, outcomes, strict=True):
+            was_sent = decision.step.content.settled == SETTLED_SENT
+            # Sent by a run before, it was done just after this one had looked.
+            is_ours = outcome is ArchivedOutcome.GONE and was_sent
+            self._told(decision, "" if is_ours else PROBLEMS[outcome])
+
+    async def _bring_back(self, batch: list[Decision]) -> None:
+        while batch:
+            letters = [
+                ArchivedLetter(one.now, one.step.content.payload, one.step.content.headers)
+                for one in batch
+                if one.now is not None
+            ]
+            self._sent(batch)
+            try:
+                outcomes = await self._client.redrive_archived(letters)
+            except InvalidArgument as error:
+                place = _PLACE.match(error.field)
+                if place is None or int(place[1]) >= len(batch):
+                    raise
+                self._told(batch.pop(int(place[1])), error.message)
+                continue
+            self._answered(batch, outcomes)
+            return
+
+
+def _mark(step: Step, settled: str) -> None:
+    """Notes it under the letter, unless that was done. Raises TextQueueError, OSError."""
+    queue = TextQueue(step.file)
+    entry = queue.entry(step.offset)
+    before = entry.get(SETTLED)
+    is_open = before in (SETTLED_NO, SETTLED_SENT)
+    if is_open and before != settled and entry.get("handle") == step.content.handle:
+        queue.set_variable(entry, SETTLED, settled)

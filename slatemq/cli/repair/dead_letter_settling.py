@@ -1,0 +1,321 @@
+"""Showing what an edited export of dead letters asks for, and doing it."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slatemq._admin.entry_models import Entry, EntryState, EntryView
+from slatemq._admin.settling import (
+    DropLetter,
+    NoteLetter,
+    RedriveLetter,
+    ReplaceLetter,
+    Settlement,
+)
+from slatemq.cli.entry_output import one_line
+from slatemq.cli.files.queue_files import notes_of
+from slatemq.cli.output import note, write_json
+from slatemq.cli.queue_options import format_time
+from slatemq.cli.repair.dead_letter_plans import Step, with_note
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
+
+if TYPE_CHECKING:
+    from slatemq.client import Client
+
+SHOWN_MAX = 200
+"""Letters shown one by one before somebody says yes; all others are counted."""
+
+DIFF_LINES_MAX = 40
+
+BATCH_SETTLEMENTS = 500
+BATCH_BYTES = 8 << 20
+
+LOOKS_AT_ONCE = 32
+
+REMEMBERED_MAX = 100_000
+"""Letters of a file that are known again where they come twice: some 15 MB. Of others the broker
+tells."""
+
+_TWICE = "it stands in the file more than once"
+
+ACTIONS: dict[type, str] = {
+    RedriveLetter: "redrive",
+    DropLetter: "drop",
+    ReplaceLetter: "replace",
+    NoteLetter: "note",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done about a letter, now that the broker was asked where that was needed.
+
+    Attributes:
+        now: The letter as it is, where that was asked.
+        problem: Why it cannot be done; empty when it can.
+        is_done: It was done before.
+    """
+
+    step: Step
+    settlement: Settlement | None
+    now: Entry | None = None
+    problem: str = ""
+    is_done: bool = False
+
+    @property
+    def action(self) -> str:
+        """In a word."""
+        return ACTIONS[type(self.settlement)] if self.settlement is not None else "none"
+
+
+class LetterDesk:
+    """Looks at letters of one queue, and settles them.
+
+    Attributes:
+        counts: How many were redriven, replaced and so on, found done already, or could not be.
+    """
+
+    def __init__(self, client: Client, who: str, as_json: bool) -> None:
+        """`who` is told in the records of what is dropped or replaced."""
+        self.counts: Counter[str] = Counter()
+        self._client = client
+        self._who = who
+        self._as_json = as_json
+        self._asked: dict[str, int] = {}
+
+    # --- Looking ------------------------------------------------------------
+
+    async def decide_once(self, step: Step) -> Decision:
+        """As `decide`, but a letter that something was asked for above cannot be done again."""
+        if step.settlement is None or step.problem:
+            return await self.decide(step)
+        line = self._asked.get(step.content.handle)
+        if line is not None:
+            return Decision(
+                step, step.settlement, problem=f"{_TWICE}: what line {line} says counts"
+            )
+        if len(self._asked) < REMEMBERED_MAX:
+            self._asked[step.content.handle] = step.line
+        return await self.decide(step)
+
+    async def decide(self, step: Step) -> Decision:
+        """What is to be done: asks the broker where a letter was edited, or has notes."""
+        if step.problem:
+            return Decision(step, None, problem=step.problem)
+        asks = isinstance(step.settlement, ReplaceLetter) or step.notes
+        if not asks or not step.content.handle:
+            return Decision(step, step.settlement)
+        now = await self._look(step, EntryView.FULL)
+        if isinstance(now, str):
+            if step.settlement is None:
+                return Decision(step, None)  # its notes are those of somebody else's letter by now
+            return Decision(step, step.settlement, problem=now, is_done=not now)
+        # Comments that were noted together are one note.
+        known = [f"\n{one}\n" for one in notes_of(now)]
+        fresh = "\n".join(
+            one for one in step.notes if not any(f"\n{one}\n" in note for note in known)
+        )
+        settlement = with_note(step.settlement, step.content, fresh)
+        if isinstance(settlement, ReplaceLetter) and now.etag != step.content.etag:
+            why = "the message was edited by somebody else meanwhile: export it again"
+            return Decision(step, settlement, now, why)
+        return Decision(step, settlement, now)
+
+    async def with_message(self, decision: Decision) -> Decision:
+        """The decision with the message of an edited letter, to compare: it has it already."""
+        return decision
+
+    async def _look(self, step: Step, view: EntryView) -> Entry | str:
+        """The letter as it is now, or what has become of it."""
+        handle = step.content.handle
+        try:
+            now = await self._client.get_entry(handle, view=view)
+        except InvalidArgument as error:
+            return f"its handle is damaged: {error.description}"
+        except NotFound:
+            return "it is not in the queue any more"
+        except FailedPrecondition:
+            return "it is no dead letter any more"
+        if now.state is EntryState.FAILED and now.handle == handle:
+            return now
+        return self._became(now, step)
+
+    def _became(self, now: Entry, step: Step) -> str:
+        """What has become of a letter; empty when that is what was wanted."""
+        when = format_time(now.finished_at_ms)
+        if now.state is EntryState.FAILED:
+            return f"it came back meanwhile, and has failed again at {when}"
+        if now.state is EntryState.DONE:
+            finishing = isinstance(step.settlement, DropLetter | ReplaceLetter)
+            if finishing and now.consumer_id == self._who:
+                return ""
+            return f"it is done meanwhile, by {now.consumer_id or 'a redrive'} at {when}"
+        if now.state is EntryState.ARCHIVED:
+            return "it was archived meanwhile: `slatemq failed edit --archived` has it"
+        if isinstance(step.settlement, RedriveLetter):
+            return ""
+        return f"it came back meanwhile, and is {now.state.value.replace('_', ' ')}"
+
+    # --- Doing --------------------------------------------------------------
+
+    async def settle_all(self, steps: Iterable[Step]) -> None:
+        """Does what the file asks for, a batch in a commit. Raises SlateMQError; see `counts`."""
+        batch: list[Decision] = []
+        size = 0
+        for step in steps:
+            decision = await self.decide_once(step)
+            settlement = decision.settlement
+            if decision.is_done:
+                self._told(decision, "")
+                continue
+            if decision.problem:
+                self._told(decision, decision.problem)
+            if decision.problem or settlement is None:
+                continue
+            taken = self._size(decision)
+            if batch and (len(batch) >= BATCH_SETTLEMENTS or size + taken > BATCH_BYTES):
+                await self._settle(batch)
+                batch, size = [], 0
+            batch.append(decision)
+            size += taken
+        await self._settle(batch)
+
+    def _size(self, decision: Decision) -> int:
+        """Bytes of content that go with it."""
+        replaced = isinstance(decision.settlement, ReplaceLetter)
+        return len(decision.step.content.payload) if replaced else 0
+
+    async def _settle(self, batch: list[Decision]) -> None:
+        """All of a batch; what cannot be done is told, and left out."""
+        while batch:
+            settlements = [one.settlement for one in batch if one.settlement is not None]
+            try:
+                await self._client.settle_dead_letters(settlements, consumer_id=self._who)
+            except (NotFound, FailedPrecondition, InvalidArgument) as error:
+                place = error.metadata.get("settlement", "")
+                if not place.isdigit() or int(place) >= len(batch):
+                    raise
+                refused = batch.pop(int(place))
+                await self._refused(refused, error)
+                if error.reason == "ENTRY_UNKNOWN":
+                    batch = await self._still_there(batch)
+                continue
+            for decision in batch:
+                self._told(decision, None)
+            return
+
+    async def _refused(self, decision: Decision, error: SlateMQError) -> None:
+        if error.reason != "ENTRY_UNKNOWN":
+            # Without the field, which is one of the call.
+            told = error.description if isinstance(error, InvalidArgument) else error.message
+            self._told(decision, told)
+            return
+        now = await self._look(decision.step, EntryView.BASIC)
+        twice = f"{_TWICE}: what stood first counts"
+        self._told(decision, now if isinstance(now, str) else twice)
+
+    async def _still_there(self, batch: Sequence[Decision]) -> list[Decision]:
+        """Those that are still the letters that were exported; tells of the others."""
+        looks = asyncio.Semaphore(LOOKS_AT_ONCE)
+
+        async def look(decision: Decision) -> Entry | str:
+            async with looks:
+                return await self._look(decision.step, EntryView.BASIC)
+
+        left: list[Decision] = []
+        for decision, now in zip(batch, await asyncio.gather(*map(look, batch)), strict=True):
+            if isinstance(now, str):
+                self._told(decision, now)
+            else:
+                left.append(decision)
+        return left
+
+    def _told(self, decision: Decision, problem: str | None) -> None:
+        """Counts a letter: done (None), done already (empty), or a conflict."""
+        kind = decision.action if problem is None else "conflict" if problem else "already"
+        self.counts[kind] += 1
+        if self._as_json:
+            fields = {
+                "message_id": str(decision.step.content.message_id),
+                "handle": decision.step.content.handle,
+                "line": decision.step.line,
+                "action": decision.action,
+                "ok": not problem,
+                "already": problem == "",
+            }
+            write_json(fields | ({"error": problem} if problem else {}))
+        elif problem:
+            note(f"{decision.step.name}: not done: {problem}")
+
+
+# --- What people see --------------------------------------------------------
+
+
+async def review(
+    desk: LetterDesk, steps: Iterable[Step], show: Callable[[str], None]
+) -> Counter[str]:
+    """Shows what the file asks for; counts it by action, conflicts and what is left alone."""
+    counts: Counter[str] = Counter()
+    shown = 0
+    for step in steps:
+        decision = await desk.decide_once(step)
+        if decision.is_done or (decision.settlement is None and not decision.problem):
+            counts["already" if decision.is_done else "none"] += 1
+            continue
+        counts["conflict" if decision.problem else decision.action] += 1
+        shown += 1
+        if shown <= SHOWN_MAX:
+            for line in _lines(await desk.with_message(decision)):
+                show(line)
+    if shown > SHOWN_MAX:
+        show(f"… and {shown - SHOWN_MAX} more")
+    return counts
+
+
+def _lines(decision: Decision) -> Iterator[str]:
+    if decision.problem:
+        yield f"NOT      {decision.step.name}: {decision.problem}"
+        return
+    yield f"{decision.action:8} {decision.step.name}"
+    settlement, now = decision.settlement, decision.now
+    if isinstance(settlement, ReplaceLetter) and now is not None and now.message is not None:
+        payload = settlement.payload
+        assert isinstance(payload, bytes), "as content_of made it"
+        yield from _diff(now.message.payload, payload)
+        yield from _headers(now.message.headers, settlement.headers or {})
+    if settlement is not None and settlement.note:
+        yield f"  note: {one_line(settlement.note)}"
+
+
+def _diff(before: bytes, after: bytes) -> Iterator[str]:
+    if before == after:
+        return
+    try:
+        old, new = (text.decode().split("\n") for text in (before, after))
+    except UnicodeDecodeError:
+        yield f"  payload: {len(before)} bytes before, {len(after)} bytes now"
+        return
+    lines = [
+        line
+        for line in difflib.unified_diff(old, new, lineterm="", n=1)
+        if not line.startswith(("---", "+++", "@@"))
+    ]
+    yield from (f"  {line}" for line in lines[:DIFF_LINES_MAX])
+    if len(lines) > DIFF_LINES_MAX:
+        yield f"  … {len(lines) - DIFF_LINES_MAX} more lines"
+
+
+def _headers(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted({*before, *after}):
+        old, new = before.get(name), after.get(name)
+        if old == new:
+            continue
+        if old is not None:
+            yield f"  -header {one_line(f'{name}={old}')}"
+        if new is not None:
+            yield f"  +header {one_line(f'{name}={new}')}"

@@ -1,0 +1,10 @@
+"""`slatemq tq`: queue files without a server.
+
+In reading order; a file imports only files above it:
+
+`input`    What the commands of queue files read: files, and stdin as it comes
+`options`  Options and arguments that several commands of queue files have
+`output`   Entries of queue files as lines and as JSON, and their errors as those of the command
+`marking`  `slatemq tq done`, `fail`, `release` and `set`: changes of one message, in its place
+`commands` `slatemq tq`: queue files that people read and edit
+"""

@@ -1,0 +1,179 @@
+"""`slatemq tq done`, `fail`, `release` and `set`: changes of one message, in its place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import click
+
+from slatemq.cli.failures import EXIT_REFUSED, error_fields
+from slatemq.cli.output import note, write_json
+from slatemq.cli.parameters import WORDS
+from slatemq.cli.session import Session, pass_session
+from slatemq.cli.tq.input import OFFSET_DIGITS_MAX, STDIN, is_token, offset_of, stdin_lines
+from slatemq.cli.tq.options import fsync_option, options
+from slatemq.cli.tq.output import told
+from slatemq.errors import SlateMQError
+from slatemq.textqueue import Claim, Entry, TextQueue
+
+DONE_EPILOG = """\
+\b
+Examples:
+  slatemq tq done jobs.tq 44                      the offset that ls printed
+  slatemq tq done jobs.tq @k3jf9a2mxq4e           the token of a claim
+  slatemq tq ls jobs.tq | grep photo | cut -f 1 | slatemq tq done jobs.tq -
+"""
+
+FAIL_EPILOG = """\
+\b
+Examples:
+  slatemq tq fail jobs.tq 44
+  slatemq tq fail jobs.tq @k3jf9a2mxq4e --code E-GONE
+
+\b
+A message has room for a code if it was appended with --reserve error=20, or
+has a line such as `\\error=        ` under it.
+"""
+
+RELEASE_EPILOG = """\
+\b
+Examples:
+  slatemq tq release jobs.tq @k3jf9a2mxq4e
+  slatemq tq release jobs.tq @k3jf9a2mxq4e @9s0dm3v1kq7x
+"""
+
+SET_EPILOG = """\
+\b
+Examples:
+  slatemq tq set jobs.tq 44 step resized
+  slatemq tq set jobs.tq 44 0 'ann checked'       by index
+  slatemq tq set jobs.tq @k3jf9a2mxq4e step resized
+
+\b
+A value has the room that was reserved when the message was appended
+(--reserve step=10), or that somebody has made in an editor, with spaces at
+the end of its line.
+"""
+
+which_argument = click.argument("which", nargs=-1, required=True)
+
+
+@click.command("done", epilog=DONE_EPILOG)
+@options
+@which_argument
+@fsync_option
+@pass_session
+def done(session: Session, file: str, which: tuple[str, ...], fsync: bool) -> None:
+    """Mark messages of FILE as processed."""
+    queue = TextQueue(file, fsync=fsync)
+
+    def finish_one(one: str) -> None:
+        _finish(queue, one, TextQueue.done, Claim.done)
+
+    _each(session, which, finish_one)
+
+
+@click.command("fail", epilog=FAIL_EPILOG)
+@options
+@which_argument
+@click.option(
+    "--code", type=WORDS, default="", help="Goes into the variable error, if it is there."
+)
+@fsync_option
+@pass_session
+def fail(session: Session, file: str, which: tuple[str, ...], code: str, fsync: bool) -> None:
+    """Mark messages of FILE as failed for good."""
+    queue = TextQueue(file, fsync=fsync)
+
+    def fail_one(one: str) -> None:
+        entry = _finish(
+            queue, one, lambda q, entry: q.fail(entry, code), lambda claim: claim.fail(code)
+        )
+        if code and not any(variable.name == "error" for variable in entry.variables):
+            note(f"{one}: it has no variable error: the code is kept nowhere")
+
+    _each(session, which, fail_one)
+
+
+@click.command("release", epilog=RELEASE_EPILOG)
+@options
+@click.argument("which", nargs=-1, required=True, metavar="TOKEN...")
+@pass_session
+def release(session: Session, file: str, which: tuple[str, ...]) -> None:
+    """Give claimed messages of FILE back, still queued."""
+    queue = TextQueue(file)
+
+    def release_one(token: str) -> None:
+        if not is_token(token):
+            raise click.UsageError(f"{token!r} is no token such as @k3jf9a2mxq4e")
+        queue.claimed(token).release()
+
+    _each(session, which, release_one)
+
+
+@click.command("set", epilog=SET_EPILOG)
+@options
+@click.argument("which")
+@click.argument("name", type=WORDS)
+@click.argument("value", type=WORDS)
+@fsync_option
+@pass_session
+def set_(session: Session, file: str, which: str, name: str, value: str, fsync: bool) -> None:
+    """Set the variable NAME (or its index, from 0) of an entry of FILE to VALUE."""
+    queue = TextQueue(file, fsync=fsync)
+
+    def change(one: str) -> None:
+        with told():
+            holder = queue.claimed(one) if is_token(one) else queue.entry(offset_of(one))
+            entry = holder.entry if isinstance(holder, Claim) else holder
+            named = any(variable.name == name for variable in entry.variables)
+            key = name if named or not name.isdecimal() else int(name[:OFFSET_DIGITS_MAX])
+            if isinstance(holder, Claim):
+                holder.set_variable(key, value)
+            else:
+                queue.set_variable(entry, key, value)
+
+    _each(session, (which,), change)
+
+
+def _finish(
+    queue: TextQueue,
+    one: str,
+    mark: Callable[[TextQueue, Entry], Entry],
+    finish: Callable[[Claim], None],
+) -> Entry:
+    """The message as it is then."""
+    if not is_token(one):
+        return mark(queue, queue.entry(offset_of(one)))
+    claim = queue.claimed(one)
+    finish(claim)
+    return claim.entry
+
+
+def _each(session: Session, which: Sequence[str], change: Callable[[str], None]) -> None:
+    """Do it to each, told apart; what is refused does not stop the others."""
+    refused = False
+    for one in _spelt_out(which):
+        fields: dict[str, Any] = {"which": one, "ok": True}
+        try:
+            with told():
+                change(one)
+        except SlateMQError as error:
+            refused = True
+            fields |= {"ok": False, "error": error_fields(error)}
+            if not session.json:
+                note(f"{one}: {error.message}")
+        if session.json:
+            write_json(fields)
+    if refused:
+        sys.exit(EXIT_REFUSED)
+
+
+def _spelt_out(which: Sequence[str]) -> Iterator[str]:
+    for one in which:
+        if one == STDIN:
+            yield from (line.strip() for line in stdin_lines() if line.strip())
+        else:
+            yield one
