@@ -19,7 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import slatemq
-from slatemq.errors import AlreadyExists, NotFound, ResourceExhausted, Unavailable
+from slatemq.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from tests.acceptance.workload import Note, find_faults
 from tests.faults.shard_processes import Member
 
@@ -139,7 +145,7 @@ async def change_queues(client: slatemq.Client, history: History, task: int, cou
         change = number % 5
         try:
             await _change(client, queue_id, change)
-        except (AlreadyExists, NotFound, Unavailable) as error:
+        except (AlreadyExists, DeadlineExceeded, NotFound, Unavailable) as error:
             log.debug("%s: %s", queue_id, error)
         history.changes_count += 1
 
