@@ -22,7 +22,7 @@ from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind, ReplayBound, tuning_of
 from libs.storage.database.slate import Batch, Database
 from tests.faults.faulty_store import Fault, FaultyStore, faulty_store
-from tests.integration.s3_servers import CREDENTIALS, moto, root_url
+from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 
 VALUE: Final = b"v" * 500
 NEVER: Final = ReplayBound(10**9, 10**9)

@@ -25,10 +25,10 @@ from libs.events.slatemq.headers import EVENTS_HEADER
 from slatemq.errors import Unavailable
 from slatemq.events import Event, decode_event
 from tests.acceptance.local_stack import REPOSITORY, LocalStack, wait_until
-from tests.integration.events.redis_server import RedisServer
-from tests.integration.events.servers import free_ports, running
-from tests.integration.events.test_conformance import created
-from tests.integration.ingest_server import Ingest, process
+from tests.integration.events.backends.redis_server import RedisServer
+from tests.integration.events.backends.servers import free_ports, running
+from tests.integration.events.backends.test_conformance import created
+from tests.integration.ingest.server import Ingest, process
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # A stack, and programs that are killed.
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.local_stack import REPOSITORY, LocalStack
-from tests.integration.events.servers import program
+from tests.integration.events.backends.servers import program
 
 pytestmark = pytest.mark.stack
 

@@ -15,7 +15,7 @@ import pytest
 from slatemq.v1 import consumer_pb2, queue_pb2
 from tests.acceptance.local_stack import REPOSITORY, LocalStack, is_running, wait_until
 from tests.acceptance.stubs import Stubs
-from tests.integration.events.servers import free_ports
+from tests.integration.events.backends.servers import free_ports
 
 pytestmark = pytest.mark.stack
 

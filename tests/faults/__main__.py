@@ -36,10 +36,10 @@ from tests.acceptance.workload import Run, make_lines
 from tests.faults.event_runs import BACKENDS, MODES, run_events, victims_of
 from tests.faults.store_troubles import run_store
 from tests.faults.zombies import run_zombies
-from tests.integration.broker.histories_run import run_history
+from tests.integration.broker.core.histories_run import run_history
 from tests.integration.janitor.conftest import READY, SMALL
 from tests.integration.janitor.instances import instance
-from tests.integration.janitor.kills import STAGES, wave
+from tests.integration.janitor.jobs.kills import STAGES, wave
 
 FAULTS_SHOWN = 20
 

@@ -27,10 +27,10 @@ from slatemq.errors import SlateMQError, Unavailable
 from slatemq.events.envelope import Event
 from slatemq.v1 import ingest_pb2, task_pb2
 from tests.faults.shard_processes import Member
+from tests.integration.events.backends.servers import PreparedServer, Server, running
 from tests.integration.events.conftest import SERVERS
-from tests.integration.events.queued_ingest import QueuedIngest, queue_settings, write_config
-from tests.integration.events.servers import PreparedServer, Server, running
-from tests.integration.ingest_server import message
+from tests.integration.events.tasks.queued_ingest import QueuedIngest, queue_settings, write_config
+from tests.integration.ingest.server import message
 
 MODES: Final[tuple[str, ...]] = get_args(Consistency)
 TASK_MODES: Final = ("async", "sync")

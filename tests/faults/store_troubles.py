@@ -20,7 +20,7 @@ from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
-from tests.integration.s3_servers import CREDENTIALS, moto, root_url
+from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 
 OWNERS = ("ingest", "broker")
 BACK_SECONDS = 180.0

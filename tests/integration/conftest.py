@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.acceptance.local_stack import LocalStack
-from tests.integration.cli_stack import Cli
+from tests.integration.cli.stack import Cli
 from tests.slow_steps import PROPERTY, WatchedLoops
 
 

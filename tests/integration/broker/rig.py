@@ -37,7 +37,7 @@ from slatemq.v1 import (
     queue_pb2,
     queue_pb2_grpc,
 )
-from tests.integration.broker.pushes import Pushes
+from tests.integration.broker.outbox.pushes import Pushes
 from tests.manual_clock import ManualClock
 
 NO_BACKOFF = queue_pb2.Backoff(kind=queue_pb2.Backoff.KIND_NONE)

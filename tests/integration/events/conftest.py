@@ -16,11 +16,11 @@ import pytest
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
 from libs.events.settings import RabbitmqSettings
-from tests.integration.events.kafka_server import KafkaServer
-from tests.integration.events.rabbitmq_server import RabbitmqServer
-from tests.integration.events.redis_server import RedisServer
-from tests.integration.events.servers import PreparedServer, Server, running
-from tests.integration.events.slatemq_server import SlatemqServer
+from tests.integration.events.backends.kafka_server import KafkaServer
+from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
+from tests.integration.events.backends.redis_server import RedisServer
+from tests.integration.events.backends.servers import PreparedServer, Server, running
+from tests.integration.events.backends.slatemq_server import SlatemqServer
 
 CLASSPATH = "ACTIVEMQ_CLASSPATH"
 """Variable with the jars of ActiveMQ 5 and its AMQP connector, which Debian's package lacks."""
@@ -29,7 +29,7 @@ CLASSPATH = "ACTIVEMQ_CLASSPATH"
 def amqp10(kind: str, folder: Any) -> Server:
     """A server of AMQP 1.0, where its client is installed: see requirements/activemq.txt."""
     pytest.importorskip("proton", reason="python-qpid-proton is not installed")
-    servers = import_module("tests.integration.events.activemq_server")
+    servers = import_module("tests.integration.events.backends.activemq_server")
     server: Server = getattr(servers, kind)(folder)
     return server
 

@@ -23,10 +23,10 @@ from slatemq.events.catalogue import CATALOGUE
 from slatemq.events.envelope import Event, decode_event
 from slatemq.v1 import queue_pb2, queue_pb2_grpc
 from tests.acceptance.local_stack import LocalStack
+from tests.integration.events.backends.redis_server import RedisServer
+from tests.integration.events.backends.servers import running
 from tests.integration.events.conftest import EVENTUALLY_S
-from tests.integration.events.redis_server import RedisServer
-from tests.integration.events.servers import running
-from tests.integration.process_stack import Service
+from tests.integration.stack.processes import Service
 
 pytestmark = pytest.mark.slow  # A whole stack, and Redis.
 

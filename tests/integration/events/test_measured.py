@@ -15,10 +15,10 @@ from libs.serving.http.prometheus import Exposition
 from libs.serving.telemetry import configure
 from slatemq.errors import Unavailable
 from slatemq.events.envelope import Event, make_task_id
+from tests.integration.events.backends.redis_server import RedisServer
+from tests.integration.events.backends.servers import running
+from tests.integration.events.backends.test_conformance import a_task, created
 from tests.integration.events.conftest import eventually
-from tests.integration.events.redis_server import RedisServer
-from tests.integration.events.servers import running
-from tests.integration.events.test_conformance import a_task, created
 
 pytestmark = pytest.mark.slow  # A real server, whose redeliveries take their delays.
 

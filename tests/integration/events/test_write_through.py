@@ -23,10 +23,10 @@ from libs.serving.process.exits import EXIT_USAGE
 from slatemq.errors import SlateMQError
 from slatemq.events.envelope import Event, decode_event
 from slatemq.v1 import events_pb2, events_pb2_grpc
+from tests.integration.events.backends.servers import Server, running
+from tests.integration.events.backends.slatemq_server import SlatemqServer
 from tests.integration.events.conftest import Rig, eventually, served
-from tests.integration.events.servers import Server, running
-from tests.integration.events.slatemq_server import SlatemqServer
-from tests.integration.ingest_server import ROOT, Ingest, message, process
+from tests.integration.ingest.server import ROOT, Ingest, message, process
 
 pytestmark = pytest.mark.slow  # Real servers, killed and restarted.
 

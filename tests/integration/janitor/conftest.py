@@ -12,7 +12,7 @@ from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
 from services.janitor.spark.session import spark_session
-from tests.integration.janitor.ready_daemon import MODULE
+from tests.integration.janitor.spark.ready_daemon import MODULE
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 """Compiled once, in as much room as ever, and collected in one thread: half of what a Java takes

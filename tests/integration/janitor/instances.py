@@ -13,7 +13,7 @@ from typing import Any
 import slatemq
 from services.janitor.jobs.contract import JobInstance, JobOptions
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, ingest_pb2, ingest_pb2_grpc
-from tests.integration.process_stack import Service, patiently
+from tests.integration.stack.processes import Service, patiently
 
 SHORT = ("--replay-window-s", "1", "--purge-grace-s", "0")
 

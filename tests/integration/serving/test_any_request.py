@@ -23,7 +23,7 @@ from libs.serving.peers.elsewhere import SERVED_BY
 from libs.serving.reflection import SERVICE_NAMES
 from slatemq._rpc.rpc_status import from_rpc_error
 from tests.forms import seeds
-from tests.integration.process_stack import Service
+from tests.integration.stack.processes import Service
 
 FAULTS = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED})
 """What no caller is answered, whatever was sent."""

@@ -13,7 +13,7 @@ from types import CoroutineType, FrameType
 
 import pytest
 
-from tests.integration.ingest_server import ROOT, serving
+from tests.integration.ingest.server import ROOT, serving
 
 pytestmark = pytest.mark.slow
 """Each starts a process, 0.7 s."""

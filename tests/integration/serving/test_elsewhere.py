@@ -23,7 +23,7 @@ from services.router.service import RouterProcess
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import Unimplemented
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
-from tests.integration.ingest_server import serving
+from tests.integration.ingest.server import serving
 
 PROCESSES = {
     "ingest": (IngestConfig, IngestProcess),

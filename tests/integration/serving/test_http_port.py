@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession
 
-from tests.integration.process_stack import Service
+from tests.integration.stack.processes import Service
 
 pytestmark = pytest.mark.slow
 """Each starts a process, 0.8 s."""

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from libs.serving.telemetry import Telemetry
 from services.broker.core.shard import Nack
 from services.broker.metrics import measure
-from tests.unit.broker.shards import Rig
+from tests.unit.broker.core.shards import Rig
 
 Found = dict[str, dict[tuple[object, ...], Any]]
 

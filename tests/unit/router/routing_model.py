@@ -17,8 +17,8 @@ from services.broker.shard.loading import Loader, load_shard
 from services.router.pieces import Piece, PieceLimits, Seen
 from services.router.route import Route
 from services.router.routing import BrokerRules
-from tests.unit.broker.shards import START_MS
-from tests.unit.broker.stores import DictStore
+from tests.unit.broker.core.shards import START_MS
+from tests.unit.broker.core.stores import DictStore
 
 LIMITS = PieceLimits(messages_max=6, matches_max=100, step_max=3, hold_ms=0)
 LETTERS = "abc"

@@ -24,8 +24,8 @@ from services.router.pieces import Seen
 from services.router.route import Route
 from services.router.routing import NO_DELAY, BrokerRules, Columns, QueueRule
 from tests.forms import seeds
-from tests.unit.broker.applied import assign_all, backfill_whole
-from tests.unit.broker.shards import START_MS
+from tests.unit.broker.core.applied import assign_all, backfill_whole
+from tests.unit.broker.core.shards import START_MS
 from tests.unit.router.routing_model import (
     LETTERS,
     LIMITS,

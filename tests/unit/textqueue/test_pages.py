@@ -49,7 +49,7 @@ def test_what_the_page_shows_happens(name: str, tmp_path: Path) -> None:
         elif language == "console":
             commands = "\n".join(line[2:] for line in block.splitlines() if line.startswith("$ "))
             if NEEDS_A_SERVER.search(commands):
-                continue  # tests/integration/test_failed_edit.py and test_queue_files.py have these
+                continue  # tests/integration/cli has these
             printed = [line for line in block.splitlines() if not line.startswith("$ ")]
             assert run(["bash", "-c", SHELL + commands], tmp_path).splitlines() == printed
         elif language == "tq" and not first and "\n\\handle=" not in block:

@@ -1,0 +1,291 @@
+"""Archived dead letters: listed, counted, brought back once, purged and deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+
+from libs.storage.database.slate import Database
+from libs.storage.layout.keys import KEY_VERSION, RecordType
+from slatemq.v1 import entry_pb2, queue_pb2, removal_pb2
+from tests.integration.broker.dead_letters.removal_calls import (
+    ARCHIVED,
+    EXPIRED,
+    archive,
+    archived_rows,
+    come_back,
+    failed_rows,
+    make_anew,
+    removals,
+    revision,
+)
+from tests.integration.broker.entry_calls import FAILED, entries, fail, get, ids, listed
+from tests.integration.broker.outbox.pushes import Pushes
+from tests.integration.broker.outbox.test_outbox import UNANSWERED, Fault
+from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
+from tests.integration.waiting import eventually
+from tests.manual_clock import ManualClock
+
+ROW = removal_pb2.ArchivedRow
+
+
+async def archive_all(rig: Rig, numbers: range, run: str = "run") -> None:
+    """Archives these messages, which fail first."""
+    await fail(rig, numbers, "broken")
+    await archive(rig, failed_rows(await listed(rig, FAILED)), run)
+
+
+async def test_archived_letters_are_listed_with_the_run_that_has_their_content() -> None:
+    async with running() as rig:
+        await rig.create(max_attempts=1)
+        failed_ms = rig.clock.now_ms()
+        await fail(rig, [1, 2, 3, 4])
+        letters = await listed(rig, FAILED)
+        rig.clock.advance(1000)
+        assert await archive(rig, failed_rows(letters[1:3]), "first") == (2, 0)
+        rig.clock.advance(1000)
+        assert await archive(rig, failed_rows(letters[3:]), "second") == (1, 0)
+
+        found = await listed(rig, ARCHIVED, page_size=2)
+
+        assert [(one.message_id, one.archived.run) for one in found] == [
+            (2, "first"),
+            (3, "first"),
+            (4, "second"),
+        ]
+        assert {(one.finished_at_ms, one.attempts_count, one.priority) for one in found} == {
+            (failed_ms, 1, 128)
+        }
+        assert [one.archived.archived_at_ms - failed_ms for one in found] == [1000, 1000, 2000]
+        since = await listed(rig, ARCHIVED, finished_from_ms=failed_ms + 1500)
+        assert [one.message_id for one in since] == [4]
+        last = await listed(rig, ARCHIVED, newest_first=True, view=4)
+        assert [one.message_id for one in last] == [4, 3, 2]
+        assert await rig.counts() == {"failed": 1, "archived": 3}
+        assert await get(rig, found[0].handle) == found[0]
+        moved = await get(rig, letters[1].handle)
+        assert (moved.state, moved.handle) == (ARCHIVED, found[0].handle)
+        code, reason, _ = await refusal(
+            entries(rig).CancelEntry(entry_pb2.CancelEntryRequest(handle=found[0].handle))
+        )
+        assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE")
+
+
+async def test_they_come_back_as_new_messages_once_however_often_it_is_asked() -> None:
+    pushes = Pushes()
+    async with running(pushes=pushes) as rig:
+        await rig.create(max_attempts=1)
+        await rig.create("other")
+        await archive_all(rig, range(1, 11))
+        rows = await archived_rows(rig)
+        rows[1].run = "another"
+
+        answer = await come_back(rig, rows[:4])
+        assert (answer.redriven_count, answer.gone_count) == (3, 1)
+        assert list(answer.gone_rows) == [1]
+        answer = await come_back(rig, rows[:4])
+        assert (answer.redriven_count, answer.gone_count) == (0, 4)
+        answer = await come_back(rig, [rows[5], rows[5]], target_queue_id="other")
+        assert (answer.redriven_count, answer.gone_count) == (1, 1)
+
+        await eventually(lambda: rig.owner.shard.outbox.waiting_count(0) == 0)
+        came = pushes.stored[0]
+        assert [one.message.payload for one in came] == [b"content %d" % n for n in (1, 3, 4, 6)]
+        assert [dict(one.message.headers) for one in came][:2] == [{"number": "1"}, {"number": "3"}]
+        assert [one.queue_id for one in came] == ["q", "q", "q", "other"]
+        assert await ids(rig, ARCHIVED) == [2, 5, 7, 8, 9, 10]
+        assert await rig.counts() == {"archived": 6}
+
+
+async def test_what_nobody_wants_back_is_dropped_and_stays_away() -> None:
+    async with running() as rig:
+        await rig.create(max_attempts=1)
+        await archive_all(rig, range(1, 11))
+        rows = [
+            removal_pb2.FailedRow(
+                message_id=one.message_id,
+                failed_at_ms=one.failed_at_ms,
+                bucket_order=one.bucket_order,
+            )
+            for one in await archived_rows(rig)
+        ]
+        other = removal_pb2.FailedRow()
+        other.CopyFrom(rows[4])
+        other.failed_at_ms += 1
+
+        async def drop(*some: removal_pb2.FailedRow) -> tuple[int, list[int]]:
+            request = removal_pb2.RemoveEntriesRequest(
+                queue_id="q", archived=removal_pb2.ArchivedRemoval(rows=some)
+            )
+            answer = await removals(rig).RemoveEntries(request)
+            assert answer.gone_count == len(answer.gone_rows)
+            return answer.removed_count, list(answer.gone_rows)
+
+        assert await drop(rows[0], other, rows[2], rows[2]) == (2, [1, 3])
+        assert await drop(rows[2], rows[3]) == (1, [0])
+        assert await ids(rig, ARCHIVED) == [2, 5, 6, 7, 8, 9, 10]
+        assert await rig.counts() == {"archived": 7}
+        answer = await come_back(rig, await archived_rows(rig))
+        assert (answer.redriven_count, list(answer.gone_rows)) == (7, [])
+        assert await drop(*rows) == (0, list(range(10)))
+        assert await rig.counts() == {}
+
+
+async def test_into_a_queue_of_another_shard_and_one_too_large_for_a_row() -> None:
+    disk, pushes = Disk(), Pushes()
+    root = memory_root(disk)
+    async with running(root, disk=disk, shard=1) as other:
+        await other.create("far")
+        async with running(root, disk=disk, pushes=pushes) as rig:
+            await rig.create(max_attempts=1)
+            await archive_all(rig, range(1, 3))
+            rows = await archived_rows(rig, payload=b"x" * 70_000)
+            answer = await come_back(rig, rows, target_queue_id="far")
+            assert answer.redriven_count == 2
+            await eventually(lambda: len(pushes.stored.get(0, ())) == 2)
+            assert {one.queue_id for one in pushes.stored[0]} == {"far"}
+            assert all(one.payload_uri for one in pushes.stored[0])
+            code, reason, _ = await refusal(come_back(rig, rows, target_queue_id="nowhere"))
+            assert (code, reason) == (grpc.StatusCode.NOT_FOUND, "QUEUE_NOT_FOUND")
+
+
+async def test_one_past_its_retention_stays() -> None:
+    pushes = Pushes()
+    async with running(pushes=pushes) as rig:
+        await rig.create(max_attempts=1)
+        deadline_ms = rig.clock.now_ms() + 5000
+        await rig.assign([1, 2], retention_deadlines_ms=[deadline_ms, 0])
+        claimed = await rig.claim(max_messages=2)
+        await rig.nack(*(one.lease_token for one in claimed))
+        await archive(rig, failed_rows(await listed(rig, FAILED)))
+        rig.clock.advance(5000)
+
+        answer = await come_back(rig, await archived_rows(rig))
+
+        assert answer.redriven_count == 1
+        assert [(one.message_id, one.reason, one.row) for one in answer.refused] == [
+            (1, EXPIRED, 0)
+        ]
+        assert await ids(rig, ARCHIVED) == [1]
+
+
+GOOD: dict[str, Any] = {"message_id": 1, "failed_at_ms": 1, "bucket_order": 1, "run": "r"}
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("queue_id", {"queue_id": "?"}),
+    ("created_revision", {"created_revision": -1}),
+    ("target_queue_id", {"target_queue_id": "a b"}),
+    ("rows", {"rows": []}),
+    ("rows", {"rows": [ROW(**GOOD)] * 1001}),
+    ("rows[0].message_id", {"rows": [ROW(**GOOD | {"message_id": 0})]}),
+    ("rows[1].failed_at_ms", {"rows": [ROW(**GOOD), ROW(**GOOD | {"failed_at_ms": -1})]}),
+    ("rows[0].bucket_order", {"rows": [ROW(**GOOD | {"bucket_order": 0})]}),
+    ("rows[0].run", {"rows": [ROW(**GOOD | {"run": ""})]}),
+    ("rows[0].run", {"rows": [ROW(**GOOD | {"run": "r" * 256})]}),
+    ("rows[0].payload", {"rows": [ROW(**GOOD, payload=bytes((1 << 20) + 1))]}),
+    ('rows[0].headers[""]', {"rows": [ROW(**GOOD, headers={"": "x"})]}),
+]
+
+
+async def test_each_bad_input_is_refused_by_the_name_of_its_field_and_changes_nothing() -> None:
+    async with running(settings={"payload_bytes_max": 1 << 20}) as rig:
+        await rig.create(max_attempts=1)
+        await archive_all(rig, range(1, 3))
+        for field, fields in BAD:
+            given: dict[str, Any] = {"queue_id": "q", "rows": [ROW(**GOOD)]} | fields
+            request = removal_pb2.RedriveArchivedRequest(**given)
+            code, _, told = await refusal(removals(rig).RedriveArchived(request))
+            assert (code, told) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+        request = removal_pb2.RedriveArchivedRequest(
+            queue_id="q", created_revision=revision(rig) + 1, rows=[ROW(**GOOD)]
+        )
+        code, reason, _ = await refusal(removals(rig).RedriveArchived(request))
+        assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "QUEUE_CHANGED")
+        assert await rig.counts() == {"archived": 2}
+
+
+async def rows_left(rig: Rig) -> int:
+    """Rows of archived messages in the database."""
+    assert rig.service._database is not None
+    head = bytes((KEY_VERSION, RecordType.ARCHIVED))
+    scan = rig.service._database.scan(head, head + b"\xff")
+    return sum([len(rows) async for rows in scan])
+
+
+async def gone(rig: Rig) -> None:
+    for _ in range(1000):
+        await rig.owner.durable()
+        if not await rows_left(rig):
+            return
+    raise AssertionError("rows are left")
+
+
+async def test_purging_them_leaves_dead_letters_and_deleting_the_queue_takes_all() -> None:
+    async with running() as rig:
+        await rig.create(max_attempts=1)
+        await archive_all(rig, range(1, 2501))
+        await fail(rig, [3000])
+        assert await rows_left(rig) >= 3
+
+        purge = queue_pb2.PurgeQueueRequest(queue_id="q", states=[FAILED])
+        assert (await rig.queues.PurgeQueue(purge)).purged_count == 1
+        assert await rig.counts() == {"archived": 2500}
+        purge = queue_pb2.PurgeQueueRequest(queue_id="q", states=[ARCHIVED])
+        rows = await archived_rows(rig)
+        assert (await rig.queues.PurgeQueue(purge)).purged_count == 2500
+        assert await rig.counts() == {}
+        assert await ids(rig, ARCHIVED) == []
+        answer = await come_back(rig, rows[:3])
+        assert (answer.redriven_count, answer.gone_count) == (0, 3)
+        await gone(rig)
+
+        await archive_all(rig, range(4001, 4011))
+        await make_anew(rig, max_attempts=1)
+        await gone(rig)
+        assert await rig.counts() == {}
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["lost", "kept"])
+@pytest.mark.parametrize("at", range(1, 5))
+async def test_each_letter_is_archived_and_comes_back_once_whichever_commit_fails(
+    monkeypatch: pytest.MonkeyPatch, at: int, kept: bool
+) -> None:
+    # Given dead letters, and a fault that will strike
+    disk, clock, pushes = Disk(), ManualClock(), Pushes()
+    root = memory_root(disk)
+    async with running(root, clock, disk=disk, pushes=pushes) as rig:
+        await rig.create(max_attempts=1)
+        await fail(rig, range(1, 21))
+        letters = failed_rows(await listed(rig, FAILED))
+    fault = Fault(at, kept)
+
+    async def flush(database: Database) -> None:
+        await fault.flush(database)
+
+    monkeypatch.setattr(Database, "flush", flush)
+
+    # When what was not answered is asked again, and the broker started anew
+    rows: list[removal_pb2.ArchivedRow] = []
+    done = False
+    while not done:
+        async with running(root, clock, disk=disk, pushes=pushes) as rig:
+            try:
+                if not rows:
+                    await archive(rig, letters)
+                    rows = await archived_rows(rig)
+                await come_back(rig, rows[:10])
+                answer = await come_back(rig, rows[:10])
+                assert (answer.redriven_count, answer.gone_count) == (0, 10)
+                await eventually(lambda: len(pushes.payloads()) == 10 or fault.struck)
+                done = True
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in UNANSWERED:
+                    raise
+
+    # Then half of them are archived, and the others came once
+    async with running(root, clock, disk=disk, pushes=pushes) as rig:
+        await eventually(lambda: rig.owner.shard.outbox.waiting_count(0) == 0)
+        assert pushes.payloads() == [b"content %d" % number for number in range(1, 11)]
+        assert await ids(rig, ARCHIVED) == list(range(11, 21))
+        assert await rig.counts() == {"archived": 10}

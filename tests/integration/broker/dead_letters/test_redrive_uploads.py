@@ -1,0 +1,80 @@
+"""Large payloads of dead letters that are redriven into queues of other shards."""
+
+from __future__ import annotations
+
+import pytest
+
+from libs.storage.database.blobs import Blobs
+from services.broker.dead_letters import redrive_runner
+from services.broker.outbox.executor import UPLOAD_AGE_MS_MAX
+from slatemq.v1 import entry_pb2
+from tests.integration.broker.entry_calls import FAILED, fail, ids, redriven
+from tests.integration.broker.outbox.pushes import Pushes
+from tests.integration.broker.rig import Disk, memory_root, running
+from tests.integration.waiting import eventually
+from tests.manual_clock import ManualClock
+
+
+async def test_an_upload_that_is_too_old_when_it_would_be_pushed_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a large letter, and a store whose first upload takes over an hour
+    monkeypatch.setattr(redrive_runner, "RETRY_S", 0.01)
+    disk, pushes, clock = Disk(), Pushes(), ManualClock()
+    root = memory_root(disk)
+    async with (
+        running(root, clock, disk=disk, pushes=pushes) as rig,
+        running(root, disk=disk, shard=1) as other,
+    ):
+        await other.create("far")
+        await rig.create(max_attempts=1)
+        await fail(rig, [1])
+        rig.ingest.sizes[1] = 200_000
+        uploaded: list[str] = []
+        put = Blobs.put
+
+        async def slow(blobs: Blobs, payload: bytes) -> str:
+            uploaded.append(await put(blobs, payload))
+            if len(uploaded) == 1:
+                clock.advance(UPLOAD_AGE_MS_MAX + 1)
+            return uploaded[-1]
+
+        monkeypatch.setattr(Blobs, "put", slow)
+
+        # When it is redriven
+        told = await redriven(rig, target_queue_id="far")
+
+        # Then the old blob, which nobody refers to and may be collected, is not what is pushed
+        assert (told.state, told.redriven_count) == (entry_pb2.Redrive.STATE_DONE, 1)
+        assert await ids(rig, FAILED) == []
+        await eventually(pushes.payloads)
+        [pushed] = pushes.stored[0]
+        assert len(uploaded) == 2
+        assert pushed.payload_uri == uploaded[1]
+
+
+async def test_a_letter_that_is_too_large_to_be_pushed_stays_and_is_told_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk, pushes = Disk(), Pushes()
+    root = memory_root(disk)
+    pushes.limit = 100_000
+    async with (
+        running(root, disk=disk, pushes=pushes) as rig,
+        running(root, disk=disk, shard=1) as other,
+    ):
+        await other.create("far")
+        await rig.create(max_attempts=1)
+        await fail(rig, [1, 2, 3])
+        rig.ingest.sizes[2] = 200_000
+
+        told = await redriven(rig, target_queue_id="far")
+
+        assert (told.state, told.examined_count, told.redriven_count) == (
+            entry_pb2.Redrive.STATE_DONE,
+            3,
+            2,
+        )
+        assert await ids(rig, FAILED) == [2]
+        assert "message 2 stays where it failed: it has 200000 bytes" in caplog.text
+        await eventually(lambda: pushes.payloads() == [b"%010d" % n for n in (1, 3)])

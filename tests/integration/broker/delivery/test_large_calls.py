@@ -1,0 +1,141 @@
+"""Calls of ten thousand leases: in steps, between which others have their turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from services.broker.core.shard import Shard
+from services.broker.outbox import conversion as execute_conversion
+from services.broker.outbox import executor
+from services.broker.outbox import sender as outbox_sender
+from services.broker.outbox.conversion import COMMANDS_MAX
+from services.broker.rpc.consumer import MESSAGES_MAX, STEP_LEASES
+from slatemq.v1 import consumer_pb2
+from tests.integration.broker.outbox.pushes import Pushes
+from tests.integration.broker.rig import Rig, running
+from tests.integration.waiting import eventually
+
+OK = 0
+COUNT = MESSAGES_MAX
+
+
+async def leased(rig: Rig) -> list[str]:
+    await rig.create(max_attempts=2)
+    await rig.assign(range(1, COUNT + 1))
+    tokens: list[str] = []
+    while len(tokens) < COUNT:
+        tokens += [one.lease_token for one in await rig.claim(max_messages=COUNT - len(tokens))]
+    return tokens
+
+
+class Spy:
+    """Sees how many leases each step of a command has, and whether another task has turns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.sizes: list[int] = []
+        self.seen_turns: list[int] = []
+        self._turns = 0
+        self._other = asyncio.create_task(self._take_turns())
+        command = getattr(Shard, name)
+
+        def step(shard: Shard, items: Sequence[Any], *rest: Any) -> Any:
+            done = command(shard, items, *rest)  # or it must read first, and runs again
+            self.sizes.append(len(items))
+            self.seen_turns.append(self._turns)
+            return done
+
+        monkeypatch.setattr(Shard, name, step)
+
+    async def _take_turns(self) -> None:
+        while True:
+            self._turns += 1
+            await asyncio.sleep(0)
+
+    def check(self) -> None:
+        self._other.cancel()
+        assert max(self.sizes) <= STEP_LEASES
+        assert sum(self.sizes) == COUNT
+        assert len(set(self.seen_turns)) == len(self.sizes), "another task had a turn after each"
+
+
+async def test_leases_are_given_back_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as rig:
+        tokens = await leased(rig)
+        items = [consumer_pb2.NackItem(lease_token=one, reason="no") for one in tokens]
+        spy = Spy(monkeypatch, "nack")
+        answer = await rig.consumers.Nack(consumer_pb2.NackRequest(items=items))
+        spy.check()
+        assert [one.code for one in answer.results] == [OK] * COUNT
+        assert await rig.counts() == {"available": COUNT}
+
+
+async def test_leases_are_extended_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as rig:
+        tokens = await leased(rig)
+        rig.clock.advance(1000)
+        spy = Spy(monkeypatch, "extend")
+        request = consumer_pb2.ExtendLeaseRequest(lease_tokens=tokens, lease_ms=60_000)
+        answer = await rig.consumers.ExtendLease(request)
+        spy.check()
+        assert {one.status.code for one in answer.results} == {OK}
+        assert {one.lease_deadline_ms for one in answer.results} == {rig.clock.now_ms() + 60_000}
+
+
+async def test_a_nack_with_one_unsound_item_gives_nothing_back() -> None:
+    async with running() as rig:
+        tokens = await leased(rig)
+        items = [consumer_pb2.NackItem(lease_token=one) for one in tokens]
+        items[-1].reason = "x" * 1025
+        with pytest.raises(Exception, match=rf"items\[{COUNT - 1}\]\.reason"):
+            await rig.consumers.Nack(consumer_pb2.NackRequest(items=items))
+        assert await rig.counts() == {"in_flight": COUNT}
+
+
+async def test_commands_are_checked_and_encoded_and_their_pushes_sent_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns, checked, encoded, sent = 0, Counter[int](), Counter[int](), Counter[int]()
+    draft, final, pushed = (
+        execute_conversion._draft,
+        execute_conversion.final,
+        outbox_sender.pushed_message,
+    )
+
+    def count_draft(*args: Any) -> Any:
+        checked[turns] += 1
+        return draft(*args)
+
+    def count_final(one: Any) -> Any:
+        encoded[turns] += 1
+        return final(one)
+
+    def count_pushed(row: Any) -> Any:
+        sent[turns] += 1
+        return pushed(row)
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(execute_conversion, "_draft", count_draft)
+    monkeypatch.setattr(executor, "final", count_final)
+    monkeypatch.setattr(outbox_sender, "pushed_message", count_pushed)
+    push = consumer_pb2.PushCommand(queue_id="q", payload=b"x", headers={"a": "b"})
+    commands = [consumer_pb2.Command(push=push)] * COMMANDS_MAX
+    pushes = Pushes()
+    async with running(pushes=pushes) as rig:
+        await rig.create()
+        beside = asyncio.create_task(other())
+        await rig.consumers.Execute(consumer_pb2.ExecuteRequest(commands=commands))
+        await eventually(lambda: len(pushes.stored.get(0, ())) == COMMANDS_MAX)
+        beside.cancel()
+    for seen in (checked, encoded, sent):
+        assert sum(seen.values()) == COMMANDS_MAX
+        assert max(seen.values()) <= 100

@@ -1,0 +1,61 @@
+"""Commands that the tests of queue files and dead letters run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from tests.acceptance.local_stack import wait_until
+from tests.integration.cli.stack import Cli, Result
+
+
+def new_queue(cli: Cli, *options: str) -> str:
+    name = f"q-{uuid4().hex[:8]}"
+    cli.ok("queue", "create", name, "--done-retention", "1h", "--backoff", "none", *options)
+    return name
+
+
+def counts(cli: Cli, queue: str) -> dict[str, int]:
+    return {name.removesuffix("_count"): n for name, n in cli.counts(queue).items() if n}
+
+
+def objects(cli: Cli, *arguments: str) -> list[Any]:
+    return cli.ok(*arguments, "--json").objects
+
+
+def contents(cli: Cli, queue: str) -> list[tuple[Any, dict[str, str]]]:
+    """Payloads and headers of what is available, in order; claims it, and gives it back."""
+    found = objects(cli, "claim", queue, "--max", "100", "--wait", "5s")
+    cli.ok("nack", "--release", *(one["lease_token"] for one in found))
+    return [(one.get("payload", one.get("payload_base64")), one["headers"]) for one in found]
+
+
+def dead_letters(
+    cli: Cli, queue: str, *payloads: bytes, headers: dict[str, str] | None = None
+) -> None:
+    pairs = [f"--header={name}={value}" for name, value in (headers or {}).items()]
+    before = counts(cli, queue).get("failed", 0)
+    for payload in payloads:
+        cli.ok("publish", "--to", queue, *pairs, "-", stdin=payload)
+    wait_until(lambda: counts(cli, queue).get("available", 0) == len(payloads), 60)
+    for one in objects(cli, "claim", queue, "--max", "100"):
+        cli.ok("nack", one["lease_token"], "--reason", "no such street")
+    wait_until(lambda: counts(cli, queue).get("failed", 0) == before + len(payloads), 60)
+
+
+def edited(
+    cli: Cli, queue: str, tmp_path: Path, script: str, *options: str, answer: bytes = b"y\n"
+) -> Result:
+    """`failed edit`, with an editor that runs this Python on the lines of the file."""
+    editor = tmp_path / "editor.py"
+    editor.write_text(
+        "import sys\n"
+        "path = sys.argv[1]\n"
+        "text = open(path, encoding='utf-8', newline='').read()\n"
+        f"{script}\n"
+        "open(path, 'w', encoding='utf-8', newline='').write(text)\n"
+    )
+    environ = {"EDITOR": f"{sys.executable} {editor}", "VISUAL": ""}
+    return cli.run("failed", "edit", queue, *options, stdin=answer, environ=environ)

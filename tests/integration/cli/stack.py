@@ -1,0 +1,84 @@
+"""The command as users run it: a process of its own, against a real stack."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.acceptance.local_stack import LocalStack
+from tests.integration.cli import ready_command
+
+COMMAND = (sys.executable, "-m", "slatemq.cli")
+RUN_SECONDS = 60
+
+
+class Result(NamedTuple):
+    """How a run ended."""
+
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def objects(self) -> list[Any]:
+        """What it wrote as JSON lines."""
+        return [json.loads(line) for line in self.out.split(b"\n") if line]
+
+
+@dataclass
+class Cli:
+    """Runs commands.
+
+    Attributes:
+        stack: Which they talk to.
+        state: The folder in which they remember runs.
+    """
+
+    stack: LocalStack
+    state: Path
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What the command finds in its environment."""
+        return {
+            **os.environ,
+            "SLATEMQ_ENDPOINT": self.stack.endpoint,
+            "XDG_STATE_HOME": str(self.state),
+        }
+
+    def run(
+        self, *arguments: str | bytes, stdin: bytes = b"", environ: Mapping[str, str] | None = None
+    ) -> Result:
+        """Run one to its end, in a fork of a process that has loaded the command."""
+        there = {**self.environ, **(environ or {})}
+        done = ready_command.run(arguments, there, stdin, RUN_SECONDS)
+        err = done.stderr.decode()
+        assert "Traceback" not in err, err
+        return Result(done.returncode, done.stdout, err)
+
+    def ok(self, *arguments: str | bytes, stdin: bytes = b"") -> Result:
+        """Run one that is to succeed."""
+        result = self.run(*arguments, stdin=stdin)
+        assert result.code == 0, result
+        return result
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start one and leave it running, with pipes to all its streams."""
+        return subprocess.Popen(
+            [*COMMAND, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environ,
+        )
+
+    def counts(self, queue: str) -> dict[str, int]:
+        """How many messages of a queue are in which state."""
+        told = self.ok("queue", "show", queue, "--json").objects[0]["counts"]
+        return {name: count for name, count in told.items() if name.endswith("_count")}

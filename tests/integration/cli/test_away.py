@@ -1,0 +1,135 @@
+"""Commands whose services go away: they tell that from an empty queue, and outlast a restart."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import grpc
+import pytest
+
+from tests.acceptance.local_stack import LocalStack
+from tests.integration.cli.stack import Cli
+
+pytestmark = pytest.mark.stack
+
+START_SECONDS = 20.0
+"""For a command to start and to end, on a busy machine."""
+
+
+class Ended(NamedTuple):
+    """How a command ended, and what it wrote after its first line."""
+
+    code: int
+    out: bytes
+    err: bytes
+    seconds: float
+
+
+CONSUMERS = {"for ever": ("--timeout", "3s"), "with a wait": ("--timeout", "3s", "--wait", "2s")}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
+    """Commands that were at work when everything stopped."""
+    folder = tmp_path_factory.mktemp("away")
+    started: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
+    with LocalStack(folder / "stack") as stack:
+        cli = Cli(stack, folder / "state")
+
+        def start(name: str, *arguments: str) -> None:
+            started[name] = (cli.start(*arguments), time.monotonic())
+
+        # Given a claim that waits at the broker
+        cli.ok("queue", "create", "empty")
+        start("claim", "claim", "empty", "--timeout", "2s", "--wait", "60s")
+        # And a watch that has told a delayed message
+        cli.ok("queue", "create", "reminders")
+        cli.ok("publish", "--to", "reminders", "later", "--visible-at", "2100-01-01T00:00:00Z")
+        start("watch", "message", "watch", "reminders", "--timeout", "2s", "--json")
+        assert b"message_id" in _first_line(started["watch"][0])
+        # And consumers that have had a message, the one that does not wait for long at last
+        for number in range(len(CONSUMERS)):
+            cli.ok("queue", "create", f"q{number}")
+            cli.ok("publish", "--to", f"q{number}", "first")
+        for number, (name, options) in enumerate(CONSUMERS.items()):
+            start(name, "consume", f"q{number}", *options)
+            assert _first_line(started[name][0]) == b"first\n"
+
+        # When everything stops
+        stack.terminate()
+        return {name: _ended(*one) for name, one in started.items()}
+
+
+def _first_line(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def _ended(process: subprocess.Popen[bytes], began: float) -> Ended:
+    out, err = process.communicate(timeout=3 + START_SECONDS)
+    return Ended(process.returncode, out, err, time.monotonic() - began)
+
+
+@pytest.mark.parametrize("name", CONSUMERS)
+def test_consume_ends_with_3_when_everything_stays_away(
+    ended: Mapping[str, Ended], name: str
+) -> None:
+    """It does not take that for an empty queue."""
+    code, out, err, _ = ended[name]
+    assert (code, out) == (3, b""), err
+    assert b"not answered for" in err
+
+
+def test_claim_waits_for_messages_but_not_so_long_for_a_broker(ended: Mapping[str, Ended]) -> None:
+    """It ends long before its wait."""
+    code, _, err, seconds = ended["claim"]
+    assert code == 3, err
+    assert seconds < 45
+
+
+def test_a_watch_ends_with_3_when_everything_stays_away(ended: Mapping[str, Ended]) -> None:
+    """It does not look like a queue in which nothing is delayed."""
+    code, _, err, _ = ended["watch"]
+    assert code == 3, err
+    assert b"not answered for" in err
+    assert b"--position" in err
+
+
+def test_consume_sums_nothing_up_where_nobody_was_there(cli: Cli) -> None:
+    program = ("--exec", "true", "--wait", "2s")
+    unknown = cli.run("consume", "no-such-queue", *program)
+    nobody = cli.run("consume", "some", *program, "--endpoint", "127.0.0.1:1")
+
+    assert (unknown.code, nobody.code) == (1, 3)
+    assert "acked" not in unknown.err + nobody.err
+    # But where there was nothing to do
+    cli.ok("queue", "create", "some")
+    assert "0 acked, 0 nacked" in cli.ok("consume", "some", *program).err
+
+
+def test_any_one_of_several_addresses_will_do(cli: Cli) -> None:
+    several = f"127.0.0.1:1, {cli.stack.endpoint}"
+    cli.ok("queue", "create", "q", "--endpoint", several)
+    listed = cli.run("queue", "ls", "--json", environ={"SLATEMQ_ENDPOINT": several})
+    assert "q" in [queue["queue_id"] for queue in listed.objects]
+
+    wrong = cli.run("status", "--endpoint", f"{cli.stack.endpoint},http://127.0.0.1:1")
+    assert (wrong.code, "'http://127.0.0.1:1' is not an address" in wrong.err) == (2, True)
+
+
+def test_another_server_behind_the_address_is_not_called_a_fault_of_ours(cli: Cli) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    other = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        result = cli.run("status", "--endpoint", other)
+    finally:
+        server.stop(None).wait()
+    assert result.code == 1
+    assert f"{other} is not SlateMQ: a gRPC server answers there" in result.err
+    assert "--endpoint" in result.err
+    assert "report" not in result.err

@@ -1,0 +1,347 @@
+"""An ingest and a broker of a few lines each that misbehave on demand, for tests of the client.
+
+Their memory outlives their server, as durable memory would. They keep the contract where a test
+does not tell them to break it, and write down what they were asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from slatemq._rpc.rpc_status import to_status
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError, Unavailable
+from slatemq.v1 import (
+    consumer_pb2,
+    consumer_pb2_grpc,
+    entry_pb2_grpc,
+    ingest_pb2_grpc,
+    queue_pb2,
+    queue_pb2_grpc,
+    topology_pb2,
+    topology_pb2_grpc,
+)
+from tests.integration.client.ingest import RECEIVED_AT_MS, Ingest, refuse
+
+__all__ = ["RECEIVED_AT_MS", "Broker", "Directory", "Ingest", "Instance", "refuse"]
+
+T = TypeVar("T")
+
+
+@dataclass
+class Directory(topology_pb2_grpc.TopologyServiceServicer):
+    """Who is where; every server tells it."""
+
+    told: topology_pb2.GetTopologyResponse = field(default_factory=topology_pb2.GetTopologyResponse)
+
+    def put(self, service: str, shard: int, address: str) -> None:
+        peers = getattr(self.told, service)
+        for peer in peers:
+            if peer.shard == shard:
+                peer.address = address
+                return
+        peers.add(shard=shard, address=address)
+
+    async def GetTopology(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return self.told
+
+
+@dataclass
+class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServiceServicer):
+    """One queue, `q`, whose messages are handed out in order.
+
+    Attributes:
+        available: Payloads with how often they were claimed.
+        leases: What is in flight, by token.
+        break_after: Streams break when they have sent so many messages.
+        ended: Tokens whose lease is over.
+        lose: So many answers to acks and nacks get lost after they were carried out.
+        runs: Whether it knows of these; brokers of earlier versions pass over them.
+        acks: The requests to ack.
+        answers_acks: Answers to acks wait for it.
+        claims: The requests to claim.
+        awaited: Ingest shards that other messages wait for, in each answer.
+    """
+
+    lease_ms: int = 30_000
+    available: deque[tuple[bytes, int]] = field(default_factory=deque)
+    leases: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    acked: list[bytes] = field(default_factory=list)
+    nacked: list[tuple[bytes, str, bool]] = field(default_factory=list)
+    finished: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
+    extended: list[str] = field(default_factory=list)
+    break_after: int = 1 << 30
+    lose: int = 0
+    prefetch_max: int = 1 << 30
+    streams: int = 0
+    stops: int = 0
+    exists: bool = True
+    paused: bool = False
+    refused_count: int = 0
+    executed: list[Any] = field(default_factory=list)
+    request_ids: set[str] = field(default_factory=set)
+    silent: bool = False
+    runs: bool = True
+    acks: list[consumer_pb2.AckRequest] = field(default_factory=list)
+    answers_acks: asyncio.Event = field(default_factory=asyncio.Event)
+    claims: list[consumer_pb2.ClaimRequest] = field(default_factory=list)
+    awaited: list[int] = field(default_factory=list)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def __post_init__(self) -> None:
+        self.answers_acks.set()
+
+    async def until(self, come_about: Callable[[], object]) -> None:
+        async with self.changed, asyncio.timeout(20):
+            await self.changed.wait_for(come_about)
+
+    async def tell(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    def _claim(self, count: int) -> list[consumer_pb2.ClaimedMessage]:
+        claimed: list[consumer_pb2.ClaimedMessage] = []
+        while self.available and len(claimed) < count:
+            payload, attempts = self.available.popleft()
+            token = f"0-{len(self.leases) + len(self.finished):016x}"
+            self.leases[token] = payload, attempts + 1
+            wire = consumer_pb2.ClaimedMessage(
+                lease_token=token, attempts_count=attempts + 1, lease_ms=self.lease_ms
+            )
+            wire.message.payload = payload
+            wire.message.message_id = len(self.leases) + len(self.finished)
+            claimed.append(wire)
+        return claimed
+
+    async def Claim(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.claims.append(request)
+        if self.paused:
+            self.refused_count += 1
+            await self.tell()
+            await refuse(context, FailedPrecondition("QUEUE_PAUSED", "it is paused"))
+        if not self.exists:
+            await refuse(context, NotFound("queue", request.queue_id))
+        if not self.available and request.wait_ms:
+            await self.until(lambda: self.available or not self.exists)
+        if not self.exists:
+            await refuse(context, NotFound("queue", request.queue_id))
+        claimed = self._claim(request.max_messages)
+        answer = consumer_pb2.ClaimResponse(**self._told(claimed, request.runs))
+        await self.tell()
+        return answer
+
+    def _told(self, claimed: list[consumer_pb2.ClaimedMessage], runs: bool) -> dict[str, Any]:
+        told = {"runs": runs_of(claimed)} if runs and self.runs else {"messages": claimed}
+        return {**told, "awaited_ingest_shards": self.awaited}
+
+    async def Consume(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        self.streams += 1
+        first = await anext(aiter(requests))
+        if self.paused:
+            await refuse(context, FailedPrecondition("QUEUE_PAUSED", "it is paused"))
+        if not self.exists:
+            await refuse(context, NotFound("queue", first.start.queue_id))
+        credit = [first.start.credit.messages_count]
+        stopped = [False]
+        yield consumer_pb2.ConsumeResponse(consumer_id="made-up")
+
+        async def read() -> None:
+            async for request in requests:
+                credit[0] += request.credit.messages_count
+                stopped[0] |= request.HasField("stop")
+                await self.tell()
+
+        reading = asyncio.create_task(read())
+        sent = 0
+        try:
+            while True:
+                await self.until(
+                    lambda: (self.available and credit[0]) or not self.exists or stopped[0]
+                )
+                if stopped[0]:
+                    self.stops += 1
+                    return
+                if not self.exists:
+                    await refuse(context, NotFound("queue", "q"))
+                assert credit[0] <= self.prefetch_max, "more credit than the consumer has room"
+                messages = self._claim(min(credit[0], 7, self.break_after - sent))
+                credit[0] -= len(messages)
+                sent += len(messages)
+                await self.tell()
+                told = self._told(messages, first.start.runs)
+                yield consumer_pb2.ConsumeResponse(consumer_id="made-up", **told)
+                if sent >= self.break_after:
+                    await refuse(context, Unavailable("draining", retry_after_ms=1))
+        finally:
+            reading.cancel()
+
+    def _finish(self, token: str) -> tuple[bytes, int] | SlateMQError | None:
+        if token in self.ended:
+            return FailedPrecondition("LEASE_ENDED", "the lease ran out")
+        if token in self.finished:
+            return None
+        self.finished.add(token)
+        return self.leases.pop(token)
+
+    async def _answer(self, context: Any) -> None:
+        await self.tell()
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.lose:
+            self.lose -= 1
+            await refuse(context, Unavailable("the answer is lost", retry_after_ms=1))
+
+    async def Ack(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.acks.append(request)
+        answer = consumer_pb2.AckResponse()
+        tokens = list(request.lease_tokens)
+        if self.runs:
+            tokens += [token for run in request.runs for token in tokens_of(run)]
+        if not tokens:
+            await refuse(context, InvalidArgument("lease_tokens", "must not be empty"))
+        for token in tokens:
+            done = self._finish(token)
+            if isinstance(done, tuple):
+                self.acked.append(done[0])
+            answer.results.append(to_status(done) if isinstance(done, SlateMQError) else _OK)
+        await self.answers_acks.wait()
+        await self._answer(context)
+        return answer
+
+    async def Nack(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = consumer_pb2.NackResponse()
+        for item in request.items:
+            done = self._finish(item.lease_token)
+            if isinstance(done, tuple):
+                self.nacked.append((done[0], item.reason, item.release))
+            answer.results.append(to_status(done) if isinstance(done, SlateMQError) else _OK)
+        await self._answer(context)
+        return answer
+
+    async def ExtendLease(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = consumer_pb2.ExtendLeaseResponse()
+        for token in request.lease_tokens:
+            self.extended.append(token)
+            result = answer.results.add()
+            if token in self.ended:
+                error = FailedPrecondition("LEASE_ENDED", "the lease ran out")
+                result.status.CopyFrom(to_status(error))
+        await self.tell()
+        return answer
+
+    async def Execute(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """All or nothing, once for each request ID; leases are only looked at."""
+        if request.request_id not in self.request_ids:
+            for place, command in enumerate(request.commands):
+                action = getattr(command, command.WhichOneof("action"))
+                token = getattr(action, "lease_token", None)
+                if token is not None and token not in self.leases:
+                    about = {"command": str(place)}
+                    await refuse(
+                        context, FailedPrecondition("LEASE_ENDED", "it ran out", metadata=about)
+                    )
+            self.request_ids.add(request.request_id)
+            self.executed.append(request)
+            for command in request.commands:
+                if command.HasField("complete"):
+                    self._finish(command.complete.lease_token)
+        await self._answer(context)
+        results = [consumer_pb2.CommandResult() for _ in request.commands]
+        return consumer_pb2.ExecuteResponse(results=results)
+
+    async def GetQueue(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if not self.exists:
+            await refuse(context, NotFound("queue", request.queue_id))
+        queue = queue_pb2.Queue(queue_id=request.queue_id, paused=self.paused)
+        queue.counts.available_count = len(self.available)
+        return queue_pb2.GetQueueResponse(queue=queue)
+
+    async def CreateQueue(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return queue_pb2.CreateQueueResponse(queue=request.queue)
+
+
+def runs_of(claimed: list[consumer_pb2.ClaimedMessage]) -> list[consumer_pb2.ClaimedRun]:
+    """The same messages in runs; they share their headers, if they have any."""
+    runs: list[consumer_pb2.ClaimedRun] = []
+    tokens: list[str] = []
+    for one in claimed:
+        if one.lease_token not in tokens or one.attempts_count != runs[-1].attempts_count:
+            run = consumer_pb2.ClaimedRun(
+                lease_token=one.lease_token,
+                attempts_count=one.attempts_count,
+                lease_ms=one.lease_ms,
+            )
+            run.common.headers.update(one.message.headers)
+            runs.append(run)
+        runs[-1].message_ids.append(one.message.message_id)
+        runs[-1].payloads.append(one.message.payload)
+        following = consumer_pb2.LeaseRun(lease_token=one.lease_token, count=2)
+        tokens = tokens_of(following)[1:] if not one.lease_token.endswith("ff") else []
+    return runs
+
+
+def tokens_of(run: consumer_pb2.LeaseRun) -> list[str]:
+    """Tokens that count up."""
+    first = int(run.lease_token[-2:], 16)
+    assert 0 < run.count <= 256 - first
+    return [f"{run.lease_token[:-2]}{first + at:02x}" for at in range(run.count)]
+
+
+_OK = to_status(InvalidArgument("", ""))
+_OK.Clear()
+
+
+@dataclass
+class Instance:
+    """Servers on ports of their own, and what they remember."""
+
+    directory: Directory = field(default_factory=Directory)
+    ingest: Ingest = field(default_factory=Ingest)
+    broker: Broker = field(default_factory=Broker)
+    endpoint: str = ""
+    servers: list[grpc.aio.Server] = field(default_factory=list)
+    interceptors: list[grpc.aio.ServerInterceptor] = field(default_factory=list)
+
+    async def __aenter__(self) -> Instance:
+        self.endpoint, _ = await self.serve()  # Somebody who only knows where the others are.
+        await self.serve(ingest=self.ingest)
+        await self.serve(broker=self.broker)
+        return self
+
+    async def serve(
+        self,
+        ingest: Ingest | None = None,
+        broker: Broker | None = None,
+        options: list[tuple[str, int]] | None = None,
+        entries: entry_pb2_grpc.EntryServiceServicer | None = None,
+        broker_shard: int = 0,
+    ) -> tuple[str, grpc.aio.Server]:
+        """Starts a server, and tells everybody where it is."""
+        server = grpc.aio.server(options=options or [], interceptors=self.interceptors)
+        port = server.add_insecure_port("127.0.0.1:0")
+        address = f"127.0.0.1:{port}"
+        topology_pb2_grpc.add_TopologyServiceServicer_to_server(self.directory, server)
+        if ingest is not None:
+            ingest_pb2_grpc.add_IngestServiceServicer_to_server(ingest, server)
+            self.directory.put("ingests", ingest.shard, address)
+        if broker is not None:
+            consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(broker, server)
+            queue_pb2_grpc.add_QueueServiceServicer_to_server(broker, server)
+            self.directory.put("brokers", broker_shard, address)
+        if entries is not None:
+            entry_pb2_grpc.add_EntryServiceServicer_to_server(entries, server)
+            self.directory.put("brokers", broker_shard, address)
+        await server.start()
+        self.servers.append(server)
+        return address, server
+
+    async def __aexit__(self, *_: object) -> None:
+        for server in self.servers:
+            await server.stop(None)

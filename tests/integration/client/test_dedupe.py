@@ -1,0 +1,142 @@
+"""Publishing with dedupe keys: each on the shard of its key, never two shards in one request."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+import slatemq
+from slatemq import BatchSettings, OutgoingMessage
+from slatemq._publish.dedupe_shards import dedupe_shard
+from slatemq.errors import InvalidArgument, Unavailable
+from tests.integration.client.peers import RECEIVED_AT_MS, Ingest, Instance
+
+KEYS = [f"key {n}" for n in range(40)]
+AWAY = Unavailable("the connection broke", retry_after_ms=1)
+
+
+@pytest.fixture
+async def instance() -> AsyncIterator[Instance]:
+    """An instance of two ingest shards, each of which refuses the other one's keys."""
+    async with Instance() as running:
+        running.ingest.shards = [0, 1]
+        await running.serve(ingest=Ingest(shard=1, shards=[0, 1]))
+        yield running
+
+
+@pytest.fixture
+async def client(instance: Instance) -> AsyncIterator[slatemq.Client]:
+    async with slatemq.connect(instance.endpoint, batches=BatchSettings(linger_s=0.02)) as made:
+        yield made
+
+
+def keyed(keys: list[str]) -> list[OutgoingMessage]:
+    return [OutgoingMessage(key.encode(), dedupe_key=key) for key in keys]
+
+
+def shards_of(message_ids: list[slatemq.Published]) -> list[int]:
+    return [message_id >> 48 for message_id in message_ids]
+
+
+async def test_each_key_goes_to_its_shard_and_is_stored_once(
+    instance: Instance, client: slatemq.Client
+) -> None:
+    # Given answers that get lost after storing
+    instance.ingest.after.extend([AWAY] * 3)
+
+    # When every key is published twice, all at once, among messages without keys
+    work = [client.publish(key, dedupe_key=key) for key in KEYS * 2]
+    told = await asyncio.gather(*work, *(client.publish(b"plain") for _ in range(20)))
+
+    # Then both have the same ID, on the shard of the key, and one of them is told to be a duplicate
+    first, second = told[:40], told[40:80]
+    assert first == second
+    assert shards_of(first) == [dedupe_shard(key, [0, 1]) for key in KEYS]
+    assert all(a.duplicate != b.duplicate for a, b in zip(first, second, strict=True))
+    assert not any(one.duplicate for one in told[80:])
+
+
+async def test_many_keep_their_order_in_the_result(client: slatemq.Client) -> None:
+    messages = keyed(KEYS)
+    messages[5:5] = [OutgoingMessage(b"plain")] * 3
+
+    told = await client.publish_many(messages, in_flight=2)
+
+    assert len({int(one) for one in told}) == 43
+    del told[5:8]
+    assert shards_of(told) == [dedupe_shard(key, [0, 1]) for key in KEYS]
+
+
+async def test_a_message_of_many_that_is_refused_is_named_by_its_place(
+    client: slatemq.Client,
+) -> None:
+    messages = keyed(KEYS)
+    messages[30] = OutgoingMessage(b"bad", dedupe_key=KEYS[30])
+    with pytest.raises(InvalidArgument) as refused:
+        await client.publish_many(messages)
+    assert refused.value.field == "messages[30].payload"
+    assert 0 <= int(refused.value.metadata["published_count"]) <= 30
+
+
+async def test_a_batch_of_two_shards_is_refused_before_it_is_sent(
+    instance: Instance, client: slatemq.Client
+) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        await client.publish_batch(keyed(KEYS))
+    assert refused.value.reason == "MIXED_SHARDS"
+    assert instance.ingest.calls == []
+
+    mine = [key for key in KEYS if dedupe_shard(key, [0, 1]) == 1]
+    told = await client.publish_batch([*keyed(mine), OutgoingMessage(b"plain")])
+    assert shards_of(told) == [1] * (len(mine) + 1)
+
+
+@pytest.mark.parametrize("how", ["singly", "many", "batch"])
+async def test_keys_follow_when_a_shard_is_added(how: str) -> None:
+    async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
+        # Given a client that knows of one shard only
+        await client.publish(b"before", dedupe_key="before")
+
+        # When another one is added
+        instance.ingest.shards = [0, 1]
+        await instance.serve(ingest=Ingest(shard=1, shards=[0, 1]))
+        keys = KEYS
+        if how == "singly":
+            told = await asyncio.gather(*(client.publish(key, dedupe_key=key) for key in keys))
+        elif how == "many":
+            told = await client.publish_many(keyed(keys))
+        else:
+            keys = [key for key in KEYS if dedupe_shard(key, [0, 1]) == 1]
+            told = await client.publish_batch(keyed(keys))
+
+        # Then nothing is refused
+        assert shards_of(told) == [dedupe_shard(key, [0, 1]) for key in keys]
+
+
+async def test_a_refused_message_takes_no_others_of_its_shard_along(
+    client: slatemq.Client,
+) -> None:
+    work = [client.publish(key, dedupe_key=key) for key in KEYS]
+    bad = client.publish(b"bad", dedupe_key=KEYS[0])
+    told = await asyncio.gather(*work, bad, return_exceptions=True)
+
+    assert isinstance(told[-1], InvalidArgument)
+    assert told[-1].field == "message.payload"
+    assert all(isinstance(one, slatemq.Published) for one in told[:-1])
+
+
+async def test_what_is_published_has_a_handle(client: slatemq.Client) -> None:
+    told = await client.publish(b"x", dedupe_key="k")
+    again = await client.publish(b"x", dedupe_key="k")
+
+    assert told.received_at_ms == RECEIVED_AT_MS
+    assert told.handle("q") == f"q/{told.message_id:x}/p{RECEIVED_AT_MS}"
+    # Nobody knows when the first one came: the broker has to search
+    assert again == told
+    assert again.handle("q") == f"q/{told:x}"
+
+
+async def test_what_is_no_text_is_no_key(client: slatemq.Client) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        await client.publish(b"x", dedupe_key=7)  # type: ignore[arg-type]
+    assert refused.value.field == "dedupe_key"

@@ -1,0 +1,303 @@
+"""Entries and redrives from brokers that break off: found everywhere, watched without a gap."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import slatemq
+from slatemq import EntryState, Redrive, RedriveState, SearchProgress
+from slatemq.errors import InvalidArgument, NotFound, SlateMQError, Unavailable
+from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
+from tests.integration.client.peers import Broker, Instance, refuse
+
+AWAY = Unavailable("draining", retry_after_ms=1)
+
+
+def entry(message_id: int, queue_id: str = "q") -> entry_pb2.Entry:
+    return entry_pb2.Entry(
+        handle=f"{queue_id}/{message_id:x}/",
+        queue_id=queue_id,
+        message_id=message_id,
+        state=queue_pb2.ENTRY_STATE_DELAYED,
+    )
+
+
+@dataclass
+class Entries(entry_pb2_grpc.EntryServiceServicer):
+    """Some entries of a broker; answers get lost `lose` times, streams break after each answer."""
+
+    queue_id: str = "q"
+    count: int = 5
+    lose: int = 0
+    breaks: int = 0
+    positions: list[str] = field(default_factory=list)
+    cancelled: set[str] = field(default_factory=set)
+    redrives: dict[str, entry_pb2.Redrive] = field(default_factory=dict)
+    calls: list[Any] = field(default_factory=list)
+
+    async def _answered(self, request: Any, context: Any) -> None:
+        self.calls.append(request)
+        if self.lose:
+            self.lose -= 1
+            await refuse(context, AWAY)
+
+    async def CancelRedrive(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def GetEntry(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def SettleDeadLetters(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def RescheduleEntry(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def ResumeRedrive(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def ListEntries(self, request: Any, context: Any) -> Any:  # noqa: N802
+        first = int(request.page_token or "0")
+        part = range(first, min(first + 2, self.count))
+        token = str(part.stop) if part.stop < self.count else ""
+        await self._answered(request, context)
+        entries = [entry(n + 1) for n in part]
+        return entry_pb2.ListEntriesResponse(entries=entries, next_page_token=token)
+
+    async def FindMessage(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> AsyncIterator[entry_pb2.FindMessageResponse]:
+        found = [entry(request.message_id, f"{self.queue_id}-{n}") for n in range(self.count)]
+        for n, one in enumerate(found):
+            yield entry_pb2.FindMessageResponse(
+                entries=[one], queues_searched_count=n + 1, queues_count=self.count
+            )
+            if self.breaks:
+                self.breaks -= 1
+                await refuse(context, AWAY)
+
+    async def WatchDelayed(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> AsyncIterator[entry_pb2.WatchDelayedResponse]:
+        self.positions.append(request.position)
+        first = int(request.position or "0")
+        yield entry_pb2.WatchDelayedResponse(position=str(first))  # a heartbeat
+        for n in range(first, self.count, 2):
+            entries = [entry(n + 1), entry(n + 2)]
+            yield entry_pb2.WatchDelayedResponse(entries=entries, position=str(n + 2))
+            if self.breaks:
+                self.breaks -= 1
+                await refuse(context, AWAY)
+        await asyncio.Event().wait()
+
+    async def CancelEntry(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.handle in self.cancelled:
+            error = NotFound("entry", request.handle, reason="ENTRY_UNKNOWN")
+            await refuse(context, error)
+        self.cancelled.add(request.handle)
+        await self._answered(request, context)
+        return entry_pb2.CancelEntryResponse()
+
+    async def ForgetMessage(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError  # for brokers
+
+    async def EditMessage(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._answered(request, context)
+        return entry_pb2.EditMessageResponse(etag="new")
+
+    async def StartRedrive(self, request: Any, context: Any) -> Any:  # noqa: N802
+        redrive = entry_pb2.Redrive(
+            redrive_id="r1",
+            queue_id=request.queue_id,
+            target_queue_id=request.target_queue_id or request.queue_id,
+            rate=request.rate,
+            state=entry_pb2.Redrive.STATE_RUNNING,
+            total_count=3,
+        )
+        self.redrives.setdefault(request.request_id, redrive)
+        await self._answered(request, context)
+        return entry_pb2.StartRedriveResponse(redrive=self.redrives[request.request_id])
+
+    async def GetRedrive(self, request: Any, context: Any) -> Any:  # noqa: N802
+        for redrive in self.redrives.values():
+            if redrive.redrive_id == request.redrive_id:
+                redrive.redriven_count += 1
+                if redrive.redriven_count == redrive.total_count:
+                    redrive.state = entry_pb2.Redrive.STATE_DONE
+                return entry_pb2.GetRedriveResponse(redrive=redrive)
+        return await refuse(context, NotFound("redrive", request.redrive_id))
+
+    async def ListRedrives(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return entry_pb2.ListRedrivesResponse(redrives=list(self.redrives.values()))
+
+
+@pytest.fixture
+async def instance() -> AsyncIterator[Instance]:
+    async with Instance() as running:
+        yield running
+
+
+async def serve(instance: Instance, *brokers: Entries) -> None:
+    for shard, entries in enumerate(brokers):
+        # Every queue is on the last one.
+        kind: Any = Broker  # which does not serve everything
+        broker = kind(exists=shard == len(brokers) - 1)
+        await instance.serve(broker=broker, entries=entries, broker_shard=shard)
+
+
+@pytest.fixture
+async def client(instance: Instance) -> AsyncIterator[slatemq.Client]:
+    """Asks where everybody is at its first call, when the test's brokers are there."""
+    made = slatemq.connect(instance.endpoint)
+    async with asyncio.timeout(30):
+        yield made
+        await made.close()
+
+
+async def test_a_listing_goes_through_all_its_pages(
+    instance: Instance, client: slatemq.Client
+) -> None:
+    entries = Entries(lose=2)
+    await serve(instance, Entries(), entries)
+    told = [one async for one in client.list_entries("q", "in-flight", newest_first=True)]
+    assert [one.message_id for one in told] == [1, 2, 3, 4, 5]
+    assert {call.state for call in entries.calls} == {queue_pb2.ENTRY_STATE_IN_FLIGHT}
+    assert all(call.newest_first for call in entries.calls)
+
+    page = await client.entry_page("q", EntryState.DELAYED, page_size=2, page_token="2")
+    assert [one.message_id for one in page.entries] == [3, 4]
+    assert page.next_page_token == "4"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"state": "lost"}, "state"),
+        ({"state": None}, "state"),
+        ({"state": "done", "view": "everything"}, "view"),
+        ({"state": "done", "finished_from": "today"}, "finished_from"),
+    ],
+)
+async def test_bad_wishes_are_named(
+    client: slatemq.Client, options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        await client.entry_page("q", **options)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("handle", ["", "q", "q/", "/1"])
+async def test_what_is_no_handle_is_refused(client: slatemq.Client, handle: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        await client.get_entry(handle)
+    assert refused.value.field == "handle"
+
+
+async def test_a_message_is_found_at_all_brokers_once_though_searches_break(
+    instance: Instance, client: slatemq.Client
+) -> None:
+    await serve(instance, Entries("a"), Entries("b", breaks=2))
+    progress: list[SearchProgress] = []
+    told = [one.handle async for one in client.find_message(7, on_progress=progress.append)]
+    assert sorted(told) == sorted(f"{name}-{n}/7/" for name in "ab" for n in range(5))
+    assert progress[-1] == SearchProgress(10, 10, 0)
+
+
+async def test_a_broker_that_stays_away_does_not_hide_what_others_found(
+    instance: Instance,
+) -> None:
+    await serve(instance, Entries("a"), Entries("b", breaks=1 << 30))
+    async with slatemq.connect(instance.endpoint, call_timeout=0.5) as client:
+        told: list[str] = []
+
+        async def find() -> None:
+            async for one in client.find_message(7):
+                told.append(one.queue_id)  # noqa: PERF401 - what came before the error counts
+
+        with pytest.raises(Unavailable):
+            await find()
+    assert {f"a-{n}" for n in range(5)} < set(told)
+
+
+async def test_a_watch_goes_on_where_its_stream_broke(
+    instance: Instance, client: slatemq.Client
+) -> None:
+    entries = Entries(count=10, breaks=3)
+    await serve(instance, entries)
+    async with client.watch_delayed("q") as watch:
+        told, positions = [], []
+        for _ in range(10):
+            told.append((await anext(watch)).message_id)
+            positions.append(watch.position)
+    # Each once, in order, and the position never runs ahead of what was taken
+    assert told == list(range(1, 11))
+    assert positions == ["0", "2", "2", "4", "4", "6", "6", "8", "8", "10"]
+    assert entries.positions == ["", "2", "4", "6"]
+
+
+async def test_closing_a_watch_ends_whoever_waits(
+    instance: Instance, client: slatemq.Client
+) -> None:
+    await serve(instance, Entries(count=0))
+    watch = client.watch_delayed("q")
+    waiting = asyncio.create_task(anext(watch, None))
+    while watch.position != "0":
+        await asyncio.sleep(0.01)
+    await watch.close()
+    assert await waiting is None
+
+
+async def test_a_cancellation_whose_answer_got_lost_is_none_the_less_one(
+    instance: Instance, client: slatemq.Client
+) -> None:
+    await serve(instance, Entries(lose=1))
+    await client.cancel_entry("q/1/")
+    with pytest.raises(NotFound):
+        await client.cancel_entry("q/1/")
+
+
+async def test_an_edit_says_what_stays(instance: Instance, client: slatemq.Client) -> None:
+    entries = Entries()
+    await serve(instance, entries)
+    assert await client.edit_message("q/1/", payload="text") == "new"
+    await client.edit_message("q/1/", headers={})
+    text, headers = entries.calls
+    assert text.HasField("payload")
+    assert not text.replace_headers
+    assert not headers.HasField("payload")
+    assert headers.replace_headers
+    with pytest.raises(InvalidArgument) as refused:
+        await client.edit_message("q/1/", headers={"a": 1})  # type: ignore[dict-item]
+    assert refused.value.field == "headers['a']"
+    # A repeat is answered as the first try was, with an etag, too.
+    entries.lose = 1
+    assert await client.edit_message("q/1/", payload=b"", etag="old") == "new"
+
+
+async def test_redrives_are_found_by_their_id_and_waited_for(
+    instance: Instance, client: slatemq.Client
+) -> None:
+    entries = Entries(lose=2)
+    await serve(instance, Entries(), entries)
+    begun = await client.start_redrive("q", into="other", rate=5, message_ids=[1, 2])
+    assert (begun.broker_shard, begun.target_queue_id, begun.rate) == (1, "other", 5)
+    assert len(entries.redrives) == 1
+    assert (await client.get_redrive("r1")).broker_shard == 1
+    assert [one.redrive_id async for one in client.list_redrives()] == ["r1"]
+    with pytest.raises(NotFound):
+        await client.get_redrive("r2")
+
+    seen: list[Redrive] = []
+    ended = await client.wait_redrive(begun, on_progress=seen.append, every=0.01)
+    assert ended.state is RedriveState.DONE
+    assert [one.redriven_count for one in seen] == [2, 3]
+
+
+async def test_bad_redrives_are_refused_before_they_are_sent(client: slatemq.Client) -> None:
+    for options in ({"rate": 1 << 40}, {"message_ids": ["x"]}, {"filter": 7}):
+        with pytest.raises(SlateMQError) as refused:
+            await client.start_redrive("q", **options)
+        assert isinstance(refused.value, InvalidArgument)

@@ -1,0 +1,158 @@
+"""Leases as the client sees them: extensions hold, and what is refused changes nothing."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+import slatemq
+from slatemq import CommandContext, codecs
+from slatemq.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
+from tests.integration.broker.rig import Rig, running
+from tests.integration.client.peers import Broker, Instance
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    """A broker whose clock is months behind the client's, and stands still."""
+    async with running() as started:
+        await started.create()
+        await started.assign([1, 2, 3])
+        yield started
+
+
+@pytest.fixture
+async def client(rig: Rig) -> AsyncIterator[slatemq.Client]:
+    async with slatemq.connect(rig.running.address, call_timeout=3) as connected:
+        yield connected
+
+
+def deadlines(rig: Rig) -> list[int]:
+    now_ms = rig.clock.now_ms()
+    return [lease.deadline_ms - now_ms for lease in rig.owner.shard.queues["q"].leases()]
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_an_extended_token_is_good_for_as_long_whatever_the_clocks_say(
+    rig: Rig, client: slatemq.Client, is_open: bool
+) -> None:
+    view = client.queue_view("q", codecs.BYTES, lease=3)
+    token = await view.try_next()
+    assert token is not None
+    if is_open:
+        async with view.refs.lease(token):
+            await view.refs.extend(token, 600)
+            await asyncio.sleep(1.5)
+    else:
+        await view.refs.extend(token, 600)
+    await asyncio.sleep(0.4)
+    assert not token.ended
+    assert deadlines(rig) == [600_000]
+    await client.queue_commands("q", codecs.BYTES).complete([token]).commit()
+
+
+async def test_an_extension_that_was_answered_is_not_taken_back_by_the_keeping(
+    rig: Rig, client: slatemq.Client
+) -> None:
+    async with client.consume("q", prefetch=1, lease=3) as messages:
+        message = await anext(messages)
+        told_ms = await message.extend(600)
+        await asyncio.sleep(1.5)
+        assert told_ms - rig.clock.now_ms() == 600_000
+        assert 600_000 in deadlines(rig)
+        await message.ack()
+
+
+async def test_a_short_lease_is_kept_beside_long_ones() -> None:
+    async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
+        # Given a keeper that has nothing to do for long
+        broker = instance.broker
+        broker.available.append((b"long", 0))
+        async with client.consume("q", prefetch=2) as messages:
+            await anext(messages)
+            await asyncio.sleep(0.05)
+
+            # When a message comes whose lease ends before that: of the long one, after 10 s
+            broker.lease_ms = 6000
+            broker.available.append((b"short", 0))
+            came_s = time.monotonic()
+            await broker.tell()
+            async with asyncio.timeout(30):
+                await broker.until(lambda: broker.extended)
+
+            # Then it is extended before it ends
+            assert time.monotonic() - came_s < broker.lease_ms / 1000
+
+
+async def test_what_is_refused_for_its_input_can_be_used_again(
+    rig: Rig, client: slatemq.Client
+) -> None:
+    # A bad reason
+    (message,) = await client.claim("q", lease=60)
+    with pytest.raises(InvalidArgument) as refused:
+        await message.fail(cast("Any", 5))
+    assert refused.value.field == "reason"
+    await message.fail("too bad")
+
+    # A command beside one that is none
+    view = client.queue_view("q", codecs.BYTES)
+    token = await view.try_next()
+    assert token is not None
+    command = client.queue_commands("q", codecs.BYTES).push(
+        client.queue_commands("q", codecs.BYTES).complete([token])
+    )
+    context = CommandContext()
+    with pytest.raises(InvalidArgument) as wrong:
+        context.add(command, cast("Any", "garbage"))
+    assert wrong.value.field == "commands[1]"
+    context.add(command)
+    await client.execute(context)
+
+
+async def test_a_batch_that_nobody_answered_for_is_acked_again(
+    rig: Rig, client: slatemq.Client
+) -> None:
+    async with client.consume_batches("q", 3, lease=60) as batches:
+        batch = await anext(batches)
+        rig.disk.free.clear()
+        with pytest.raises((Unavailable, DeadlineExceeded)):
+            await batch.ack_all()
+        rig.disk.free.set()
+        assert await batch.ack_all() == [None, None, None]
+        assert await rig.counts() == {"done": 3}
+        with pytest.raises(FailedPrecondition):
+            await batch[0].ack()
+
+
+async def test_an_ended_lease_is_refused_in_its_place() -> None:
+    async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
+        instance.broker.available.extend((b"%d" % number, 0) for number in range(3))
+        first, second, third = [one.lease_token for one in await client.claim("q", 3)]
+        instance.broker.ended.add(second)
+        told = await client.ack([second, first, second, first, third])
+        assert [getattr(one, "reason", None) for one in told] == [
+            "LEASE_ENDED",
+            None,
+            "LEASE_ENDED",
+            None,
+            None,
+        ]
+        assert instance.broker.acked == [b"0", b"2"]
+
+
+async def test_leases_of_two_shards_are_finished_where_they_are() -> None:
+    async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
+        kind: Any = Broker  # which does not serve everything
+        other = kind(exists=False)
+        await instance.serve(broker=other, broker_shard=1)
+        tokens = ["0-a", "1-b", "0-c", "1-d"]
+        for token in tokens:
+            broker = other if token.startswith("1") else instance.broker
+            broker.leases[token] = token.encode(), 1
+        instance.broker.ended.add("0-c")
+        told = await client.ack(tokens)
+        assert [getattr(one, "reason", None) for one in told] == [None, None, "LEASE_ENDED", None]
+        assert instance.broker.acked == [b"0-a"]
+        assert other.acked == [b"1-b", b"1-d"]

@@ -1,0 +1,162 @@
+"""`process` as a worker's main loop: failures in the log, and an orderly end at SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import slatemq
+from slatemq._consume import processing
+from tests.integration.client.peers import Instance
+
+ROOT = Path(__file__).parents[3]
+
+PAYLOADS = [b"1", b"2", b"3", b"4"]
+
+PROGRAM = """
+import asyncio, signal, sys
+import slatemq
+
+endpoint, mode = sys.argv[1:]
+
+async def handle(message):
+    print("working", flush=True)
+    await asyncio.sleep(600)
+
+async def main():
+    if mode == "own":
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        async with slatemq.connect(endpoint) as client:
+            if mode == "two":
+                await asyncio.gather(*(client.process("q", handle, concurrency=1) for _ in "ab"))
+            else:
+                await client.process("q", handle, concurrency=2)
+    except asyncio.CancelledError:
+        print("cancelled", flush=True)
+        if mode != "own":
+            raise
+    finally:
+        print("closed", flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+async def instance() -> AsyncIterator[Instance]:
+    async with Instance() as running:
+        yield running
+
+
+async def start(instance: Instance, mode: str) -> asyncio.subprocess.Process:
+    """A worker that has begun with two messages, and has two more fetched ahead."""
+    instance.broker.available.extend([(payload, 0) for payload in PAYLOADS])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-c", PROGRAM, instance.endpoint, mode),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        for _ in range(2):
+            assert await process.stdout.readline() == b"working\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "printed"),
+    [
+        ("plain", 143, b"closed\n"),
+        ("two", 143, b"closed\n"),
+        ("own", 0, b"cancelled\nclosed\n"),
+    ],
+)
+async def test_a_worker_that_gets_sigterm_releases_what_is_in_work(
+    instance: Instance, mode: str, status: int, printed: bytes
+) -> None:
+    process = await start(instance, mode)
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    assert (process.returncode, out) == (status, printed)
+    if mode != "two":  # asyncio itself speaks of each task that ends the loop.
+        assert err == b""
+    # Then all went back, and no attempt is counted
+    assert sorted(instance.broker.nacked) == [(payload, "", True) for payload in PAYLOADS]
+
+
+async def test_a_program_may_go_on_after_process_with_sigterm_as_it_was(
+    instance: Instance,
+) -> None:
+    async with slatemq.connect(instance.endpoint) as client:
+        begun = asyncio.Event()
+
+        async def handle(message: slatemq.Received) -> None:
+            begun.set()
+
+        instance.broker.available.append((b"x", 0))
+        work = asyncio.create_task(client.process("q", handle))
+        await begun.wait()
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        work.cancel()
+        await asyncio.wait([work])
+        assert work.cancelled()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+async def test_a_handler_that_fails_is_logged_with_its_traceback(
+    instance: Instance, caplog: pytest.LogCaptureFixture
+) -> None:
+    logged = asyncio.Event()
+
+    class Signal(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.set()
+
+    async def handle(message: slatemq.Received) -> None:
+        raise KeyError("the-key")
+
+    instance.broker.available.append((b"x", 2))
+    async with slatemq.connect(instance.endpoint) as client:
+        with caplog.at_level(logging.WARNING, "slatemq"):
+            processing.log.addHandler(watcher := Signal())
+            work = asyncio.create_task(client.process("q", handle))
+            await logged.wait()
+            processing.log.removeHandler(watcher)
+            work.cancel()
+            await asyncio.wait([work])
+    assert "of queue 'q' failed, attempt 3" in caplog.text
+    assert 'raise KeyError("the-key")' in caplog.text
+    assert instance.broker.nacked == [(b"x", "KeyError: 'the-key'", False)]
+
+
+async def test_process_holds_no_more_messages_than_its_prefetch() -> None:
+    async with Instance() as instance, slatemq.connect(instance.endpoint) as client:
+        # Given a broker that fails a stream with more credit than one message
+        instance.broker.prefetch_max = 1
+        instance.broker.available.extend((payload, 0) for payload in PAYLOADS)
+        handled: list[bytes] = []
+        done = asyncio.Event()
+
+        async def handle(message: slatemq.Received) -> None:
+            handled.append(message.payload)
+            if len(handled) == len(PAYLOADS):
+                done.set()
+
+        working = asyncio.create_task(client.process("q", handle, concurrency=1, prefetch=1))
+        async with asyncio.timeout(30):
+            await done.wait()
+        working.cancel()
+        await asyncio.wait([working])
+        assert (handled, instance.broker.streams) == (PAYLOADS, 1)

@@ -1,0 +1,94 @@
+"""Brokers that speak AMQP 1.0: ActiveMQ where one is given, and RabbitMQ with its plugin."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import aio_pika
+
+from libs.events.activemq.connection import Addresses
+from libs.events.settings import ActivemqSettings
+from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
+from tests.integration.events.backends.servers import Process, free_ports, listens, program
+
+
+class ActivemqServer:
+    """ActiveMQ 5 as it is by default, but for its ports and its folder."""
+
+    settle_s = 0.0
+
+    def __init__(self, folder: Path) -> None:
+        """Nothing runs yet."""
+        (self.port,) = free_ports(1)
+        options = f"persistent=true&useJmx=false&dataDirectory={folder}/data"
+        self._process = Process(
+            [
+                *(program("java"), "-cp", os.environ["ACTIVEMQ_CLASSPATH"]),
+                *("org.apache.activemq.console.command.ShellCommand", "start"),
+                f"broker:(amqp://127.0.0.1:{self.port})/events?{options}",
+            ],
+            folder,
+            {},
+        )
+
+    def settings(self, prefix: str) -> ActivemqSettings:
+        """Settings of a backend on it."""
+        return ActivemqSettings(
+            url=f"amqp://127.0.0.1:{self.port}",
+            queue_prefix=prefix,
+            consumer_group=f"{prefix}-workers",
+            max_retries=2,
+            retry_delay_ms=200,
+        )
+
+    def start(self) -> None:
+        """Start, and wait until it accepts connections."""
+        self._process.start(lambda: listens(self.port))
+
+    def kill(self) -> None:
+        """SIGKILL it."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """SIGKILL it."""
+        self.kill()
+
+
+class Amqp10Server(RabbitmqServer):
+    """RabbitMQ with its plugin for AMQP 1.0, which cannot bind queues: that is done before."""
+
+    def __init__(self, folder: Path) -> None:
+        """Nothing runs yet."""
+        super().__init__(folder, "rabbitmq_amqp1_0")
+
+    def settings(self, prefix: str) -> ActivemqSettings:  # type: ignore[override]
+        """Settings of a backend on it."""
+        return ActivemqSettings(
+            url=f"amqp://guest:guest@127.0.0.1:{self.port}",
+            queue_prefix=prefix,
+            consumer_group=f"{prefix}-workers",
+            max_retries=2,
+            retry_delay_ms=200,
+            queue_address="/amq/queue/{name}",
+            events_address="/exchange/{name}",
+            group_address="/amq/queue/{group}.{name}",
+        )
+
+    async def prepare(self, settings: ActivemqSettings) -> None:
+        """Create the queues of these settings, and bind the queue of its group to the events."""
+        addresses = Addresses(settings)
+        connection = await aio_pika.connect(f"{settings.url}/")
+        async with connection, connection.channel() as channel:
+            name = addresses.events.removeprefix("/exchange/")
+            exchange = await channel.declare_exchange(
+                name, aio_pika.ExchangeType.FANOUT, durable=True
+            )
+            for address in (addresses.group, addresses.tasks, addresses.retry, addresses.dead):
+                queue = await channel.declare_queue(
+                    address.removeprefix("/amq/queue/"),
+                    durable=True,
+                    arguments={"x-queue-type": "quorum"},
+                )
+                if address == addresses.group:
+                    await queue.bind(exchange)

@@ -1,0 +1,52 @@
+"""A Redis of one's own that writes each command to disk before it answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from libs.events.settings import RedisSettings
+from tests.integration.events.backends.servers import Process, free_ports, listens, program
+
+
+class RedisServer:
+    """redis-server with an append-only file."""
+
+    settle_s = 0.0
+
+    def __init__(self, folder: Path, task_structure: Literal["streams", "lists"]) -> None:
+        """Nothing runs yet."""
+        (self.port,) = free_ports(1)
+        self._task_structure = task_structure
+        self._process = Process(
+            [
+                program("redis-server"),
+                *("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(folder)),
+                *("--save", "", "--appendonly", "yes", "--appendfsync", "always"),
+            ],
+            folder,
+            {},
+        )
+
+    def settings(self, prefix: str) -> RedisSettings:
+        """Settings of a backend on it."""
+        return RedisSettings(
+            url=f"redis://127.0.0.1:{self.port}",
+            stream_prefix=prefix,
+            consumer_group=f"{prefix}-workers",
+            max_retries=2,
+            retry_delay_ms=200,
+            task_structure=self._task_structure,
+        )
+
+    def start(self) -> None:
+        """Start, and wait until it answers."""
+        self._process.start(lambda: listens(self.port))
+
+    def kill(self) -> None:
+        """SIGKILL it."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """SIGKILL it."""
+        self.kill()

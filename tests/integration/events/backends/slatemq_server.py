@@ -1,0 +1,56 @@
+"""SlateMQ as the backend: the whole stack, which is killed at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from libs.events.settings import SlatemqSettings
+from tests.acceptance.local_stack import REPOSITORY
+from tests.integration.events.backends.servers import Process, free_ports
+
+
+class SlatemqServer:
+    """`python -m services` on a folder."""
+
+    settle_s = 0.0
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        """Nothing runs yet; `arguments` are those of the stack."""
+        self._folder = folder
+        self._ready = folder / "ready.json"
+        self.port = free_ports(4).start
+        self._process = Process(
+            [
+                *(sys.executable, "-m", "services", "--data", str(folder / "data")),
+                *("--ready-file", str(self._ready), "--ports", str(self.port)),
+                *arguments,
+            ],
+            REPOSITORY,
+            {},
+            log=folder / "server.log",
+        )
+
+    def settings(self, prefix: str) -> SlatemqSettings:
+        """Settings of a backend on it."""
+        return SlatemqSettings(
+            endpoint=str(json.loads(self._ready.read_text())["endpoint"]),
+            queue_prefix=prefix,
+            consumer_group=f"{prefix}-workers",
+            max_retries=2,
+            retry_delay_ms=200,
+        )
+
+    def start(self) -> None:
+        """Start, and wait until all of it serves."""
+        self._ready.unlink(missing_ok=True)
+        self._process.start(self._ready.exists)
+
+    def kill(self) -> None:
+        """SIGKILL all of its processes."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """SIGKILL all of its processes."""
+        self.kill()

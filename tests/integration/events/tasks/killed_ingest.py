@@ -1,0 +1,62 @@
+"""An ingest that sends itself SIGKILL at one step of its tasks: `KILL_AT` names the step.
+
+As in `KILL_AT=enqueued python -m tests.integration.events.tasks.killed_ingest --root …`; without
+the variable it is any ingest. The steps are those of the BleepStore design, 3 to 7.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
+
+from libs.events.measured import MeasuredBackend
+from libs.serving.main import main
+from services.ingest.config import IngestConfig
+from services.ingest.service import IngestProcess
+from services.ingest.tasks.backend import TaskBackend
+from services.ingest.tasks.bodies import TaskBodies
+from services.ingest.tasks.consumer import TaskConsumer
+
+STEPS: dict[str, tuple[type, str, bool]] = {
+    "body written": (TaskBackend, "enqueue", False),
+    "enqueued": (TaskBackend, "enqueue", True),
+    "dequeued": (TaskConsumer, "_begin", False),
+    "body read": (TaskConsumer, "_store", False),
+    "messages durable": (TaskBodies, "remove", False),
+    "body removed": (MeasuredBackend, "complete_task", False),
+    "complete": (MeasuredBackend, "complete_task", True),
+}
+"""The class and method of each step, and whether it is over after that rather than before."""
+
+AFTER_CALLS = 3
+"""So that the step of other publishes is over when that of one is not."""
+
+
+def killing(method: Callable[..., Awaitable[Any]], after: bool) -> Callable[..., Awaitable[Any]]:
+    """The method, at whose third call the process ends."""
+    calls = 0
+
+    @wraps(method)
+    async def killed(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        is_last = calls == AFTER_CALLS
+        if is_last and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        answer = await method(*arguments)
+        if is_last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    return killed
+
+
+if __name__ == "__main__":
+    step = os.environ.get("KILL_AT")
+    if step is not None:
+        owner, name, after = STEPS[step]
+        setattr(owner, name, killing(getattr(owner, name), after))
+    main("ingest", IngestConfig, IngestProcess)

@@ -1,0 +1,124 @@
+"""An ingest killed at every step of a task: what was answered is stored, each once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from libs.serving.peers.channels import open_channel
+from libs.storage.database.roots import open_root
+from slatemq.errors import SlateMQError
+from tests.integration.events.backends.servers import Server, running
+from tests.integration.events.conftest import SERVERS
+from tests.integration.events.tasks.killed_ingest import STEPS
+from tests.integration.events.tasks.queued_ingest import (
+    LARGE,
+    QueuedIngest,
+    queue_settings,
+    write_config,
+)
+from tests.integration.ingest.server import message, process
+
+pytestmark = pytest.mark.slow  # Processes are killed at seven steps.
+
+MODULE = "tests.integration.events.tasks.killed_ingest"
+PUBLISHES = 12
+
+
+OTHERS = ("redis-lists", "slatemq", "rabbitmq", "kafka")
+
+
+@pytest.fixture(params=["redis", *(pytest.param(one, marks=pytest.mark.proof) for one in OTHERS)])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Server]]:
+    name, make = SERVERS[request.param]
+    (tmp_path / "server").mkdir()
+    with running(make(tmp_path / "server")) as started:
+        yield name, started
+
+
+def payload_of(request_id: str) -> bytes:
+    """Every third body is an object of its own."""
+    is_large = int(request_id.rpartition(" ")[2]) % 3 == 0
+    return request_id.encode() + (LARGE if is_large else b"")
+
+
+async def publish(ingest: QueuedIngest, request_id: str) -> bool:
+    """Whether a publish was answered, tried until the ingest serves, or is gone."""
+    with suppress(SlateMQError, grpc.aio.AioRpcError):
+        await ingest.enqueue(message(payload_of(request_id)), request_id=request_id)
+        return True
+    return False
+
+
+async def test_a_kill_at_any_step_loses_nothing_and_applies_nothing_twice(
+    backend: tuple[str, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = (tmp_path / "data").as_uri()
+    flags = ("--config", str(write_config(tmp_path, queue_settings(*backend))))
+    unanswered: list[str] = []
+    answered: list[str] = []
+
+    # Given ingests of one shard, each killed at another step while it publishes
+    for step in STEPS:
+        monkeypatch.setenv("KILL_AT", step)
+        async with process(root, tmp_path / "ready", *flags, module=MODULE) as (started, address):
+            async with open_channel(address) as channel:
+                ingest = QueuedIngest(channel)
+                names = [f"{step} {number}" for number in range(PUBLISHES)]
+                await until_published(ingest, f"{step} 0 first 1", answered, unanswered)
+                done = await asyncio.gather(*(publish(ingest, name) for name in names))
+            answered += [name for name, was in zip(names, done, strict=True) if was]
+            unanswered += [name for name, was in zip(names, done, strict=True) if not was]
+            async with asyncio.timeout(60):
+                assert await started.wait() == -9, step
+    monkeypatch.delenv("KILL_AT")
+    assert answered
+    assert unanswered
+
+    # When the last one lives, and what had no answer is repeated under its request ID
+    async with (
+        process(root, tmp_path / "ready", *flags, module=MODULE) as (_, address),
+        open_channel(address) as channel,
+    ):
+        ingest = QueuedIngest(channel)
+        for request_id in unanswered:
+            await until_published(ingest, request_id, [], [])
+        wanted = Counter(payload_of(name) for name in [*answered, *unanswered])
+        async with asyncio.timeout(120):
+            while len(await ingest.log()) < len(wanted):
+                await asyncio.sleep(0.2)
+        # What comes again after the hold of the killed ones is known
+        await settled(ingest)
+
+        # Then each is stored exactly once, and no body is left of what was answered
+        assert Counter(await ingest.stored()) == wanted
+        assert await ingest.failed() == []
+    left = await open_root(root).objects.list("tasks")
+    assert len(left) <= len(unanswered)
+
+
+async def until_published(
+    ingest: QueuedIngest, request_id: str, answered: list[str], unanswered: list[str]
+) -> None:
+    """Publish until it is answered, or the ingest is gone."""
+    async with asyncio.timeout(60):
+        while not await publish(ingest, request_id):
+            if ingest.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                unanswered.append(request_id)
+                return
+            await asyncio.sleep(0.05)
+    answered.append(request_id)
+
+
+async def settled(ingest: QueuedIngest) -> None:
+    """Wait until no more comes for longer than a backend holds what a dead consumer had."""
+    count = len(await ingest.log())
+    for _ in range(40):
+        await asyncio.sleep(1)
+        assert len(await ingest.log()) == count, "something was applied twice"

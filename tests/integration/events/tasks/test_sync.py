@@ -1,0 +1,238 @@
+"""Publishes that wait for their tasks; a store that is away; several ingests on one backend."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+from redis import asyncio as aioredis
+
+import slatemq
+from libs.events.settings import Consistency
+from libs.events.tasks import WriteTask
+from libs.serving.peers.channels import open_channel
+from libs.serving.process.healthprobe import probe
+from libs.serving.process.store_watch import HUNG_MS
+from services.ingest.tasks.backend import TaskBackend
+from services.ingest.tasks.consumer import TaskConsumer
+from slatemq.errors import FailedPrecondition
+from slatemq.v1 import ingest_pb2, task_pb2
+from tests.faults.faulty_store import Fault, Outcome, faulty_store
+from tests.integration.events.backends.servers import Server, running
+from tests.integration.events.backends.slatemq_server import SlatemqServer
+from tests.integration.events.conftest import SERVERS
+from tests.integration.events.tasks.queued_ingest import (
+    LARGE,
+    QueuedIngest,
+    queue_settings,
+    queued,
+    until_connected,
+    write_config,
+)
+from tests.integration.ingest.server import message, process
+from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
+
+pytestmark = pytest.mark.slow  # Real servers, and a store that is away for a while.
+
+
+async def test_a_sync_publish_is_answered_as_a_direct_one(backend: tuple[str, Server]) -> None:
+    async with queued(queue_settings(*backend, "sync")) as ingest:
+        small, large = await asyncio.gather(
+            ingest.enqueue(message(b"a"), message(b"b"), request_id="r"),
+            ingest.enqueue(message(LARGE)),
+        )
+        for answer in (small, large):
+            assert not answer.task_id
+            assert answer.received_at_ms
+        assert await ingest.payloads(*small.message_ids) == [b"a", b"b"]
+        assert await ingest.payloads(*large.message_ids) == [LARGE]
+        again = await ingest.enqueue(message(b"a"), message(b"b"), request_id="r")
+        assert list(again.message_ids) == list(small.message_ids)
+
+
+async def test_a_sync_publish_whose_task_fails_gets_its_error(
+    backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = queue_settings(*backend, "sync", max_retries=0)
+    both = asyncio.Barrier(2)
+    enqueue = TaskBackend.enqueue
+
+    async def enqueue_both(tasks: TaskBackend, task: WriteTask) -> None:
+        await both.wait()
+        await enqueue(tasks, task)
+
+    # The second one is accepted before the first is stored, or it would be refused at once.
+    monkeypatch.setattr(TaskBackend, "enqueue", enqueue_both)
+    async with queued(settings) as ingest:
+        # Given two requests of one ID at the same time, with other content
+        answers = await asyncio.gather(
+            *(ingest.enqueue(message(b"%d" % n), request_id="r") for n in range(2)),
+            return_exceptions=True,
+        )
+        # Then one of them is stored, and the other one is told why not
+        refused = [one for one in answers if isinstance(one, FailedPrecondition)]
+        assert len(refused) == 1, answers
+        assert "other content" in refused[0].message
+        assert refused[0].reason == "TASK_FAILED"
+        assert len(await ingest.stored()) == 1
+        assert [one.task_id for one in await ingest.failed()] == [refused[0].metadata["task_id"]]
+
+
+async def test_a_sync_publish_is_answered_in_time_though_its_backend_took_long(
+    backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = queue_settings(*backend, "sync")
+
+    async def hang(consumer: TaskConsumer, task: WriteTask) -> None:
+        await asyncio.Event().wait()
+
+    # Given an ingest that does not come to its tasks, and a backend that is slow to take one
+    monkeypatch.setattr(TaskConsumer, "_begin", hang)
+    async with queued(settings) as ingest, aioredis.Redis.from_url(settings.redis.url) as client:
+        await client.client_pause(2000, all=False)
+        # Then the call ends with its task, before its deadline
+        answer = await ingest.stub.Publish(ingest_request(b"x"), timeout=4)
+        assert answer.task_id
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(
+    ("kind", "consistency"),
+    [
+        ("redis", "async"),
+        ("redis", "sync"),
+        *(
+            pytest.param(kind, consistency, marks=pytest.mark.proof)
+            for kind in ("redis-lists", "slatemq")
+            for consistency in ("async", "sync")
+        ),
+    ],
+)
+async def test_a_store_that_is_away_costs_latency_and_no_task(
+    kind: str, consistency: Consistency, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, make = SERVERS[kind]
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "server").mkdir()
+    with (
+        moto() as port,
+        faulty_store(port) as store,
+        running(make(tmp_path / "server")) as server,
+    ):
+        settings = queue_settings(backend, server, consistency)
+        flags = ("--config", str(write_config(tmp_path, settings)))
+        root, ready = root_url(store.port, f"away-{kind}-{consistency}"), tmp_path / "ready"
+        async with process(root, ready, *flags) as (_, address), open_channel(address) as channel:
+            ingest = QueuedIngest(channel)
+            await until_connected(ingest)
+            before = await ingest.enqueue(message(b"before"))
+
+            # When nothing reaches the store, then publishes are answered with their tasks
+            store.set(Fault(Outcome.HOLD))
+            names = [b"away %d" % n for n in range(10)]
+            tasks = await publish_in_time(ingest, names[:5])
+
+            # And still are when a process says that its store hangs: this one serves on
+            await asyncio.sleep(HUNG_MS / 1000 + 2)
+            assert await asyncio.to_thread(probe, address) == ""
+            tasks += await publish_in_time(ingest, names[5:])
+
+            # When it is back, then all are applied, once, without an attempt that counts
+            store.set()
+            for task_id in tasks:
+                task = await ingest.wait(task_id)
+                assert (task.state, task.attempts_count) == (task_pb2.TASK_STATE_APPLIED, 0)
+            if before.task_id:
+                await ingest.applied(before.task_id)
+            assert sorted(await ingest.stored()) == sorted([b"before", *names])
+
+
+async def publish_in_time(ingest: QueuedIngest, names: list[bytes]) -> list[str]:
+    """The tasks of publishes that are answered within some seconds."""
+    requests = [ingest_request(name) for name in names]
+    answers = await asyncio.gather(*(ingest.stub.Publish(one, timeout=5) for one in requests))
+    assert all(list(answer.message_ids) == [0] for answer in answers)
+    tasks = [answer.task_id for answer in answers]
+    assert all(tasks)
+    return tasks
+
+
+def ingest_request(payload: bytes) -> ingest_pb2.PublishRequest:
+    return ingest_pb2.PublishRequest(messages=[message(payload)])
+
+
+async def test_two_ingests_on_one_backend_apply_what_each_accepted(
+    backend: tuple[str, Server], tmp_path: Path
+) -> None:
+    # Given two ingests of one instance, with one file of settings
+    settings = queue_settings(*backend)
+    root = tmp_path.as_uri()
+    async with AsyncExitStack() as stack:
+        both = [
+            await stack.enter_async_context(queued(settings, root, shard=shard))
+            for shard in range(2)
+        ]
+        # When both publish, then each has applied its own, and none of the other's
+        tasks = [
+            await ingest.send_task(b"%d %d" % (shard, n), request_id=f"{shard} {n}")
+            for n in range(30)
+            for shard, ingest in enumerate(both)
+        ]
+        for at, task_id in enumerate(tasks):
+            (message_id,) = await both[at % 2].applied(task_id)
+            assert message_id >> 48 == at % 2
+        for shard, ingest in enumerate(both):
+            assert await ingest.stored() == [b"%d %d" % (shard, n) for n in range(30)]
+
+
+async def test_the_client_publishes_and_waits_for_its_tasks(
+    backend: tuple[str, Server], tmp_path: Path
+) -> None:
+    settings = queue_settings(*backend)
+    flags = ("--config", str(write_config(tmp_path, settings)))
+    async with (
+        process((tmp_path / "data").as_uri(), tmp_path / "ready", *flags) as (_, address),
+        slatemq.connect(address) as client,
+    ):
+        # When it publishes singly and in a batch
+        single = await client.publish(b"single")
+        batch = await client.publish_batch([slatemq.OutgoingMessage(b"%d" % n) for n in range(3)])
+        assert int(single) == 0
+        assert [one.task_place for one in batch] == [0, 1, 2]
+        assert len({one.task_id for one in batch}) == 1
+
+        # Then its tasks tell the IDs
+        for published in [single, *batch]:
+            task = await client.wait_task(published.task_id, timeout=60)
+            assert task.state is slatemq.TaskState.APPLIED
+            assert task.published[published.task_place].message_id > 0
+            assert await client.get_task(published.task_id) == task
+        assert [one async for one in client.failed_tasks()] == []
+        assert await client.retry_failed_tasks() == 0
+
+
+@pytest.mark.stack
+async def test_slatemq_as_its_own_backend_applies_each_publish_once(tmp_path: Path) -> None:
+    config = tmp_path / "slatemq.yaml"
+    server = SlatemqServer(tmp_path, "--config", str(config))
+    endpoint = f"127.0.0.1:{server.port}"
+    queue = {"enabled": True, "consistency": "async", "slatemq": {"endpoint": endpoint}}
+    config.write_text(yaml.safe_dump({"queue": queue}))
+    with running(server):
+        async with slatemq.connect(endpoint) as client:
+            await client.create_queue("orders")
+            published = [await client.publish(b"%d" % n, {"queue": "orders"}) for n in range(20)]
+            for one in published:
+                task = await client.wait_task(one.task_id, timeout=60)
+                assert task.state is slatemq.TaskState.APPLIED
+            claimed = await client.claim("orders", 100, wait=60)
+            while len(claimed) < len(published):
+                claimed += await client.claim("orders", 100, wait=60)
+            assert sorted(one.payload for one in claimed) == sorted(b"%d" % n for n in range(20))
+            assert (await client.get_queue("orders")).counts.available_count == 0

@@ -1,0 +1,142 @@
+"""Tasks in the dead-letter place, and what lies there and is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import asyncio as aioredis
+
+from libs.serving.telemetry import Telemetry
+from libs.storage.database.roots import open_root
+from services.ingest.tasks.backend import TaskBackend
+from slatemq.v1 import ingest_pb2, task_pb2
+from tests.integration.events.backends.servers import Server
+from tests.integration.events.tasks.queued_ingest import (
+    enqueue,
+    eventually,
+    new_task_id,
+    queue_settings,
+    queued,
+)
+from tests.integration.ingest.server import message
+
+pytestmark = pytest.mark.slow  # Real servers, whose redeliveries take their delays.
+
+FAILED = task_pb2.TASK_STATE_FAILED
+
+
+async def test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried(
+    backend: tuple[str, Server], tmp_path: Path
+) -> None:
+    root = tmp_path.as_uri()
+    settings = queue_settings(*backend, max_retries=1, retry_delay_ms=200)
+    # Given a task whose body somebody has taken away, and one behind it
+    async with queued(settings, root) as ingest:
+        objects = open_root(root).objects
+        path = f"tasks/ingest-0/{new_task_id()}"
+        task_id = path.rpartition("/")[2]
+        await enqueue(settings, task_id, {"content_length": 4, "data_ref": path})
+        good = await ingest.send_task(b"good")
+
+        # Then it fails after its retries, and the other one is applied
+        await ingest.applied(good)
+        task = await ingest.wait(task_id)
+        assert (task.state, task.attempts_count) == (FAILED, 2)
+        assert "no object at" in task.error
+
+        async def is_dead() -> bool:
+            return [one.task_id for one in await ingest.failed()] == [task_id]
+
+        await eventually(is_dead)
+        assert (await ingest.failed())[0].error == task.error
+
+        # When the cause is removed and it is retried, then it is applied, once
+        request = ingest_pb2.PublishRequest(messages=[message(b"back")])
+        await objects.put(path, request.SerializeToString())
+        assert await ingest.retry() == 1
+        (message_id,) = await ingest.applied(task_id)
+        assert await ingest.payloads(message_id) == [b"back"]
+        assert await ingest.failed() == []
+        assert await ingest.retry() == 0
+        assert sorted(await ingest.stored()) == [b"back", b"good"]
+
+
+async def test_what_is_not_a_task_goes_to_the_dead_letters_and_others_are_applied(
+    backend: tuple[str, Server],
+) -> None:
+    settings = queue_settings(*backend, max_retries=0)
+    redis = settings.redis
+    async with queued(settings) as ingest, aioredis.Redis.from_url(redis.url) as client:
+        # Given what no ingest has made, and a task whose ID no ingest has made
+        key = f"{redis.stream_prefix}.ingest-0:tasks"
+        strange: list[dict[str, bytes]] = [{"task": b"not JSON"}]
+        if redis.task_structure == "lists":
+            await client.rpush(key, strange[0]["task"])
+        else:
+            strange.append({"another": b"field"})
+            for fields in strange:
+                await client.xadd(key, dict(fields))
+        foreign = "task_01KJ2KH1G0J9FEYRWH6ATYF8WE"
+        await enqueue(settings, foreign, {"content_length": 1, "body": "AA=="})
+
+        # When a publish comes behind them, then it is applied
+        await ingest.applied(await ingest.send_task(b"behind it"))
+        assert await ingest.stored() == [b"behind it"]
+
+        # And the others are dead letters with their errors, and nowhere else
+        async def are_dead() -> bool:
+            wanted = ["", *([""] * (len(strange) - 1)), foreign]
+            return [one.task_id for one in await ingest.failed()] == wanted
+
+        await eventually(are_dead)
+        *unreadable, last = await ingest.failed()
+        assert "a letter of it is wrong" in last.error
+        dead = f"{key[:-5]}dead-letter"
+        assert all(f" of {dead}: " in one.error for one in unreadable)
+        letters = [fields for _, fields in await client.xrange(dead)]
+        assert letters[0][b"data"] == b"not JSON"
+        waiting = TaskBackend(settings, 0, Telemetry().meter)
+        await waiting.connect()
+        assert (await waiting.connected.stats()).pending_tasks == 0
+        await waiting.close()
+
+
+async def test_a_damaged_dead_letter_is_told_of_and_hinders_no_other(
+    backend: tuple[str, Server], tmp_path: Path
+) -> None:
+    root = tmp_path.as_uri()
+    settings = queue_settings(*backend, max_retries=0)
+    dead = f"{settings.redis.stream_prefix}.ingest-0:dead-letter"
+    path = f"tasks/ingest-0/{new_task_id()}"
+    task_id = path.rpartition("/")[2]
+    async with queued(settings, root) as ingest, aioredis.Redis.from_url(settings.redis.url) as one:
+        # Given damaged dead letters before and behind one that is whole
+        damaged: list[dict[Any, Any]] = [
+            {"kind": "task", "data": "{"},
+            {"kind": "task"},
+            {"x": "y"},
+        ]
+        for fields in damaged:
+            await one.xadd(dead, fields)
+        await enqueue(settings, task_id, {"content_length": 4, "data_ref": path})
+        assert (await ingest.wait(task_id)).state == FAILED
+
+        async def is_dead() -> bool:
+            return task_id in [failed.task_id for failed in await ingest.failed()]
+
+        await eventually(is_dead)
+        await one.xadd(dead, damaged[0])
+
+        # Then all are listed, and the whole one can be retried
+        listed = await ingest.failed()
+        assert [failed.task_id for failed in listed] == ["", "", "", task_id, ""]
+        assert all(failed.ended_at_ms for failed in listed)
+        assert listed[0].error.startswith("unreadable: entry ")
+        request = ingest_pb2.PublishRequest(messages=[message(b"back")])
+        await open_root(root).objects.put(path, request.SerializeToString())
+        assert await ingest.retry() == 1
+        await ingest.applied(task_id)
+        assert [failed.task_id for failed in await ingest.failed()] == [""] * 4
+        assert await ingest.retry() == 0

@@ -1,0 +1,180 @@
+"""A real ingest server in this process, on port 0, and one in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from libs.serving import limits
+from libs.serving.peers.channels import open_channel
+from libs.serving.peers.elsewhere import Elsewhere
+from libs.serving.requests.gate import Gate
+from libs.serving.requests.guard import CallGuard
+from libs.serving.telemetry import Telemetry
+from services.ingest.config import IngestConfig
+from services.ingest.service import IngestProcess
+from slatemq._rpc.rpc_status import raising_slatemq_errors
+from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Ingest:
+    """A client of one ingest server; raises slatemq.errors."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.stub = ingest_pb2_grpc.IngestServiceStub(channel)
+
+    @classmethod
+    @asynccontextmanager
+    async def at(cls, address: str) -> AsyncIterator[Ingest]:
+        async with open_channel(address) as channel:
+            yield cls(channel)
+
+    async def publish(
+        self, *messages: ingest_pb2.PublishMessage, request_id: str = ""
+    ) -> list[int]:
+        request = ingest_pb2.PublishRequest(messages=messages, request_id=request_id)
+        with raising_slatemq_errors():
+            return list((await self.stub.Publish(request, timeout=30)).message_ids)
+
+    async def send(self, *payloads: bytes, request_id: str = "", **headers: str) -> list[int]:
+        messages = [message(payload, **headers) for payload in payloads]
+        return await self.publish(*messages, request_id=request_id)
+
+    async def read(self, *ids: int, max_bytes: int = 0) -> ingest_pb2.BatchGetPayloadsResponse:
+        request = ingest_pb2.BatchGetPayloadsRequest(message_ids=ids, max_bytes=max_bytes)
+        with raising_slatemq_errors():
+            answer: ingest_pb2.BatchGetPayloadsResponse = await self.stub.BatchGetPayloads(
+                request, timeout=30
+            )
+            return answer
+
+    async def payloads(self, *ids: int) -> list[bytes]:
+        answer = await self.read(*ids)
+        assert not answer.missing_ids
+        return [one.payload for one in answer.messages]
+
+    async def status(self) -> ingest_pb2.GetLogStatusResponse:
+        with raising_slatemq_errors():
+            answer: ingest_pb2.GetLogStatusResponse = await self.stub.GetLogStatus(
+                ingest_pb2.GetLogStatusRequest()
+            )
+            return answer
+
+    async def tail(self, after: int = 0, count: int = 1) -> list[ingest_pb2.LogEntry]:
+        """The next `count` entries of the log."""
+        call = self.stub.TailLog(ingest_pb2.TailLogRequest(after_sequence=after), timeout=30)
+        entries: list[ingest_pb2.LogEntry] = []
+        with raising_slatemq_errors():
+            async for update in call:
+                entries += update.entries
+                if len(entries) >= count:
+                    break
+        call.cancel()
+        return entries
+
+    async def log(self) -> list[ingest_pb2.LogMessage]:
+        """Every message in the log up to where it ends now."""
+        durable = (await self.status()).durable_sequence
+        found: list[ingest_pb2.LogMessage] = []
+        call = self.stub.TailLog(ingest_pb2.TailLogRequest(), timeout=30)
+        with raising_slatemq_errors():
+            async for update in call:
+                for entry in update.entries:
+                    found += entry.messages
+                if not update.entries or update.entries[-1].sequence >= durable:
+                    break
+        call.cancel()
+        return found
+
+
+def message(payload: bytes = b"", **headers: str) -> ingest_pb2.PublishMessage:
+    return ingest_pb2.PublishMessage(payload=payload, headers=headers)
+
+
+class Server:
+    """The process's own parts on a server of this process."""
+
+    def __init__(self, config: IngestConfig, telemetry: Telemetry) -> None:
+        self.gate = Gate(config.concurrent_calls_max)
+        self.service = IngestProcess(config, telemetry)
+        self.address = ""
+        self._server = grpc.aio.server(
+            interceptors=[
+                CallGuard(
+                    self.gate,
+                    telemetry,
+                    elsewhere=Elsewhere(self.service.directory, self.service.grpc_services),
+                )
+            ],
+            options=limits.server_options(config.payload_bytes_max),
+        )
+        self.service.add_to(self._server)
+
+    async def start(self) -> None:
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+        await self.service.start(self.address)
+        self.gate.open()
+
+    async def stop(self) -> None:
+        await self.service.drain()
+        await self._server.stop(5)
+        await self.service.stop()
+
+
+@asynccontextmanager
+async def serving(
+    root: str = "memory:///", telemetry: Telemetry | None = None, **settings: Any
+) -> AsyncIterator[Ingest]:
+    server = Server(IngestConfig(root=root, **settings), telemetry or Telemetry())
+    await server.start()
+    try:
+        async with open_channel(server.address) as channel:
+            yield Ingest(channel)
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def process(
+    root: str, ready_file: Path, *flags: str, module: str = "services.ingest"
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """An ingest in a process of its own, and its address; killed at the end if it still runs."""
+    _forget(ready_file)
+    command = ["-m", module, "--root", root, "--ready-file", str(ready_file), *flags]
+    started = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *command,
+        cwd=ROOT,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        async with asyncio.timeout(30):
+            while (address := _address(ready_file)) is None:
+                assert started.returncode is None, "ended before it served"
+                await asyncio.sleep(0.01)
+        yield started, address
+    finally:
+        if started.returncode is None:
+            started.kill()
+        await started.communicate()
+
+
+def _forget(ready_file: Path) -> None:
+    ready_file.unlink(missing_ok=True)
+
+
+def _address(ready_file: Path) -> str | None:
+    return str(json.loads(ready_file.read_text())["address"]) if ready_file.exists() else None

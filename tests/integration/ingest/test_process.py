@@ -1,0 +1,122 @@
+"""One ingest as a process of its own: killed, fenced, stopped."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from libs.serving.peers.channels import open_channel
+from libs.serving.process.exits import EXIT_CLEAN, EXIT_FENCED, EXIT_USAGE
+from slatemq.errors import SlateMQError
+from tests.integration.ingest.server import Ingest, process
+
+pytestmark = pytest.mark.slow
+"""Each starts Python processes, some 0.7 s each."""
+
+
+async def publish_until_it_ends(address: str, prefix: str = "") -> dict[int, bytes]:
+    """Payloads by ID of everything that was answered."""
+    answered: dict[int, bytes] = {}
+
+    async def publish(ingest: Ingest, name: int) -> None:
+        for n in range(1_000_000):
+            payloads = [b"%d %d %d" % (name, n, part) for part in range(3)]
+            if name == 0:
+                payloads[0] = payloads[0] * 20_000  # a blob
+            try:
+                ids = await ingest.send(*payloads, request_id=f"{prefix}{name}-{n}")
+            except (SlateMQError, grpc.aio.AioRpcError):
+                return
+            answered.update(zip(ids, payloads, strict=True))
+
+    async with open_channel(address) as channel:
+        await asyncio.gather(*(publish(Ingest(channel), name) for name in range(8)))
+    return answered
+
+
+async def test_a_kill_during_publishes_loses_nothing_that_was_answered(tmp_path: Path) -> None:
+    root, ready = (tmp_path / "data").as_uri(), tmp_path / "ready"
+    answered: dict[int, bytes] = {}
+    for pause_s in (0.2, 0.35):
+        async with process(root, ready) as (started, address):
+            publishing = asyncio.create_task(publish_until_it_ends(address, f"{pause_s} "))
+            await asyncio.sleep(pause_s)
+            started.kill()
+            before = set(answered)
+            more = await publishing
+            assert more
+            assert not before & set(more)
+            answered |= more
+
+    async with (
+        process(root, ready) as (_, address),
+        open_channel(address) as channel,
+    ):
+        ingest = Ingest(channel)
+        log = await ingest.log()
+        ids = [message.message_id for message in log]
+        assert ids == sorted(set(ids))
+        assert set(answered) <= set(ids)
+        wanted = sorted(answered)
+        for start in range(0, len(wanted), 100):
+            some = wanted[start : start + 100]
+            assert await ingest.payloads(*some) == [answered[i] for i in some]
+        # And what was not answered is there as a whole: payload for every line of the log
+        for start in range(0, len(ids), 100):
+            assert len(await ingest.payloads(*ids[start : start + 100])) == len(
+                ids[start : start + 100]
+            )
+
+
+async def test_a_second_process_of_the_shard_fences_the_first(tmp_path: Path) -> None:
+    root = (tmp_path / "data").as_uri()
+    async with process(root, tmp_path / "one") as (first, first_address):
+        async with open_channel(first_address) as channel:
+            before = await Ingest(channel).send(b"before", request_id="r")
+        publishing = asyncio.create_task(publish_until_it_ends(first_address))
+        async with process(root, tmp_path / "two") as (_, address):
+            # The first stops by itself, with the code on which nobody restarts it
+            assert first.stderr is not None
+            async with asyncio.timeout(60):
+                said = (await first.stderr.read()).decode()
+                assert await first.wait() == EXIT_FENCED, said
+            answered = await publishing
+            assert "another process" in said
+
+            # And nothing that it answered is missing
+            async with open_channel(address) as channel:
+                ingest = Ingest(channel)
+                assert await ingest.send(b"before", request_id="r") == before
+                in_log = {message.message_id for message in await ingest.log()}
+                assert set(answered) <= in_log
+
+
+async def test_asked_to_stop_it_commits_what_it_accepted_and_ends_cleanly(tmp_path: Path) -> None:
+    root, ready = (tmp_path / "data").as_uri(), tmp_path / "ready"
+    async with process(root, ready) as (started, address):
+        publishing = asyncio.create_task(publish_until_it_ends(address))
+        await asyncio.sleep(0.2)
+        started.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(60):
+            assert await started.wait() == EXIT_CLEAN
+        answered = await publishing
+    async with process(root, ready) as (_, address), open_channel(address) as channel:
+        in_log = {message.message_id for message in await Ingest(channel).log()}
+        assert answered
+        assert set(answered) <= in_log
+
+
+async def test_a_root_that_means_nothing_is_a_wrong_setting(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="ended before it served"):
+        async with process("ftp://x", tmp_path / "ready") as (_, _):
+            pass
+    started = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.ingest", "--root", "ftp://x",
+        cwd=Path(__file__).parents[3], stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, told = await started.communicate()
+    assert started.returncode == EXIT_USAGE
+    assert b"ftp" in told

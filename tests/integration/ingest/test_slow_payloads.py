@@ -1,0 +1,170 @@
+"""Payloads whose objects take longer to read than any call may last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from obstore.store import S3Store
+
+from libs.storage.errors import StoreUnavailable
+from libs.storage.objects import small_objects as objects
+from libs.storage.objects.durability import NoSync
+from libs.storage.objects.small_objects import Objects, open_objects
+from services.broker.delivery.message_cache import IngestClient
+from services.ingest.read import reading
+from slatemq.errors import Unavailable
+from tests.integration.broker.rig import running
+from tests.integration.ingest.server import serving
+
+REAL: Any = IngestClient
+"""In place of the rig's ingest."""
+
+LARGE = b"x" * 70_000
+
+
+class SlowStore:
+    """Reads of `blobs/` that end when the test says so, and then only for those who wait long."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free = asyncio.Event()
+        self.reads = 0
+        self._get = Objects.get
+        monkeypatch.setattr(Objects, "get", lambda one, path: self.get(one, path))
+        monkeypatch.setattr(Objects, "get_slowly", lambda one, path, _: self.get_slowly(one, path))
+
+    async def get(self, store: Objects, path: str) -> bytes:
+        if path.startswith("blobs/"):
+            raise StoreUnavailable(f"reading {path}: operation timed out")
+        return await self._get(store, path)
+
+    async def get_slowly(self, store: Objects, path: str) -> bytes:
+        self.reads += 1
+        await self.free.wait()
+        return await self._get(store, path)
+
+
+async def test_a_payload_that_takes_long_to_read_is_delivered_and_the_others_before_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reading, "BLOB_WAIT_S", 0.05)
+    root = (tmp_path / "data").as_uri()
+    # Given a queue with a large payload before small ones, and another queue
+    async with serving(root, payload_cache_bytes=0) as ingest:
+        large, *small = await ingest.send(LARGE, b"1", b"2")
+        store = SlowStore(monkeypatch)
+        async with running(tmp_path / "data", ingest=REAL) as rig:
+            await rig.create()
+            await rig.create("other")
+            await rig.assign([large, *small])
+            await rig.assign(small, "other")
+
+            # When its object takes long to read
+            async with asyncio.timeout(30):
+                given: list[Any] = []
+                while len(given) < 2:
+                    given += await rig.claim(max_messages=10, wait_ms=1_000)
+                others = await rig.claim("other", max_messages=10, wait_ms=1_000)
+
+            # Then those behind it pass, in both queues, and nobody gets it without its payload
+            assert [one.message.message_id for one in given] == small
+            assert [one.message.message_id for one in others] == small
+            assert await rig.counts() == {"available": 1, "in_flight": 2}
+
+            # And when it is read at last, though each who asked has given up, it is delivered
+            waiting = asyncio.create_task(rig.claim(wait_ms=30_000))
+            await asyncio.sleep(0.2)
+            store.free.set()
+            (got,) = await waiting
+            assert got.message.payload == LARGE
+            assert got.attempts_count == 1
+            assert store.reads == 1
+
+
+async def test_who_wants_one_such_message_alone_is_asked_to_come_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reading, "BLOB_WAIT_S", 0.05)
+    async with serving((tmp_path / "data").as_uri(), payload_cache_bytes=0) as ingest:
+        large, small = await ingest.send(LARGE, b"1")
+        store = SlowStore(monkeypatch)
+        answer = await ingest.read(large, small)
+        assert (list(answer.slow_ids), list(answer.missing_ids)) == ([large], [])
+        assert [one.message_id for one in answer.messages] == [small]
+        store.free.set()
+        async with asyncio.timeout(30):
+            while not (answer := await ingest.read(large)).messages:
+                pass
+        assert answer.messages[0].payload == LARGE
+
+
+@asynccontextmanager
+async def trickling(pieces: int, pause_s: float) -> AsyncIterator[str]:
+    """An S3 server with one object, whose bytes come a piece at a time."""
+
+    served: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.add(task := asyncio.create_task(answer(reader, writer)))
+        await asyncio.wait([task])
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            head = (
+                'HTTP/1.1 200 OK\r\nconnection: close\r\netag: "a"\r\n'
+                "last-modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n"
+                f"content-length: {pieces * 70_000}\r\n\r\n"
+            )
+            writer.write(head.encode())
+            for _ in range(pieces):
+                writer.write(b"y" * 70_000)
+                await writer.drain()
+                await asyncio.sleep(pause_s)
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for task in served:
+            task.cancel()
+        await asyncio.gather(*served, return_exceptions=True)
+
+
+async def test_an_object_is_read_for_as_long_as_its_bytes_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a store that takes longer for an object than an answer may
+    monkeypatch.setattr(objects, "_ATTEMPT_S", 1)
+    monkeypatch.setattr(objects, "_RETRIES", 0)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    async with trickling(pieces=20, pause_s=0.1) as endpoint:
+        options = {"endpoint": endpoint, "region": "us-east-1", "allow_http": "true"}
+        store = open_objects("s3", "bucket", "", None, options.items(), NoSync())
+        assert isinstance(store._store, S3Store)
+        with pytest.raises(StoreUnavailable):
+            await store.get("one")
+
+        # Then it comes whole where its bytes are waited for, and not where they stay out
+        assert await store.get_slowly("one", silence_s=30) == b"y" * 20 * 70_000
+        with pytest.raises(TimeoutError):
+            await store.get_slowly("one", silence_s=0.001)
+
+
+async def test_a_broker_says_that_a_payload_is_still_being_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reading, "BLOB_WAIT_S", 0.05)
+    async with serving((tmp_path / "data").as_uri(), payload_cache_bytes=0) as ingest:
+        (large,) = await ingest.send(LARGE)
+        SlowStore(monkeypatch)
+        async with running(tmp_path / "data", ingest=REAL) as rig:
+            reads = rig.service._make_ingests(rig.service._channels)
+            with pytest.raises(Unavailable) as refused:
+                await reads.read(0, [large])
+            assert refused.value.reason == "PAYLOAD_SLOW"

@@ -1,0 +1,47 @@
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from libs.serving import recording
+from slatemq.v1.ingest_pb2 import PublishMessage
+from tests.integration.ingest.server import message, serving
+
+
+async def test_a_publish_is_traced_counted_and_carried_on_in_the_headers() -> None:
+    spans, measures = InMemorySpanExporter(), InMemoryMetricReader()
+    told = recording.recording("ingest", "ingest-0", SimpleSpanProcessor(spans), measures)
+    full = {f"k{n}": "" for n in range(255)}
+    async with serving(telemetry=told) as ingest:
+        ids = await ingest.publish(
+            message(b"a"), PublishMessage(headers=full), message(traceparent="mine"),
+            request_id="r",
+        )  # fmt: skip
+
+        # The first message carries the span; there was no room in the second, and the third had one
+        traced, crowded, own = [dict(m.headers) for m in (await ingest.read(*ids)).messages]
+        (span,) = [span for span in spans.get_finished_spans() if span.name == "publish"]
+        assert span.context is not None
+        assert f"{span.context.trace_id:032x}" in traced["traceparent"]
+        assert crowded == full
+        assert own == {"traceparent": "mine"}
+        assert span.attributes is not None
+        assert span.attributes["messaging.batch.message_count"] == 3
+
+        # A repeat, though it comes with another span, has the same content
+        assert ids == await ingest.publish(
+            message(b"a"), PublishMessage(headers=full), message(traceparent="mine"),
+            request_id="r",
+        )  # fmt: skip
+
+    data = measures.get_metrics_data()
+    assert data is not None
+    sums = [
+        (metric.name, point.value)
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        for point in metric.data.data_points
+        if hasattr(point, "value")
+    ]
+    assert ("messaging.client.sent.messages", 6) in sums
+    told.shutdown()

@@ -1,0 +1,271 @@
+"""Every job, killed at a stage of its work, then run by two janitors at once: the same end.
+
+A wave fills an instance, and takes the jobs one after the other: each is cancelled, its driver is
+killed, and then it is done twice at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from services.janitor.jobs.contract import JobCancelled, Progress
+from services.janitor.jobs.run import PHASES, run_on
+from tests.integration.ingest.server import ROOT
+from tests.integration.janitor.instances import OPTIONS, Instance
+from tests.integration.janitor.jobs.killing import environ
+
+PHASE_S = 600
+"""Far above what anything takes: whoever waits longer waits for nothing."""
+
+BLOB = bytes(100_000)
+
+LETTERS = ("letters-a", "letters-b")
+"""The same in every wave: their parts grow together."""
+
+SHARED_PHASES = 2
+"""Every job starts Spark and takes snapshots first."""
+
+PRUNED = 4
+"""Queues with done messages: each is a call."""
+
+STAGES: Mapping[str, tuple[str, ...]] = {
+    "retention": ("after-call 1", "entries", "before-call 1", "after-call 2", "messages"),
+    "done": ("after-call 2", "done lists", "before-call 1", "after-call 1", "after-call 3"),
+    "dead-letters": (
+        *("after-part 1", "before-emptying 1", "before-call 1", "after-call 1", "before-call 2"),
+    ),
+    "restore": (
+        *("after-call 1", "archived letters", "before-call 1", "before-call 2", "after-call 2"),
+    ),
+    "report": ("after-parquet 1", "report", "after-page 1", "taking snapshots", "starting Spark"),
+    "unreferenced": ("after-object 1", "messages", "after-call 1", "objects", "after-object 2"),
+}
+"""Where each job is killed: a phase of it as it begins, or a place of `killing` and which time."""
+
+
+@dataclass
+class Filled:
+    """What a wave has put into an instance, by what is to become of it."""
+
+    tag: str
+    waiting: set[int] = field(default_factory=set)
+    over: set[int] = field(default_factory=set)
+    printed: set[int] = field(default_factory=set)
+    nobodys: set[int] = field(default_factory=set)
+    letters: dict[str, set[int]] = field(default_factory=dict)
+    young: Path = Path()
+
+
+async def wave(
+    spark: SparkSession, made: Instance, tag: str, stages: Mapping[str, str], folder: Path
+) -> None:
+    """All jobs, each killed at its stage; nothing of what the tag's queues have goes wrong."""
+    filled = await fill(made, tag)
+    if tag == "0" and stages.get("dead-letters", "").startswith("before-emptying"):
+        await _done(spark, made, "dead-letters")  # what the killed run's parts are to absorb
+        await fail_letters(made, filled)
+    for job, stage in stages.items():
+        await _cancelled(spark, made, job, stage)
+        await killed(made, job, stage, folder)
+        await asyncio.gather(*(_done(spark, made, job) for _ in range(2)))
+        await CHECKS[job](made, filled)
+        assert await made.stored(filled.waiting) == filled.waiting, (job, stage)
+        assert await made.listed(f"orders-{tag}", "available") == filled.waiting, (job, stage)
+
+
+async def killed(
+    made: Instance, job: str, stage: str, folder: Path, now_ms: int | None = None
+) -> None:
+    """Start a driver, and have it killed at a stage; `jvm PHASE` kills its Java alone there.
+
+    With `now_ms` it judges by this time.
+    """
+    jvm_phase = stage.removeprefix("jvm ") if stage.startswith("jvm ") else ""
+    place = stage if stage.split()[0].startswith(("before-", "after-")) else ""
+    with (folder / f"driver-{job}.log").open("ab") as log:
+        driver = await asyncio.create_subprocess_exec(
+            *(
+                sys.executable,
+                "-m",
+                "tests.integration.janitor.jobs.driver",
+                made.janitor.root,
+                job,
+            ),
+            *([] if now_ms is None else [str(now_ms)]),
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environ(place)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+        )
+    assert driver.stdout is not None
+    async with asyncio.timeout(PHASE_S):
+        async for line in driver.stdout:
+            if line.decode().strip() == stage:
+                driver.kill()
+            if line.decode().strip() == jvm_phase:
+                _kill_java_of(driver.pid)
+        code = await driver.wait()
+    if jvm_phase:
+        assert code > 0, f"{job} ended with {code} although its Java was killed"
+        return
+    assert code == -signal.SIGKILL, f"{job} was not killed at {stage!r}, but ended with {code}"
+
+
+def _kill_java_of(pid: int) -> None:
+    """SIGKILL the Java below a process; does nothing once it has gone."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = path.read_text().rpartition(")")
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # It has ended since it was listed.
+        if int(rest.split()[1]) == pid and name.endswith("(java"):
+            with suppress(ProcessLookupError):
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+async def _cancelled(spark: SparkSession, made: Instance, job: str, stage: str) -> None:
+    """The job, told to end when its last phase begins; the first, to leave all calls to be made."""
+    options = replace(OPTIONS, cancelled=threading.Event())
+    phase = PHASES[job][SHARED_PHASES if "-call " in stage else -1]
+
+    def tell(progress: Progress) -> None:
+        if progress.phase == phase:
+            options.cancelled.set()
+
+    with pytest.raises(JobCancelled):
+        await asyncio.to_thread(run_on, spark, job, made.janitor, options, tell)
+
+
+async def _done(spark: SparkSession, made: Instance, job: str) -> None:
+    await asyncio.to_thread(run_on, spark, job, made.janitor, OPTIONS)
+
+
+# --- What is there, and what is to become of it -----------------------------
+
+
+async def fill(made: Instance, tag: str) -> Filled:
+    """Put something of everything into an instance, and wait until what is to be due is."""
+    client = made.client
+    filled = Filled(tag)
+    await client.create_queue(f"orders-{tag}")
+    filled.waiting = await made.publish(f"orders-{tag}", 20, payload=BLOB)
+    filled.over = await made.publish(f"orders-{tag}", 500, retention_s=1)
+    for queue in LETTERS:
+        if tag == "0":
+            await client.create_queue(queue, max_attempts=1)
+        filled.letters[queue] = set()
+    await fail_letters(made, filled)
+    for number in range(PRUNED):
+        queue = f"prints-{tag}-{number}"
+        await client.create_queue(queue, done_retention=1)
+        printed = await made.publish(queue, 10)
+        for message in await made.claim(queue, printed):
+            await message.ack()
+        filled.printed |= printed
+    filled.nobodys = await made.publish("nobody", 500) | await made.publish(
+        "nobody", 3, payload=BLOB
+    )
+    for _ in range(3):  # uploads that were never committed
+        _upload(made)
+    made.age_objects()
+    filled.young = _upload(made)
+    await made.routed()
+    await asyncio.sleep(1.2)
+    return filled
+
+
+async def fail_letters(made: Instance, filled: Filled) -> None:
+    """Make thirty dead letters in each of the queues for them."""
+    for queue, ids in filled.letters.items():
+        letters = await made.publish(queue, 30, payload=f"{queue} {filled.tag}".encode())
+        for message in await made.claim(queue, letters):
+            await message.nack("boom")
+        ids |= letters
+
+
+def _upload(made: Instance) -> Path:
+    path = made.data / "blobs" / "ab" / secrets.token_hex(15)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(BLOB)
+    return path
+
+
+async def _after_retention(made: Instance, filled: Filled) -> None:
+    assert await made.stored(filled.over) == set()
+    letters = set[int]().union(*filled.letters.values())
+    assert await made.stored(letters | filled.printed) == letters | filled.printed
+
+
+async def _after_done(made: Instance, filled: Filled) -> None:
+    for number in range(PRUNED):
+        assert await made.listed(f"prints-{filled.tag}-{number}", "done") == set()
+
+
+async def _after_dead_letters(made: Instance, filled: Filled) -> None:
+    for queue, ids in filled.letters.items():
+        assert await made.listed(queue, "failed") == set()
+        assert await made.listed(queue, "archived") == ids
+    # What the kill left half written has another name.
+    parts = sorted((made.data / "archive").rglob("part-??????.parquet"))
+    table = pq.read_table(parts, partitioning="hive")
+    found = table["message_id"].to_pylist()
+    assert len(found) == len(set(found))
+    assert set(found) >= set[int]().union(*filled.letters.values())
+
+
+async def _after_restore(made: Instance, filled: Filled) -> None:
+    """Each letter is back once: whoever restores it again finds it gone."""
+    for queue, ids in filled.letters.items():
+        assert await made.listed(queue, "archived") == set()
+        async with asyncio.timeout(PHASE_S):
+            while len(there := await made.listed(queue, "available")) < len(ids):
+                await asyncio.sleep(0.02)
+        assert not there & ids
+        claimed = await made.claim(queue, there)
+        payloads = [message.payload for message in claimed]
+        assert payloads == [f"{queue} {filled.tag}".encode()] * len(ids)
+        assert await made.client.claim(queue, 1) == []
+        for message in claimed:
+            await message.ack()
+
+
+async def _after_report(made: Instance, filled: Filled) -> None:
+    """Of each run that got to its end; the others have left a folder without a page."""
+    whole = 0
+    for page in made.data.glob("reports/*/report.html"):
+        rows = pq.read_table(page.parent / "report.parquet").to_pylist()
+        counts = [row["waiting_count"] for row in rows if row["queue"] == f"orders-{filled.tag}"]
+        if counts:  # not of an earlier wave
+            assert sum(counts) == len(filled.waiting)
+            whole += 1
+    assert whole >= 2
+
+
+async def _after_unreferenced(made: Instance, filled: Filled) -> None:
+    assert await made.stored(filled.nobodys | filled.printed) == set()
+    # All waves so far have left what waits, and this one what was just uploaded.
+    assert len(made.objects) == len(filled.waiting) * (int(filled.tag) + 1) + 1
+    assert filled.young.exists()
+
+
+CHECKS: Mapping[str, Callable[[Instance, Filled], Awaitable[None]]] = {
+    "retention": _after_retention,
+    "done": _after_done,
+    "dead-letters": _after_dead_letters,
+    "restore": _after_restore,
+    "report": _after_report,
+    "unreferenced": _after_unreferenced,
+}

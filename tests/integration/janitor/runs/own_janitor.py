@@ -1,0 +1,44 @@
+"""A real janitor, as a process, with the jobs of own_worker."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from libs.serving.main import main
+from libs.serving.telemetry import Telemetry
+from services.janitor.config import JanitorConfig
+from services.janitor.rpc.queues import NamedQueues
+from services.janitor.runs.history import Ask
+from services.janitor.service import JanitorProcess
+
+WORKER = (sys.executable, "-m", "tests.integration.janitor.runs.own_worker")
+
+OWN_JOBS = frozenset(
+    {
+        *("quick", "named", "slow", "stubborn", "fails", "babbles", "breaks", "dies", "tells"),
+        *("spark", "spark-stubborn", "traces", "context"),
+    }
+)
+"""What choose a job by standing for a queue; loading own_worker would load Spark."""
+
+
+class RealQueues(NamedQueues):
+    """The queues of the instance, besides names that are none."""
+
+    async def check(self, ask: Ask) -> None:
+        """See NamedQueues."""
+        named = tuple(one for one in ask.queue_ids if one not in OWN_JOBS)
+        await super().check(replace(ask, queue_ids=named))
+
+
+class OwnJanitor(JanitorProcess):
+    """A janitor that does these jobs."""
+
+    def __init__(self, config: JanitorConfig, telemetry: Telemetry) -> None:
+        super().__init__(config, telemetry, WORKER)
+        self._queues = RealQueues(self._directory, self._channels)
+
+
+if __name__ == "__main__":
+    main("janitor", JanitorConfig, OwnJanitor)

@@ -1,0 +1,160 @@
+"""A worker with jobs of the tests' own, chosen by the first queue that a run names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from libs.serving.peers.channels import inherited
+from services.janitor.jobs.contract import (
+    JobCancelled,
+    JobFailed,
+    JobInstance,
+    JobOptions,
+    JobResult,
+    Progress,
+    Tell,
+)
+from services.janitor.runs.working import work
+from services.janitor.spark.instance import open_tables
+from services.janitor.spark.session import QUIET, spark_session
+from tests.integration.janitor.runs.own_janitor import OWN_JOBS
+
+SMALL = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
+    **QUIET,
+}
+
+
+def quick(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    tell(Progress("looking", 1, 2, 1, 2))
+    tell(Progress("removing", 2, 2, 2, 2))
+    sys.stdout.write("words on stdout that are for the log\n")
+    sys.stdout.flush()
+    return JobResult(
+        {"messages_purged": 7, "messages_purged/orders": 4}, ["reports/a.html"], [("looking", 0.5)]
+    )
+
+
+def named(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    return JobResult({}, [f"reports/{options.run}/report.html"])
+
+
+def tells(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    """Its options, as the files that it wrote."""
+    found = {
+        "root": instance.root,
+        **{one.name: getattr(options, one.name) for one in fields(options)},
+    }
+    return JobResult({}, [f"{name}={value}" for name, value in found.items()])
+
+
+def slow(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    """Ends when it is told to."""
+    tell(Progress("waiting", 1, 1))
+    while not options.cancelled.wait(60):
+        pass
+    raise JobCancelled
+
+
+def stubborn(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    """Never ends by itself."""
+    tell(Progress("waiting", 1, 1))
+    while True:
+        time.sleep(60)
+
+
+def fails(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    raise JobFailed("broker 0 is away")
+
+
+@dataclass(frozen=True)
+class Babble(Progress):
+    """More than a janitor understands."""
+
+    mood: str = "fine"
+
+
+def babbles(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    tell(Babble("babbling", 1, 1))
+    return slow(instance, options, lambda _: None)
+
+
+def breaks(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    raise ValueError("a fault\n\tat org.apache.spark.Something")
+
+
+def dies(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def spark(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    """Real Spark over real snapshots; stays there until it is told to end."""
+    with (
+        spark_session("local[1]", "512m", SMALL) as session,
+        open_tables(session, instance.root) as table,
+    ):
+        count = table("queues").count()
+        tell(Progress(f"{count} queues", 1, 1))
+        slow(instance, options, lambda _: None)
+        return JobResult({})
+
+
+def traces(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    """The trace contexts that calls of this process and of a Spark worker have."""
+    with spark_session("local[1]", "512m", SMALL) as session:
+        inside = (
+            session.sparkContext.parallelize([0], 1).map(lambda _: context_of_calls()).collect()
+        )
+    return JobResult({}, [context_of_calls(), *inside])
+
+
+def context(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    """The trace context that calls of this process have."""
+    return JobResult({}, [context_of_calls()])
+
+
+def context_of_calls() -> str:
+    carrier = inherited()
+    return dict(carrier())["traceparent"] if carrier is not None else ""
+
+
+def spark_stubborn(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    """The same, and pays no heed."""
+    with (
+        spark_session("local[1]", "512m", SMALL) as session,
+        open_tables(session, instance.root) as table,
+    ):
+        count = table("queues").count()
+        return stubborn(instance, options, lambda _: tell(Progress(f"{count} queues", 1, 1)))
+
+
+JOBS: dict[str, Callable[[JobInstance, JobOptions, Tell], JobResult]] = {
+    "quick": quick,
+    "named": named,
+    "slow": slow,
+    "stubborn": stubborn,
+    "fails": fails,
+    "babbles": babbles,
+    "breaks": breaks,
+    "dies": dies,
+    "tells": tells,
+    "spark": spark,
+    "spark-stubborn": spark_stubborn,
+    "traces": traces,
+    "context": context,
+}
+
+
+def run_job(job: str, instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+    named = [one for one in options.queues or () if one in OWN_JOBS]
+    return JOBS[named[0] if named else "quick"](instance, options, tell)
+
+
+if __name__ == "__main__":
+    sys.exit(work(run_job))

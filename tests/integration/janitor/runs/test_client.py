@@ -1,0 +1,139 @@
+"""The client's runs, asynchronous and synchronous, against a real janitor."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+import slatemq
+import slatemq.sync
+from slatemq._admin.janitor import JobRun, JobRunState
+from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from tests.integration.broker.rig import running
+from tests.integration.janitor.runs.janitors import QUIET, Janitor, janitor
+
+
+async def test_a_run_is_begun_waited_for_and_listed(tmp_path: Path) -> None:
+    async with janitor(tmp_path) as there, slatemq.connect(there.address) as client:
+        told: list[JobRun] = []
+        begun = await client.run_job("retention", dry_run=True, queue_ids=["quick"])
+        run = await client.wait_job_run(begun, on_progress=told.append)
+
+        assert begun.state is JobRunState.WAITING
+        assert (run.job, run.dry_run, run.queue_ids) == ("retention", True, ["quick"])
+        assert (run.state, run.counts) == (
+            JobRunState.DONE,
+            {"messages_purged": 7, "messages_purged/orders": 4},
+        )
+        assert run.phases == [("looking", 500)]
+        assert run.artifacts == ["reports/a.html"]
+        assert not run.scheduled
+        assert told[-1] == run
+        assert await client.get_job_run(run.run_id) == run
+        assert [one async for one in client.list_job_runs()] == [run]
+        assert [one async for one in client.list_job_runs("done")] == []
+        assert (await client.topology()).janitors == {0: there.address}
+        status = await client.status()
+        assert [(one.service, one.serving) for one in status.services] == [("janitor", True)]
+
+
+async def test_the_options_of_each_job_arrive(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with (
+        running(data) as rig,
+        janitor(tmp_path) as there,
+        slatemq.connect(there.address) as client,
+    ):
+        await rig.create("t")
+        restore = await client.run_job(
+            "restore", into="t", message_ids=[7], failed_from=1, failed_until=2
+        )
+        letters = await client.run_job("dead-letters", older_than=60)
+        report = await client.run_job("report", days=3)
+
+        asked = (await there.get(restore.run_id)).request
+        assert (asked.target_queue_id, list(asked.message_ids)) == ("t", [7])
+        assert (asked.failed_from_ms, asked.failed_until_ms) == (1, 2)
+        assert (await there.get(letters.run_id)).request.older_than_s == 60
+        assert (await there.get(report.run_id)).request.days == 3
+
+
+async def test_refusals_are_the_clients_errors(tmp_path: Path) -> None:
+    async with janitor(tmp_path) as there, slatemq.connect(there.address) as client:
+        with pytest.raises(InvalidArgument) as refused:
+            await client.run_job("sweep")
+        assert refused.value.field == "job"
+        with pytest.raises(InvalidArgument) as refused:
+            await client.run_job("done", queue_ids="orders")
+        assert refused.value.field == "queue_ids"
+        with pytest.raises(InvalidArgument):
+            await client.get_job_run(5)  # type: ignore[arg-type]
+        with pytest.raises(NotFound):
+            await client.get_job_run("20260101-000000-000-done-abcdef")
+
+        run = await client.run_job("retention", queue_ids=["slow"])
+        with pytest.raises(FailedPrecondition) as running:
+            await client.run_job("retention")
+        assert running.value.metadata["run_id"] == run.run_id
+        await client.cancel_job_run(run)
+        assert (await client.wait_job_run(run)).state is JobRunState.CANCELLED
+        done = await client.wait_job_run(await client.run_job("done"))
+        with pytest.raises(FailedPrecondition) as ended:
+            await client.cancel_job_run(done)
+        assert ended.value.reason == "RUN_ENDED"
+
+
+async def test_a_watch_goes_on_with_the_next_janitor(tmp_path: Path) -> None:
+    # Given somebody who waits for a run
+    async with janitor(tmp_path) as there:
+        port = there.address.rpartition(":")[2]
+        async with slatemq.connect(there.address) as client:
+            begun = await client.run_job("retention", queue_ids=["slow"])
+            seen = asyncio.Event()
+            waiting = asyncio.create_task(
+                client.wait_job_run(begun, on_progress=lambda _: seen.set())
+            )
+            await seen.wait()
+
+            # When the janitor dies, and another takes its place
+            there.signal(signal.SIGKILL)
+            await there.ended()
+            successor = Janitor(tmp_path, *QUIET, "--port", port)
+            await successor.start()
+            try:
+                # Then they are told what became of it
+                assert (await waiting).state is JobRunState.INTERRUPTED
+            finally:
+                await successor.close()
+
+
+async def test_without_a_janitor_it_is_unavailable(tmp_path: Path) -> None:
+    async with janitor(tmp_path) as there:
+        client = slatemq.connect(there.address, call_timeout=0.5)
+        async with client:
+            there.signal(signal.SIGKILL)
+            await there.ended()
+            with pytest.raises(Unavailable):
+                await client.run_job("retention")
+
+
+async def test_the_synchronous_face_has_the_same(tmp_path: Path) -> None:
+    def work(address: str) -> None:
+        with slatemq.sync.connect(address) as client:
+            run = client.wait_job_run(client.run_job("retention", queue_ids=["quick"]))
+            assert run.state is JobRunState.DONE
+            assert client.get_job_run(run) == run
+            assert list(client.list_job_runs("retention")) == [run]
+            slow = client.run_job("done", queue_ids=["slow"])
+            states = []
+            for one in client.watch_job_run(slow):
+                if one.state is JobRunState.RUNNING:
+                    client.cancel_job_run(slow)
+                states.append(one.state)
+            assert states[-1] is JobRunState.CANCELLED
+
+    async with janitor(tmp_path) as there:
+        await asyncio.to_thread(work, there.address)

@@ -1,0 +1,100 @@
+"""`python -m services.janitor sql`, as a process of its own on a machine without Java."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.janitor.spark.sql import parse
+from tests.forms import proof
+from tests.integration.broker.rig import running
+from tests.integration.ingest.server import ROOT, serving
+
+
+def without_java(folder: Path) -> dict[str, str]:
+    """An environment with all programs of the machine but java."""
+    folder.mkdir()
+    for place in ("/usr/bin", "/bin"):
+        for program in Path(place).iterdir():
+            link = folder / program.name
+            if program.name != "java" and not link.is_symlink():
+                link.symlink_to(program)
+    kept = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    return {**kept, "PATH": str(folder), "PYTHONPATH": str(ROOT), "TZ": "Asia/Tokyo"}
+
+
+@pytest.mark.slow  # starts Spark for each question
+@pytest.mark.parametrize("asked_wrongly", [False, proof(True)])
+async def test_questions_are_answered_on_stdout_on_a_machine_without_java(
+    tmp_path: Path, asked_wrongly: bool
+) -> None:
+    """The short form asks nothing wrong: tests/unit/janitor/test_failures.py has what is told."""
+    data, environ = tmp_path / "data", without_java(tmp_path / "bin")
+
+    async def sql(*arguments: str) -> tuple[int, str, str]:
+        started = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.janitor", "sql", "--root", data.as_uri()),
+            *("--master", "local[1]", "--memory", "512m", *arguments),
+            cwd=ROOT,
+            env=environ,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await started.communicate()
+        assert started.returncode is not None
+        return started.returncode, out.decode(), err.decode()
+
+    async with serving(data.as_uri()) as ingest, running(data) as rig:
+        await rig.create("orders")
+        await ingest.send(b"1", b"2", type="order")
+
+        answered = await sql(
+            "SELECT headers, count(*) AS count, (SELECT max(queue) FROM queues) AS queue, "
+            "TIMESTAMP'2026-07-01 12:00:00' AS at FROM messages GROUP BY headers",
+            *("--format", "json"),
+        )
+        if asked_wrongly:
+            code, out, err = await sql("SELECT nothing FROM queues")
+            assert (code, out) == (1, "")
+            assert "`nothing` cannot be resolved" in err
+            assert "at org.apache" not in err
+        nowhere = await sql("SELECT 1", "--master", "nowhere")
+
+    code, out, err = answered
+    assert code == 0, err
+    assert json.loads(out) == {
+        "headers": {"type": "order"},
+        "count": 2,
+        "queue": "orders",
+        "at": "2026-07-01T12:00:00.000Z",
+    }
+    assert nowhere[:2] == (1, "")
+    assert nowhere[2].splitlines()[-1].startswith("Spark does not start on nowhere: ")
+
+
+def test_the_root_is_taken_from_the_environment_and_missed_where_it_is_nowhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    question = parse(["sql", "SELECT 1"], {"SLATEMQ_ROOT": "file:///data"})
+    assert (question.sql, question.root, question.form) == ("SELECT 1", "file:///data", "table")
+
+    with pytest.raises(SystemExit) as ended:
+        parse(["sql", "SELECT 1"], {})
+    assert ended.value.code == 2
+    assert "--root or SLATEMQ_ROOT is required" in capsys.readouterr().err
+
+
+def test_the_help_has_the_tables_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["sql", "--help"], {})
+
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert "tables: messages, payloads, queues" in told
+    assert "python -m services.janitor sql --root file:///var/lib/slatemq" in told
+    assert "1,000 rows" in told

@@ -1,0 +1,158 @@
+"""A filter that takes too long, between the real processes: others go on, its messages wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from google.protobuf import field_mask_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from slatemq.v1 import (
+    assignment_pb2,
+    assignment_pb2_grpc,
+    ingest_pb2,
+    ingest_pb2_grpc,
+    queue_pb2,
+    queue_pb2_grpc,
+)
+from tests.integration.stack.processes import WAIT_SECONDS, Service, Stack, patiently, running
+
+pytestmark = pytest.mark.slow  # Four processes start.
+
+SLOW = '!headers.kind.matches("^[0-9]") && !headers.kind.matches("\\\\w{46}")'
+"""True for all messages here; the library makes the pattern anew for each, for ten milliseconds."""
+
+
+async def publish(stack: Stack, count: int) -> list[int]:
+    """So many messages that the slow filter alone takes, and then one that both take."""
+    stub = ingest_pb2_grpc.IngestServiceStub(stack.ingest.there)
+    request = ingest_pb2.PublishRequest(
+        messages=[
+            # Unlike one another, or they would be judged as one.
+            *[ingest_pb2.PublishMessage(headers={"kind": f"b{n}"}) for n in range(count)],
+            ingest_pb2.PublishMessage(headers={"kind": "a"}),
+        ],
+        request_id=str(uuid.uuid4()),
+    )
+    return list((await patiently(lambda: stub.Publish(request))).message_ids)
+
+
+async def queue(stack: Stack, queue_id: str) -> queue_pb2.Queue:
+    stub = queue_pb2_grpc.QueueServiceStub(stack.broker.there)
+    request = queue_pb2.GetQueueRequest(queue_id=queue_id)
+    return (await patiently(lambda: stub.GetQueue(request))).queue
+
+
+async def in_quarantine(stack: Stack, queue_id: str) -> queue_pb2.Quarantine:
+    """Waits until it is."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not (found := await queue(stack, queue_id)).HasField("quarantine"):
+            await asyncio.sleep(0.05)
+    return found.quarantine
+
+
+async def repair(stack: Stack, queue_id: str, source: str) -> queue_pb2.Queue:
+    stub = queue_pb2_grpc.QueueServiceStub(stack.broker.there)
+    request = queue_pb2.UpdateQueueRequest(
+        queue=queue_pb2.Queue(queue_id=queue_id, filter=source),
+        update_mask=field_mask_pb2.FieldMask(paths=["filter"]),
+    )
+    return (await patiently(lambda: stub.UpdateQueue(request))).queue
+
+
+async def health_took(service: Service) -> float:
+    """How long the answer took that it is serving."""
+    began = time.perf_counter()
+    stub: Any = health_pb2_grpc.HealthStub(service.there)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_SECONDS)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    return time.perf_counter() - began
+
+
+async def test_a_slow_filter_holds_up_no_other_queue_and_gets_each_message_once_when_repaired(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as stack:
+        await stack.create_queue("fine", 'headers["kind"] == "a"')
+        await stack.create_queue("slow", SLOW)
+        sent = await publish(stack, 150)
+
+        reason = (await in_quarantine(stack, "slow")).reason
+        assert "ms for one message" in reason
+        await stack.routed()
+        assert await stack.drained("fine") == Counter(sent[-1:])
+
+        # It outlives those who decided it and those who keep it; what comes meanwhile waits, too.
+        for service in (stack.broker, *stack.routers):
+            await service.kill()
+            await service.start()
+        more = await publish(stack, 150)
+        await stack.routed()
+        kept = await queue(stack, "slow")
+        assert kept.quarantine.reason == reason
+        assert not kept.HasField("replay")
+        assert await stack.drained("fine") == Counter(more[-1:])
+
+        # Lifted as it is, it comes back into quarantine, and loses nothing by it.
+        stub = queue_pb2_grpc.QueueServiceStub(stack.broker.there)
+        lifted = await stub.LiftQuarantine(queue_pb2.LiftQuarantineRequest(queue_id="slow"))
+        assert not lifted.queue.HasField("quarantine")
+        await in_quarantine(stack, "slow")
+        last = await publish(stack, 5)
+        await stack.routed()
+
+        repaired = await repair(stack, "slow", "true")
+        assert not repaired.HasField("quarantine")
+        after = await publish(stack, 5)
+        await stack.routed()
+        await stack.replayed("slow")
+        got: Counter[int] = Counter()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while len(got) < len(sent + more + last + after):
+                got += await stack.drained("slow")
+        got += await stack.drained("slow")
+        assert got == Counter([*sent, *more, *last, *after])
+
+
+async def test_routers_answer_while_they_judge_an_entry_by_many_filters(tmp_path: Path) -> None:
+    async with running(tmp_path) as stack:
+        # Each takes a millisecond a message, and far too small a part of the time for quarantine.
+        for n in range(40):
+            await stack.create_queue(f"q{n}", f'headers.kind.matches("^x{n}\\\\w{{4}}")')
+        await publish(stack, 60)
+        began, took = time.perf_counter(), list[float]()
+        routed = asyncio.create_task(stack.routed())
+        while not routed.done():
+            took += [await health_took(router) for router in stack.routers]
+        await routed
+
+        assert max(took) < (time.perf_counter() - began) / 2, "it waited for the entry's end"
+
+
+async def test_a_quarantine_of_a_queue_that_changed_or_is_gone_is_none(tmp_path: Path) -> None:
+
+    async with running(tmp_path) as stack:
+        await stack.create_queue("q", "size > 5")
+        judged_by = (await queue(stack, "q")).revision
+        changed = await repair(stack, "q", "size > 6")
+        stub = assignment_pb2_grpc.AssignmentServiceStub(stack.broker.there)
+        request = assignment_pb2.QuarantineQueueRequest(
+            queue_id="q", queue_revision=judged_by, reason="slow"
+        )
+        await stub.QuarantineQueue(request)
+        assert not (await queue(stack, "q")).HasField("quarantine")
+
+        request.queue_revision = changed.revision
+        await stub.QuarantineQueue(request)
+        assert (await in_quarantine(stack, "q")).reason == "slow"
+        request.queue_id = "gone"
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.QuarantineQueue(request)
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND

@@ -1,0 +1,353 @@
+"""The odd rules of leases, each with the story that needs it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from itertools import pairwise
+
+import pytest
+
+from libs.storage.layout.keys import (
+    attempts_key,
+)
+from libs.storage.records.states import FinishedLeasesRecord, LeaseOutcome
+from services.broker.core.leases import leases
+from services.broker.core.leases.token_index import PLACE_BITS
+from services.broker.core.shard import Finish, Nack
+from tests.unit.broker.core.shards import START_MS, Rig
+from tests.unit.broker.core.stored import stored_queue
+
+
+async def test_a_lease_that_was_alive_gets_its_length_or_30_s_after_a_restart() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    (short,) = await rig.claim(1, lease_ms=10_000)
+    (long,) = await rig.claim(1, lease_ms=60_000)
+    (longest,) = await rig.claim(1, lease_ms=3_600_000)
+    rig.commit()
+
+    await rig.restart(away_ms=600_000)
+
+    ends = {lease.token: lease.deadline_ms - rig.now_ms for lease in rig.queue().leases()}
+    assert ends == {
+        short.token: 10_000,
+        long.token: 30_000,
+        longest.token: 3_000_000,
+    }
+
+
+async def test_a_lease_that_had_ended_at_the_last_commit_ends() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    (lease,) = await rig.claim(1, lease_ms=1000)
+    rig.commit()
+    rig.now_ms += 2000
+    await rig.route([2])
+    rig.commit()
+
+    await rig.restart()
+
+    assert [queue.queue_id for queue in await rig.expire()] == ["orders"]
+    assert rig.shard.ack([lease.token], rig.now_ms) == [Finish.ENDED]
+
+
+async def test_a_second_restart_leaves_a_lease_the_grace_that_the_first_one_gave() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    (lease,) = await rig.claim(1, lease_ms=10_000)
+    rig.commit()
+    await rig.restart(away_ms=60_000)
+    rig.commit()
+
+    await rig.restart(away_ms=5_000)
+
+    assert await rig.expire() == []
+    assert rig.shard.ack([lease.token], rig.now_ms) == [Finish.OK]
+
+
+async def test_a_finished_lease_is_told_from_a_forged_one_also_after_a_restart() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    acked, nacked, ended = await rig.claim(3, lease_ms=1000)
+    rig.shard.ack([acked.token], rig.now_ms)
+    await rig.nack(Nack(nacked.token))
+    rig.now_ms += 1000
+    await rig.expire()
+    rig.commit()
+    await rig.restart()
+    tokens = [acked.token, nacked.token, ended.token, 12345]
+
+    acks = rig.shard.ack(tokens, rig.now_ms)
+    nacks = await rig.nack(*(Nack(token) for token in tokens))
+    extensions = rig.shard.extend(tokens, 0, rig.now_ms)
+
+    assert acks == [Finish.OK, Finish.ENDED, Finish.ENDED, Finish.UNKNOWN]
+    assert nacks == [Finish.ENDED, Finish.OK, Finish.ENDED, Finish.UNKNOWN]
+    assert [finish for finish, _ in extensions] == [Finish.ENDED] * 3 + [Finish.UNKNOWN]
+
+
+async def test_an_ack_is_taken_until_the_end_of_its_lease_was_carried_out() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    (lease,) = await rig.claim(1, lease_ms=1000)
+    rig.now_ms += 5000
+
+    assert rig.shard.ack([lease.token], rig.now_ms) == [Finish.OK]
+    assert await rig.expire() == []
+
+
+async def test_released_messages_go_back_in_place_and_uncounted() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3, 4, 5, 6])
+    first = await rig.claim(2, skip=[2])
+    second = await rig.claim(2, skip=[2])
+    rig.commit()
+
+    rig.release(first)
+    rig.release(second)
+
+    given = await rig.claim(10)
+    assert [lease.message_id for lease in given] == [1, 2, 3, 4, 5, 6]
+    assert {lease.attempts for lease in given} == {1}
+
+
+async def test_a_released_message_stays_before_one_that_joined_its_bucket_later() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    given = await rig.claim(1, skip=[1, 2])
+    await rig.route([4])
+
+    rig.release(given)
+
+    assert await rig.ids(10) == [1, 2, 3, 4]
+
+
+async def test_a_released_message_that_fell_due_stays_before_one_that_was_routed_later() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    await rig.route([2], visible_at_ms=START_MS + 10)
+    rig.now_ms += 20
+    given = await rig.claim(1, skip=[1])
+    await rig.route([3])
+
+    rig.release(given)
+
+    assert await rig.ids(10) == [1, 2, 3]
+
+
+async def test_released_messages_are_before_the_rest_after_a_restart_too() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    rig.commit()
+    given = await rig.claim(2)
+    rig.commit()
+
+    rig.release(given)
+    rig.commit()
+    await rig.restart()
+
+    assert await rig.ids(10) == [1, 2, 3]
+
+
+async def test_a_message_that_cannot_be_delivered_fails_with_the_attempts_that_were_made() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+
+    rig.shard.fail(await rig.claim(1), "payload gone", rig.now_ms)
+    rig.commit()
+
+    stored = stored_queue(rig.store.rows, "orders")
+    assert stored is not None
+    assert (stored.failed[1].attempts, stored.failed[1].reason) == (0, "payload gone")
+
+
+async def test_attempts_that_a_setting_takes_away_later_are_not_made() -> None:
+    rig = Rig()
+    rig.create(max_attempts=5)
+    await rig.route([1])
+    for _ in range(2):
+        (lease,) = await rig.claim(1)
+        await rig.nack(Nack(lease.token, "no"))
+    rig.shard.update_queue(rig.queue(), rig.queue().settings.changed(max_attempts=2))
+
+    assert await rig.ids(1) == []
+    rig.commit()
+
+    stored = stored_queue(rig.store.rows, "orders")
+    assert stored is not None
+    assert (stored.failed[1].attempts, stored.failed[1].reason) == (2, "no attempts left")
+
+
+async def test_only_failed_attempts_are_written_down() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2])
+    good, bad = await rig.claim(2)
+
+    rig.shard.ack([good.token], rig.now_ms)
+    await rig.nack(Nack(bad.token, "boom"))
+    rig.commit()
+
+    assert attempts_key("orders", 1) not in rig.store.rows
+    assert attempts_key("orders", 2) in rig.store.rows
+
+
+async def test_a_lease_that_is_extended_for_hours_is_watched_once() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    (lease,) = await rig.claim(1, lease_ms=10_000)
+
+    for _ in range(5000):
+        rig.now_ms += 5000
+        assert rig.shard.extend([lease.token], 0, rig.now_ms)[0][0] is Finish.OK
+        assert await rig.expire() == []
+
+    assert len(rig.shard.deadlines._heap) <= 3
+
+
+def test_100_000_finished_leases_are_remembered_with_one_commit_each() -> None:
+    finished = leases.FinishedLeases()
+    slots: dict[int, FinishedLeasesRecord] = {}
+    for token in range(1, 200_001):
+        finished.add([token], LeaseOutcome.ACKED)
+        if token % 7 == 0:
+            slots.update(finished.drain())
+    slots.update(finished.drain())
+
+    again = leases.FinishedLeases(slots.values())
+
+    assert len(slots) <= leases.FINISHED_SLOTS
+    for one in (finished, again):
+        assert all(one.outcome(token) for token in range(100_001, 200_001))
+        assert one.outcome(1) is None
+        assert one.outcome(999_999) is None
+
+
+@pytest.mark.parametrize("commits", [[310_000], [250_000, 60_000], [300_000, 200], [60_010, 9]])
+@pytest.mark.parametrize("in_blocks", [True, False])
+def test_the_last_100_000_finished_leases_are_remembered_however_large_commits_are(
+    commits: list[int], in_blocks: bool
+) -> None:
+    finished = leases.FinishedLeases()
+    tokens = [block << 8 | place for block in range(1, 5000) for place in range(100)]
+    end = 0
+    for count in commits:
+        first, end = end, end + count
+        for at in range(first, end, 100):
+            part = tokens[at : min(at + 100, end)]
+            finished.add(part, LeaseOutcome.ACKED, whole_block=in_blocks and len(part) == 100)
+        finished.drain()
+        known = [token for token in tokens[:end] if finished.outcome(token)]
+        assert set(tokens[max(0, end - 100_000) : end]) <= set(known)
+        assert len(known) == finished._count <= leases.FINISHED_MAX
+    for at in range(1 << 40, (1 << 40) + 400_000, 10_000):
+        finished.add(range(at, at + 10_000), LeaseOutcome.ACKED)
+        finished.drain()
+    assert not any(map(finished.outcome, tokens[:end]))
+    assert not finished._blocks
+
+
+async def test_what_is_visible_before_the_last_look_waits_for_nothing_but_a_claim() -> None:
+    # Given a lease that ends, while what fell due later is looked at already
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    (lease,) = await rig.claim(1)
+    await rig.route([2], visible_at_ms=rig.now_ms + 500)
+    came_ms = rig.now_ms
+    rig.now_ms += 1000
+    rig.queue().drop_expired(rig.now_ms, 100)
+
+    # When its command says that it is visible from before then on
+    await rig.run(lambda: rig.shard.nack([Nack(lease.token, "no", 100)], came_ms))
+
+    assert (rig.queue().ready_count, rig.queue().timed_count) == (1, 1)
+
+
+async def test_queues_take_turns_when_the_leases_of_one_end_by_the_thousand() -> None:
+    # Given many leases of one queue, and behind them few of others, that have all ended
+    rig = Rig()
+    for queue_id in ("many", "few", "one"):
+        rig.create(queue_id)
+    await rig.route(range(1, 4001), queue_id="many")
+    await rig.route(range(5001, 5101), queue_id="few")
+    await rig.route([6001], queue_id="one")
+    for queue_id in ("many", "few", "one"):
+        while await rig.claim(1000, lease_ms=1000, queue_id=queue_id):
+            pass
+    rig.now_ms += 2000
+
+    # when they are ended in turns of three hundred
+    turns = []
+    while due := rig.shard.due(rig.now_ms, 300):
+        turns.append(Counter(lease.queue.queue_id for lease in due))
+        await rig.run(partial(rig.shard.expire, due, rig.now_ms))
+
+    # then the first turn has a share of each, and then what is left of the first queue
+    assert turns[0]["one"] == 1
+    assert sum(turn["few"] for turn in turns[:2]) == 100
+    assert sum(turns, Counter()) == {"many": 4000, "few": 100, "one": 1}
+    assert rig.shard.deadlines.next_ms() is None
+
+
+async def test_a_lease_that_was_extended_or_acked_after_it_was_chosen_does_not_end() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    leases = {lease.message_id: lease for lease in await rig.claim(3, lease_ms=1000)}
+    rig.now_ms += 2000
+    due = rig.shard.due(rig.now_ms, 10)
+    assert len(due) == 3
+
+    rig.shard.extend([leases[1].token], 60_000, rig.now_ms)
+    rig.shard.ack([leases[2].token], rig.now_ms)
+    await rig.run(partial(rig.shard.expire, due, rig.now_ms))
+
+    assert rig.shard.running(leases[1].token) is leases[1]
+    assert rig.queue().done_count == 1
+    assert await rig.ids(10) == [3]
+
+
+async def test_a_token_says_nothing_of_those_of_other_claims() -> None:
+    # Given claims of one message and of many, by turns
+    rig = Rig()
+    rig.create()
+    await rig.route(range(1, 6001))
+    blocks: list[int] = []
+    for count in [1, 300] * 20:
+        tokens = [lease.token for lease in await rig.claim(count)]
+        blocks += dict.fromkeys(token >> PLACE_BITS for token in tokens)
+
+    # then no block is near another one, above or below it
+    assert len(blocks) == 20 + 40
+    ordered = sorted(blocks)
+    assert min(later - sooner for sooner, later in pairwise(ordered)) > 1 << 20
+    assert blocks != ordered
+
+
+async def test_a_bucket_that_waits_for_its_turn_and_gets_shorter_leases_comes_once() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route(range(1, 11))
+    first = await rig.claim(5, lease_ms=2000)
+    rig.now_ms += 3000
+    assert len(rig.shard.due(rig.now_ms, 2)) == 2
+
+    shorter = await rig.claim(5, lease_ms=-2000)
+
+    due = rig.shard.due(rig.now_ms, 100)
+    assert sorted(one.token for one in due) == sorted(one.token for one in (*first, *shorter))
+    await rig.run(partial(rig.shard.expire, due, rig.now_ms))
+    assert rig.shard.deadlines.next_ms() is None

@@ -1,0 +1,180 @@
+"""The attempts at a message go along when it gets an entry in another queue."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from libs.storage.layout.keys import attempts_key
+from libs.storage.records.queues import FailedAttempt
+from services.broker.core.batches.execute import Execution, Fail, Transfer, execute
+from services.broker.core.lists import attempts
+from services.broker.core.lists.attempts import Attempts, attempts_at
+from services.broker.core.shard import Nack, Needs
+from services.broker.shard.attempts_reader import READ_AT_ONCE
+from tests.unit.broker.core.shards import Rig
+from tests.unit.broker.core.stored import stored_attempts
+
+
+async def fail(rig: Rig, reason: str, queue_id: str) -> None:
+    [lease] = await rig.claim(1, queue_id=queue_id)
+    command = Fail(lease.token, reason)
+    await rig.run(lambda: execute(rig.shard, Execution([command]), rig.now_ms))
+
+
+async def fail_once(rig: Rig, reason: str) -> None:
+    [lease] = await rig.claim(1)
+    await rig.nack(Nack(lease.token, reason))
+
+
+@pytest.mark.parametrize(("reason", "outcome"), [("no paper", "nack: no paper"), ("", "nack")])
+async def test_a_nack_is_told_with_its_reason_if_it_has_one(reason: str, outcome: str) -> None:
+    rig = Rig()
+    rig.create("orders")
+    await rig.route([1])
+
+    await fail_once(rig, reason)
+    rig.commit()
+
+    assert told(rig, "orders") == [(outcome, "")]
+
+
+async def transfer(rig: Rig, source: str, target: str) -> None:
+    """From a broker that was started anew: nothing that it needs is in memory."""
+    rig.commit()
+    await rig.restart()
+    [lease] = await rig.claim(1, queue_id=source)
+    command = Transfer(lease.token, target)
+    await rig.run(lambda: execute(rig.shard, Execution([command]), rig.now_ms))
+    rig.commit()
+
+
+def told(rig: Rig, queue_id: str) -> list[tuple[str, str]]:
+    found = stored_attempts(rig.store.rows, queue_id, 1)
+    return [(one.outcome, one.queue) for one in found]
+
+
+async def test_a_transfer_takes_the_history_along_and_tells_where_it_was() -> None:
+    rig = Rig()
+    for queue_id in ("orders", "next"):
+        rig.create(queue_id)
+    await rig.route([1])
+    await rig.route([1], queue_id="next")
+    await fail(rig, "here", "orders")
+    rig.now_ms += 10
+    await fail(rig, "there", "next")
+    rig.now_ms += 10
+    await rig.route([1])
+
+    await transfer(rig, "orders", "next")
+
+    assert told(rig, "next") == [("fail: here", "orders"), ("fail: there", "")]
+    assert told(rig, "orders") == [("fail: here", "")]
+
+    # Back again, it has what it had, once, and what came since.
+    await transfer(rig, "next", "orders")
+
+    assert told(rig, "orders") == [("fail: here", ""), ("fail: there", "next")]
+
+
+async def test_a_message_that_never_failed_leaves_no_history() -> None:
+    rig = Rig()
+    for queue_id in ("orders", "next"):
+        rig.create(queue_id)
+    await rig.route([1])
+
+    await transfer(rig, "orders", "next")
+
+    assert told(rig, "orders") == told(rig, "next") == []
+
+
+def test_of_very_many_attempts_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "ATTEMPTS_KEPT", 3)
+    records, rig = Attempts(), Rig()
+    p, q = rig.create("p"), rig.create("q")
+    at_q = attempts_at(q, 1)
+
+    for number in range(1, 6):
+        records.add(at_q, FailedAttempt("c", number))
+    assert [one.claimed_at_ms for one in records.get(at_q) or ()] == [3, 4, 5]
+
+    records.add(attempts_at(p, 1), FailedAttempt("c", 6))
+    records.carry(1, p, q)
+    assert [one.claimed_at_ms for one in records.get(at_q) or ()] == [4, 5, 6]
+
+
+async def test_a_slow_read_for_a_queue_that_is_gone_tells_its_successor_nothing() -> None:
+    # Given a message that failed, whose attempts are being read for the next nack
+    rig = Rig()
+    rig.create()
+    await rig.route([1])
+    await fail_once(rig, "former")
+    rig.commit()
+    await rig.restart()
+    [lease] = await rig.claim(1)
+    with pytest.raises(Needs) as raised:
+        rig.shard.nack([Nack(lease.token, "former")], rig.now_ms)
+    rig.store.slow = True
+    reading = asyncio.create_task(rig.loader.answer(raised.value))
+    await asyncio.sleep(0)
+    rig.store.open_gates()
+    await asyncio.sleep(0)
+
+    # When its queue is deleted, swept and made anew before they have been read
+    rig.shard.delete_queue(rig.queue())
+    rig.shard.delete_rows([attempts_key("orders", 1)])
+    rig.commit()
+    rig.create()
+    while not reading.done():
+        rig.store.open_gates()
+        await asyncio.sleep(0)
+    rig.store.slow = False
+
+    # Then the same message starts anew there
+    await rig.route([1])
+    await fail_once(rig, "new")
+    rig.commit()
+    assert told(rig, "orders") == [("nack: new", "")]
+
+
+# --- Many are read at once ------------------------------------------------------
+
+
+async def rig_with_history(ids: range, *, other_every: int) -> Rig:
+    """Messages that failed once in `orders` and wait again; some others failed beside them."""
+    rig = Rig()
+    for queue_id in ("orders", "next"):
+        rig.create(queue_id)
+    for message_id in range(ids[0], ids[-1] + 1, other_every):
+        if message_id not in ids:
+            rig.shard.attempts.add(
+                attempts_at(rig.queue(), message_id), FailedAttempt("other", message_id)
+            )
+    for message_id in ids:
+        rig.shard.attempts.add(attempts_at(rig.queue(), message_id), FailedAttempt("c", message_id))
+    await rig.route(ids)
+    rig.commit()
+    await rig.restart()
+    return rig
+
+
+@pytest.mark.parametrize("others", [False, True])
+async def test_many_that_are_moved_take_their_histories_along_in_few_reads(others: bool) -> None:
+    # Given messages in a row, or ten apart with others that failed in between
+    ids = range(1, 4001, 10) if others else range(1, 401)
+    rig = await rig_with_history(ids, other_every=3 if others else 1)
+    leases = await rig.claim(len(ids))
+    rig.store.reads = 0
+
+    # When all are transferred
+    commands = [Transfer(lease.token, "next") for lease in leases]
+    await rig.run(lambda: execute(rig.shard, Execution(commands), rig.now_ms))
+    rig.commit()
+
+    # Then each has its own history
+    for message_id in ids:
+        [one] = stored_attempts(rig.store.rows, "next", message_id)
+        assert one == FailedAttempt("c", message_id, queue="orders")
+    if not others:
+        assert rig.store.reads <= 2 * len(ids) // READ_AT_ONCE

@@ -1,0 +1,91 @@
+"""What all lanes of a shard hold together: bounded in bytes, however many queues have a backlog."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.broker.core.shard import Purge
+from services.broker.core.waiting import lane_budget
+from services.broker.core.waiting.lane_budget import LaneBudget
+from tests.unit.broker.core.shards import START_MS, Rig
+
+QUEUES = [f"q{number}" for number in range(40)]
+DEEP = 2000
+
+
+def held_bytes(rig: Rig) -> int:
+    return sum(
+        lane.held_bytes
+        for queue in rig.shard.queues.values()
+        for lane in queue.available.by_name.values()
+    )
+
+
+async def rig_with(bytes_max: int, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    monkeypatch.setattr(lane_budget, "SPARED", 4)
+    rig = Rig()
+    rig.shard.lanes = LaneBudget(bytes_max)
+    for queue_id in QUEUES:
+        rig.create(queue_id)
+    return rig
+
+
+async def test_the_backlogs_of_many_queues_hold_no_more_together_than_their_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a budget for two of forty queues, which all get two thousand messages, by turns
+    one_queue_bytes = 100 * DEEP
+    rig = await rig_with(2 * one_queue_bytes, monkeypatch)
+    for first in range(1, DEEP, 500):
+        for queue_id in QUEUES:
+            due_ms = START_MS + first if queue_id < "q2" else 0
+            await rig.route(range(first, first + 500), queue_id=queue_id, visible_at_ms=due_ms)
+            rig.commit()
+
+    # then no more than that is held, but for the lanes that are at work
+    spared_bytes = lane_budget.SPARED * one_queue_bytes
+    assert held_bytes(rig) <= 2 * one_queue_bytes + spared_bytes
+    assert rig.shard.lanes.held_bytes == held_bytes(rig)
+
+    # and each queue gives all of its own, in order
+    rig.now_ms += DEEP
+    for queue_id in reversed(QUEUES):
+        found: list[int] = []
+        while leases := await rig.claim(700, queue_id=queue_id):
+            found += [lease.message_id for lease in leases]
+            rig.commit()
+            assert held_bytes(rig) <= 2 * one_queue_bytes + spared_bytes
+        assert found == list(range(1, DEEP + 1))
+    assert rig.shard.lanes.held_bytes == held_bytes(rig) == 0
+
+
+async def test_what_was_taken_and_may_come_back_is_not_let_go_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = await rig_with(0, monkeypatch)
+    await rig.route(range(1, 101), queue_id="q0")
+    rig.commit()
+    leases = await rig.claim(50, queue_id="q0")
+    rig.commit()
+    for queue_id in QUEUES[1:]:
+        await rig.route(range(1, 101), queue_id=queue_id)
+        rig.commit()
+
+    rig.release(leases)
+    rig.commit()
+
+    assert [one.message_id for one in await rig.claim(200, queue_id="q0")] == list(range(1, 101))
+
+
+async def test_deleted_and_purged_queues_leave_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = await rig_with(1 << 30, monkeypatch)
+    for queue_id in ("q0", "q1"):
+        await rig.route(range(1, 101), queue_id=queue_id)
+    rig.commit()
+    assert rig.shard.lanes.held_bytes > 0
+
+    rig.shard.delete_queue(rig.queue("q0"))
+    rig.shard.purge(rig.queue("q1"), {Purge.AVAILABLE})
+    rig.commit()
+
+    assert rig.shard.lanes.held_bytes == 0

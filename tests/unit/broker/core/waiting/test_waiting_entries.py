@@ -1,0 +1,274 @@
+"""Single messages that wait, counts and retention: each rule with the story that needs it."""
+
+from __future__ import annotations
+
+import pytest
+
+from libs.storage.layout.buckets import BucketKind, order_in_time, split_order
+from services.broker.core.shard import Nack
+from services.broker.core.waiting import available
+from services.broker.core.waiting import lane_cache as lane_memory
+from services.broker.core.waiting.bucket import Place
+from services.broker.entries.waiting_pages import WaitingReader
+from services.broker.shard import loading
+from tests.unit.broker.core.shards import START_MS, Rig
+from tests.unit.broker.core.stored import stored_queue
+
+READY, TIMED = BucketKind.READY, BucketKind.TIMED
+
+
+async def place_of(rig: Rig, message_id: int) -> Place:
+    place = await WaitingReader(rig.store).locate(rig.queue(), message_id, [0])
+    assert place is not None
+    return place
+
+
+async def cancel(rig: Rig, place: Place, message_id: int) -> bool:
+    return await rig.run(lambda: rig.queue().cancel(place, message_id)) is not None
+
+
+async def look(rig: Rig) -> None:
+    while rig.queue().has_due(rig.now_ms):
+        await rig.run(lambda: rig.queue().drop_expired(rig.now_ms, 1000))
+
+
+def stored_ids(rig: Rig) -> set[int]:
+    stored = stored_queue(rig.store.rows, "orders")
+    assert stored is not None
+    return set(stored.waiting)
+
+
+# --- One of them ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("visible_at_ms", [0, START_MS + 500])
+async def test_a_message_is_cancelled_where_memory_does_not_hold_it(visible_at_ms: int) -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3], visible_at_ms=visible_at_ms)
+    rig.commit()
+    await rig.restart()
+    place = await place_of(rig, 2)
+
+    assert await cancel(rig, place, 2)
+    assert not await cancel(rig, place, 2)
+    rig.commit()
+    await rig.restart()
+
+    rig.now_ms += 1000
+    assert await rig.ids(10) == [1, 3]
+
+
+async def test_a_bucket_that_was_emptied_does_not_come_back_with_a_read_that_began_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(available, "READY_BUCKET_MAX", 1)
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    rig.commit()
+    await rig.restart()
+    place = await place_of(rig, 2)
+    assert await cancel(rig, place, 2)
+    rows = dict(rig.store.rows)
+    rig.store.write(rig.shard.drain(rig.now_ms), rig.now_ms, late=True)
+
+    assert rig.store.rows != rows, "the bucket is being deleted"
+    assert await rig.ids(10) == [1, 3]
+
+
+async def cold_lane(due_ms: int) -> Rig:
+    """A delayed message, 1, and another before it, so that memory does not hold its bucket."""
+    rig = Rig()
+    rig.create()
+    await rig.route([9], visible_at_ms=START_MS + 10)
+    await rig.route([1], visible_at_ms=due_ms)
+    rig.commit()
+    await rig.restart()
+    return rig
+
+
+async def test_a_bucket_that_was_emptied_and_filled_and_emptied_is_not_left_behind() -> None:
+    due_ms = START_MS + 500
+    rig = await cold_lane(due_ms)
+    place = await place_of(rig, 1)
+    assert await cancel(rig, place, 1)
+    await rig.route([2], visible_at_ms=due_ms)
+    another = await place_of(rig, 2)
+    assert another != place
+    assert await cancel(rig, another, 2)
+    rig.commit()
+    await rig.restart()
+
+    assert stored_ids(rig) == {9}
+    rig.now_ms = due_ms
+    assert await rig.all_ids(10) == [9]
+
+
+async def test_a_bucket_remembered_for_those_who_join_it_is_the_one_that_is_changed() -> None:
+    due_ms = START_MS + 500
+    rig = await cold_lane(due_ms)
+    await rig.route([2], visible_at_ms=due_ms)
+    rig.commit()
+    assert await cancel(rig, await place_of(rig, 1), 1)
+    rig.commit()
+    await rig.route([3], visible_at_ms=due_ms)
+    rig.commit()
+
+    assert stored_ids(rig) == {2, 3, 9}
+
+
+async def test_a_bucket_that_is_being_deleted_is_not_joined() -> None:
+    due_ms = START_MS + 500
+    rig = await cold_lane(due_ms)
+    assert await cancel(rig, await place_of(rig, 1), 1)
+    await rig.route([2], visible_at_ms=due_ms)
+    rig.commit()
+
+    assert stored_ids(rig) == {2, 9}
+
+
+async def test_a_taken_part_of_a_cold_head_is_not_found() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    rig.commit()
+    await rig.claim(1)
+    rig.commit()
+    await rig.restart()
+    order = rig.queue().available.lanes()[0].first_unknown
+    place = Place(0, READY, order)
+
+    assert not await cancel(rig, place, 1)
+    assert await cancel(rig, place, 2)
+    rig.commit()
+    await rig.restart()
+
+    assert await rig.ids(10) == [3]
+
+
+async def test_buckets_that_were_looked_at_for_nothing_do_not_pile_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lane_memory, "GUESTS_MAX", 3)
+    rig = Rig()
+    rig.create()
+    for number in range(1, 21):
+        await rig.route([number], visible_at_ms=START_MS + 100 * number)
+    rig.commit()
+    await rig.restart()
+    (lane,) = rig.queue().available.lanes()
+
+    for number in range(1, 21):
+        place = Place(0, TIMED, lane.first_unknown + (number - 1) * 100 * 64)
+        assert not await cancel(rig, place, 77)
+
+    assert len(lane.in_memory()) <= 3
+    rig.now_ms += 2000
+    assert await rig.ids(100) == list(range(1, 21))
+
+
+async def test_a_rescheduled_message_moves_to_its_new_time_and_to_now() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1, 2, 3])
+    queue = rig.queue()
+    place = await place_of(rig, 1)
+
+    later = await rig.run(lambda: queue.reschedule(place, 1, START_MS + 500, rig.now_ms))
+    assert later is not None
+    moved = order_in_time(later.kind, later.order)
+    assert (later.kind, split_order(moved).ms) == (TIMED, START_MS + 500)
+    assert await rig.ids(10) == [2, 3]
+    now = await rig.run(lambda: queue.reschedule(later, 1, START_MS, rig.now_ms))
+    assert now is not None
+    assert now.kind is READY
+    assert await rig.ids(10) == [1]
+
+
+# --- Counts and retention ---------------------------------------------------
+
+
+async def test_counts_tell_what_fell_due_without_a_claim_also_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lane_memory, "CACHED_MAX", 20)
+    monkeypatch.setattr(loading, "LOAD_MESSAGES", 10)
+    rig = Rig()
+    rig.create()
+    for number in range(1, 101):
+        await rig.route([number], visible_at_ms=START_MS + 10 * number, priority=number % 2)
+        rig.commit()
+    await rig.route([101, 102], priority=1)
+    rig.commit()
+    await rig.restart()
+    rig.now_ms = START_MS + 800
+
+    await look(rig)
+    counts = rig.queue().counts(rig.now_ms)
+
+    assert (counts.available, counts.delayed) == (82, 20)
+    assert counts.by_priority == ((0, 40, 10), (1, 42, 10))
+    assert counts.oldest_claimable_ms is not None
+    assert 790 <= counts.oldest_claimable_ms <= 800
+    reads = rig.store.rows_read
+    await look(rig)
+    assert rig.store.rows_read == reads, "what was counted is not read again"
+    assert len(await rig.all_ids(40)) == 40, "of the most urgent ones"
+    assert rig.queue().counts(rig.now_ms).by_priority == ((0, 0, 10), (1, 42, 10))
+
+
+async def test_a_message_that_ends_before_its_delay_leaves_at_its_end_without_a_claim() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1], visible_at_ms=START_MS + 1000, deadline_ms=START_MS + 100)
+    await rig.route([2], visible_at_ms=START_MS + 50)
+    await rig.route([3], visible_at_ms=START_MS + 2000, deadline_ms=START_MS + 3000)
+    rig.commit()
+    await rig.restart()
+
+    rig.now_ms = START_MS + 99
+    await look(rig)
+    assert rig.queue().timed_count == 3
+    rig.now_ms += 1
+    await look(rig)
+    rig.commit()
+
+    assert stored_ids(rig) == {2, 3}
+    assert rig.queue().expired_count == 1
+    rig.now_ms += 5000
+    assert await rig.ids(10) == [2]
+
+
+@pytest.mark.parametrize("back", ["release", "nack", "expire"])
+async def test_a_lease_that_comes_back_late_does_not_bring_back_what_has_expired(back: str) -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1], deadline_ms=START_MS + 100)
+    (lease,) = await rig.claim(1, lease_ms=200)
+    rig.now_ms += 300
+
+    if back == "release":
+        rig.release([lease])
+    elif back == "nack":
+        await rig.run(lambda: rig.shard.nack([Nack(lease.token)], rig.now_ms))
+    else:
+        await rig.expire()
+
+    assert await rig.ids(10) == []
+    rig.commit()
+    assert stored_ids(rig) == set()
+
+
+async def test_a_nack_with_a_delay_over_the_retention_leaves_at_its_end() -> None:
+    rig = Rig()
+    rig.create()
+    await rig.route([1], deadline_ms=START_MS + 100)
+    (lease,) = await rig.claim(1)
+    await rig.run(lambda: rig.shard.nack([Nack(lease.token, delay_ms=60_000)], rig.now_ms))
+    assert rig.queue().timed_count == 1
+
+    rig.now_ms += 100
+    await look(rig)
+
+    assert rig.queue().timed_count == 0
