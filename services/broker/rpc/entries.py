@@ -18,7 +18,13 @@ from services.broker.entries.handles import Handle, parse_handle, waiting_handle
 from services.broker.entries.lister import EntryLister
 from services.broker.requests.queues import checked_id
 from services.broker.rpc.redrives import RedriveServicer
-from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from slatemq.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    SlateMQError,
+    Unavailable,
+)
 from slatemq.v1 import entry_pb2
 
 QUEUES_MAX = 10_000
@@ -76,7 +82,12 @@ class EntryServicer(RedriveServicer):
     async def _find(self, handle: Handle) -> Found:
         queue = await self._owner.find(handle.queue_id)
         await self._owner.durable()
-        return await self._finder.find(queue, handle)
+        try:
+            return await self._finder.find(queue, handle)
+        except SlateMQError:
+            # What went while this was looked for may not be gone on disk yet.
+            await self._owner.durable()
+            raise
 
     # --- One entry changes --------------------------------------------------
 
@@ -126,6 +137,7 @@ class EntryServicer(RedriveServicer):
         """Where the entry of a handle waits; raises FailedPrecondition where it does not."""
         found = await self._find(handle)
         if found.waiting is None:
+            await self._owner.durable()
             raise _wrong_state(found, handle)
         return found.queue, found.waiting[0]
 
@@ -180,10 +192,13 @@ class EntryServicer(RedriveServicer):
                     await self._told(step.found, entry_pb2.ENTRY_VIEW_ATTEMPTS, context)
                 )
             if answer.entries or time.monotonic() - told_at >= PROGRESS_S:
+                await self._owner.durable()
                 yield answer
                 del answer.entries[:]
                 told_at = time.monotonic()
             await asyncio.sleep(0)
+        # That it is not in a queue holds when a crash cannot bring it back.
+        await self._owner.durable()
         yield answer
 
     async def _searched(

@@ -141,6 +141,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         await self._owner.durable()
         stored = await self._database.get(refused_push_key(*place))
         if stored is None:
+            await self._owner.durable()  # it went during the read
             raise NotFound("refused push", push_id)
         return decode_refused_push(stored).outbox
 

@@ -59,10 +59,11 @@ class RedriveServicer(DelayedServicer):
         """See the proto."""
         queue_id, target_id = await self._checked(request)
         if self._owner.shard.redrives.of_request(request.request_id) is None:
-            # What has failed before the call is in rows when this is over.
             await self._owner.find(queue_id)
-            await self._owner.durable()
+            # Before the wait, which so covers the deletion of a target that is gone.
             here = target_id in self._owner.shard.queues
+            # What has failed before the call is in rows when this is over.
+            await self._owner.durable()
             if not here and not await self._others.having((target_id,)):
                 raise NotFound("queue", target_id)
 

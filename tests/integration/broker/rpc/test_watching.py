@@ -105,6 +105,9 @@ async def test_a_revision_comes_with_what_each_queue_was_at_it_whatever_changed_
         pausing = asyncio.ensure_future(rig.queues.PauseQueue(pause))
         while rig.owner.shard.revision < 2:
             await asyncio.sleep(0.001)
+        updating = asyncio.create_task(update(rig, ["filter"], filter='headers.kind == "later"'))
+        while rig.owner.shard.revision < 3:
+            await asyncio.sleep(0.001)
         deleting = asyncio.create_task(delete(rig, "q"))
         while rig.owner.shard.queues:
             await asyncio.sleep(0.001)
@@ -118,10 +121,10 @@ async def test_a_revision_comes_with_what_each_queue_was_at_it_whatever_changed_
         state = await rig.assignments.GetRoutingState(assignment_pb2.GetRoutingStateRequest())
         assert (first.revision, state.config_revision) == (1, 1)
         assert list(first.changes) == list(state.changes) == [queue_pb2.QueueChange(queue=created)]
-        assert {pausing.done(), deleting.done()} == {False}
+        assert {pausing.done(), updating.done(), deleting.done()} == {False}
         disk.free.set()
-        await asyncio.gather(pausing, deleting)
-        while (later := await watch.read()).revision < 3:
+        await asyncio.gather(pausing, updating, deleting)
+        while (later := await watch.read()).revision < 4:
             assert later.changes[0].queue.paused
         assert [one.deleted_queue_id for one in later.changes] == ["q"]
 

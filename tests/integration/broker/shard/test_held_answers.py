@@ -11,13 +11,14 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from libs.storage.records.execution_records import OutboxRecord, encode_outbox
-from slatemq.v1 import assignment_pb2, entry_pb2, outbox_pb2, queue_pb2
+from slatemq.v1 import assignment_pb2, consumer_pb2, entry_pb2, outbox_pb2, queue_pb2
 from tests.integration.broker.entry_calls import AVAILABLE, listed, redriven
 from tests.integration.broker.outbox.pushes import Pushes
 from tests.integration.broker.rig import Disk, Rig, running
 from tests.integration.broker.rpc.extreme_requests import REQUESTS, prepare
 from tests.integration.broker.rpc.test_extremes import READING, SERVICES, STREAMS
 from tests.integration.extreme_fields import service_of
+from tests.integration.waiting import eventually
 
 PUSH_ID, REDRIVE_ID = "0-0-1", "0-1"
 
@@ -26,6 +27,9 @@ IN_MEMORY: Final = {"ResumeOutbox"}
 
 OF_DISK: Final = {"WatchQueues", "GetRoutingState"}
 """They tell what the disk has, and need not wait for it."""
+
+AT_ONCE: Final = OF_DISK | {"WatchDelayed"}
+"""They wait for no commit that changes nothing that they tell."""
 
 UNSEEN_S: Final = 0.3
 """An answer within this time would be too early; a slow machine sees fewer of them."""
@@ -183,3 +187,97 @@ async def test_a_target_that_is_gone_is_told_when_its_deletion_is_on_disk() -> N
         assert not await answered({"RedriveArchived": task})
         disk.free.set()
         assert await task == (grpc.StatusCode.NOT_FOUND, "queue 'settings' does not exist")
+
+
+async def commit_in_flight(disk: Disk, rig: Rig) -> None:
+    """The disk hangs with a commit; nothing is changed by it."""
+    disk.free.clear()
+    rig.owner.delete_rows([b"\xff"])
+    await eventually(lambda: rig.owner.commits.overdue_ms() > 0)
+
+
+def change_once_durable(disk: Disk, rig: Rig, change: Callable[[int], object]) -> None:
+    """Let the commit that hangs pass, and make a change before any who waited for it goes on.
+
+    The disk hangs with that change.
+    """
+    changing: list[asyncio.Task[object]] = []
+
+    def run_change(_: int) -> None:
+        if not changing:
+            disk.free.clear()
+            changing.append(asyncio.create_task(rig.owner.run(change)))
+
+    rig.owner.commits.on_durable(run_change)
+    disk.free.set()
+
+
+async def test_what_goes_while_a_reading_call_waits_is_told_when_it_is_gone_on_disk() -> None:
+    # Given all sorts of things, and calls that read them, which wait for a commit
+    disk, pushes = Disk(), Pushes()
+    pushes.away = True
+    async with running(disk=disk, pushes=pushes) as rig, asyncio.timeout(60):
+        await fill(rig)
+        requests, call = await readings(rig), caller(rig)
+        before = {name: await call(name, request) for name, request in requests.items()}
+        await commit_in_flight(disk, rig)
+        tasks = {name: asyncio.create_task(call(name, one)) for name, one in requests.items()}
+        assert await answered(tasks) == {name: before[name] for name in AT_ONCE}
+
+        # When all is removed before they go on, and that hangs
+        change_once_durable(disk, rig, remove_all(rig))
+
+        # Then who is answered hears what was
+        early = await answered(tasks)
+        assert early == {name: before[name] for name in early}
+        disk.free.set()
+        await asyncio.wait(tasks.values())
+
+
+async def test_an_entry_is_in_the_wrong_state_when_that_is_on_disk() -> None:
+    # Given a cancellation of a message, which waits for a commit
+    disk = Disk()
+    async with running(disk=disk) as rig, asyncio.timeout(60):
+        await rig.create()
+        await rig.assign([1])
+        handle = (await listed(rig, AVAILABLE))[0].handle
+        await commit_in_flight(disk, rig)
+        request = entry_pb2.CancelEntryRequest(handle=handle)
+        cancelling: asyncio.Task[Any] = asyncio.create_task(caller(rig)("CancelEntry", request))
+        assert not await answered({"CancelEntry": cancelling})
+
+        # When the message is claimed before it goes on, and that hangs
+        claim = consumer_pb2.ClaimRequest(queue_id="q", max_messages=1)
+        claiming = asyncio.ensure_future(rig.consumers.Claim(claim))
+        await eventually(lambda: rig.owner.shard.queues["q"].in_flight_count)
+        change_once_durable(disk, rig, lambda _: None)
+
+        # Then the cancellation is refused once the claim is on disk
+        assert not await answered({"CancelEntry": cancelling})
+        disk.free.set()
+        code, words = await cancelling
+        assert code == grpc.StatusCode.FAILED_PRECONDITION, words
+        await claiming
+
+
+async def test_a_redrive_is_not_refused_for_a_target_whose_deletion_is_not_on_disk() -> None:
+    # Given a redrive that waits for a commit
+    disk = Disk()
+    async with running(disk=disk) as rig, asyncio.timeout(60):
+        for queue_id in ("q", "target"):
+            await rig.create(queue_id)
+        await commit_in_flight(disk, rig)
+        request = entry_pb2.StartRedriveRequest(queue_id="q", target_queue_id="target")
+        starting: asyncio.Task[Any] = asyncio.create_task(caller(rig)("StartRedrive", request))
+        assert not await answered({"StartRedrive": starting})
+
+        # When its target is deleted before it goes on, and that hangs
+        target = rig.owner.queue("target")
+        change_once_durable(disk, rig, lambda _: rig.owner.shard.delete_queue(target))
+
+        # Then no answer says so before the deletion is on disk
+        early = await answered({"StartRedrive": starting})
+        assert not early, early
+        disk.free.set()
+        started = entry_pb2.StartRedriveResponse.FromString(await starting)
+        assert started.redrive.target_queue_id == "target"
