@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         StoredMessage,
     )
     from slatemq._admin.events_status import EventsStatus
+    from slatemq._admin.instance_status import Status
     from slatemq._admin.janitor import JobProgress, JobRun, JobRunState
     from slatemq._admin.queue_models import (
         Backoff,
@@ -77,7 +78,6 @@ if TYPE_CHECKING:
         OutgoingMessage,
         RouteStatus,
         ServiceStatus,
-        Status,
         Topology,
     )
 
@@ -179,6 +179,7 @@ _HOMES = {
         "StoredMessage",
     ],
     "slatemq._admin.events_status": ["EventsStatus"],
+    "slatemq._admin.instance_status": ["Status"],
     "slatemq._admin.janitor": ["JobProgress", "JobRun", "JobRunState"],
     "slatemq._publish.published": ["Published"],
     "slatemq._admin.queue_models": [

@@ -20,6 +20,7 @@ from slatemq._admin.queue_calls import QueueCalls
 from slatemq._admin.redrives import RedriveCalls
 from slatemq._admin.settling import SettlingCalls
 from slatemq._admin.tasks import TaskCalls
+from slatemq._checks import check_text, check_whole, iterable
 from slatemq._commands.command_calls import CommandCalls
 from slatemq._consume import consumer as consuming
 from slatemq._consume.batches import BatchConsumer, claim, claim_request
@@ -32,7 +33,6 @@ from slatemq._consume.termination import ending_at_sigterm
 from slatemq._publish.published import Published
 from slatemq._publish.publisher import Publisher
 from slatemq._publish.wire import moved
-from slatemq._rpc.checks import check_text, check_whole, iterable
 from slatemq._rpc.endpoints import addresses_of
 from slatemq._rpc.forks import refuse_pickling
 from slatemq._rpc.peers import CALL_S, Peers

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import isfinite
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from slatemq._rpc.checks import check_whole, wrong
+from slatemq._checks import check_whole, wrong
 from slatemq.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from slatemq._admin.queue_models import Queue
 
 MESSAGES_MAX = 10_000
 """Messages that the server takes in one publish."""
@@ -96,19 +93,6 @@ class RouteStatus:
     cursor: int
     durable_sequence: int
     pending_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """The whole instance, as far as it answered.
-
-    `unlisted_brokers`: the broker shards that did not answer, whose queues are missing.
-    """
-
-    services: list[ServiceStatus]
-    routes: list[RouteStatus]
-    queues: list[Queue]
-    unlisted_brokers: list[int]
 
 
 @dataclass(frozen=True, slots=True)

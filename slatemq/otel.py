@@ -12,14 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-if TYPE_CHECKING:
-    from slatemq._consume.delivered import Received
 
 HEADERS_MAX = 255
 HEADER_BYTES_MAX = 65_535
@@ -75,7 +72,7 @@ class Telemetry:
             yield
             self._sent.add(len(messages), facts)
 
-    def received(self, queue_id: str, began_ns: int, messages: Sequence[Received]) -> None:
+    def received(self, queue_id: str, began_ns: int, messages: Sequence[DeliveredMessage]) -> None:
         """A consumer was handed these messages, which it began to ask for then."""
         facts = self._named("receive", "receive", queue_id)
         self._consumed.add(len(messages), facts)
@@ -90,7 +87,7 @@ class Telemetry:
         )
         span.end(now_ns)
 
-    def processing(self, message: Received) -> Processing:
+    def processing(self, message: DeliveredMessage) -> Processing:
         """Begins the work on a message; its span is the current one until it ends."""
         return Processing(self, message)
 
@@ -137,10 +134,34 @@ class Telemetry:
         return [trace.Link(created)] if created.is_valid else []
 
 
+class DeliveredMessage(Protocol):
+    """What telemetry reads of a message that a consumer has."""
+
+    @property
+    def queue_id(self) -> str:
+        """The queue that delivered it."""
+
+    @property
+    def message_id(self) -> int:
+        """Its ID."""
+
+    @property
+    def payload(self) -> bytes:
+        """Its content."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its headers, trace context included."""
+
+    @property
+    def attempts_count(self) -> int:
+        """How often it was delivered, this time included."""
+
+
 class Processing:
     """The work on one message."""
 
-    def __init__(self, telemetry: Telemetry, message: Received) -> None:
+    def __init__(self, telemetry: Telemetry, message: DeliveredMessage) -> None:
         """Begin it."""
         queue_id = message.queue_id
         self._telemetry = telemetry

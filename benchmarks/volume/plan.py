@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from libs.storage.layout.ids import message_id
-from services.ingest.write.batches import ENTRY_MESSAGES_MAX
+from services.ingest.batches import ENTRY_MESSAGES_MAX
 
 DAY_MS = 24 * 3_600_000
 HOUR_MS = 3_600_000

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from libs.serving.limits import MESSAGE_DELAY_MS_MAX, RETENTION_S_MAX
 from libs.serving.process.config import Scope, ServingConfig, purge_grace_setting, setting
 from libs.storage.layout.ids import MAX_SHARD
-from services.broker.core.lists import outbox, redrives
+from services.broker.core import redrives
+from services.broker.core.lists import outbox
 from services.broker.core.waiting import lane_budget
 from services.broker.shard import change_pace
 

@@ -14,7 +14,7 @@ Its rooms, from the ground up:
 `tasks`   publishes that are tasks             `rpc`     the servicers
 `events`  events of publishes and edits
 
-`shard`   one ingest shard, opened             `queued`  what publishes as tasks need
+`shard`   one ingest shard, opened             `batches` what was accepted, as columns
 `service` the process: start, drain, stop      `config`  settings
 
 Only `wire`, `rpc`, `events.relay` and `events.s3_events`, a client of IngestService, know protobuf.

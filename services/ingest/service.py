@@ -27,10 +27,10 @@ from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import SERVICE_NAME, IngestServicer
 from services.ingest.rpc.purge import SERVICE_NAME as PURGE_SERVICE
 from services.ingest.rpc.purge import PurgeServicer
-from services.ingest.rpc.tasks import SERVICE_NAME as TASK_SERVICE
-from services.ingest.rpc.tasks import TaskServicer
 from services.ingest.shard import open_shard
 from services.ingest.tasks.bodies import warn_of_stranded
+from services.ingest.tasks.servicer import SERVICE_NAME as TASK_SERVICE
+from services.ingest.tasks.servicer import TaskServicer
 from slatemq.v1 import (
     events_pb2_grpc,
     ingest_pb2_grpc,
@@ -43,7 +43,7 @@ from slatemq.v1 import (
 if TYPE_CHECKING:
     from services.ingest.events.relay import IngestRelay
     from services.ingest.events.s3_events import S3Events
-    from services.ingest.queued import Tasks
+    from services.ingest.tasks.queued import Tasks
 
 __all__ = ["IngestProcess"]
 

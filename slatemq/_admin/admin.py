@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from slatemq._admin.entry_models import EntryState, state_wire
 from slatemq._admin.queue_models import Backoff, DeletedQueue, Queue, backoff_of, queue_of
-from slatemq._rpc.checks import check_field, iterable, message_of, wrong
+from slatemq._checks import check_field, iterable, message_of, wrong
 from slatemq._rpc.peers import NOT_TAKEN, errors_translated
 from slatemq._rpc.queue_locations import ANSWER_S, QueueLocations
 from slatemq.errors import (

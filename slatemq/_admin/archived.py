@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from slatemq._admin.entry_models import Archived, Entry, entry_of
-from slatemq._rpc.checks import iterable, message_of, wrong
+from slatemq._checks import iterable, message_of, wrong
 from slatemq._rpc.peers import Peers, errors_translated
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import InvalidArgument

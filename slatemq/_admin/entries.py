@@ -20,8 +20,8 @@ from slatemq._admin.entry_models import (
     view_wire,
 )
 from slatemq._admin.watching import DelayedWatch
+from slatemq._checks import check_text, message_of
 from slatemq._consume.handles import queue_of_handle
-from slatemq._rpc.checks import check_text, message_of
 from slatemq._rpc.peers import ATTEMPT_S, Peers
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import NotFound, SlateMQError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -12,7 +13,7 @@ from slatemq._admin.queue_models import Queue
 from slatemq._rpc.peers import Peers
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import INCOMPLETE, SHARDS, SlateMQError
-from slatemq.models import RouteStatus, ServiceStatus, Status
+from slatemq.models import RouteStatus, ServiceStatus
 from slatemq.v1 import router_pb2, router_pb2_grpc
 
 HEALTH_METHOD = "/grpc.health.v1.Health/Check"
@@ -24,6 +25,19 @@ REASON_KEY = "slatemq-not-serving"
 
 STATUS_S = 3.0
 """How long `status` waits for a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The whole instance, as far as it answered.
+
+    `unlisted_brokers`: the broker shards that did not answer, whose queues are missing.
+    """
+
+    services: list[ServiceStatus]
+    routes: list[RouteStatus]
+    queues: list[Queue]
+    unlisted_brokers: list[int]
 
 
 class InstanceStatus:

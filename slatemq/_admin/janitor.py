@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import uuid4
 
-from slatemq._rpc.checks import check_text, iterable, message_of
+from slatemq._checks import check_text, iterable, message_of
 from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, Peers, errors_translated
 from slatemq.errors import NotFound, Unavailable
 from slatemq.models import Span, Time, time_ms, whole_seconds

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from slatemq._admin.entry_models import StoredMessage, stored_message
-from slatemq._rpc.checks import check_whole, iterable
+from slatemq._checks import check_whole, iterable
 from slatemq._rpc.peers import Peers
 from slatemq.errors import DataLoss, DeadlineExceeded
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slatemq._rpc.checks import check_text, message_of
+from slatemq._checks import check_text, message_of
 from slatemq._rpc.peers import Peers
 from slatemq._rpc.queue_locations import Answers, QueueLocations
 from slatemq.errors import NotFound

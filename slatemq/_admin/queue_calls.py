@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 
 from slatemq._admin.admin import UNCHANGED, Admin, Start, Unchanged
 from slatemq._admin.entry_models import EntryState, StateName
-from slatemq._admin.instance_status import InstanceStatus
+from slatemq._admin.instance_status import InstanceStatus, Status
 from slatemq._admin.queue_models import Backoff, DeletedQueue, Queue
-from slatemq.models import Explanation, Span, Status, Time
+from slatemq.models import Explanation, Span, Time
 
 
 class QueueCalls:

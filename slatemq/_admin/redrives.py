@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import uuid4
 
-from slatemq._rpc.checks import check_text, message_of
+from slatemq._checks import check_text, message_of
 from slatemq._rpc.peers import Peers
 from slatemq._rpc.queue_locations import Answers, QueueLocations
 from slatemq.models import Span, seconds

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from slatemq._checks import iterable, message_of, wrong
 from slatemq._consume.handles import queue_of_handle
 from slatemq._rpc.bounds import cut_reason
-from slatemq._rpc.checks import iterable, message_of, wrong
 from slatemq._rpc.peers import Peers
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import InvalidArgument

@@ -14,8 +14,8 @@ from enum import Enum
 from typing import Any, Final
 
 from slatemq._admin.task_ids import parse_task_id
+from slatemq._checks import check_text, check_whole
 from slatemq._publish.published import Published, published
-from slatemq._rpc.checks import check_text, check_whole
 from slatemq._rpc.peers import Peers
 from slatemq.errors import SlateMQError
 from slatemq.models import Span, seconds

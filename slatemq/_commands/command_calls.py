@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from slatemq._admin.admin import Admin
+from slatemq._checks import check_text
 from slatemq._commands.message_refs import MessageRefs, MessageStore, MessageView
 from slatemq._commands.queue_commands import QueueCommands
 from slatemq._consume import consumer as consuming
@@ -21,7 +22,6 @@ from slatemq._consume.commands import (
     token_of,
 )
 from slatemq._consume.keeping import LeaseKeeper
-from slatemq._rpc.checks import check_text
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.codecs import Codec
 from slatemq.errors import FailedPrecondition

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 from uuid import uuid4
 
+from slatemq._checks import iterable, wrong
 from slatemq._commands.message_refs import Execute, MessageToken
 from slatemq._commands.ref_set import used
 from slatemq._consume.commands import Command, CommandContext, Complete, Push, Transfer
-from slatemq._rpc.checks import iterable, wrong
 from slatemq.codecs import Codec
 from slatemq.errors import InvalidArgument
 from slatemq.models import Span, Time

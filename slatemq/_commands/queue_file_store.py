@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import Generic, Protocol, TypeVar
 
+from slatemq._checks import wrong
 from slatemq._commands.ref_set import RefSet, RefToken
-from slatemq._rpc.checks import wrong
 from slatemq.codecs import Codec
 from slatemq.textqueue import Busy, Claim, State, TextQueue
 

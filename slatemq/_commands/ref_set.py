@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from slatemq._rpc.checks import wrong
+from slatemq._checks import wrong
 from slatemq.errors import AlreadyExists, FailedPrecondition
 
 __all__ = ["ItemLease", "RefSet", "RefToken", "Slot", "used"]

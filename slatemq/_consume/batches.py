@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from slatemq._checks import message_of
 from slatemq._consume.claimed import Claimed, claimed_of
 from slatemq._consume.consumer import CLOSE_S, PAUSED, Wish
 from slatemq._consume.delivered import Batch, Origin, received
 from slatemq._consume.finishing import Nack
 from slatemq._consume.keeping import LeaseKeeper
-from slatemq._rpc.checks import message_of
 from slatemq._rpc.forks import refuse_pickling
 from slatemq._rpc.outages import INGEST_AWAY, IngestWatch, OutageWatch, broker_of, timeout_of
 from slatemq._rpc.peers import ATTEMPT_S

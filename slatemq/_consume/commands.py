@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from uuid import uuid4
 
+from slatemq._checks import iterable, message_of, wrong
 from slatemq._consume.handles import shard_of
 from slatemq._rpc.bounds import bounded_delay_ms, cut_reason
-from slatemq._rpc.checks import iterable, message_of, wrong
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import FailedPrecondition, InvalidArgument
 from slatemq.models import OutgoingMessage, Span, Time, outgoing, span_ms

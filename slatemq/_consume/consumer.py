@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, NoReturn
 import grpc
 import grpc.aio
 
+from slatemq._checks import check_text, check_whole
 from slatemq._consume.claimed import Claimed, claimed_of
 from slatemq._consume.delivered import Batch, Origin, Received, received
 from slatemq._consume.finishing import Finisher, Nack
 from slatemq._consume.keeping import Lease, LeaseKeeper
-from slatemq._rpc.checks import check_text, check_whole
 from slatemq._rpc.forks import refuse_pickling
 from slatemq._rpc.outages import PROVEN_S, IngestWatch, Outage, OutageWatch, broker_of, timeout_of
 from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, closed, translated

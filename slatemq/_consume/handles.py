@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from slatemq._checks import check_text
 from slatemq._consume.token_rows import Rows
-from slatemq._rpc.checks import check_text
 from slatemq.errors import InvalidArgument
 
 

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from slatemq._checks import check_whole, message_of
 from slatemq._publish.gathering import Gatherer
 from slatemq._publish.published import Published
 from slatemq._publish.requests import WRONG_SHARD, PublishRequests
 from slatemq._publish.wire import PLACE, Runs, moved
-from slatemq._rpc.checks import check_whole, message_of
 from slatemq._rpc.peers import Peers
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.models import BatchSettings, OutgoingMessage

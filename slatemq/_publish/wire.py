@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from slatemq._rpc.checks import check_field, wrong
+from slatemq._checks import check_field, wrong
 from slatemq.errors import InvalidArgument
 from slatemq.models import OutgoingMessage
 from slatemq.v1 import ingest_pb2

@@ -12,8 +12,6 @@ In reading order; a file imports only files above it:
                   they answer
 `blocking`        Coroutines for programs without asyncio: an event loop in a thread, and faces of
                   objects
-`checks`          What callers give, checked before it is sent: an error names it, and says what
-                  was expected
 `bounds`          Bounds of the server on what is given back: one item beyond them refuses a whole
                   call
 `byte_semaphore`  A bound on the bytes that are outstanding; who comes when it is reached waits in

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slatemq._rpc.checks import check_text
+from slatemq._checks import check_text
 from slatemq.errors import InvalidArgument
 from slatemq.models import Span, span_ms
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from slatemq.errors import SlateMQError
-
-if TYPE_CHECKING:
-    from slatemq.cli.session import Session
 
 ANSWER_S = 1.0
 """How long a shell waits; without an answer nothing is completed."""
@@ -31,7 +28,7 @@ def queue_names(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(name) for name in found]
 
 
-async def _collect(session: Session, prefix: str, found: list[str]) -> None:
+async def _collect(session: Any, prefix: str, found: list[str]) -> None:
     import asyncio
 
     async with asyncio.timeout(ANSWER_S), session.connect() as client:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,26 @@ def test_each_package_names_all_its_files() -> None:
     ]
 
     assert unnamed == []
+
+
+def test_no_imports_go_in_a_circle_not_even_those_for_types_alone() -> None:
+    modules = {_module(name): tree for name, tree in _product() if not name.endswith("__init__.py")}
+    arrows = {
+        module: {one for node in ast.walk(tree) for one in _imported_modules(node)} & modules.keys()
+        for module, tree in modules.items()
+    }
+
+    TopologicalSorter({module: to - {module} for module, to in arrows.items()}).prepare()
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".py").replace("/", ".")
+
+
+def _imported_modules(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return _imported(node)
 
 
 def test_no_folder_is_a_corridor() -> None:

@@ -7,8 +7,8 @@ In reading order; a file imports only files above it:
 `exits`          Why a service process ends, and with which exit code
 `config`         Settings: frozen dataclasses, read once at start from flags and environment
 `health`         The health of a process, and why it does not serve
-`healthprobe`    `python -m libs.serving.process.healthprobe HOST:PORT`: exit 0 if the service
-                 there serves, else 1
+`healthprobe`    `python -m libs.serving.process.healthprobe HOST:PORT`: exit 0 if it serves, else
+                 1
 `logs`           Structured logs on stderr: one line per event, as text or as JSON
 `memory`         How a process treats its memory: what glibc holds on to, and how often Python
                  looks for cycles

@@ -16,6 +16,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from libs.storage.errors import CorruptRecord
 
+Row = tuple[bytes, bytes | None]
+"""A key and its new value; None deletes it."""
+
 # Lengths and counts are u16 in the layouts of the RFC, so nothing longer can be written down.
 UTF8_MAX_BYTES = 65_535
 ARRAY_MAX_COUNT = 65_535

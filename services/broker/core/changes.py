@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from libs.storage.layout.primitives import Row
 from services.broker.core.commands import Purge
-from services.broker.core.leases.leases import Row
 
 if TYPE_CHECKING:
     from services.broker.core.queue import Queue

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from libs.storage.layout.buckets import BucketKind
+from libs.storage.layout.primitives import Row
 from libs.storage.records.queues import AvailableMessage, FailedMessage
 from libs.storage.records.states import QueueStateRecord
 from services.broker.core.leases.lease_bucket import Claimed, Lease, LeaseBucket, Terms, done
-from services.broker.core.leases.leases import Row
 from services.broker.core.queue_entries import QueueEntries
 from services.broker.core.settings import QueueSettings
 from services.broker.core.waiting.scan import Choice, Chooser, Many, NeedsLane, Segment

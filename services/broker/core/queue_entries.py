@@ -13,6 +13,7 @@ from typing import Any, Final
 from libs.storage.layout.buckets import BucketKind, number_of, order_in_time
 from libs.storage.layout.keys import done_key, failed_key, queue_state_key
 from libs.storage.layout.own_keys import archived_key
+from libs.storage.layout.primitives import Row
 from libs.storage.records.archived_records import ArchivedMessage, encode_archived
 from libs.storage.records.delayed_records import DelayedMessage
 from libs.storage.records.queues import (
@@ -29,11 +30,10 @@ from libs.storage.records.states import (
     encode_usual_state,
 )
 from services.broker.core.leases.lease_bucket import Lease
-from services.broker.core.leases.leases import InFlight, Row
+from services.broker.core.leases.leases import InFlight
 from services.broker.core.lists.delayed_journal import DelayedJournal
 from services.broker.core.lists.finished_lists import FinishedList
 from services.broker.core.settings import QueueSettings
-from services.broker.core.state_records import numbers_of, state_of
 from services.broker.core.waiting.available import Available, Beyond
 from services.broker.core.waiting.bucket import Columns, Place
 from services.broker.core.waiting.counts import Counts
@@ -372,10 +372,53 @@ class QueueEntries(ABC):
             lanes = self._available.records()
             if len(lanes) == 1:
                 return encode_usual_state(self.epoch, self._orders.last, self._numbers, lanes[0])
-        state = state_of(self)
-        self._numbers = numbers_of(state)
+        state = _state_of(self)
+        self._numbers = _numbers_of(state)
         return encode_queue_state(state)
 
     def leases(self) -> Iterator[Lease]:
         """Every lease of the queue."""
         return self.in_flight.leases()
+
+
+def _state_of(queue: QueueEntries) -> QueueStateRecord:
+    """The record of the queue as it is now."""
+    in_flight, done, failed = queue.in_flight, queue.done, queue.failed
+    return QueueStateRecord(  # by place: a commit may make ten thousand, names cost a third
+        queue.epoch,
+        False,  # deleted
+        queue.last_order,
+        queue.garbage_epochs,
+        queue.created_revision,
+        in_flight.count,
+        done.count,
+        failed.count,
+        in_flight.first_order,
+        done.oldest_order,
+        failed.oldest_order,
+        queue.available.records(),
+        _purges(queue),
+        _archived(queue),
+    )
+
+
+def _numbers_of(state: QueueStateRecord) -> tuple[int, ...] | None:
+    """For `encode_usual_state`, but for the lane: its numbers; None where it is not usual."""
+    if state.garbage_epochs or state.purges or state.archived:
+        return None
+    return state[4:11]
+
+
+def _purges(queue: QueueEntries) -> PurgesRecord | None:
+    lane_epoch, lane_epochs = queue.lane_epoch, queue.garbage_lane_epochs
+    done, failed = queue.done.garbage, queue.failed.garbage
+    if lane_epoch == queue.epoch and not (lane_epochs or done.last or failed.last):
+        return None
+    return PurgesRecord(lane_epoch, lane_epochs, done, failed)
+
+
+def _archived(queue: QueueEntries) -> ArchivedRecord | None:
+    archived = queue.archived
+    if not (archived.count or archived.garbage.last):
+        return None
+    return ArchivedRecord(archived.count, archived.oldest_order, archived.garbage)

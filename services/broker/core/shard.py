@@ -21,11 +21,10 @@ from libs.storage.records.states import (
     encode_queue_state,
     encode_routing_cursor,
 )
-from services.broker.core.batches.apply_range import RangeApplication
 from services.broker.core.changes import ShardEvents
 from services.broker.core.commands import Assignment, Finish, Nack, Needs, Purge, Range
 from services.broker.core.config_log import ConfigChange
-from services.broker.core.leases.table import ShardLeases
+from services.broker.core.lease_table import ShardLeases
 from services.broker.core.lifecycle import (
     config_row,
     creation_rows,
@@ -33,18 +32,19 @@ from services.broker.core.lifecycle import (
     forget_surplus,
     new_state,
 )
-from services.broker.core.lists.attempts import Key
 from services.broker.core.lists.delayed_journal import DelayedJournal
 from services.broker.core.lists.executed import Executed
 from services.broker.core.lists.outbox import Outbox
-from services.broker.core.lists.redrives import Redrives
 from services.broker.core.lists.replays import Counts, Ranges, Replays
 from services.broker.core.lists.storable import storable
 from services.broker.core.queue import Notes, Queue, Row
 from services.broker.core.queue_entries import NEVER
+from services.broker.core.range_application import RangeApplication
+from services.broker.core.redrives import Redrives
 from services.broker.core.settings import QueueSettings
 from services.broker.core.waiting import lane_budget
 from services.broker.core.waiting.available import Beyond
+from services.broker.core.waiting.scan import AttemptsKey
 
 __all__ = ["Assignment", "Finish", "Nack", "Needs", "Purge", "Range", "Shard"]
 
@@ -56,7 +56,7 @@ class Written:
     generation: int
     beyond: list[Beyond] = field(default_factory=list)
     delayed: list[tuple[DelayedJournal, int]] = field(default_factory=list)
-    attempts: set[Key] = field(default_factory=set)
+    attempts: set[AttemptsKey] = field(default_factory=set)
 
 
 class Shard(ShardLeases):
@@ -276,7 +276,7 @@ class Shard(ShardLeases):
         if log not in self.cursors:
             self._leave_out_quarantined(log)
         self._leave_to_replays(piece)
-        application = RangeApplication(self, known)
+        application = RangeApplication(self.queues, known)
         self.cursors[log] = last
         self._changed_cursors.add(log)
         return application
@@ -320,7 +320,7 @@ class Shard(ShardLeases):
         replay = self.replays.range_of(queue.queue_id, piece.log)
         if replay is None or piece.previous != replay.cursor or piece.last > replay.end:
             return None
-        application = RangeApplication(self, piece.assignments)
+        application = RangeApplication(self.queues, piece.assignments)
         self.replays.move(queue.queue_id, piece.log, piece.last, counts)
         return application
 

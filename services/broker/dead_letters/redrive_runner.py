@@ -23,8 +23,8 @@ from libs.storage.records.queues import AvailableMessage, FailedMessage
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
 from services.broker.core.commands import Needs
 from services.broker.core.lists.outbox import REASON_CHARACTERS_MAX
-from services.broker.core.lists.redrives import Step, is_its_queue, moved
 from services.broker.core.queue import Queue
+from services.broker.core.redrives import Step, is_its_queue, moved
 from services.broker.dead_letters.filters import dead_letter_filter, seen
 from services.broker.dead_letters.push_rows import outbox_row
 from services.broker.delivery.message_cache import Ingests

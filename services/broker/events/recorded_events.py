@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from libs.serving.events.outbox import EventOutbox, Happening, current_request
+from libs.storage.layout.primitives import Row
 from services.broker.core.changes import ShardEvents
 from services.broker.core.commands import Purge
-from services.broker.core.leases.leases import Row
 from services.broker.core.queue import Queue
 from slatemq.events.catalogue import (
     EventData,

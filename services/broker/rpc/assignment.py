@@ -17,10 +17,10 @@ from libs.storage.layout.ids import (
     MAX_SHARD,
     message_id,
 )
-from services.broker.core.batches.apply_range import RangeApplication
 from services.broker.core.config_log import ConfigLog
 from services.broker.core.lists.replays import Counts
 from services.broker.core.queue import Queue
+from services.broker.core.range_application import RangeApplication
 from services.broker.core.shard import Assignment, Range
 from services.broker.delivery.dispatcher import Delivery
 from services.broker.delivery.introductions import Introductions

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from libs.storage.layout.keys import attempts_key, attempts_range
 from libs.storage.records.queues import FailedAttempt, decode_attempts
-from services.broker.core.lists.attempts import Key
+from services.broker.core.waiting.scan import AttemptsKey
 
 READ_AT_ONCE = 100
 """Records read at the same time for one command: some ten milliseconds of the event loop."""
@@ -36,12 +36,14 @@ class Store(Protocol):
         """Rows with start ≤ key < end in key order, at most `limit`, in lists."""
 
 
-async def read_attempts(database: Store, keys: Iterable[Key]) -> dict[Key, list[FailedAttempt]]:
+async def read_attempts(
+    database: Store, keys: Iterable[AttemptsKey]
+) -> dict[AttemptsKey, list[FailedAttempt]]:
     """The records of these; empty where there is none."""
-    by_queue: dict[tuple[str, int], set[Key]] = {}
+    by_queue: dict[tuple[str, int], set[AttemptsKey]] = {}
     for key in keys:
         by_queue.setdefault(key[:2], set()).add(key)
-    values: dict[Key, bytes | None] = {}
+    values: dict[AttemptsKey, bytes | None] = {}
     for wanted in map(sorted, by_queue.values()):
         for start in range(0, len(wanted), READ_AT_ONCE):
             part = wanted[start : start + READ_AT_ONCE]
@@ -53,7 +55,7 @@ async def read_attempts(database: Store, keys: Iterable[Key]) -> dict[Key, list[
     return {key: decode_attempts(value) if value else [] for key, value in values.items()}
 
 
-async def _scanned(database: Store, part: Sequence[Key]) -> dict[Key, bytes | None]:
+async def _scanned(database: Store, part: Sequence[AttemptsKey]) -> dict[AttemptsKey, bytes | None]:
     """The values of the first of these, which are of one queue and sorted: maybe of all."""
     (queue_id, _, first), (_, _, last) = part[0], part[-1]
     span = attempts_range(queue_id, first, last)
@@ -64,6 +66,6 @@ async def _scanned(database: Store, part: Sequence[Key]) -> dict[Key, bytes | No
     return {key: rows.get(_row_key(key)) for key in part if _row_key(key) <= known_until}
 
 
-def _row_key(key: Key) -> bytes:
+def _row_key(key: AttemptsKey) -> bytes:
     queue_id, _, message_id = key
     return attempts_key(queue_id, message_id)

@@ -63,15 +63,14 @@ from services.broker.core.leases.lease_bucket import Lease
 from services.broker.core.leases.leases import GRACE_MS
 from services.broker.core.lists.executed import MINUTE_MS, WINDOW_MINUTES, Executed
 from services.broker.core.lists.outbox import Outbox, RefusedPush
-from services.broker.core.lists.redrives import Redrives
 from services.broker.core.lists.replays import Replays
 from services.broker.core.queue import NeedsLane, Queue
+from services.broker.core.redrives import Redrives
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Needs, Shard
-from services.broker.core.waiting.available import Available
 from services.broker.core.waiting.lane import Lane
 from services.broker.core.waiting.lane_cache import COMPLETE
-from services.broker.core.waiting.scan import NeedsRows, StoredBucket
+from services.broker.core.waiting.scan import LaneOwner, NeedsRows, StoredBucket
 from services.broker.shard.attempts_reader import read_attempts
 
 LOAD_MESSAGES = 4000
@@ -238,7 +237,7 @@ class Loader:
             task.add_done_callback(lambda _: self._lanes.pop(need.lane))
         await asyncio.shield(task)
 
-    async def _read_lane(self, available: Available, lane: Lane) -> None:
+    async def _read_lane(self, available: LaneOwner, lane: Lane) -> None:
         if lane.complete:
             lane.loading = False  # the last of it was taken before this began
             return

@@ -16,12 +16,12 @@ from libs.storage.database.clocks import Clock
 from libs.storage.database.commits import GroupCommit
 from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StoreFailed, StoreUnavailable
-from services.broker.core.batches.apply_range import RangeApplication
 from services.broker.core.config_log import ConfigChange, ConfigLog
-from services.broker.core.leases.grace import LeaseGrace
+from services.broker.core.lease_grace import LeaseGrace
 from services.broker.core.leases.lease_bucket import Lease
 from services.broker.core.lists.replays import Ranges
 from services.broker.core.queue import NeedsLane, Queue
+from services.broker.core.range_application import RangeApplication
 from services.broker.core.shard import Needs, Shard
 from services.broker.shard.due_queues import DueQueues
 from services.broker.shard.loading import Loader

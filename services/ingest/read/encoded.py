@@ -12,9 +12,9 @@ from operator import ne
 from typing import Final, NamedTuple, TypeVar, cast
 
 from libs.serving.protobytes import field, number_field, packed_varints, varint
+from services.ingest.batches import NOT_SET
 from services.ingest.read.payload_cache import PayloadCache, Run
 from services.ingest.read.reading import Metadata, Reader, Room
-from services.ingest.write.batches import NOT_SET
 
 __all__ = ["Alike", "Encoded", "EncodedReader"]
 

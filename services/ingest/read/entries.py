@@ -16,7 +16,7 @@ from libs.storage.database.slate import Database
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.keys import log_range, parse_log_key
 from libs.storage.records.metadata import last_message_id
-from services.ingest.write.batches import ENTRY_MESSAGES_MAX
+from services.ingest.batches import ENTRY_MESSAGES_MAX
 
 __all__ = ["Found", "entries_of", "entry_before"]
 

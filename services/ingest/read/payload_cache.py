@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from services.ingest.write.batches import Columns
+from services.ingest.batches import Columns
 
 __all__ = ["PayloadCache", "Run"]
 

@@ -17,6 +17,7 @@ from libs.serving.requests.guard import encoded
 from libs.serving.telemetry import Telemetry
 from libs.storage.layout.ids import message_id
 from libs.storage.records.metadata import decode_log_entry
+from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
 from services.ingest.read.reading import Room
 from services.ingest.read.tailing import Update
@@ -24,7 +25,6 @@ from services.ingest.rpc.publish_streams import PublishStreams, Requests, publis
 from services.ingest.shard import Shard
 from services.ingest.wire import publishes as wire
 from services.ingest.wire import reads as wire_for_brokers
-from services.ingest.write.batches import Accepted
 from slatemq.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
 from libs.serving.requests.guard import status_of
-from services.ingest.write.batches import Accepted
+from services.ingest.batches import Accepted
 from services.ingest.write.publishing import Publisher
 from services.ingest.write.request_ids import Answered
 from services.ingest.write.waiting import Waiting

@@ -13,12 +13,12 @@ from libs.serving.telemetry import Telemetry
 from libs.storage.errors import StorageError
 from libs.storage.objects.small_objects import Objects
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
+from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
-from services.ingest.queued import Tasks
 from services.ingest.rpc.ingest import SPAN, IngestServicer, rules_of
 from services.ingest.rpc.publish_streams import PublishStreams, published
-from services.ingest.rpc.tasks import answered_of, seconds_to_wait
-from services.ingest.write.batches import Accepted
+from services.ingest.tasks.queued import Tasks
+from services.ingest.tasks.servicer import answered_of, seconds_to_wait
 from services.ingest.write.request_ids import Answered
 from slatemq.errors import FailedPrecondition, ResourceExhausted
 from slatemq.v1 import ingest_pb2

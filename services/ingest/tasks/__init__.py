@@ -11,4 +11,7 @@ In reading order; a file imports only files above it:
 `consumer` Applies this shard's write tasks, each once, in the order in which the backend gives
            them out
 `cleanup`  Removes what tasks leave behind: bodies that no task names, and records that none needs
+`servicer` TaskService: what became of publishes that were accepted as tasks
+`queued`   Publishes as tasks: what an ingest has where event queues have the consistency `async`
+           or `sync`
 """

@@ -23,11 +23,11 @@ from libs.events.tasks import WriteTask, cut_error
 from libs.storage.database.clocks import Clock
 from libs.storage.errors import StorageError, StoreUnavailable
 from libs.storage.records.task_records import AppliedTask, TaskRecord
+from services.ingest.batches import Accepted
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import TaskBodies
 from services.ingest.tasks.outcomes import Attempt, TaskOutcomes, TaskWaiting
 from services.ingest.tasks.traces import TaskTraces
-from services.ingest.write.batches import Accepted
 from services.ingest.write.publishing import Publisher
 from services.ingest.write.request_ids import Answered
 from slatemq._admin.task_ids import is_task_id, parse_task_id

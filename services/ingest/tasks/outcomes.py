@@ -23,7 +23,7 @@ from libs.storage.records.task_records import (
     decode_task_record,
     encode_task_record,
 )
-from services.ingest.write.batches import Accepted
+from services.ingest.batches import Accepted
 from services.ingest.write.publishing import Publisher
 from services.ingest.write.request_ids import Answered
 from services.ingest.write.waiting import Waiting

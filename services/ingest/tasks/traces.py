@@ -15,8 +15,8 @@ from opentelemetry import trace
 from libs.events.tasks import WriteTask
 from libs.serving import telemetry as told
 from libs.serving.telemetry import Telemetry
+from services.ingest.batches import Accepted, Columns
 from services.ingest.wire import publishes as wire
-from services.ingest.write.batches import Accepted, Columns
 
 __all__ = ["TaskTraces"]
 

@@ -13,8 +13,8 @@ from libs.serving.requests.headers import encoded_headers
 from libs.storage.layout.ids import shard_of
 from libs.storage.records.metadata import MessageMetadata, encode_headers
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
+from services.ingest.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, Columns
 from services.ingest.read.reading import Metadata
-from services.ingest.write.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, Columns
 from slatemq._publish.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument
 from slatemq.v1.ingest_pb2 import (

@@ -9,10 +9,10 @@ from typing import Final
 from libs.serving.limits import HEADER_TEXT_BYTES_MAX
 from libs.serving.requests.headers import encoded_headers
 from libs.storage.layout.ids import MAX_SHARD, shard_of
+from services.ingest.batches import Accepted, Columns
 from services.ingest.edit.replacing import Replacement
 from services.ingest.read.encoded import Encoded
 from services.ingest.wire import publishes as wire
-from services.ingest.write.batches import Accepted, Columns
 from services.ingest.write.pushing import Push
 from slatemq.errors import InvalidArgument
 from slatemq.v1.ingest_pb2 import (

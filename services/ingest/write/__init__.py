@@ -2,8 +2,6 @@
 
 In reading order; a file imports only files above it:
 
-`batches`      What was accepted and what was committed, as columns: no object per message on the
-               way
 `dedupe_keys`  Which message each dedupe key stands for: makes publishing a message twice safe for
                days
 `duplicates`   Which messages of one publish are stored already, by their dedupe keys

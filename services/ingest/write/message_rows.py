@@ -9,8 +9,8 @@ from libs.storage.errors import encoding
 from libs.storage.layout.keys import log_key
 from libs.storage.records.metadata import encode_log_columns
 from libs.storage.records.payload_packs import payload_rows
+from services.ingest.batches import NOT_SET, Columns
 from services.ingest.read.tailing import Recent
-from services.ingest.write.batches import NOT_SET, Columns
 
 __all__ = ["message_rows"]
 

@@ -19,9 +19,9 @@ from libs.storage.layout.ids import IdAllocator, encode_seq_block, message_id
 from libs.storage.layout.keys import payload_key
 from libs.storage.layout.own_keys import ID_BLOCK_KEY
 from libs.storage.records.payloads import encode_uri
+from services.ingest.batches import FINGERPRINT_FORMS, Accepted, Columns, fingerprint_of
 from services.ingest.read.payload_cache import PayloadCache, Run
 from services.ingest.read.tailing import MetadataLog, Recent
-from services.ingest.write.batches import FINGERPRINT_FORMS, Accepted, Columns, fingerprint_of
 from services.ingest.write.dedupe_keys import DedupeKeys
 from services.ingest.write.duplicates import Duplicates
 from services.ingest.write.id_gaps import IdGaps

@@ -8,7 +8,7 @@ from typing import Final
 
 from libs.serving.limits import RETENTION_S_MAX
 from libs.storage.database.slate import Batch
-from services.ingest.write.batches import Accepted
+from services.ingest.batches import Accepted
 from services.ingest.write.duplicates import Duplicates
 from services.ingest.write.pushing import Outboxes, Push
 from services.ingest.write.request_ids import Answered

@@ -17,5 +17,5 @@ In reading order; a file imports only files above it:
 `working`         The child's side of `child`: does one job, tells how far it is, and ends with the
                   janitor
 `worker`          `python -m services.janitor.runs.worker`: the child that a janitor starts for a
-                  run (see `child`)
+                  run
 """

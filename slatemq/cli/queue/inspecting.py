@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,7 +25,10 @@ from slatemq.cli.parameters import (
 )
 from slatemq.cli.queue_options import COUNTS, count_cells, queue_fields, state_of
 from slatemq.cli.session import Session, pass_session, run, session_options
-from slatemq.models import Explanation, RouteStatus, Status
+from slatemq.models import Explanation, RouteStatus
+
+if TYPE_CHECKING:
+    from slatemq._admin.instance_status import Status
 
 EXPLAIN_EPILOG = """\
 \b

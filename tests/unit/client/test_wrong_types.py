@@ -10,8 +10,8 @@ import pytest
 import slatemq
 import slatemq.sync
 from slatemq import codecs
+from slatemq._checks import message_of
 from slatemq._consume.commands import CommandContext, Complete, Fail, Push, Release, Transfer
-from slatemq._rpc.checks import message_of
 from slatemq.errors import InvalidArgument
 from slatemq.models import BatchSettings, OutgoingMessage
 from slatemq.v1 import entry_pb2

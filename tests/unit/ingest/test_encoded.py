@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.storage.records.metadata import MessageMetadata, encode_headers
+from services.ingest.batches import NOT_SET, Columns
 from services.ingest.read.encoded import Encoded, EncodedReader
 from services.ingest.read.payload_cache import PayloadCache, Run
 from services.ingest.read.reading import Read, Room
 from services.ingest.wire.publishes import to_message
 from services.ingest.wire.reads import told
-from services.ingest.write.batches import NOT_SET, Columns
 from slatemq.v1.ingest_pb2 import BatchGetPayloadsResponse
 from slatemq.v1.message_pb2 import Message
 

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.ingest.batches import Columns
 from services.ingest.read.payload_cache import PayloadCache, Run
-from services.ingest.write.batches import Columns
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), max_size=60), st.integers(0, 400))

@@ -5,9 +5,9 @@ import pytest
 
 from libs.storage.database.roots import Root
 from libs.storage.layout.own_keys import dedupe_ends_key, dedupe_key
+from services.ingest.batches import FINGERPRINT_FORMS, Accepted
 from services.ingest.read.reading import Room
 from services.ingest.shard import Shard
-from services.ingest.write.batches import FINGERPRINT_FORMS, Accepted
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
 from slatemq.v1.ingest_pb2 import PublishMessage
 from tests.manual_clock import ManualClock

@@ -203,7 +203,7 @@ async def test_a_task_that_is_applied_while_it_is_to_be_forgotten_stays_known() 
 def test_a_direct_ingest_loads_nothing_of_event_queues() -> None:
     program = (
         "import sys, services.ingest.service; "
-        "ours = ('libs.events', 'services.ingest.queued', 'msgspec', 'redis'); "
+        "ours = ('libs.events', 'services.ingest.tasks.queued', 'msgspec', 'redis'); "
         "print([name for name in sys.modules if name.startswith(ours)])"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -2,10 +2,9 @@
 
 In reading order; a file imports only files above it:
 
-`apply_range` A range of a log, or a piece of a replay, brought into its queues in steps
-`execute`     Lists of commands that take effect together: all of them, in order, in one commit, or
-              none
-`remove`      Removals: entries that others think may go, judged again by what the queue knows
-`settle`      What somebody decided about single dead letters: it takes effect in one commit, or
-              not at all
+`execute` Lists of commands that take effect together: all of them, in order, in one commit, or
+          none
+`remove`  Removals: entries that others think may go, judged again by what the queue knows
+`settle`  What somebody decided about single dead letters: it takes effect in one commit, or not at
+          all
 """

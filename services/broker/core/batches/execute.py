@@ -15,9 +15,10 @@ from libs.storage.records.queues import AvailableMessage, FailedAttempt
 from libs.storage.records.states import LeaseOutcome
 from services.broker.core.commands import Needs
 from services.broker.core.leases.lease_bucket import Lease
-from services.broker.core.lists.attempts import Key, attempts_at
+from services.broker.core.lists.attempts import attempts_at
 from services.broker.core.queue import Queue
 from services.broker.core.shard import Shard
+from services.broker.core.waiting.scan import AttemptsKey
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
 
 FAILED_BY_COMMAND = "fail: "
@@ -210,7 +211,7 @@ def _check_needs(
     leases: Sequence[Lease | None],
 ) -> None:
     """Raises Needs for everything that `_apply` must find in memory."""
-    attempts: list[Key] = []
+    attempts: list[AttemptsKey] = []
     for command, lease in zip(commands, leases, strict=True):
         if isinstance(command, Fail) and lease:
             key = attempts_at(lease.queue, lease.message_id)

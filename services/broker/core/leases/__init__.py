@@ -6,6 +6,4 @@ In reading order; a file imports only files above it:
 `token_index`  Where each running lease lies, by its token
 `leases`       Leases: the messages of a queue that are in flight, and what became of those that no
                longer are
-`grace`        More time for leases after a standstill, given in steps
-`table`        The leases of a shard: what claims make, and how they end
 """

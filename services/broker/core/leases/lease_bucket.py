@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from libs.storage.records.queues import (
     AvailableMessage,
@@ -18,10 +18,39 @@ from libs.storage.records.queues import (
     encode_active,
     encode_in_flight,
 )
+from services.broker.core.settings import QueueSettings
 from services.broker.core.waiting.scan import Origin, Segment
 
-if TYPE_CHECKING:
-    from services.broker.core.queue import Queue
+
+class LeaseOwner(Protocol):
+    """What leases need of their queue, which keeps them."""
+
+    queue_id: str
+    created_revision: int
+    settings: QueueSettings
+    nacked_count: int
+    ended_leases_count: int
+
+    def ack_in(self, bucket: LeaseBucket, tokens: Sequence[int], now_ms: int) -> None:
+        """Moves messages to done, whose leases lie in one bucket."""
+
+    def ack(self, leases: Sequence[Lease], now_ms: int, transferred_to: str = "") -> None:
+        """Moves messages to done."""
+
+    def give_back(self, lease: Lease, visible_at_ms: int, now_ms: int) -> bool:
+        """Makes the message available again, or drops it when its retention is over (False)."""
+
+    def extended(self, lease: Lease, deadline_ms: int) -> None:
+        """Moves the end of a lease."""
+
+    def lengthened(self, bucket: LeaseBucket) -> None:
+        """Notes that the ends of leases in a bucket have moved."""
+
+    def fail(self, lease: Lease, reason: str, now_ms: int) -> None:
+        """Moves a message to failed."""
+
+    def release(self, leases: Iterable[Lease]) -> None:
+        """Undoes claims that no consumer has seen."""
 
 
 class Lease:
@@ -56,7 +85,7 @@ class Lease:
         retention_deadline_ms: int,
         length_ms: int,
         consumer: str,
-        queue: Queue,
+        queue: LeaseOwner,
         visible_at_ms: int = 0,
         origin: Origin | None = None,
     ) -> None:
@@ -74,7 +103,7 @@ class Lease:
         self.origin = origin
 
     @classmethod
-    def restore(cls, stored: InFlightMessage, deadline_ms: int, queue: Queue) -> Lease:
+    def restore(cls, stored: InFlightMessage, deadline_ms: int, queue: LeaseOwner) -> Lease:
         """The lease as it was stored, with the deadline that holds after a restart."""
         return cls(
             stored.lease,
@@ -107,7 +136,7 @@ _RECORD: Final[Callable[[Lease], tuple[Any, ...]]] = attrgetter(
 class Terms(NamedTuple):
     """What the leases of one claim share."""
 
-    queue: Queue
+    queue: LeaseOwner
     consumer: str
     claimed_at_ms: int
     deadline_ms: int
@@ -180,7 +209,7 @@ class LeaseBucket:
         "whole",
     )
 
-    def __init__(self, queue: Queue, order: int, *, stored: bool = False) -> None:
+    def __init__(self, queue: LeaseOwner, order: int, *, stored: bool = False) -> None:
         self.queue = queue
         self.order = order
         self.stored = stored

@@ -9,19 +9,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from libs.storage.layout.buckets import BucketKind, bucket_number
 from libs.storage.layout.keys import active_key
+from libs.storage.layout.primitives import Row
 from libs.storage.records.states import FinishedLeasesRecord, LeaseOutcome
-from services.broker.core.leases.lease_bucket import Claimed, Lease, LeaseBucket
+from services.broker.core.leases.lease_bucket import Claimed, Lease, LeaseBucket, LeaseOwner
 from services.broker.core.leases.token_index import PLACE_BITS, tokens_of
-
-if TYPE_CHECKING:
-    from services.broker.core.queue import Queue
-
-Row = tuple[bytes, bytes | None]
-"""A key and its new value; None deletes it."""
 
 IN_FLIGHT_BUCKET_MAX = 250
 """Leases in a bucket at most: finishing one writes the others again, about 60 bytes each. No more
@@ -177,7 +172,7 @@ class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, LeaseBucket]] = []
         # By queue, those from which leases are to be ended; a queue that had its turn is the last.
-        self._due: dict[Queue, deque[LeaseBucket]] = {}
+        self._due: dict[LeaseOwner, deque[LeaseBucket]] = {}
         self._count = 0  # breaks ties, since buckets do not compare
         self._compact_at = 1024
 
@@ -226,7 +221,7 @@ class Deadlines:
             due += self._share_of(queue, now_ms, share)
         return due
 
-    def _share_of(self, queue: Queue, now_ms: int, share: int) -> list[Lease]:
+    def _share_of(self, queue: LeaseOwner, now_ms: int, share: int) -> list[Lease]:
         """The first leases of a queue that ended; its next turn comes after all others'."""
         buckets = self._due.pop(queue)
         found: list[Lease] = []

@@ -11,6 +11,5 @@ In reading order; a file imports only files above it:
 `storable`        Records of rare commands, encoded before the command changes memory
 `outbox`          Pushes on their way to the ingests: numbered here, stored with the commands that
                   make them
-`redrives`        Redrives: which dead letters move where, and how far each is
 `replays`         How far the logs from before a queue's creation are brought into it
 """

@@ -14,8 +14,8 @@ from typing import Final
 
 from libs.storage.layout.buckets import order_of, split_order
 from libs.storage.layout.own_keys import delayed_key
+from libs.storage.layout.primitives import Row
 from libs.storage.records.delayed_records import DelayedMessage, encode_delayed
-from services.broker.core.leases.leases import Row
 
 ROW_MAX: Final = 1000
 """Messages in one row at most: a row is read whole."""

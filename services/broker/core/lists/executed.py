@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from libs.storage.layout.own_keys import executed_key
+from libs.storage.layout.primitives import Row
 from libs.storage.records.execution_records import ExecutedRecord, encode_executed
-from services.broker.core.leases.leases import Row
 from slatemq.errors import ResourceExhausted
 
 MINUTE_MS = 60_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
+from libs.storage.layout.primitives import Row
 from libs.storage.records.states import OrderRange
-from services.broker.core.leases.leases import Row
 
 LIST_ROW_MAX = 1000
 """Done or failed messages in one row at most: who reads or changes one takes two milliseconds."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.own_keys import outbox_counter_key, outbox_key, refused_push_key
+from libs.storage.layout.primitives import Row
 from libs.storage.records.execution_records import (
     OutboxCounter,
     OutboxRecord,
@@ -25,7 +26,6 @@ from libs.storage.records.execution_records import (
     encode_outbox_counter,
 )
 from libs.storage.records.refused_pushes import RefusedPushRecord, encode_refused_push
-from services.broker.core.leases.leases import Row
 from services.broker.core.lists.storable import storable
 from slatemq.errors import ResourceExhausted
 

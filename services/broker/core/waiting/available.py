@@ -15,9 +15,9 @@ from libs.storage.layout.buckets import (
     split_order,
 )
 from libs.storage.layout.keys import BUCKET, RecordType, queue_head, waiting_tail
+from libs.storage.layout.primitives import Row
 from libs.storage.records.queues import AvailableMessage
 from libs.storage.records.states import LaneRecord
-from services.broker.core.leases.leases import Row
 from services.broker.core.waiting.bucket import Bucket, Columns, Place
 from services.broker.core.waiting.counts import Counts, counts_of
 from services.broker.core.waiting.lane import READY_BUCKET_MAX, IsOver, Lane

@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from libs.storage.layout.buckets import MAX_ORDER, MAX_ORDER_N, BucketKind, order_in_time, order_of
 from libs.storage.records.queues import AvailableMessage
 from services.broker.core.waiting.bucket import Bucket
 from services.broker.core.waiting.lane import IsOver, Lane
 
-if TYPE_CHECKING:
-    from services.broker.core.lists.attempts import Key
-    from services.broker.core.waiting.available import Available
+AttemptsKey = tuple[str, int, int]
+"""Queue, the revision at which it was created, and message. The revision tells a queue from its
+predecessor of the same name, whose records expire."""
 
 StoredBucket = tuple[int, list[AvailableMessage]]
 """A bucket as it was read: its order and messages."""
 
 
+class LaneOwner(Protocol):
+    """What a read of lanes needs of the queue that has them."""
+
+    queue_id: str
+
+    @property
+    def by_name(self) -> Mapping[tuple[int, BucketKind], Lane]:
+        """All lanes, by priority and kind."""
+
+    def lane(self, priority: int, kind: BucketKind) -> Lane | None:
+        """The lane of this priority and kind; None where there is none."""
+
+    def offer_due(self, need: NeedsDue, rows: Sequence[StoredBucket], through: int) -> None:
+        """Answers a NeedsDue."""
+
+
 class NeedsLane(Exception):
     """A lane goes on in the database: read from its `first_unknown` on, then run it again."""
 
-    def __init__(self, available: Available, lane: Lane) -> None:
+    def __init__(self, available: LaneOwner, lane: Lane) -> None:
         super().__init__(f"{available.queue_id}: {lane.priority}/{lane.kind.name}")
         self.available = available
         self.lane = lane
@@ -35,7 +51,7 @@ class NeedsRows(ABC):
     in_parts = False
     """Whether the first of them are enough."""
 
-    def __init__(self, available: Available, lane: Lane, first_order: int, last_order: int) -> None:
+    def __init__(self, available: LaneOwner, lane: Lane, first_order: int, last_order: int) -> None:
         self.available = available
         self.lane = lane
         self.first_order = first_order
@@ -50,7 +66,7 @@ class NeedsRows(ABC):
 class Needs(Exception):
     """A command needs records that are not in memory: read them all, then run it again."""
 
-    def __init__(self, slots: Sequence[NeedsRows], attempts: Sequence[Key]) -> None:
+    def __init__(self, slots: Sequence[NeedsRows], attempts: Sequence[AttemptsKey]) -> None:
         super().__init__(f"{len(slots)} runs of buckets, {len(attempts)} attempts records")
         self.slots = slots
         self.attempts = attempts
@@ -59,7 +75,7 @@ class Needs(Exception):
 class NeedsBucket(NeedsRows):
     """What is in this bucket? Only for those that change it: claims read lanes from the front."""
 
-    def __init__(self, available: Available, lane: Lane, order: int) -> None:
+    def __init__(self, available: LaneOwner, lane: Lane, order: int) -> None:
         super().__init__(available, lane, order, order)
 
     def offer(self, rows: Sequence[StoredBucket], through: int) -> None:
@@ -72,7 +88,7 @@ class NeedsDue(NeedsRows):
 
     in_parts = True
 
-    def __init__(self, available: Available, lane: Lane, last_order: int, is_over: IsOver) -> None:
+    def __init__(self, available: LaneOwner, lane: Lane, last_order: int, is_over: IsOver) -> None:
         super().__init__(available, lane, lane.due_until + 1, last_order)
         self.is_over = is_over
 

@@ -12,7 +12,7 @@ import pytest
 from libs.filters import Filter, FilterError
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.slate import Database
-from services.broker.core.lists import redrives
+from services.broker.core import redrives
 from services.broker.core.lists.outbox import REASON_CHARACTERS_MAX
 from services.broker.dead_letters import redrive_runner
 from slatemq._rpc.rpc_status import from_rpc_error

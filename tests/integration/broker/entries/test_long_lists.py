@@ -11,7 +11,7 @@ import pytest
 
 from libs.storage.records.queues import FailedMessage, decode_failed
 from services.broker.core.lists.finished_lists import LIST_ROW_MAX
-from services.broker.core.lists.redrives import Step
+from services.broker.core.redrives import Step
 from services.broker.dead_letters import redrive_runner
 from services.broker.dead_letters.redrive_runner import RedriveRunner
 from services.broker.entries import finished_pages

@@ -12,10 +12,10 @@ import grpc.aio
 import pytest
 
 from libs.storage.layout.ids import message_id
-from services.broker.core.batches import apply_range as range_application
-from services.broker.core.batches.apply_range import RangeApplication
+from services.broker.core import range_application as range_application
 from services.broker.core.commands import Assignment, Purge, Range
 from services.broker.core.queue import Queue
+from services.broker.core.range_application import RangeApplication
 from services.broker.shard import owner
 from slatemq.v1 import assignment_pb2
 from tests.integration.broker.rig import Disk, Rig, memory_root, running

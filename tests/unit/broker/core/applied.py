@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.broker.core.batches.apply_range import RangeApplication
 from services.broker.core.commands import Range
 from services.broker.core.lists.replays import Counts
 from services.broker.core.queue import Queue
+from services.broker.core.range_application import RangeApplication
 from services.broker.core.shard import Shard
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from libs.storage.records.queues import AvailableMessage
-from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.leases.lease_bucket import Lease, LeaseOwner
 from services.broker.core.queue import Choice, NeedsLane, Queue
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Assignment, Finish, Nack, Needs, Range, Shard
@@ -88,7 +88,7 @@ class Rig:
     async def nack(self, *items: Nack) -> list[Finish]:
         return await self.run(lambda: self.shard.nack(items, self.now_ms))
 
-    async def expire(self, limit: int = 10) -> list[Queue]:
+    async def expire(self, limit: int = 10) -> list[LeaseOwner]:
         due = self.shard.due(self.now_ms, limit)
         return await self.run(lambda: self.shard.expire(due, self.now_ms))
 

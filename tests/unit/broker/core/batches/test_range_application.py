@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from libs.storage.records.replay_records import OPEN_END, ReplayRange
-from services.broker.core.batches import apply_range as range_application
-from services.broker.core.batches.apply_range import STEP_MATCHES, STEP_QUEUES, RangeApplication
+from services.broker.core import range_application as range_application
 from services.broker.core.commands import Assignment, Purge, Range
+from services.broker.core.range_application import STEP_MATCHES, STEP_QUEUES, RangeApplication
 from services.broker.core.settings import QueueSettings
 from tests.unit.broker.core.applied import finished
 from tests.unit.broker.core.shards import Rig

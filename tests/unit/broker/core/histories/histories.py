@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from libs.storage.records.queues import FailedAttempt
+from services.broker.core import lease_table as shard_leases
 from services.broker.core.leases import leases
-from services.broker.core.leases import table as shard_leases
 from services.broker.core.leases.lease_bucket import Lease
 from services.broker.core.leases.leases import GRACE_MS
 from services.broker.core.lists import attempts, finished_lists

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from services.broker.core.leases.grace import LeaseGrace
+from services.broker.core.lease_grace import LeaseGrace
 from services.broker.core.leases.lease_bucket import Lease
 from services.broker.core.leases.leases import GRACE_MS
 from services.broker.core.shard import Finish, Nack

@@ -13,8 +13,8 @@ from libs.storage.records.queues import (
     decode_failed,
 )
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
-from services.broker.core.lists.redrives import Step, moved
 from services.broker.core.queue import Queue
+from services.broker.core.redrives import Step, moved
 from tests.unit.broker.core.histories.entry_histories import EntryHistory
 from tests.unit.broker.core.histories.histories import queue_ids
 from tests.unit.broker.core.histories.model import Done, ModelQueue

@@ -37,6 +37,7 @@ from hypothesis.stateful import (
 )
 
 from libs.storage.records.queues import AvailableMessage
+from services.broker.core.leases.lease_bucket import Terms
 from services.broker.core.queue import Choice, Queue
 from services.broker.core.settings import DEFAULT_PRIORITY
 from services.broker.core.shard import Assignment, Range
@@ -230,7 +231,7 @@ class Histories(LeaseHistory):
         away = {m for m, e in expected.waiting().items() if e.visible_at_ms <= now_ms} - reachable
         if not ids and in_flight < expected.max_in_flight and len(away) <= FEW:
             assert not visible & reachable, "a claim found nothing"
-        assert given.terms == (queue, f"c{limit}", now_ms, now_ms + lease_ms, lease_ms)
+        assert given.terms == Terms(queue, f"c{limit}", now_ms, now_ms + lease_ms, lease_ms)
         for item, token in zip(given.items, given.tokens, strict=True):
             before = expected.waiting()[item.message_id]
             assert item.attempts == before.attempts

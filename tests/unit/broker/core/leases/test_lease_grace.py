@@ -7,9 +7,9 @@ from collections.abc import Container, Sequence
 
 import pytest
 
+from services.broker.core import lease_grace as lease_grace
 from services.broker.core.commands import Finish, Nack, Purge
-from services.broker.core.leases import grace as lease_grace
-from services.broker.core.leases.grace import LeaseGrace
+from services.broker.core.lease_grace import LeaseGrace
 from services.broker.core.leases.lease_bucket import Lease
 from services.broker.core.leases.leases import GRACE_MS
 from tests.unit.broker.core.shards import START_MS, Rig

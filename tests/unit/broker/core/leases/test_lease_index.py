@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.storage.records.states import LeaseOutcome
+from services.broker.core import lease_table as shard_leases
 from services.broker.core.commands import Finish, Nack
 from services.broker.core.leases import leases
-from services.broker.core.leases import table as shard_leases
 from services.broker.core.leases.leases import FinishedLeases
 from services.broker.core.leases.token_index import LeaseIndex
 from services.broker.core.waiting.scan import Choice

@@ -13,8 +13,8 @@ thousand queues a commit would take as long for that as their messages took to c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from libs.storage.records.queues import AvailableMessage
 from services.broker.core.commands import Assignment
@@ -22,9 +22,6 @@ from services.broker.core.queue import Queue
 from services.broker.core.settings import DEFAULT_PRIORITY
 from services.broker.core.waiting.bucket import Columns
 from services.broker.core.waiting.lane import READY_BUCKET_MAX
-
-if TYPE_CHECKING:
-    from services.broker.core.shard import Shard
 
 STEP_MATCHES: Final = 4 * READY_BUCKET_MAX
 """Messages that one step brings into queues at most: some 6 ms where each has its own priority."""
@@ -36,10 +33,13 @@ STEP_QUEUES: Final = 64
 class RangeApplication:
     """What is left of a range to be brought into queues."""
 
-    def __init__(self, shard: Shard, assignments: Iterable[Assignment]) -> None:
-        """Bring these into queues that are there now; in one that is deleted meanwhile, not."""
-        self._shard = shard
-        self._left = deque((shard.queues[one.queue_id], one) for one in assignments)
+    def __init__(self, queues: Mapping[str, Queue], assignments: Iterable[Assignment]) -> None:
+        """Applies these to the queues that exist now, except to those that are deleted meanwhile.
+
+        `queues` are those of the shard, by ID: it is looked at again in each step.
+        """
+        self._queues = queues
+        self._left = deque((queues[one.queue_id], one) for one in assignments)
 
     @property
     def is_done(self) -> bool:
@@ -48,11 +48,11 @@ class RangeApplication:
 
     def step(self, now_ms: int) -> list[Queue]:
         """Brings STEP_MATCHES messages into STEP_QUEUES queues at most; gives these queues."""
-        shard, left = self._shard, self._left
+        left = self._left
         room, changed = STEP_MATCHES, dict[Queue, None]()
         while left and room and len(changed) < STEP_QUEUES:
             queue, assignment = left.popleft()
-            if shard.queues.get(queue.queue_id) is not queue:
+            if self._queues.get(queue.queue_id) is not queue:
                 continue
             now, later = assignment.split(room)
             bring_in(queue, now, now_ms)

@@ -17,9 +17,9 @@ from typing import NamedTuple, TypeGuard
 
 from libs.storage.layout.keys import failed_key
 from libs.storage.layout.own_keys import redrive_key
+from libs.storage.layout.primitives import Row
 from libs.storage.records.queues import AvailableMessage, DoneMessage, FailedMessage, encode_failed
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState, encode_redrive
-from services.broker.core.leases.leases import Row
 from services.broker.core.lists.storable import storable
 from services.broker.core.queue import Queue
 from slatemq.errors import ResourceExhausted

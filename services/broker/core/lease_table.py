@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from libs.storage.records.queues import FailedAttempt
 from libs.storage.records.states import FinishedLeasesRecord, LeaseOutcome
 from services.broker.core.commands import Finish, Nack, Needs
-from services.broker.core.leases.lease_bucket import Claimed, Lease
+from services.broker.core.leases.lease_bucket import Claimed, Lease, LeaseOwner
 from services.broker.core.leases.leases import Deadlines, FinishedLeases
 from services.broker.core.leases.token_index import LeaseIndex
 from services.broker.core.lists.attempts import Attempts, attempts_at
@@ -132,7 +132,7 @@ class ShardLeases:
         """Up to `limit` leases to end now, fairly of all queues; see `expire`."""
         return self.deadlines.ended(now_ms, limit)
 
-    def expire(self, leases: Sequence[Lease], now_ms: int) -> list[Queue]:
+    def expire(self, leases: Sequence[Lease], now_ms: int) -> list[LeaseOwner]:
         """Ends those of the leases that still run; gives their queues. May raise Needs.
 
         A lease ends here and nowhere else: as long as this is not called, an ack is taken.
@@ -140,7 +140,7 @@ class ShardLeases:
         due = [one for one in leases if one.deadline_ms <= now_ms and self._runs(one)]
         returns = [(lease, _later(now_ms, _backoff_ms(lease)), False) for lease in due]
         self._check_returns(returns)
-        queues: dict[str, Queue] = {}
+        queues: dict[str, LeaseOwner] = {}
         for lease, visible_at_ms, _ in returns:
             self._running.remove(lease.token)
             self.finished.add((lease.token,), LeaseOutcome.ENDED)
@@ -158,7 +158,7 @@ class ShardLeases:
 
     def release(self, tokens: Iterable[int]) -> None:
         """Undoes claims that nobody was told of; leases that have ended are passed over."""
-        by_queue: dict[Queue, list[Lease]] = {}
+        by_queue: dict[LeaseOwner, list[Lease]] = {}
         for token in dict.fromkeys(tokens):
             lease = self.running(token)
             if lease is not None:

@@ -45,7 +45,7 @@ class KnownTask(NamedTuple):
 
 
 class TaskLedger(Protocol):
-    """Who knows the tasks of this shard; see services.ingest.queued."""
+    """Who knows the tasks of this shard; see services.ingest.tasks.queued."""
 
     async def get(self, task_id: str) -> KnownTask:
         """What is known of a task."""

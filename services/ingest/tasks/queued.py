@@ -22,16 +22,16 @@ from libs.serving.process.exits import ExitCause
 from libs.serving.telemetry import Telemetry
 from libs.storage.objects.small_objects import Objects
 from libs.storage.records.task_records import AppliedTask, WaitingTask
-from services.ingest.rpc.tasks import KnownTask
+from services.ingest.batches import Accepted
 from services.ingest.shard import Shard
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import ENQUEUE_MS_MAX, TaskBodies
 from services.ingest.tasks.cleanup import TaskTidying
 from services.ingest.tasks.consumer import OPERATION, TaskConsumer
 from services.ingest.tasks.outcomes import Attempt, TaskOutcomes
+from services.ingest.tasks.servicer import KnownTask
 from services.ingest.tasks.traces import TaskTraces
 from services.ingest.wire import publishes as wire
-from services.ingest.write.batches import Accepted
 from slatemq._admin.task_ids import TaskIds, parse_task_id
 from slatemq.errors import InvalidArgument, NotFound, Unavailable
 from slatemq.events.envelope import format_timestamp, parse_timestamp

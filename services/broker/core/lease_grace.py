@@ -38,10 +38,10 @@ class LeaseGrace:
     def step(self) -> list[Queue]:
         """Goes on a little; gives the queues with leases that have more time now."""
         looked_at, changed = 0, dict[Queue, None]()
-        for bucket in self._buckets:
+        for queue, bucket in self._buckets:
             if bucket.count and bucket.lengthen(self._since_ms, self._now_ms, GRACE_MS):
-                bucket.queue.lengthened(bucket)
-                changed[bucket.queue] = None
+                queue.lengthened(bucket)
+                changed[queue] = None
             looked_at += max(bucket.count, BUCKET_LEASES)
             if looked_at >= STEP_LEASES:
                 return list(changed)
@@ -49,6 +49,7 @@ class LeaseGrace:
         return list(changed)
 
 
-def _buckets_of(queues: Iterable[Queue]) -> Iterator[LeaseBucket]:
+def _buckets_of(queues: Iterable[Queue]) -> Iterator[tuple[Queue, LeaseBucket]]:
     for queue in queues:
-        yield from list(queue.in_flight.buckets_from(0))  # A deleted queue has none any more.
+        for bucket in list(queue.in_flight.buckets_from(0)):  # a deleted queue has none any more
+            yield queue, bucket
