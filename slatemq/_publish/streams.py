@@ -42,9 +42,6 @@ IDLE_S: Final = 30.0
 AVOID_S: Final = 1.0
 """How long no new stream is opened after one broke."""
 
-UNSUPPORTED_S: Final = 60.0
-"""The same where the server does not know of streams."""
-
 STREAMS_MAX: Final = 8
 """Streams that a client opens for messages that may go to any shard."""
 
@@ -108,10 +105,8 @@ class PublishStreams:
         """It takes no more requests."""
         if self._streams.get(stream.shard) is stream:
             del self._streams[stream.shard]
-        if error is None:
-            return
-        is_unknown = error.reason == "UNIMPLEMENTED"
-        self._avoided[stream.shard] = time.monotonic() + (UNSUPPORTED_S if is_unknown else AVOID_S)
+        if error is not None:
+            self._avoided[stream.shard] = time.monotonic() + AVOID_S
 
     async def close(self) -> None:
         """Ends all of them; what has no answer is handed back."""

@@ -8,9 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
-import grpc.aio
-
 from slatemq._publish.dedupe_shards import dedupe_shard
 from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, grpc_code, to_status
 from slatemq.errors import InvalidArgument, SlateMQError, Unavailable
@@ -36,7 +33,6 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
         keys: The IDs of the messages that came with dedupe keys.
         shards: The shards that it knows of; it refuses the keys of others.
         runs: Whether it knows of runs.
-        streams: Whether it knows of streams.
         streamed: How many requests came on streams.
         breaks: So many requests on streams are stored, and the stream breaks instead of an answer.
     """
@@ -51,7 +47,6 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
     shards: list[int] = field(default_factory=lambda: [0])
     calls: list[tuple[float, str, int]] = field(default_factory=list)
     runs: bool = True
-    streams: bool = True
     streamed: int = 0
     breaks: int = 0
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -84,8 +79,6 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
     async def PublishStream(  # noqa: N802
         self, requests: AsyncIterator[Any], context: Any
     ) -> AsyncIterator[Any]:
-        if not self.streams:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
         async for request in requests:
             self.streamed += 1
             told = ingest_pb2.PublishStreamAnswer(number=request.number)

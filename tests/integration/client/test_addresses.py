@@ -277,12 +277,10 @@ async def test_a_process_that_moved_is_found_when_another_one_has_its_address(
         assert (await asking).queue_id == "q"
 
 
-@pytest.mark.parametrize("streams", [True, False])
 async def test_no_publish_waits_for_an_ingest_that_refuses_connections(
-    instance: Instance, streams: bool
+    instance: Instance,
 ) -> None:
-    second, _, server = await two_ingests(instance)
-    second.streams = instance.ingest.streams = streams
+    _, _, server = await two_ingests(instance)
     await server.stop(None)  # Its address is still in the topology.
     async with slatemq.connect(instance.endpoint, call_timeout=600) as client, asyncio.timeout(60):
         for number in range(10):
@@ -293,13 +291,11 @@ async def test_no_publish_waits_for_an_ingest_that_refuses_connections(
     assert len(instance.ingest.stored) == 21
 
 
-@pytest.mark.parametrize("streams", [True, False])
 async def test_a_publish_leaves_an_ingest_that_no_connection_reaches_within_its_own_deadline(
-    instance: Instance, streams: bool
+    instance: Instance,
 ) -> None:
     # Given an ingest at an address that takes connections, and never says a word
     instance.ingest.shards = [0, 1]
-    instance.ingest.streams = streams
     with socket.create_server(("127.0.0.1", 0)) as silent:
         instance.directory.put("ingests", 1, f"127.0.0.1:{silent.getsockname()[1]}")
         # When clients publish twice, to each in turn, with less time than gRPC takes to connect

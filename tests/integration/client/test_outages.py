@@ -163,11 +163,9 @@ def test_a_timeout_that_cannot_be_is_refused(wrong: object) -> None:
         client.consume("q", outage_timeout=wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("streams", [True, False])
 async def test_an_ingest_that_publishes_wait_for_is_logged(
-    instance: Instance, lines: Lines, patience: pytest.MonkeyPatch, streams: bool
+    instance: Instance, lines: Lines, patience: pytest.MonkeyPatch
 ) -> None:
-    instance.ingest.streams = streams
     server = instance.servers[1]
     async with slatemq.connect(instance.endpoint) as client:
         await client.publish(b"before")

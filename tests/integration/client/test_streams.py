@@ -94,15 +94,6 @@ async def test_a_repeat_after_a_broken_stream_stays_on_its_shard(instance: Insta
     assert sorted(instance.ingest.stored + other.stored) == sorted(b"%d" % n for n in range(20))
 
 
-async def test_a_server_without_streams_is_called(instance: Instance) -> None:
-    instance.ingest.streams = False
-    async with slatemq.connect(instance.endpoint) as client:
-        await asyncio.gather(*(client.publish(b"%d" % n) for n in range(50)))
-        await client.publish(b"later")
-    assert len(instance.ingest.stored) == 51
-    assert instance.ingest.streamed == 0
-
-
 async def test_refused_for_now_is_sent_again_after_the_time_asked(instance: Instance) -> None:
     ingest = instance.ingest
     async with slatemq.connect(instance.endpoint) as client:
