@@ -6,9 +6,6 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
-
-from slatemq.errors import Unavailable
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 10.0
@@ -45,16 +42,3 @@ class Outage:
         self._began = None
         self._warned = False
         self._delay_s = FIRST_DELAY_S
-
-
-async def until_up(call: Callable[[], Awaitable[None]], log: logging.Logger, what: str) -> None:
-    """Repeat a call for as long as the backend is down."""
-    outage = Outage(log, what)
-    while True:
-        try:
-            await call()
-        except Unavailable as error:
-            await outage.wait(error)
-        else:
-            outage.end()
-            return

@@ -163,21 +163,18 @@ def log_range(first_sequence: int, last_sequence: int = LAST_NUMBER) -> KeyRange
 
 # --- Broker database: the lists of a queue ----------------------------------
 #
-#   active     | 01 | 02 | <queue> | bucket u64 |          timed ones: and number u64
+#   active     | 01 | 02 | <queue> | bucket u64 |          timed buckets: and number u64
 #   done       | 01 | 03 | <queue> | bucket u64 |
-#   failed     | 01 | 04 | <queue> | bucket u64 |          RFC form of these three: no bucket
+#   failed     | 01 | 04 | <queue> | bucket u64 |
 #
 # The bucket number is drawn in buckets.py.
 
 
 class BucketKey(NamedTuple):
-    """The key of an active, done or failed record; `bucket` is None in the RFC's form.
-
-    `number` is that of a timed bucket, 0 for others.
-    """
+    """The key of an active, done or failed record; `number` is 0 unless the bucket is timed."""
 
     queue: str
-    bucket: int | None
+    bucket: int
     number: int = 0
 
 
@@ -213,10 +210,10 @@ def _read_message_id(reader: Reader) -> int:
 
 
 def parse_queue_bucket_key(record: str, record_type: RecordType, key: bytes) -> BucketKey:
-    """The queue and bucket of such a key; a bucket of None is the RFC's form."""
+    """The queue and bucket of such a key."""
     reader = open_key(record, record_type, key)
     queue = read_queue(reader)
-    bucket = None if reader.at_end else reader.fixed("bucket", BUCKET)[0]
+    (bucket,) = reader.fixed("bucket", BUCKET)
     reader.finish()
     return BucketKey(queue, bucket)
 
@@ -233,11 +230,9 @@ def active_key(queue: str, bucket: int) -> bytes:
 
 
 def parse_active_key(key: bytes) -> BucketKey:
-    """The queue, bucket and number of an active key, in our form or the RFC's."""
+    """The queue, bucket and number of an active key."""
     reader = open_key("active key", RecordType.ACTIVE, key)
     queue = read_queue(reader)
-    if reader.at_end:
-        return BucketKey(queue, None)
     (bucket,) = reader.fixed("bucket", BUCKET)
     number = reader.fixed("number", NUMBER)[0] if kind_of(bucket) == BucketKind.TIMED else 0
     reader.finish()
@@ -268,7 +263,7 @@ def waiting_range(
 def parse_waiting_key(key: bytes) -> int:
     """The lane order of a bucket of available messages."""
     found = parse_active_key(key)
-    _, kind, order = split_bucket(found.bucket or 0)
+    _, kind, order = split_bucket(found.bucket)
     return lane_order(kind, order, found.number)
 
 
@@ -287,7 +282,7 @@ def done_key(queue: str, bucket: int) -> bytes:
 
 
 def parse_done_key(key: bytes) -> BucketKey:
-    """The queue and bucket of a done key, in our form or the RFC's."""
+    """The queue and bucket of a done key."""
     return parse_queue_bucket_key("done key", RecordType.DONE, key)
 
 
@@ -302,7 +297,7 @@ def failed_key(queue: str, bucket: int) -> bytes:
 
 
 def parse_failed_key(key: bytes) -> BucketKey:
-    """The queue and bucket of a failed key, in our form or the RFC's."""
+    """The queue and bucket of a failed key."""
     return parse_queue_bucket_key("failed key", RecordType.FAILED, key)
 
 
@@ -313,29 +308,14 @@ def failed_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
 
 # --- Broker database: one record per queue, or per message in a queue -------
 #
-#   attempts     | 01 | 05 | <queue> | message ID u64 |    RFC form: | 01 | 05 | message ID u64 |
+#   attempts     | 01 | 05 | <queue> | message ID u64 |
 #   config       | 01 | 06 | <queue> |
 #   queue state  | 01 | 40 | <queue> |
-
-
-class AttemptsKey(NamedTuple):
-    """The key of an attempts record; `queue` is None in the RFC's form."""
-
-    queue: str | None
-    message_id: int
 
 
 def attempts_key(queue: str, message_id: int) -> bytes:
     """Key of the failed attempts of one message in one queue."""
     return queue_head(RecordType.ATTEMPTS, queue) + _MESSAGE_ID.pack(message_id)
-
-
-def parse_attempts_key(key: bytes) -> AttemptsKey:
-    """The queue and message of an attempts key, in our form or the RFC's."""
-    reader = open_key("attempts key", RecordType.ATTEMPTS, key)
-    # Ours has at least a terminator more than the eight bytes of the RFC's.
-    queue = None if reader.left == _MESSAGE_ID.size else read_queue(reader)
-    return AttemptsKey(queue, _read_message_id(reader))
 
 
 def attempts_range(queue: str, first_id: int, last_id: int) -> KeyRange:
@@ -386,13 +366,3 @@ def queue_range(record_type: RecordType, after: str | None) -> KeyRange:
     head = key_head(record_type)
     start = head if after is None else queue_head(record_type, after) + b"\x00"
     return KeyRange(start, head + b"\xff")
-
-
-def record_type_of(key: bytes) -> RecordType:
-    """The type byte of any key, for readers of a whole database."""
-    reader = Reader("key", key)
-    found = _read_type(reader)
-    try:
-        return RecordType(found)
-    except ValueError:
-        raise reader.corrupt(f"unknown type {found:02x}") from None

@@ -113,14 +113,6 @@ def finished_leases_key(slot: int) -> bytes:
     return key_head(RecordType.FINISHED_LEASES) + _SLOT.pack(slot)
 
 
-def parse_finished_leases_key(key: bytes) -> int:
-    """The slot of a finished leases key."""
-    reader = open_key("finished leases key", RecordType.FINISHED_LEASES, key)
-    (slot,) = reader.fixed("slot", _SLOT)
-    reader.finish()
-    return int(slot)
-
-
 def finished_leases_range() -> KeyRange:
     """All slots of finished leases of a broker."""
     return through(finished_leases_key(0), finished_leases_key(0xFFFF))
@@ -133,28 +125,9 @@ def dedupe_key(key: str) -> bytes:
     return key_head(RecordType.DEDUPE_KEY) + terminated(key.encode())
 
 
-def parse_dedupe_key(key: bytes) -> str:
-    """The dedupe key of such a key."""
-    reader = open_key("dedupe key key", RecordType.DEDUPE_KEY, key)
-    raw = reader.terminated("dedupe key")
-    reader.finish()
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise reader.corrupt(f"dedupe key is not valid UTF-8: {error.reason}") from None
-
-
 def dedupe_ends_key(minute: int, first_sequence: int) -> bytes:
     """Key of the dedupe keys of one commit, by the minute since 1970 with which they all end."""
     return key_head(RecordType.DEDUPE_END) + _IN_MINUTE.pack(minute, first_sequence)
-
-
-def parse_dedupe_ends_key(key: bytes) -> RequestIdsKey:
-    """The minute and first sequence of a dedupe ends key."""
-    reader = open_key("dedupe ends key", RecordType.DEDUPE_END, key)
-    parsed = RequestIdsKey(*reader.fixed("minute and sequence", _IN_MINUTE))
-    reader.finish()
-    return parsed
 
 
 def dedupe_ends_range(first_minute: int, last_minute: int) -> KeyRange:

@@ -50,12 +50,6 @@ def terminated(raw: bytes) -> bytes:
     return escape(raw) + b"\x00"
 
 
-def prefix_range(head: bytes, raw_prefix: bytes) -> KeyRange:
-    """All keys of `head | TerminatedBytes | ...` whose raw bytes start with `raw_prefix`."""
-    stem = head + escape(raw_prefix)
-    return KeyRange(stem + b"\x00", stem + b"\xff")
-
-
 def utf8(field: str, text: str) -> bytes:
     """`text` as Utf8; ValueError naming `field` when it is too long or holds a lone surrogate."""
     try:

@@ -96,15 +96,6 @@ def encode_metadata_record(message: MessageMetadata) -> bytes:
         return head + b"".join(part for pair in pairs for part in pair)
 
 
-def decode_metadata_record(data: bytes) -> MessageMetadata:
-    """One record by itself; CorruptRecord when it is not one."""
-    record = "metadata record"
-    (fields, headers), at = _read_record(record, data, 0)
-    if at != len(data):
-        raise CorruptRecord(record, f"{len(data) - at} bytes too many after byte {at}")
-    return MessageMetadata(*fields, headers)
-
-
 def encode_log_entry(messages: Sequence[MessageMetadata]) -> bytes:
     """The log entry of these messages, 1 to 65,535; ValueError naming what does not fit."""
     delays = [_delay_number(message.delay_ms) for message in messages]

@@ -42,18 +42,13 @@ class LeaseKeeper:
         self._owner = owner
         self._batches: list[_Batch] = []  # a heap
         self._number = 0
-        self._leases_count = 0  # in all batches, ended ones included
+        self.leases_count = 0  # in all batches, ended ones included
         self._compact_at = COMPACT_AT
         self._wake = asyncio.Event()
 
-    @property
-    def leases_count(self) -> int:
-        """Leases in its hands; some may have ended."""
-        return self._leases_count
-
     def keep(self, stream: Stream, leases: Sequence[Lease]) -> None:
         """Keeps leases that this stream is being sent, until they end or the stream does."""
-        if self._leases_count + len(leases) > self._compact_at:
+        if self.leases_count + len(leases) > self._compact_at:
             self._compact()
         now_ms = self._owner.clock.now_ms()
         for first in range(0, len(leases), EXTEND_AT_ONCE):
@@ -82,7 +77,7 @@ class LeaseKeeper:
             batch = heapq.heappop(self._batches)
             due.setdefault(batch.stream, []).extend(batch.leases)
             count += len(batch.leases)
-        self._leases_count -= count
+        self.leases_count -= count
         return due
 
     def _renew(self, due: dict[Stream, list[Lease]], now_ms: int) -> None:
@@ -106,7 +101,7 @@ class LeaseKeeper:
         self._number += 1
         look_ms = now_ms + max(left_ms // 2, LOOK_MS_MIN)
         heapq.heappush(self._batches, _Batch(look_ms, self._number, stream, leases))
-        self._leases_count += len(leases)
+        self.leases_count += len(leases)
         if len(self._batches) == 1:
             self._wake.set()
 
@@ -117,8 +112,8 @@ class LeaseKeeper:
         ]
         self._batches = [one for one in batches if one.leases]
         heapq.heapify(self._batches)
-        self._leases_count = sum(len(one.leases) for one in self._batches)
-        self._compact_at = max(COMPACT_AT, 2 * self._leases_count)
+        self.leases_count = sum(len(one.leases) for one in self._batches)
+        self._compact_at = max(COMPACT_AT, 2 * self.leases_count)
 
 
 def _has_ended_total(lease: Lease) -> bool:

@@ -81,7 +81,7 @@ class DelayedCleaner:
         while first <= min(last, queue.delayed.last_in(epoch)):
             rows = await self._rows(queue, first, last, descending=False)
             for key, value in rows:
-                first = _order(key) + 1
+                first = parse_delayed_key(key).bucket + 1
                 if self._is_over(value):
                     self._over.append((queue, epoch, key))
                 await asyncio.sleep(0)  # a row may have a thousand messages
@@ -96,7 +96,7 @@ class DelayedCleaner:
         first, last = order_of(epoch, 0, 0), last_order(epoch)
         rows = await self._rows(queue, first, last, descending=True)
         if rows:
-            queue.delayed.found(_order(rows[0][0]))
+            queue.delayed.found(parse_delayed_key(rows[0][0]).bucket)
         else:
             queue.delayed.begin(epoch)
 
@@ -128,9 +128,3 @@ class DelayedCleaner:
         if over:
             await self._owner.run(remove)
             await self._owner.durable()
-
-
-def _order(key: bytes) -> int:
-    order = parse_delayed_key(key).bucket
-    assert order is not None, "every row has one"
-    return order

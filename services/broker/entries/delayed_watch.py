@@ -159,7 +159,7 @@ class DelayedWatches:
         span = delayed_range(queue.queue_id, first, last)
         async for rows in self._database.scan(*span, limit=PAGE_ROWS, durable=True):
             for key, value in rows:
-                order = parse_delayed_key(key).bucket or 0
+                order = parse_delayed_key(key).bucket
                 if begins and not count:
                     queue.delayed.first_order = order  # what was before it is gone for ever
                 count += 1

@@ -244,8 +244,7 @@ def list_readers(database: DurableStore) -> ListReaders:
     )
 
 
-def _order(bucket: int | None) -> int:
-    assert bucket is not None, "the RFC's form of the key is never written here"
+def _order(bucket: int) -> int:
     return split_bucket(bucket).order
 
 

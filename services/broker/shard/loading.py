@@ -307,6 +307,4 @@ async def _rows(
 
 
 def _order(key: bytes) -> int:
-    bucket = parse_active_key(key).bucket
-    assert bucket is not None, "the RFC's form of the key is never written here"
-    return split_bucket(bucket).order
+    return split_bucket(parse_active_key(key).bucket).order

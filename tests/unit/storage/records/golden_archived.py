@@ -21,7 +21,6 @@ KEYS = [
         keys.BucketKey("orders", ORDER),
         "01526f726465727300000266ddb6aa0002",
         lambda: own_keys.archived_key("orders", ORDER),
-        ends=(9,),
     ),
 ]
 VALUES = [

@@ -2,6 +2,7 @@
 
 from libs.storage.layout import own_keys
 from libs.storage.records import dedupe_records, states
+from tests.unit.storage import oracles
 from tests.unit.storage.records.golden import Row
 
 REQUESTS = [
@@ -13,7 +14,7 @@ KEYS = [
     Row(
         "dedupe key key",
         "dedupe key key",
-        own_keys.parse_dedupe_key,
+        oracles.parse_dedupe_key,
         "order-7",
         "01446f726465722d3700",
         lambda: own_keys.dedupe_key("order-7"),
@@ -21,7 +22,7 @@ KEYS = [
     Row(
         "dedupe ends key",
         "dedupe ends key",
-        own_keys.parse_dedupe_ends_key,
+        oracles.parse_dedupe_ends_key,
         own_keys.RequestIdsKey(29453770, 43),
         "014b01c16dca000000000000002b",
         lambda: own_keys.dedupe_ends_key(29453770, 43),

@@ -29,7 +29,6 @@ KEYS = [
         keys.BucketKey("orders", ORDER),
         "014c6f726465727300000266ddb6aa0002",
         lambda: own_keys.delayed_key("orders", ORDER),
-        ends=(9,),
     ),
     Row(
         "outbox progress key",

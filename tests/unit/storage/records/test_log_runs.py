@@ -14,13 +14,13 @@ from libs.storage.records.log_runs import LogRun, one_by_one
 from libs.storage.records.metadata import (
     MessageMetadata,
     decode_log_entry,
-    decode_metadata_record,
     encode_headers,
     encode_log_columns,
     encode_log_entry,
     read_log_runs,
 )
 from tests.forms import examples
+from tests.unit.storage.oracles import decode_metadata_record
 
 Kind = tuple[int, int, int, str, int | None, str]
 """Created at, visible at, retention, a header's value, delay, queue."""

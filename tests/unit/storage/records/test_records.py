@@ -158,7 +158,7 @@ def test_single_numbers_read_back(number: int, now_ms: int) -> None:
 
 
 DECODERS = [
-    payloads.decode_payload, metadata.decode_metadata_record, metadata.decode_log_entry,
+    payloads.decode_payload, metadata.decode_log_entry,
     queues.decode_active, queues.decode_done, queues.decode_failed, queues.decode_attempts,
     configs.decode_config, states.decode_queue_state, states.decode_request_ids,
     states.decode_finished_leases, states.decode_clock,
@@ -327,9 +327,9 @@ def test_a_field_that_does_not_fit_is_refused_by_name(
         (configs.decode_config, "0000" "050000000000" "0200" "01006101003101006101003" "2",
          "config value", "'a' stands twice"),
         (
-            metadata.decode_metadata_record,
-            "00" * 36 + "02" + "01006101003101006101003" "2",
-            "metadata record",
+            metadata.decode_log_entry,
+            "0100" + "00" * 36 + "02" + "01006101003101006101003" "2",
+            "log entry",
             "stands twice",
         ),
         (

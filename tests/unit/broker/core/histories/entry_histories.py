@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from libs.storage.layout.buckets import lane_order, order_in_time, split_bucket, split_order
-from libs.storage.layout.keys import RecordType, parse_active_key, queue_state_key, record_type_of
+from libs.storage.layout.keys import RecordType, parse_active_key, queue_state_key
 from libs.storage.records.queues import decode_active
 from libs.storage.records.states import decode_queue_state
 from services.broker.core.commands import Needs, Purge
@@ -16,6 +16,7 @@ from services.broker.entries.waiting_pages import Position, WaitingReader
 from tests.unit.broker.core.histories.histories import queue_ids, slowly
 from tests.unit.broker.core.histories.model import Failed, ModelQueue, Waiting
 from tests.unit.broker.core.histories.replay_histories import ReplayHistory
+from tests.unit.storage.oracles import record_type_of
 
 purge_kinds = st.sampled_from(
     [

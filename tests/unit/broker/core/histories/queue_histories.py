@@ -5,13 +5,14 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from libs.storage.layout.keys import RecordType, parse_attempts_key, record_type_of
+from libs.storage.layout.keys import RecordType
 from libs.storage.records.replay_records import ReplayRange
 from services.broker.core.backoff import Backoff, BackoffKind
 from services.broker.core.settings import QueueSettings
 from tests.unit.broker.core.histories.histories import History, queue_ids
 from tests.unit.broker.core.histories.model import ModelQueue
 from tests.unit.broker.core.stored import garbage_lists, garbage_rows
+from tests.unit.storage.oracles import parse_attempts_key, record_type_of
 
 
 class QueueHistory(History):
@@ -131,4 +132,4 @@ class QueueHistory(History):
 
 def is_attempt_in(queue_id: str, key: bytes) -> bool:
     """Whether this is the key of an attempts record of this queue."""
-    return record_type_of(key) is RecordType.ATTEMPTS and parse_attempts_key(key).queue == queue_id
+    return record_type_of(key) is RecordType.ATTEMPTS and parse_attempts_key(key)[0] == queue_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from libs.storage.layout.keys import RecordType, attempts_key, parse_failed_key, record_type_of
+from libs.storage.layout.keys import RecordType, attempts_key, parse_failed_key
 from libs.storage.records.queues import (
     AvailableMessage,
     FailedMessage,
@@ -18,6 +18,7 @@ from services.broker.core.redrives import Step, moved
 from tests.unit.broker.core.histories.entry_histories import EntryHistory
 from tests.unit.broker.core.histories.histories import queue_ids
 from tests.unit.broker.core.histories.model import Done, ModelQueue
+from tests.unit.storage.oracles import record_type_of
 
 
 class RedriveHistory(EntryHistory):

@@ -12,7 +12,6 @@ from libs.storage.layout.keys import (
     BucketKey,
     RecordType,
     parse_done_key,
-    record_type_of,
 )
 from libs.storage.layout.own_keys import parse_archived_key
 from libs.storage.records.archived_records import ArchivedMessage, decode_archived
@@ -34,6 +33,7 @@ from services.broker.core.waiting.bucket import Place
 from tests.unit.broker.core.histories.execute_histories import INGEST, ExecuteHistory
 from tests.unit.broker.core.histories.histories import queue_ids, slowly
 from tests.unit.broker.core.histories.model import Archived, ModelQueue
+from tests.unit.storage.oracles import record_type_of
 
 some = st.lists(st.booleans(), min_size=1, max_size=5)
 long_ago_ms = st.sampled_from([0, 0, 30, 200, 5000])
@@ -208,7 +208,7 @@ class RemovalHistory(ExecuteHistory):
         for key, value in self.store.rows.items():
             if record_type_of(key) is kind:
                 parsed = parse(key)
-                is_alive = 0 < finished.oldest_order <= (parsed.bucket or 0)
+                is_alive = 0 < finished.oldest_order <= parsed.bucket
                 if parsed.queue == queue.queue_id and is_alive:
-                    found[parsed.bucket or 0] = decode(value)
+                    found[parsed.bucket] = decode(value)
         return sorted(found.items())

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.storage.errors import Unstorable
-from libs.storage.layout.keys import RecordType, record_type_of
+from libs.storage.layout.keys import RecordType
 from libs.storage.records.queues import decode_active
 from services.broker.core import range_application as range_application
 from services.broker.core.waiting import time_slots as timed_buckets
@@ -18,6 +18,7 @@ from services.broker.core.waiting.time_slots import TIMED_BUCKET_MAX
 from tests.forms import examples
 from tests.unit.broker.core.shards import START_MS, Rig
 from tests.unit.broker.core.stored import stored_queue
+from tests.unit.storage.oracles import record_type_of
 
 DUE_MS = START_MS + 3_600_000
 
