@@ -37,7 +37,7 @@ from services.router.metrics import Metrics
 from services.router.pieces import PieceLimits
 from services.router.routing import BrokerRules, Columns, QueueRule
 from services.router.tails import Log
-from services.router.wire import backfill_request, log_entries, queue_rule
+from services.router.wire import backfill_request, queue_rule
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, ingest_pb2, ingest_pb2_grpc, queue_pb2
 
 MATCHES_MAX = 1_024
@@ -163,6 +163,7 @@ class LogReader:
         self._call: Any = None
         self._position = 0
         self._entries: deque[LogEntry] = deque()
+        self._counted_bytes = 0
 
     @classmethod
     @asynccontextmanager
@@ -176,14 +177,21 @@ class LogReader:
 
     def close(self) -> None:
         """End the stream."""
+        self._hold(())
         if self._call is not None:
             self._call.cancel()
+
+    def _hold(self, entries: Sequence[LogEntry]) -> None:
+        """Have these entries, and no others, in hand."""
+        counted_bytes = self._counted_bytes
+        self._counted_bytes = sum(entry.memory_bytes for entry in entries)
+        self._log.budget.change(counted_bytes, self._counted_bytes)
+        self._entries = deque(entries)
 
     async def begin(self, after: int) -> None:
         """Go on behind this sequence."""
         if self._call is None or self._position != after:
             self.close()
-            self._entries.clear()
             self._position = after
             request = ingest_pb2.TailLogRequest(after_sequence=after, stored=True)
             self._call = self._stub.TailLog(request)
@@ -203,6 +211,7 @@ class LogReader:
 
     async def _read(self, until: int) -> LogEntry | None:
         while not self._entries:
+            self._hold(())
             try:
                 async with asyncio.timeout(self._log.buffer.silence_ms / 1000):
                     response = await self._call.read()
@@ -210,10 +219,10 @@ class LogReader:
                 raise PeerFailed("the log's stream is silent") from None
             if not isinstance(response, ingest_pb2.TailLogResponse):
                 raise PeerFailed("the log's stream ended")
-            entries = log_entries(response)
+            entries = self._log.entries(response)
             if not entries and response.durable_sequence >= until:
                 return None
-            self._entries.extend(entries)
+            self._hold(entries)
         return self._entries.popleft()
 
 

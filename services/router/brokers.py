@@ -109,7 +109,7 @@ class BrokerLink:
         """Route this log to the broker too."""
         shard = log.ingest_shard
         subscriber = Subscriber(
-            Route(self._cursors.get(shard, 0)),
+            Route(self._cursors.get(shard, 0), log.budget),
             wake=lambda: self._look_at(shard),
             is_live=lambda: self.is_live,
         )
@@ -268,7 +268,7 @@ class BrokerLink:
                 if route.due_ms(self._pace.limits) is None or piece is None:
                     continue
                 if not piece.is_caught_up:
-                    piece.catch_up(self.rules)
+                    route.catch_up(self.rules)
                 if piece.is_catching_up:
                     self._look_at(shard)
                     continue

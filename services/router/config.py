@@ -45,6 +45,12 @@ class RouterConfig(ServingConfig):
         default=24 * 1024 * 1024,
         minimum=1,
     )
+    buffers_bytes_max: int = setting(
+        "Memory in bytes that messages of all logs take together until all broker shards have "
+        "them, as the router reckons it. Beyond it each log is read on in small pieces.",
+        default=256 * 1024 * 1024,
+        minimum=1,
+    )
 
 
 def parse_shards(text: str) -> frozenset[int] | None:

@@ -8,6 +8,15 @@ from itertools import pairwise
 
 from libs.storage.records.log_runs import LogRun
 
+ENTRY_BYTES = 512
+"""Memory of an entry besides its bytes."""
+
+RUN_BYTES = 1_024
+"""Memory of a run while it is not stored: its headers and numbers, and the IDs made of it."""
+
+SHORT_PART = 1_024
+"""Messages of an entry that are read at once where memory is short."""
+
 
 class LogEntry:
     """What one commit of ingest added to the log, or some messages of it in a row.
@@ -21,14 +30,17 @@ class LogEntry:
         last: The ID of its last message.
         messages_count: How many messages it has.
         size_bytes: Its size on the wire.
+        memory_bytes: About what it takes in memory until it is judged.
     """
 
     __slots__ = (
         "_held_count",
+        "_is_kept",
         "_read",
         "_runs",
         "first",
         "last",
+        "memory_bytes",
         "messages_count",
         "size_bytes",
     )
@@ -45,6 +57,8 @@ class LogEntry:
         self.last = first_of_last_run + len(sizes) - 1
         self.messages_count = sum(len(sizes) for _, _, _, sizes, _ in runs)
         self.size_bytes = size_bytes
+        self.memory_bytes = size_bytes + ENTRY_BYTES + RUN_BYTES * len(runs)
+        self._is_kept = True
         self._runs: Sequence[LogRun] | None = runs
         self._read = read
         self._held_count = 0
@@ -71,19 +85,36 @@ class LogEntry:
     def release(self) -> None:
         """Who held it has judged it, or will not: without others its messages may go."""
         self._held_count -= 1
-        if not self._held_count and self._read is not None:
+        if (not self._held_count or not self._is_kept) and self._read is not None:
             self._runs = None
+
+    def discard_runs(self) -> None:
+        """Keep its messages only while one route judges it, not until all have: memory is short."""
+        if self._read is not None:
+            self._is_kept, self._runs = False, None
+            self.memory_bytes = self.size_bytes + ENTRY_BYTES
 
     def between(self, after: int, last: int) -> LogEntry:
         """Its messages with IDs above one, up to another one; there must be some."""
         before = sum(min(max(after - run[0][0] + 1, 0), len(run[3])) for run in self.runs)
         until = sum(min(max(last - run[0][0] + 1, 0), len(run[3])) for run in self.runs)
         [part] = self._cut([before, until])
+        if not self._is_kept:
+            part.discard_runs()
         return part
 
     def parts(self, messages_max: int) -> list[LogEntry]:
-        """Its messages in parts of at most so many."""
-        return self._cut([*range(0, self.messages_count, messages_max), self.messages_count])
+        """Its messages in parts of at most so many; larger ones where memory is short.
+
+        These have parts again. Each of them is read with all of the entry, hence not too many.
+        """
+        is_short = not self._is_kept and self.messages_count > SHORT_PART
+        part_max = SHORT_PART if is_short else messages_max
+        parts = self._cut([*range(0, self.messages_count, part_max), self.messages_count])
+        if is_short:
+            for part in parts:
+                part.discard_runs()
+        return parts
 
     def _cut(self, places: Sequence[int]) -> list[LogEntry]:
         """The parts between these places, which ascend, by offsets of messages."""

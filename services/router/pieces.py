@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from libs.filters import Rest
-from services.router.entries import LogEntry
+from services.router.entries import ENTRY_BYTES, LogEntry
 from services.router.routing import Columns, Judgement
 
 
@@ -116,6 +116,14 @@ class PieceLimits(NamedTuple):
             matches_max=min(2 * self.matches_max, most.matches_max),
         )
 
+    def small(self) -> PieceLimits:
+        """For pieces that take little memory: a step's messages, some thousand matches."""
+        return self._replace(
+            messages_max=min(self.messages_max, self.step_max),
+            thin_max=min(self.thin_max, self.step_max),
+            matches_max=max(1, self.matches_max // 16),
+        )
+
     def less(self, piece: Piece) -> PieceLimits:
         """What a call that holds this piece has room for."""
         return self._replace(
@@ -129,6 +137,12 @@ class PieceLimits(NamedTuple):
         """Whether there is no room left."""
         return self.messages_max <= 0 or self.matches_max <= 0
 
+
+QUEUE_BYTES = 512
+"""Memory of a queue's columns, besides what is in them."""
+
+MATCH_BYTES = 64
+"""Memory of a match: four numbers in columns, and its ID where no other queue has it."""
 
 GROW_EVERY = 16
 """Answers after which pieces that were made smaller may be twice as large again."""
@@ -166,6 +180,7 @@ class Piece:
         previous: The ID of the last message before it.
         revision: Of the oldest configs that judged any of it.
         entries: What it was made from, kept in case it must be judged again.
+        entries_bytes: About what they take in memory, as they are stored.
         columns: The matches, by queue.
         matches_count: How many matches there are in all columns together.
         messages_count: How many messages it has.
@@ -182,6 +197,7 @@ class Piece:
         "_rest",
         "columns",
         "entries",
+        "entries_bytes",
         "is_caught_up",
         "judged_ms",
         "matches_count",
@@ -199,6 +215,7 @@ class Piece:
         self.revision = revision
         self.since_ms = self.judged_ms = since_ms
         self.entries: list[LogEntry] = []
+        self.entries_bytes = 0
         self.columns: Columns = {}
         self.matches_count = 0
         self.messages_count = 0
@@ -273,8 +290,15 @@ class Piece:
         if self._left_at is not None:
             return False
         self.entries.append(entry)
+        self.entries_bytes += entry.size_bytes + ENTRY_BYTES
         self.messages_count += entry.messages_count
         return True
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what it takes in memory."""
+        columns_bytes = QUEUE_BYTES * len(self.columns) + MATCH_BYTES * self.matches_count
+        return self.entries_bytes + columns_bytes
 
     @property
     def last(self) -> int:

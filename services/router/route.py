@@ -24,9 +24,11 @@ catches up does not matter, as the broker knows when the piece had been read.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from libs.serving.requests.budget import ByteBudget
 from services.router.entries import LogEntry
 from services.router.pieces import Piece, PieceLimits, Rules, Seen
 
@@ -46,7 +48,10 @@ class Route:
     """
 
     __slots__ = (
+        "_budget",
+        "_counted_bytes",
         "_waiting",
+        "_waiting_bytes",
         "cursor",
         "in_flight",
         "is_outdated",
@@ -57,8 +62,11 @@ class Route:
         "seen",
     )
 
-    def __init__(self, cursor: int = 0) -> None:
-        """Begin behind the broker's cursor with nothing in hand."""
+    def __init__(self, cursor: int = 0, budget: ByteBudget | None = None) -> None:
+        """Begin behind the broker's cursor with nothing in hand; `budget` is for all routes."""
+        self._budget = budget or ByteBudget(sys.maxsize)
+        self._counted_bytes = 0
+        self._waiting_bytes = 0
         self.cursor = cursor
         self.position = cursor
         self.in_flight: Piece | None = None
@@ -75,6 +83,21 @@ class Route:
         judged = [piece for piece in (self.judged, self.in_flight) if piece is not None]
         return self.pending_count - sum(piece.messages_count for piece in judged)
 
+    @property
+    def memory_bytes(self) -> int:
+        """About what it holds in memory. What several routes share counts for each of them."""
+        pieces = [piece for piece in (self.judged, self.in_flight) if piece is not None]
+        return self._waiting_bytes + sum(piece.memory_bytes for piece in pieces)
+
+    @property
+    def must_drain(self) -> bool:
+        """Whether all routes together hold too much, and this one some of it.
+
+        It may not be offered more then, and goes on with small pieces, until it holds nothing: so
+        each route moves on, whatever the others hold.
+        """
+        return self._budget.is_full and self.pending_count > 0
+
     def offer(self, after: int, entries: Sequence[LogEntry]) -> None:
         """Take what the log holds behind `after`; what is in hand already is left out.
 
@@ -89,9 +112,11 @@ class Route:
                     entry = entry.between(self.position, entry.last)
                 entry.hold()
                 self._waiting.append(entry)
+                self._waiting_bytes += entry.memory_bytes
                 self.position = entry.last
                 self.pending_count += entry.messages_count
                 self.pending_bytes += entry.size_bytes
+        self._count_memory()
 
     @property
     def next_piece(self) -> Piece | None:
@@ -111,6 +136,12 @@ class Route:
 
         Returns how many messages were judged. Raises TooSlow: call `judge_anew`.
         """
+        try:
+            return self._judge(rules, now_ms, limits)
+        finally:
+            self._count_memory()
+
+    def _judge(self, rules: Rules, now_ms: int, limits: PieceLimits) -> int:
         catching_up = self._catching_up()
         if catching_up is not None:
             count = catching_up.step(limits.step_max)
@@ -125,15 +156,15 @@ class Route:
         piece = self.judged
         piece.judged_ms = now_ms
         begin = piece.messages_count
-        part_max = limits.part_max(rules.queues_count)
+        part_max = self._limits(limits).part_max(rules.queues_count)
         while self.can_judge(limits) and piece.messages_count < begin + limits.step_max:
-            if not piece.is_inside_an_entry and self._waiting[0].messages_count > part_max:
-                whole = self._waiting.popleft()
+            while not piece.is_inside_an_entry and self._waiting[0].messages_count > part_max:
+                whole = self._take_first()
                 self._put_back(whole.parts(part_max))
                 whole.release()
             if not piece.add(self._waiting[0], rules):
                 break
-            self._waiting.popleft().release()
+            self._take_first().release()
         return piece.messages_count - begin
 
     def judging_revision(self, rules: Rules) -> int:
@@ -148,6 +179,7 @@ class Route:
         if self.is_outdated and self.in_flight is not None:
             self._put_back(self.in_flight.entries)
             self.in_flight, self.is_outdated = None, False
+        self._count_memory()
 
     def refresh_held(self, rules: Rules, limits: PieceLimits) -> None:
         """What waits for its first match catches up with new configs, unless it is much."""
@@ -157,7 +189,14 @@ class Route:
         if piece.is_inside_an_entry:
             return
         if piece.revision < rules.revision and piece.messages_count <= limits.step_max:
+            self.catch_up(rules)
+
+    def catch_up(self, rules: Rules) -> None:
+        """Have the next piece, if there is one, catch up with these rules."""
+        piece = self.next_piece
+        if piece is not None:
             piece.catch_up(rules)
+            self._count_memory()
 
     def can_judge(self, limits: PieceLimits) -> bool:
         """Whether something catches up, or waits and the judged piece has room for it."""
@@ -165,7 +204,10 @@ class Route:
             return True
         if not self._waiting or self.judged is None:
             return bool(self._waiting)
-        return self.judged.is_inside_an_entry or not self.judged.is_long(limits)
+        return self.judged.is_inside_an_entry or not self.judged.is_long(self._limits(limits))
+
+    def _limits(self, limits: PieceLimits) -> PieceLimits:
+        return limits.small() if self.must_drain else limits
 
     def _catching_up(self) -> Piece | None:
         for piece in (self.in_flight, self.judged):
@@ -184,7 +226,9 @@ class Route:
         piece = self.next_piece
         if piece is None or piece.is_catching_up or piece.is_inside_an_entry:
             return None
-        if self.is_outdated or piece.is_long(limits):
+        if self.is_outdated or piece.is_long(self._limits(limits)):
+            return 0
+        if self.must_drain and not self._waiting:
             return 0
         if not piece.columns:
             return piece.since_ms + limits.hold_ms
@@ -223,7 +267,7 @@ class Route:
         """The piece in flight was refused for changes, which these rules have: it catches up."""
         if self.in_flight is not None:
             self.is_outdated = True
-            self.in_flight.catch_up(rules)
+            self.catch_up(rules)
 
     def answered(self, cursor: int) -> None:
         """The piece in flight was answered, applied or refused: go on from the cursor told."""
@@ -232,6 +276,7 @@ class Route:
         if piece is not None and cursor == piece.last:
             self._let_go(piece.entries)
             self.cursor = cursor
+            self._count_memory()
             return
         self.in_flight = piece
         self.adopt(cursor)
@@ -239,6 +284,7 @@ class Route:
     def lost(self) -> None:
         """No answer will come, or none that could be read: what was in flight goes again."""
         self._unjudge()
+        self._count_memory()
 
     def adopt(self, cursor: int) -> None:
         """Go on from this cursor of the broker, which nothing that is in flight can change.
@@ -254,6 +300,7 @@ class Route:
         self._drop_waiting(cursor)
         self.cursor = cursor
         self.position = max(self.position, cursor)
+        self._count_memory()
 
     def forget(self) -> None:
         """Let go of everything that is not in flight, to free memory; it is wanted again."""
@@ -263,6 +310,7 @@ class Route:
         self._drop_waiting(self.position)
         self.in_flight, self.is_outdated = piece, is_outdated
         self.position = self.cursor if piece is None else piece.last
+        self._count_memory()
 
     def _unjudge(self) -> None:
         """Put what is judged, and what is in flight, back in front of what waits."""
@@ -281,11 +329,17 @@ class Route:
         for entry in reversed(entries):
             entry.hold()
             self._waiting.appendleft(entry)
+            self._waiting_bytes += entry.memory_bytes
+
+    def _take_first(self) -> LogEntry:
+        entry = self._waiting.popleft()
+        self._waiting_bytes -= entry.memory_bytes
+        return entry
 
     def _drop_waiting(self, until: int) -> None:
         """Let go of what waits, up to this message."""
         while self._waiting and self._waiting[0].first <= until:
-            entry = self._waiting.popleft()
+            entry = self._take_first()
             self._let_go((entry,))
             if entry.last > until:
                 rest = entry.between(until, entry.last)
@@ -300,3 +354,8 @@ class Route:
         for entry in entries:
             self.pending_count -= entry.messages_count
             self.pending_bytes -= entry.size_bytes
+
+    def _count_memory(self) -> None:
+        """Have the budget know what is held now; to be called after every change of that."""
+        counted_bytes, self._counted_bytes = self._counted_bytes, self.memory_bytes
+        self._budget.change(counted_bytes, self._counted_bytes)

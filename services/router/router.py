@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from libs.serving.peers.calls import PeerFailed
 from libs.serving.peers.channels import Channels, Connection
 from libs.serving.peers.topology import CACHE_MS, TopologyDirectory
+from libs.serving.requests.budget import ByteBudget
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import StorageError
 from services.router.brokers import BrokerLink
@@ -68,6 +69,7 @@ class Router:
         self._ingest_shards = ingest_shards
         self._limits = limits or PieceLimits()
         self._buffer = buffer or Buffer()
+        self._budget = ByteBudget(self._buffer.total_bytes_max)
         self._metrics = Metrics(telemetry, self._pending)
         self._tracing = Tracing(telemetry)
         self._look_again_ms = look_again_ms
@@ -143,7 +145,11 @@ class Router:
             wanted = self._ingest_shards is None or shard in self._ingest_shards
             if wanted and shard not in self.logs:
                 self.logs[shard] = Log(
-                    shard, Connection(self._channels, "ingest", shard), self._start, self._buffer
+                    shard,
+                    Connection(self._channels, "ingest", shard),
+                    self._start,
+                    self._buffer,
+                    self._budget,
                 )
                 for link in self.links.values():
                     link.add_log(self.logs[shard])

@@ -58,7 +58,11 @@ class RouterProcess:
             telemetry,
             ingest_shards=shards,
             limits=PieceLimits(hold_ms=config.hold_ms),
-            buffer=Buffer(config.buffer_messages, bytes_max=config.buffer_bytes),
+            buffer=Buffer(
+                config.buffer_messages,
+                bytes_max=config.buffer_bytes,
+                total_bytes_max=config.buffers_bytes_max,
+            ),
         )
         self._routing: asyncio.Task[None] | None = None
         self.announcement: Announcement | None = None

@@ -16,6 +16,10 @@ away lets go of its entries and leaves; its log is read again from the broker's 
 back. One that is full because its broker is slow leaves the others after `grace_ms` and goes on by
 itself. So a broker that is away costs no memory and stops nobody, and a slow one holds the others
 up once, for that long.
+
+All routes together have a budget. Beyond it each route that holds anything is full, until that is
+assigned or let go of; one that holds nothing takes one answer of ingest, in as little memory as it
+can. So no route waits for memory that another one does not give back.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ from typing import Any, NamedTuple
 
 from libs.serving.peers.calls import Backoff, PeerFailed, Presence, peer_failures
 from libs.serving.peers.channels import Connection
+from libs.serving.requests.budget import ByteBudget
 from libs.storage.records.log_gaps import LogGap, LogIds
+from services.router.entries import LogEntry
 from services.router.route import Route
 from services.router.wire import log_entries
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
@@ -52,6 +58,7 @@ class Buffer(NamedTuple):
         waiting_max: Messages of them that are not judged yet. Each costs up to a kilobyte, shared
             between routes.
         bytes_max: Bytes on the wire.
+        total_bytes_max: About what all routes and replays may take in memory together.
         grace_ms: How long a full route may hold up the other routes of its tail.
         silence_ms: Without an answer for this long a stream is dead: heartbeats come every 10 s.
     """
@@ -59,6 +66,7 @@ class Buffer(NamedTuple):
     messages_max: int = 262_144
     waiting_max: int = 32_768
     bytes_max: int = 24 * 1024 * 1024
+    total_bytes_max: int = 256 * 1024 * 1024
     grace_ms: int = 1_000
     silence_ms: int = 25_000
 
@@ -66,7 +74,7 @@ class Buffer(NamedTuple):
         """Whether the route may not be offered more."""
         if route.pending_count >= self.messages_max or route.pending_bytes >= self.bytes_max:
             return True
-        return route.waiting_count >= self.waiting_max
+        return route.waiting_count >= self.waiting_max or route.must_drain
 
 
 @dataclass(eq=False)
@@ -95,6 +103,7 @@ class Log:
         ids: Where its IDs jump, as of the last `open`.
         subscribers: All routes of this log.
         backfills: To be held while a stream reads for a replay.
+        budget: The memory of the routes and replays of all logs.
     """
 
     def __init__(
@@ -103,6 +112,7 @@ class Log:
         connect: Connection,
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         buffer: Buffer,
+        budget: ByteBudget,
     ) -> None:
         """Read from the channel that `connect` gives, in tasks that `start` watches over."""
         self.ingest_shard = ingest_shard
@@ -113,6 +123,7 @@ class Log:
         self.backfills = asyncio.Semaphore(BACKFILLS_MAX)
         self._connect = connect
         self.buffer = buffer
+        self.budget = budget
         self.presence = Presence(f"the log of ingest {ingest_shard}", connect.doubt)
         self._start = start
 
@@ -148,6 +159,10 @@ class Log:
     def told(self, durable_sequence: int) -> None:
         """Ingest said where its log stands."""
         self.durable_sequence = max(self.durable_sequence, durable_sequence)
+
+    def entries(self, response: ingest_pb2.TailLogResponse) -> list[LogEntry]:
+        """The entries of an answer, in as much memory as there is left. Raises PeerFailed."""
+        return log_entries(response, self.budget.bytes_max - self.budget.used_bytes)
 
     def has_more(self, route: Route) -> bool:
         """Whether the log is known to have entries that the route has room for and was not offered.
@@ -252,7 +267,7 @@ class Tail:
     def _take(self, response: ingest_pb2.TailLogResponse) -> None:
         log, before = self._log, self.position
         log.told(response.durable_sequence)
-        entries = log_entries(response)
+        entries = log.entries(response)
         if not entries:
             return
         if any(later.first <= entry.last for entry, later in pairwise(entries)):

@@ -16,8 +16,10 @@ from services.router.routing import NO_DELAY, Columns, QueueRule
 from slatemq.v1 import assignment_pb2, ingest_pb2, queue_pb2
 
 
-def log_entries(response: ingest_pb2.TailLogResponse) -> list[LogEntry]:
+def log_entries(response: ingest_pb2.TailLogResponse, room_bytes: int) -> list[LogEntry]:
     """The entries of one answer of TailLog. Raises PeerFailed.
+
+    Those for which there is no room in memory are read again when they are judged.
 
     An ingest of an older version does not know that they are wanted as they are stored.
     """
@@ -28,7 +30,11 @@ def log_entries(response: ingest_pb2.TailLogResponse) -> list[LogEntry]:
         for one in response.stored_entries:
             read = partial(_stored, one.value)
             if runs := read():
-                entries.append(LogEntry(runs, len(one.value), read))
+                entry = LogEntry(runs, len(one.value), read)
+                room_bytes -= entry.memory_bytes
+                if room_bytes < 0:
+                    entry.discard_runs()
+                entries.append(entry)
     except CorruptRecord as error:
         raise PeerFailed(f"a log entry cannot be read: {error}") from error
     return entries

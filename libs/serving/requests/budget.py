@@ -63,6 +63,11 @@ class ByteBudget:
         self.used_bytes -= size_bytes
         self._grant()
 
+    def change(self, before_bytes: int, after_bytes: int) -> None:
+        """What is in memory already has become more, or less."""
+        self.take(after_bytes)
+        self.release(before_bytes)
+
     def _grant(self) -> None:
         while self._line and (self._line[0][1].done() or self._fits(self._line[0][0])):
             size_bytes, granted = self._line.popleft()

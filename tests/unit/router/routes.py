@@ -43,8 +43,8 @@ class ReadEntry:
     def __init__(self, sequence: int, *kinds: str) -> None:
         self.reads_count = 0
         self._runs = entry(sequence, *kinds).runs
-        self.entry = LogEntry(self._runs, 100, self._read)
+        self.entry = LogEntry(self._runs, 100, self.read)
 
-    def _read(self) -> Sequence[LogRun]:
+    def read(self) -> Sequence[LogRun]:
         self.reads_count += 1
         return self._runs

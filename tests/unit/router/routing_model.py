@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from libs.serving.requests.budget import ByteBudget
 from services.broker.core.commands import Needs, Range
 from services.broker.core.config_log import ConfigChange, ConfigLog
 from services.broker.core.lists.replays import Ranges
@@ -116,6 +117,7 @@ class Call:
 @dataclass(eq=False)
 class Router:
     route: Route
+    budget: ByteBudget
     rules: BrokerRules = field(default_factory=BrokerRules)
     configs: dict[str, QueueSettings] = field(default_factory=dict)
     replays: dict[str, Ranges] = field(default_factory=dict)

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from libs.filters import TooSlow
+from libs.serving.requests.budget import ByteBudget
 from services.router.backfill import Backfills, LogReader, ReplayingQueue, SharedPiece, Span
 from services.router.entries import LogEntry
 from services.router.pieces import PieceLimits
 from services.router.routing import NO_DELAY, BrokerRules, Judgement
+from services.router.tails import Buffer, Log
 from slatemq.v1 import ingest_pb2, queue_pb2
 
 LIMITS = PieceLimits(messages_max=6, matches_max=4)
@@ -118,6 +120,21 @@ class Tail:
         self.responses.clear()
 
 
+UNCONNECTED: Any = SimpleNamespace(doubt=None)
+"""No test calls through it."""
+
+
+class ReadLog(Log):
+    """A log whose ingest answers with this stream."""
+
+    def __init__(self, tail: Tail) -> None:
+        super().__init__(7, UNCONNECTED, asyncio.create_task, Buffer(), ByteBudget(1 << 30))
+        self._stream = tail
+
+    async def open(self) -> Any:
+        return SimpleNamespace(TailLog=lambda request: self._stream)
+
+
 def logged(sequence: int, count: int) -> ingest_pb2.LogEntry:
     messages = [ingest_pb2.LogMessage(message_id=sequence + n) for n in range(count)]
     return ingest_pb2.LogEntry(sequence=sequence, messages=messages)
@@ -125,9 +142,8 @@ def logged(sequence: int, count: int) -> ingest_pb2.LogEntry:
 
 async def test_a_reader_inside_an_entry_passes_over_what_a_purge_has_left_of_it() -> None:
     tail = Tail(logged(1, 4), logged(9, 2))
-    log: Any = SimpleNamespace(buffer=SimpleNamespace(silence_ms=60_000))
-    stub: Any = SimpleNamespace(TailLog=lambda request: tail)
-    reader = LogReader(log, stub)
+    log = ReadLog(tail)
+    reader = LogReader(log, await log.open())
     await reader.begin(5)
 
     found = await reader.next(100)
@@ -148,20 +164,13 @@ async def test_a_queue_that_changed_while_it_took_too_long_is_reported_as_it_was
         backfills.learn(changed(revision=4))
         raise TooSlow("q", "took 9 ms")
 
-    async def opened() -> Any:
-        return SimpleNamespace(TailLog=lambda request: Tail(logged(1, 4)))
-
     async def unused(*asked: object) -> Any:
         raise AssertionError("nothing is sent")
 
-    unused_connection: Any = SimpleNamespace(doubt=None)
     running: list[Any] = []
-    silence = SimpleNamespace(silence_ms=60_000)
-    log: Any = SimpleNamespace(
-        ingest_shard=7, open=opened, backfills=asyncio.Semaphore(1), buffer=silence
-    )
+    log = ReadLog(Tail(logged(1, 4)))
     unmeasured: Any = None
-    backfills = Backfills(0, unused_connection, unused, unused, running.append, LIMITS, unmeasured)
+    backfills = Backfills(0, UNCONNECTED, unused, unused, running.append, LIMITS, unmeasured)
     backfills.add_log(log)
     backfills.learn(changed(revision=3))
     monkeypatch.setattr(BrokerRules, "judge", too_slow)

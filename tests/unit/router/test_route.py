@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from libs.filters import Rest, TooSlow
+from libs.serving.requests.budget import ByteBudget
 from libs.storage.records.log_runs import LogRun
 from services.router import routing
 from services.router.entries import LogEntry
@@ -322,7 +323,9 @@ def test_more_is_at_hand_while_the_log_goes_on_and_the_route_has_room(
     durable_sequence: int, messages_max: int, *, more: bool
 ) -> None:
     unused: Any = SimpleNamespace(doubt=None)  # Nothing is read here.
-    log = Log(0, unused, asyncio.create_task, Buffer(messages_max=messages_max))
+    log = Log(
+        0, unused, asyncio.create_task, Buffer(messages_max=messages_max), ByteBudget(1 << 30)
+    )
     log.told(durable_sequence)
 
     assert log.has_more(thin_route(3, 3, GATHERS)) is more

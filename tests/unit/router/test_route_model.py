@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 
+from libs.serving.requests.budget import ByteBudget
 from libs.storage.records.log_runs import LogRun
 from services.broker.core.commands import Assignment, Range
 from services.broker.core.config_log import ConfigChange
@@ -39,6 +40,9 @@ from tests.unit.router.routing_model import (
     source,
 )
 
+BUDGET_BYTES = 8_000
+"""Of each router: a handful of entries is more."""
+
 
 class Routing:
     """A random history. Whether routers are fast or slow, beside calm or hectic changes, varies."""
@@ -55,7 +59,8 @@ class Routing:
         self.orphans: list[Call] = []
 
     def new_router(self) -> Router:
-        router = Router(Route(self.broker.durable.cursor))
+        budget = ByteBudget(BUDGET_BYTES)
+        router = Router(Route(self.broker.durable.cursor, budget), budget)
         router.tail_position = router.route.position
         self.learn(router)
         return router
@@ -184,7 +189,7 @@ class Routing:
         if router.call is not None or piece is None or route.due_ms(LIMITS) is None:
             return
         if catches_up and not piece.is_caught_up:
-            piece.catch_up(router.rules)
+            router.route.catch_up(router.rules)
             if piece.is_catching_up:
                 return
         router.sent = route.send()
@@ -299,6 +304,8 @@ class Routing:
             ends = [p.last for p in judged]
             waiting = [i for i in held if all(i > end for end in ends)]
             assert route.waiting_count == len(waiting)
+            assert router.budget.used_bytes == route.memory_bytes
+            assert (route.memory_bytes > 0) == bool(held)
 
     def play(self, steps: int) -> None:
         chance, pick = self.random.random, self.random.choice

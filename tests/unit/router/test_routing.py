@@ -18,7 +18,8 @@ from slatemq.v1 import ingest_pb2, queue_pb2
 
 def entry(*messages: ingest_pb2.LogMessage) -> LogEntry:
     return log_entries(
-        ingest_pb2.TailLogResponse(entries=[ingest_pb2.LogEntry(sequence=1, messages=messages)])
+        ingest_pb2.TailLogResponse(entries=[ingest_pb2.LogEntry(sequence=1, messages=messages)]),
+        room_bytes=1 << 20,
     )[0]
 
 
