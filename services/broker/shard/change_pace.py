@@ -29,13 +29,14 @@ class ChangePace:
     def __init__(self, per_s: int = PER_S, wait_s: float = WAIT_S) -> None:
         """Let `per_s` changes through each second; each waits for `wait_s` at most."""
         self._limiter = AsyncLimiter(max(1.0, per_s * BURST_S), max(1.0, per_s * BURST_S) / per_s)
+        self._next = asyncio.Lock()  # The limiter alone lets a late caller pass those who wait.
         self._per_s = per_s
         self._wait_s = wait_s
 
     async def turn(self) -> None:
         """Wait for the turn of one change. Raises ResourceExhausted."""
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout(self._wait_s), self._next:
                 await self._limiter.acquire()
         except TimeoutError:
             raise ResourceExhausted(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -16,8 +15,8 @@ from tests.integration.cli.stack import Cli
 
 pytestmark = pytest.mark.stack
 
-START_SECONDS = 20.0
-"""For a command to start and to end, on a busy machine."""
+END_SECONDS = 60.0
+"""For a command to end, on a busy machine."""
 
 
 class Ended(NamedTuple):
@@ -26,7 +25,6 @@ class Ended(NamedTuple):
     code: int
     out: bytes
     err: bytes
-    seconds: float
 
 
 CONSUMERS = {"for ever": ("--timeout", "3s"), "with a wait": ("--timeout", "3s", "--wait", "2s")}
@@ -36,32 +34,32 @@ CONSUMERS = {"for ever": ("--timeout", "3s"), "with a wait": ("--timeout", "3s",
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
     """Commands that were at work when everything stopped."""
     folder = tmp_path_factory.mktemp("away")
-    started: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
+    started: dict[str, subprocess.Popen[bytes]] = {}
     with LocalStack(folder / "stack") as stack:
         cli = Cli(stack, folder / "state")
 
         def start(name: str, *arguments: str) -> None:
-            started[name] = (cli.start(*arguments), time.monotonic())
+            started[name] = cli.start(*arguments)
 
         # Given a claim that waits at the broker
         cli.ok("queue", "create", "empty")
-        start("claim", "claim", "empty", "--timeout", "2s", "--wait", "60s")
+        start("claim", "claim", "empty", "--timeout", "2s", "--wait", "10m")
         # And a watch that has told a delayed message
         cli.ok("queue", "create", "reminders")
         cli.ok("publish", "--to", "reminders", "later", "--visible-at", "2100-01-01T00:00:00Z")
         start("watch", "message", "watch", "reminders", "--timeout", "2s", "--json")
-        assert b"message_id" in _first_line(started["watch"][0])
+        assert b"message_id" in _first_line(started["watch"])
         # And consumers that have had a message, the one that does not wait for long at last
         for number in range(len(CONSUMERS)):
             cli.ok("queue", "create", f"q{number}")
             cli.ok("publish", "--to", f"q{number}", "first")
         for number, (name, options) in enumerate(CONSUMERS.items()):
             start(name, "consume", f"q{number}", *options)
-            assert _first_line(started[name][0]) == b"first\n"
+            assert _first_line(started[name]) == b"first\n"
 
         # When everything stops
         stack.terminate()
-        return {name: _ended(*one) for name, one in started.items()}
+        return {name: _ended(one) for name, one in started.items()}
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> bytes:
@@ -69,9 +67,9 @@ def _first_line(process: subprocess.Popen[bytes]) -> bytes:
     return process.stdout.readline()
 
 
-def _ended(process: subprocess.Popen[bytes], began: float) -> Ended:
-    out, err = process.communicate(timeout=3 + START_SECONDS)
-    return Ended(process.returncode, out, err, time.monotonic() - began)
+def _ended(process: subprocess.Popen[bytes]) -> Ended:
+    out, err = process.communicate(timeout=END_SECONDS)
+    return Ended(process.returncode, out, err)
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
@@ -79,21 +77,20 @@ def test_consume_ends_with_3_when_everything_stays_away(
     ended: Mapping[str, Ended], name: str
 ) -> None:
     """It does not take that for an empty queue."""
-    code, out, err, _ = ended[name]
+    code, out, err = ended[name]
     assert (code, out) == (3, b""), err
     assert b"not answered for" in err
 
 
 def test_claim_waits_for_messages_but_not_so_long_for_a_broker(ended: Mapping[str, Ended]) -> None:
-    """It ends long before its wait."""
-    code, _, err, seconds = ended["claim"]
+    """It ends long before its wait, of ten minutes."""
+    code, _, err = ended["claim"]
     assert code == 3, err
-    assert seconds < 45
 
 
 def test_a_watch_ends_with_3_when_everything_stays_away(ended: Mapping[str, Ended]) -> None:
     """It does not look like a queue in which nothing is delayed."""
-    code, _, err, _ = ended["watch"]
+    code, _, err = ended["watch"]
     assert code == 3, err
     assert b"not answered for" in err
     assert b"--position" in err

@@ -27,6 +27,9 @@ from tests.integration.storage.s3_servers import CREDENTIALS, forgetful_proxy, m
 
 pytestmark = pytest.mark.s3
 
+SOON_S = 60
+"""A third of the time for which the store's library repeats a request by itself."""
+
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
@@ -129,20 +132,17 @@ async def test_a_clock_more_than_a_minute_ahead_is_refused(root: Root) -> None:
 
 async def test_a_missing_bucket_is_a_clear_error_within_seconds(port: int) -> None:
     root = open_root(root_url(port, "p", bucket="no-such-bucket"))
-    began = time.monotonic()
-    with pytest.raises(StoreUnavailable, match="NoSuchBucket"):
-        await root.database("ingest/0", Kind.INGEST)
-    with pytest.raises(StoreUnavailable):
-        await probe_store(root.objects)
-    assert time.monotonic() - began < 5
+    async with asyncio.timeout(SOON_S):
+        with pytest.raises(StoreUnavailable, match="NoSuchBucket"):
+            await root.database("ingest/0", Kind.INGEST)
+        with pytest.raises(StoreUnavailable):
+            await probe_store(root.objects)
 
 
 async def test_an_unreachable_port_is_a_clear_error_within_seconds() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         root = open_root(root_url(closed.getsockname()[1], "p"), timeout_s=3)
-        began = time.monotonic()
         with pytest.raises(StoreUnavailable) as caught:
-            await asyncio.wait_for(probe_store(root.objects), 10)
-        assert time.monotonic() - began < 10
+            await asyncio.wait_for(probe_store(root.objects), SOON_S)
         assert CREDENTIALS["AWS_SECRET_ACCESS_KEY"] not in str(caught.value)
