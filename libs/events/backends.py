@@ -16,18 +16,28 @@ _CLASSES = {
 }
 
 
-_KNOWING = frozenset({"kafka", "redis"})
-"""Those in which a sole consumer takes at once what is there, and what one before it had."""
+_OPTIONS = {
+    "kafka": frozenset({"is_sole_consumer"}),
+    "redis": frozenset({"is_sole_consumer", "gather_ms"}),
+}
+"""Which options make a difference to which backend."""
 
 
-def open_backend(name: str, *, is_sole_consumer: bool = False) -> QueueBackend[Any]:
+def open_backend(
+    name: str, *, is_sole_consumer: bool = False, gather_ms: int = 0
+) -> QueueBackend[Any]:
     """A backend that is not connected yet; imports its client library.
 
-    `is_sole_consumer`: nobody else dequeues the tasks below its names at the same time.
+    Args:
+        name: As in the settings.
+        is_sole_consumer: No other consumer dequeues tasks below its names at the same time. So it
+            takes at once what is there, and what the consumer before it had.
+        gather_ms: The least time between two reads of tasks, unless more wait than one read takes:
+            each read is a write to the server, which those who enqueue wait behind.
     """
     module, kind = _CLASSES[name]
     make = getattr(import_module(module), kind)
-    backend: QueueBackend[Any] = (
-        make(is_sole_consumer=is_sole_consumer) if name in _KNOWING else make()
-    )
+    options = {"is_sole_consumer": is_sole_consumer, "gather_ms": gather_ms}
+    known = _OPTIONS.get(name, frozenset())
+    backend: QueueBackend[Any] = make(**{key: options[key] for key in known})
     return backend

@@ -10,6 +10,7 @@ from libs.events.activemq.links import Received, Receiver
 from libs.events.backend import Handler
 from libs.events.deliveries import Redeliveries
 from libs.events.retrying import Outage
+from libs.events.tasks import cut_error
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.events.envelope import Event, decode_event, encode_event
 
@@ -74,8 +75,9 @@ class Events:
         try:
             event = decode_event(message.body)
         except InvalidArgument as error:
-            log.error("a message of %s is not an event: %s", self._addresses.group, error)
-            await self._bury(message, str(error))
+            why = cut_error(str(error))
+            log.error("a message of %s is not an event: %s", self._addresses.group, why)
+            await self._bury(message, why)
             return
         if types and event.type not in types:
             message.accept()

@@ -13,6 +13,7 @@ from libs.events.activemq.links import Received, Receiver
 from libs.events.tasks import (
     FailedTask,
     WriteTask,
+    cut_error,
     decode_failed_task,
     decode_task,
     encode_failed_task,
@@ -100,7 +101,7 @@ class Tasks:
         held = self._held.get(task_id)
         if held is None:
             return
-        task = decode_task(held.body)
+        task, error = decode_task(held.body), cut_error(error)
         if task.has_retries_left:
             due_ms = now_ms() + self._settings.retry_delay_ms
             again = message_of(encode_task(task.after_failure()), task_id, not_before=due_ms)

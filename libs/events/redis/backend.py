@@ -13,6 +13,7 @@ from libs.events.redis.connection import (
     translated,
 )
 from libs.events.redis.dead_letters import DeadLetters
+from libs.events.redis.delayed_tasks import TaskReading
 from libs.events.redis.event_stream import EventStream
 from libs.events.redis.list_tasks import ListTasks
 from libs.events.redis.stream_tasks import StreamTasks
@@ -25,10 +26,10 @@ HEALTH_S = 3.0
 class RedisBackend(ComposedBackend):
     """Events and tasks in Redis."""
 
-    def __init__(self, *, is_sole_consumer: bool = False) -> None:
-        """Not connected yet; a sole consumer takes at once what those before it had."""
+    def __init__(self, *, is_sole_consumer: bool = False, gather_ms: int = 0) -> None:
+        """Not connected yet; see `open_backend`."""
         super().__init__(translated)
-        self._is_sole_consumer = is_sole_consumer
+        self._reading = TaskReading(is_sole_consumer=is_sole_consumer, gather_s=gather_ms / 1000)
         self._client: Any = None
 
     async def connect(self, config: RedisSettings) -> None:
@@ -37,7 +38,7 @@ class RedisBackend(ComposedBackend):
         consumer = make_consumer_name()
         dead = DeadLetters(client, config.stream_prefix)
         kind = ListTasks if config.task_structure == "lists" else StreamTasks
-        tasks = kind(client, config, consumer, dead, is_sole_consumer=self._is_sole_consumer)
+        tasks = kind(client, config, consumer, dead, self._reading)
         self._client = client
         self._compose(EventStream(client, config, consumer, dead), tasks)
         try:

@@ -12,6 +12,10 @@ from redis import exceptions
 from libs.events.redis.connection import BLOCK_MS, HOLD_MS, READ_COUNT, RECLAIM_S
 
 KEEP_S = HOLD_MS / 1000 / 3
+
+OWNED_COUNT = 1_000
+"""How many entries change their owner, or their idle time, at once."""
+
 FORGET_CONSUMER_MS = 3_600_000
 """How long a consumer that has nothing must be silent to be removed from the group, in ms."""
 
@@ -45,12 +49,12 @@ class Group:
             if "BUSYGROUP" not in str(error):
                 raise
 
-    async def read(self, block_ms: int = BLOCK_MS) -> list[Delivery]:
-        """New entries; waits up to `block_ms` for the first."""
+    async def read(self, block_ms: int = BLOCK_MS, count: int = READ_COUNT) -> list[Delivery]:
+        """New entries, at most `count`; waits up to `block_ms` for the first."""
         streams = {self._key: ">"}
         try:
             answer = await self._client.xreadgroup(
-                self._group, self._consumer, streams, count=READ_COUNT, block=max(1, block_ms)
+                self._group, self._consumer, streams, count=count, block=max(1, block_ms)
             )
         except exceptions.ResponseError as error:
             if "NOGROUP" not in str(error):
@@ -61,21 +65,26 @@ class Group:
         entries = answer[0][1] if isinstance(answer, list) and answer else _entries(answer)
         return [Delivery(entry_id, fields, 1) for entry_id, fields in entries]
 
-    async def reclaim(self, own_idle_ms: int | None = None) -> list[Delivery]:
+    async def reclaim(
+        self, own_idle_ms: int | None = None, count: int = READ_COUNT
+    ) -> list[Delivery]:
         """What dead consumers had; with `own_idle_ms` also what this one left.
 
         Looks for dead ones every few seconds, and at once where the last look left some.
 
         `own_idle_ms`: how long an entry of this consumer must have been idle to come again.
+        `count`: how many entries are looked at.
         """
         found: list[Delivery] = []
         if own_idle_ms is not None:
-            found += await self._claim(own_idle_ms, self._consumer)
+            rows = await self._pending(own_idle_ms, self._consumer, count)
+            found += await self._claim(rows, own_idle_ms)
         if self._is_more_left or time.monotonic() - self._reclaimed_at >= RECLAIM_S:
             self._reclaimed_at = time.monotonic()
-            taken = await self._claim(HOLD_MS, None)
-            self._is_more_left = len(taken) == READ_COUNT
-            found += taken
+            # Also of entries that were removed from the stream meanwhile, of which none is taken.
+            rows = await self._pending(HOLD_MS, None, count)
+            self._is_more_left = len(rows) == count
+            found += await self._claim(rows, HOLD_MS)
             await self._forget_consumers()
         return found
 
@@ -84,26 +93,31 @@ class Group:
         for row in await self._client.xinfo_consumers(self._key, self._group):
             if row["name"] == self._consumer.encode():
                 continue
-            while rows := await self._pending(0, row["name"], READ_COUNT * 100):
+            while rows := await self._pending(0, row["name"], OWNED_COUNT):
                 await self._own_as_idle(rows)
+
+    @property
+    def is_keep_due(self) -> bool:
+        """Whether `keep` would do something."""
+        return time.monotonic() - self._kept_at >= KEEP_S
 
     async def keep(self, entry_ids: Collection[bytes]) -> None:
         """Show that this consumer still has these entries; cheap when called often."""
-        if entry_ids and time.monotonic() - self._kept_at >= KEEP_S:
+        if entry_ids and self.is_keep_due:
             self._kept_at = time.monotonic()
             await self._client.xclaim(
                 self._key, self._group, self._consumer, 0, list(entry_ids), justid=True
             )
 
-    def finish(self, pipeline: Any, entry_id: bytes, *, remove: bool) -> None:
-        """Acknowledge an entry, and remove it from the stream, as a part of a transaction."""
-        pipeline.xack(self._key, self._group, entry_id)
+    def finish(self, pipeline: Any, *entry_ids: bytes, remove: bool) -> None:
+        """Acknowledge entries, and remove them from the stream, as a part of a transaction."""
+        pipeline.xack(self._key, self._group, *entry_ids)
         if remove:
-            pipeline.xdel(self._key, entry_id)
+            pipeline.xdel(self._key, *entry_ids)
 
     async def leave(self) -> None:
         """Give what this consumer has to others at once, and remove it when it has nothing."""
-        rows = await self._pending(0, self._consumer, READ_COUNT * 100)
+        rows = await self._pending(0, self._consumer, OWNED_COUNT)
         if rows:
             await self._own_as_idle(rows)
         else:
@@ -116,8 +130,7 @@ class Group:
             self._key, self._group, self._consumer, 0, ids, idle=HOLD_MS, justid=True
         )
 
-    async def _claim(self, idle_ms: int, consumer: str | None) -> list[Delivery]:
-        rows = await self._pending(idle_ms, consumer, READ_COUNT)
+    async def _claim(self, rows: list[Any], idle_ms: int) -> list[Delivery]:
         if not rows:
             return []
         counts = {row["message_id"]: int(row["times_delivered"]) for row in rows}

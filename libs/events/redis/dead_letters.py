@@ -11,6 +11,7 @@ from libs.events.tasks import (
     FailedTask,
     UnreadableTask,
     WriteTask,
+    cut_error,
     decode_failed_task,
     encode_failed_task,
 )
@@ -94,7 +95,7 @@ class DeadLetters:
             try:
                 return decode_failed_task(fields.get(b"data", b""))
             except InvalidArgument as wrong:
-                error = str(wrong)
+                error = cut_error(str(wrong))
         milliseconds, _, _ = entry_id.decode().partition("-")
         return UnreadableTask(
             place=f"entry {entry_id.decode()} of {self.key}",

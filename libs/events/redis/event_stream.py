@@ -10,11 +10,13 @@ from redis import asyncio as aioredis
 
 from libs.events.backend import Handler
 from libs.events.deliveries import run_handler
+from libs.events.redis.appends import StreamAppends
 from libs.events.redis.connection import BLOCK_MS, translated
 from libs.events.redis.consumer_group import Delivery, Group
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.retrying import Outage
 from libs.events.settings import RedisSettings
+from libs.events.tasks import cut_error
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.events.envelope import Event, decode_event, encode_event
 
@@ -36,15 +38,13 @@ class EventStream:
         self._key = f"{settings.stream_prefix}:events"
         self._group = Group(client, self._key, settings.consumer_group, consumer)
         self._dead = dead
+        self._add = StreamAppends(client, self._key, ["type", "data"])
         self._held: dict[str, bytes] = {}
         self._finished_count = 0
 
     async def publish(self, events: Sequence[Event]) -> None:
-        """Append events, in order, in one round trip."""
-        pipeline = self._client.pipeline(transaction=False)
-        for event in events:
-            pipeline.xadd(self._key, {"type": event.type, "data": encode_event(event)})
-        await pipeline.execute()
+        """Append events, in order."""
+        await self._add.append([(event.type, encode_event(event)) for event in events])
 
     async def start(self, types: frozenset[str]) -> None:
         """Create the group: it gets what is published from now on, of all types."""
@@ -84,7 +84,7 @@ class EventStream:
         try:
             event = decode_event(encoded)
         except InvalidArgument as error:
-            log.error("an entry of %s is not an event: %s", self._key, error)
+            log.error("an entry of %s is not an event: %s", self._key, cut_error(str(error)))
             await self._bury(delivery, encoded)
             return
         if delivery.deliveries > self._settings.max_retries + 1:

@@ -1,47 +1,46 @@
-"""Commands of several callers in one pipeline: what comes while one is under way shares the next.
+"""Items of several callers in one command: what comes while one is under way shares the next.
 
 Redis answers all that one turn of its loop has written after one sync, so callers wait no longer
-than they would on connections of their own, and a command costs a fraction of a round trip.
+than they would on connections of their own, and an item costs a fraction of a round trip.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from libs.events.redis.dead_letters import Pipeline
+T = TypeVar("T")
 
-COMMANDS_MAX: Final = 256
+ITEMS_MAX: Final = 256
 
 BYTES_MAX: Final = 1 << 20
-"""Of one pipeline, unless one command alone has more."""
+"""Of what is sent at once, unless one item alone has more."""
 
 
-class _Waiting(NamedTuple):
-    add: Callable[[Pipeline], object]
+class _Waiting(NamedTuple, Generic[T]):
+    item: T
     size_bytes: int
     done: asyncio.Future[None]
 
 
-class GatheredCommands:
-    """One pipeline after the other; with `transaction` each takes effect as a whole."""
+class Gathered(Generic[T]):
+    """Sends what gathers, one call after the other."""
 
-    def __init__(self, client: Any, *, transaction: bool) -> None:
-        """Nothing is sent yet."""
-        self._client = client
-        self._transaction = transaction
-        self._waiting: deque[_Waiting] = deque()
+    def __init__(self, send: Callable[[Sequence[T]], Awaitable[object]]) -> None:
+        """Nothing is sent yet. What `send` raises, each caller of its items gets."""
+        self._send = send
+        self._waiting: deque[_Waiting[T]] = deque()
         self._sending: asyncio.Task[None] | None = None
 
-    async def execute(self, add: Callable[[Pipeline], object], size_bytes: int = 0) -> None:
-        """Send the commands that `add` adds to a pipeline. Raises redis-py's errors.
+    async def execute(self, item: T, size_bytes: int = 0) -> None:
+        """Send an item. Raises as `send` does.
 
-        Once it is called, the commands may take effect, also where the caller is cancelled.
+        Once it is called, the item may take effect, also where the caller is cancelled.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(add, size_bytes, done))
+        self._waiting.append(_Waiting(item, size_bytes, done))
         if self._sending is None:
             self._sending = asyncio.create_task(self._send_all())
         await done
@@ -49,48 +48,34 @@ class GatheredCommands:
     async def _send_all(self) -> None:
         try:
             while self._waiting:
-                await self._send(self._take())
+                await self._send_some(self._take())
         finally:
             self._sending = None
             while self._waiting:  # cancelled: the loop ends
                 self._waiting.popleft().done.cancel()
 
-    def _take(self) -> list[_Waiting]:
+    def _take(self) -> list[_Waiting[T]]:
         taken = [self._waiting.popleft()]
         size_bytes = taken[0].size_bytes
-        while self._waiting and len(taken) < COMMANDS_MAX:
+        while self._waiting and len(taken) < ITEMS_MAX:
             size_bytes += self._waiting[0].size_bytes
             if size_bytes > BYTES_MAX:
                 break
             taken.append(self._waiting.popleft())
         return taken
 
-    async def _send(self, taken: list[_Waiting]) -> None:
+    async def _send_some(self, taken: list[_Waiting[T]]) -> None:
         try:
-            async with self._client.pipeline(transaction=self._transaction) as pipeline:
-                ends = []
-                for one in taken:
-                    one.add(pipeline)
-                    ends.append(len(pipeline))
-                results = await pipeline.execute(raise_on_error=False)
+            await self._send([one.item for one in taken])
         except asyncio.CancelledError:
             for one in taken:
                 one.done.cancel()
             raise
         except Exception as error:  # noqa: BLE001 - each caller gets it
             for one in taken:
-                _fail(one.done, error)
-            return
-        begin = 0
-        for one, end in zip(taken, ends, strict=True):
-            refusal = next((r for r in results[begin:end] if isinstance(r, Exception)), None)
-            begin = end
-            if refusal is not None:
-                _fail(one.done, refusal)
-            elif not one.done.done():
-                one.done.set_result(None)
-
-
-def _fail(done: asyncio.Future[None], error: Exception) -> None:
-    if not done.done():  # its caller may be gone
-        done.set_exception(error)
+                if not one.done.done():  # its caller may be gone
+                    one.done.set_exception(error)
+        else:
+            for one in taken:
+                if not one.done.done():
+                    one.done.set_result(None)

@@ -6,21 +6,20 @@ is alive by a key with a lifetime; what a dead one has in its list goes back to 
 
 from __future__ import annotations
 
-import logging
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Sequence
 
 from redis import asyncio as aioredis
 
 from libs.events.held_tasks import HeldTasks
 from libs.events.redis.connection import HOLD_MS, RECLAIM_S
 from libs.events.redis.dead_letters import DeadLetters, Pipeline
-from libs.events.redis.delayed_tasks import DelayedTasks
+from libs.events.redis.delayed_tasks import READ_BYTES, DelayedTasks, TaskReading
+from libs.events.redis.gathered import Gathered
 from libs.events.settings import RedisSettings
 from libs.events.tasks import WriteTask, decode_task
 from slatemq.errors import InvalidArgument
-
-log = logging.getLogger(__name__)
 
 _ALIVE_S = HOLD_MS / 1000 / 3
 
@@ -30,6 +29,18 @@ if redis.call('LREM', KEYS[1], -1, ARGV[1]) == 1 then
 end
 """
 """Moves a task back to the head of the queue, unless it is finished meanwhile."""
+
+TAKE = """
+local taken, size = {}, 0
+while #taken < tonumber(ARGV[1]) and size < tonumber(ARGV[2]) do
+    local task = redis.call('LMOVE', KEYS[1], KEYS[2], 'LEFT', 'RIGHT')
+    if not task then break end
+    taken[#taken + 1] = task
+    size = size + #task
+end
+return taken
+"""
+"""Moves tasks from the head of the queue to a consumer, in their order: one write for all."""
 
 
 class ListTasks(DelayedTasks):
@@ -43,18 +54,20 @@ class ListTasks(DelayedTasks):
         settings: RedisSettings,
         consumer: str,
         dead: DeadLetters,
-        *,
-        is_sole_consumer: bool,
+        reading: TaskReading,
     ) -> None:
-        """Nothing is read or written yet; see `open_backend` for `is_sole_consumer`."""
-        super().__init__(client, settings, dead)
+        """Nothing is read or written yet."""
+        super().__init__(client, settings, dead, reading)
         self._consumer = consumer
         self._processing = f"{self._key}:processing:{consumer}"
+        self._read: deque[bytes] = deque()
         self._held = HeldTasks[bytes]()
+        self._completions = Gathered(self._remove_all)
         self._undo = self._client.register_script(UNDO)
+        self._take = self._client.register_script(TAKE)
         self._alive_at = 0.0
         self._reclaimed_at = 0.0
-        self._is_to_take_over = is_sole_consumer
+        self._is_to_take_over = reading.is_sole_consumer
 
     async def connect(self) -> None:
         """Lists come into being when they are written."""
@@ -63,36 +76,56 @@ class ListTasks(DelayedTasks):
     def _append(self, pipeline: Pipeline, encoded: bytes) -> None:
         pipeline.rpush(self._key, encoded)
 
+    async def _append_all(self, encoded: Sequence[bytes]) -> None:
+        await self._client.rpush(self._key, *encoded)
+
     async def dequeue(self) -> WriteTask | None:
         """The next task that is due, or None when none comes within a second."""
         await self._show_alive()
         await self._reclaim()
-        wait_ms = await self._promoted()
-        encoded = await self._client.blmove(
-            self._key, self._processing, wait_ms / 1000, "LEFT", "RIGHT"
-        )
-        if encoded is None:
+        if not self._read:
+            await self._read_some()
+        if not self._read:
             return None
+        # Taken off when it is settled: a server that goes away here is not to hide it.
+        encoded = self._read[0]
         try:
             task = decode_task(encoded)
         except InvalidArgument as error:
-            log.error("what is not a task goes to the dead letters: %s", error)
             async with self._client.pipeline(transaction=True) as pipeline:
-                self._dead.add_unreadable(pipeline, encoded, str(error))
+                self._bury_unreadable(pipeline, encoded, error)
                 pipeline.lrem(self._processing, 1, encoded)
                 await pipeline.execute()
+            self._read.popleft()
             return None
+        self._read.popleft()
         self._held.add(task.task_id, encoded)
         return task
+
+    async def _read_some(self) -> None:
+        await self._until_next_read()
+        wait_ms = await self._promoted()
+        keys, count = [self._key, self._processing], self._read_count
+        found = await self._take(keys=keys, args=[count, READ_BYTES])
+        if not found:
+            first = await self._client.blmove(*keys, wait_ms / 1000, "LEFT", "RIGHT")
+            found = [] if first is None else [first]
+        self._read.extend(found)
+        sizes = [len(task) for task in found]
+        self._note_read(sizes, is_all=len(sizes) < count and sum(sizes) < READ_BYTES)
 
     async def complete(self, task_id: str) -> None:
         """Remove a task."""
         encoded = self._held.first(task_id)
         if encoded is not None:
-            await self._completions.execute(
-                lambda pipeline: pipeline.lrem(self._processing, 1, encoded)
-            )
+            await self._completions.execute(encoded)
             self._held.drop(task_id)
+
+    async def _remove_all(self, encoded: Sequence[bytes]) -> None:
+        async with self._client.pipeline(transaction=True) as pipeline:
+            for task in encoded:
+                pipeline.lrem(self._processing, 1, task)
+            await pipeline.execute()
 
     async def fail(self, task_id: str, error: str) -> None:
         """Put a task behind its delay, or among the dead letters."""
@@ -136,7 +169,7 @@ class ListTasks(DelayedTasks):
 
     async def _give_back_unheard(self) -> None:
         """Give back what was moved for this consumer by a command whose answer was lost."""
-        held = Counter(self._held)
+        held = Counter((*self._held, *self._read))
         if int(await self._client.llen(self._processing)) <= held.total():
             return
         moved = Counter(await self._client.lrange(self._processing, 0, -1))

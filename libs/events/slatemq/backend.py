@@ -17,7 +17,14 @@ from libs.events.held_tasks import HeldTasks
 from libs.events.retrying import Outage
 from libs.events.settings import SlatemqSettings
 from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
-from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, decode_task, encode_task
+from libs.events.tasks import (
+    FailedTask,
+    UnreadableTask,
+    WriteTask,
+    cut_error,
+    decode_task,
+    encode_task,
+)
 from slatemq.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -155,8 +162,9 @@ class SlatemqBackend:
         try:
             event = decode_event(message.payload)
         except InvalidArgument as error:
-            log.error("message %d is not an event: %s", message.message_id, error)
-            await self._finish(message.fail(str(error)))
+            why = cut_error(str(error))
+            log.error("message %d is not an event: %s", message.message_id, why)
+            await self._finish(message.fail(why))
             return
         self._held_events[event.id] = message
         await run_handler(handler, event)
@@ -192,9 +200,10 @@ class SlatemqBackend:
         try:
             task = decode_task(message.payload)
         except InvalidArgument as error:
-            log.error("what is not a task goes to the dead letters: %s", error)
+            why = cut_error(str(error))
+            log.error("what is not a task goes to the dead letters: %s", why)
             with _translated():
-                await self._finish(message.fail(str(error)))
+                await self._finish(message.fail(why))
             return None
         task = msgspec.structs.replace(task, attempts=message.attempts_count - 1)
         self._held_tasks.add(task.task_id, (task, message))
@@ -265,7 +274,7 @@ class SlatemqBackend:
             task = decode_task(payload)
         except InvalidArgument as error:
             place = f"message {entry.message_id} of the queue {self._tasks_queue}"
-            return UnreadableTask(place=place, error=str(error), failed_at=failed_at)
+            return UnreadableTask(place=place, error=cut_error(str(error)), failed_at=failed_at)
         return FailedTask(
             task=msgspec.structs.replace(task, attempts=entry.attempts_count, payload={}),
             error=entry.reason.removeprefix(FAIL_PREFIX),

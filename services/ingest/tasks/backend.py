@@ -39,6 +39,10 @@ FIRST_TRY_S: Final = 1.0
 PREFETCH_COUNT: Final = 100
 """Tasks that are fetched ahead at least, so that they can share commits."""
 
+GATHER_MS: Final = 100
+"""How long tasks gather in `async` mode, so that they share a read, a commit, and a completion:
+publishes wait behind each of these, in the backend as on the disk."""
+
 _PREFIXES: Final = ("stream_prefix", "queue_prefix", "topic_prefix", "exchange")
 """The settings that names begin with; each backend has one of these, or two."""
 
@@ -72,6 +76,8 @@ class TaskBackend:
             own |= {"consumer_group": group, "partitions": 1, "acks": "all"}
         if "prefetch_count" in section.__struct_fields__:
             own["prefetch_count"] = max(section.prefetch_count, PREFETCH_COUNT)
+        # With `sync` a caller waits for each.
+        self._gather_ms = GATHER_MS if settings.consistency == "async" else 0
         self._section = msgspec.structs.replace(section, **own)
         self.place = f"{self.name}-{_digest_of(self._section)}"
         self._backend: MeasuredBackend | None = None
@@ -82,7 +88,7 @@ class TaskBackend:
         """Connect, however long it takes. Raises InvalidArgument for a wrong setting."""
         outage = Outage(log, self.name)
         while self._backend is None:
-            backend = open_backend(self.name, is_sole_consumer=True)
+            backend = open_backend(self.name, is_sole_consumer=True, gather_ms=self._gather_ms)
             try:
                 await backend.connect(self._section)
             except Unavailable as error:

@@ -142,7 +142,7 @@ class TaskConsumer:
         known: TaskRecord | None = None
         accepted: Accepted | None = None
         try:
-            known = await self._patiently(lambda: self._outcomes.find(task.task_id))
+            known = await self._patiently(lambda: self._outcomes.find_first(task.task_id))
             if not isinstance(known, AppliedTask):
                 accepted = await self._patiently(lambda: self._read(task))
         except Exception as refused:  # noqa: BLE001 - told with the attempt
@@ -152,6 +152,8 @@ class TaskConsumer:
         self._running[task.task_id] = running
         self._since_ms[task.task_id] = self._clock.now_ms()
         running.add_done_callback(lambda done: self._ended(task.task_id, size_bytes, done))
+        # Publishes that came meanwhile are accepted first.
+        await asyncio.sleep(0)
 
     def _ended(self, task_id: str, size_bytes: int, done: asyncio.Task[None]) -> None:
         del self._running[task_id], self._since_ms[task_id]

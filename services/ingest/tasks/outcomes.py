@@ -38,6 +38,9 @@ did not learn of its end: after a crash of ours at once, after its own when it i
 ERRORS_MAX: Final = 10_000
 """Tasks whose last errors are remembered."""
 
+NEW_MAX: Final = 20_000
+"""Tasks that are known to be new until they come back from the backend: 3 MB."""
+
 FORGOTTEN_AT_ONCE: Final = 100
 """Tasks that wait again before others get a turn: 1 ms."""
 
@@ -64,12 +67,29 @@ class TaskOutcomes:
         self._attempts: dict[str, Attempt] = {}
         self._unchanged: set[str] = set()
         self._entering: set[str] = set()
+        self._new: dict[str, None] = {}
         self._swept = b""
 
     async def find(self, task_id: str) -> TaskRecord | None:
         """What is durably known of a task. Raises the errors of the store."""
         value = await self._database.get(task_key(parse_task_id(task_id).ulid), durable=True)
         return None if value is None else decode_task_record(value)
+
+    def begin_new(self, task_id: str) -> None:
+        """Before a new task enters the backend: nothing is known of it yet."""
+        if len(self._new) >= NEW_MAX:
+            del self._new[next(iter(self._new))]
+        self._new[task_id] = None
+
+    async def find_first(self, task_id: str) -> TaskRecord | None:
+        """The same for the consumer, without a look at the disk where a new task comes first.
+
+        This process alone applies what it has accepted. Raises the errors of the store.
+        """
+        if task_id in self._new:
+            del self._new[task_id]
+            return None
+        return await self.find(task_id)
 
     async def is_applied(self, task_id: str) -> bool:
         """Whether a task, whose ID may be none of ours, is durably applied."""

@@ -157,6 +157,7 @@ class Tasks:
                 **await self._bodies.put(task_id, body),
             },
         )
+        self._outcomes.begin_new(task_id)
         if "data_ref" not in task.payload:
             await self._backend.enqueue(task)
         else:

@@ -53,6 +53,21 @@ async def test_an_outcome_is_in_the_batch_of_its_messages() -> None:
         assert found.at_ms == START_MS
 
 
+async def test_a_task_that_was_accepted_here_is_looked_up_from_its_second_delivery_on() -> None:
+    async with opened(clock=ManualClock(START_MS)) as shard:
+        outcomes, ids = outcomes_of(shard), TaskIds(0)
+        task_id, other = ids.make(START_MS), ids.make(START_MS)
+        # Given a task that is applied, as another process might have left it
+        await apply(shard, outcomes, other)
+        assert isinstance(await outcomes.find_first(other), AppliedTask)
+
+        # When a new one comes the first time, then nothing is known of it; afterwards it is
+        outcomes.begin_new(task_id)
+        assert await outcomes.find_first(task_id) is None
+        await apply(shard, outcomes, task_id)
+        assert isinstance(await outcomes.find_first(task_id), AppliedTask)
+
+
 async def test_records_go_after_seven_days_and_never_before() -> None:
     clock = ManualClock(START_MS)
     async with opened(clock=clock) as shard:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections.abc import Iterator
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from redis import asyncio as aioredis
-from redis import exceptions
 
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
 from libs.events.redis.backend import RedisBackend
+from libs.events.redis.connection import READ_COUNT
+from libs.events.redis.consumer_group import Group
 from libs.events.redis.dead_letters import DeadLetters
-from libs.events.redis.gathered import GatheredCommands
+from libs.events.redis.delayed_tasks import SOLE_READ_COUNT
 from libs.events.tasks import FailedTask, WriteTask
 from slatemq.errors import Unavailable
+from slatemq.events.envelope import make_task_id
 from tests.integration.events.backends.servers import Server, running
 from tests.integration.events.backends.test_conformance import a_task
 from tests.integration.events.conftest import SERVERS
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.slow  # A real server.
 
 
 @pytest.fixture(params=["redis", "redis-lists"])
-def server(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Server]:
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     with running(SERVERS[request.param][1](tmp_path)) as started:
         yield started
 
@@ -117,7 +119,7 @@ async def test_each_delivery_of_a_task_has_its_own_end(server: Server) -> None:
     await backend.close()
 
 
-async def test_a_task_whose_move_was_never_heard_of_comes_again(tmp_path: Any) -> None:
+async def test_a_task_whose_move_was_never_heard_of_comes_again(tmp_path: Path) -> None:
     with running(SERVERS["redis-lists"][1](tmp_path)) as server:
         backend = open_backend("redis")
         settings = server.settings("moved")
@@ -139,40 +141,107 @@ async def test_a_task_whose_move_was_never_heard_of_comes_again(tmp_path: Any) -
         await backend.close()
 
 
-async def test_what_comes_at_once_is_sent_together_and_each_caller_has_its_own_answer(
-    tmp_path: Any,
+async def test_what_comes_at_once_is_sent_together_and_a_lost_connection_is_told_to_all(
+    server: Server,
 ) -> None:
-    with running(SERVERS["redis"][1](tmp_path)) as server:
-        client = aioredis.Redis.from_url(server.settings("any").url)
-        await client.set("text", "is no stream")
-        gathered = GatheredCommands(client, transaction=False)
+    backend = open_backend("redis")
+    settings = server.settings("together")
+    await backend.connect(settings)
+    async with aioredis.Redis.from_url(settings.url) as client:
+        # When a hundred tasks come at once
+        tasks = [a_task(task_id=make_task_id(number)) for number in range(100)]
+        await asyncio.gather(*(backend.enqueue_task(task) for task in tasks))
 
-        # When a hundred come at once, of which one is refused
-        keys = ["text" if number == 50 else "stream" for number in range(100)]
-        answers = await asyncio.gather(
-            *(gathered.execute(partial(_append, key)) for key in keys), return_exceptions=True
-        )
-
-        # Then that one's caller alone hears of it, and few connections were opened
-        assert [type(answer) for answer in answers if answer is not None] == [
-            exceptions.ResponseError
-        ]
-        assert isinstance(answers[50], exceptions.ResponseError)
-        assert await client.xlen("stream") == 99
-        assert (await client.info("clients"))["connected_clients"] <= 2
+        # Then few connections were opened, and they are there in their order
+        assert (await client.info("clients"))["connected_clients"] <= 4
+        assert [await dequeued(backend) for _ in tasks] == tasks
+        await asyncio.gather(*(backend.complete_task(task.task_id) for task in tasks))
+        assert (await backend.stats()).pending_tasks == 0
 
         # And a connection that is lost is told to all who share it, then made again
         await asyncio.to_thread(server.kill)
         lost = await asyncio.gather(
-            *(gathered.execute(partial(_append, "stream")) for _ in range(10)),
-            return_exceptions=True,
+            *(backend.enqueue_task(task) for task in tasks[:10]), return_exceptions=True
         )
-        assert all(isinstance(error, exceptions.ConnectionError) for error in lost)
+        assert [type(error) for error in lost] == [Unavailable] * 10
         await asyncio.to_thread(server.start)
-        await gathered.execute(partial(_append, "stream"))
-        assert await client.xlen("stream") == 100
+        await backend.enqueue_task(tasks[0])
+        assert (await backend.stats()).pending_tasks == 1
+    await backend.close()
+
+
+async def test_tasks_that_come_while_a_sole_consumer_rests_are_read_together(
+    server: Server,
+) -> None:
+    producer = open_backend("redis")
+    consumer = open_backend("redis", is_sole_consumer=True, gather_ms=1_000)
+    settings = server.settings("rests")
+    for backend in (producer, consumer):
+        await backend.connect(settings)
+    tasks = [a_task(task_id=make_task_id(number)) for number in range(30)]
+
+    # Given a task that was read at once, when others come one after the other
+    await producer.enqueue_task(tasks[0])
+    assert await dequeued(consumer) == tasks[0]
+
+    async def take() -> list[WriteTask]:
+        return [await dequeued(consumer) for _ in tasks[1:]]
+
+    taking = asyncio.create_task(take())
+    for task in tasks[1:]:
+        await producer.enqueue_task(task)
+
+    # Then they are there in order, and only a few reads brought them
+    assert await taking == tasks[1:]
+    async with aioredis.Redis.from_url(settings.url) as client:
+        statistics = await client.info("commandstats")
+    name = "cmdstat_evalsha" if settings.task_structure == "lists" else "cmdstat_xreadgroup"
+    assert statistics[name]["calls"] < len(tasks) / 2
+    for backend in (producer, consumer):
+        await backend.close()
+
+
+async def test_a_sole_consumer_reads_few_tasks_at_once_where_they_are_large(
+    server: Server,
+) -> None:
+    backend = open_backend("redis", is_sole_consumer=True)
+    settings = server.settings("large")
+    await backend.connect(settings)
+    large = {"body": "A" * (200 << 10)}
+    for number in range(150):
+        payload = large if number >= SOLE_READ_COUNT else {}
+        await backend.enqueue_task(a_task(task_id=make_task_id(number), payload=payload))
+    # Given a read of small ones, one of as many large ones, and the next one
+    while (await backend.stats()).pending_tasks > 150 - 2 * SOLE_READ_COUNT:
+        await backend.complete_task((await dequeued(backend)).task_id)
+
+    await dequeued(backend)
+
+    # Then that takes as many as fit
+    async with aioredis.Redis.from_url(settings.url) as client:
+        key = f"{settings.stream_prefix}:tasks"
+        if settings.task_structure == "lists":
+            (processing,) = [one async for one in client.scan_iter(f"{key}:processing:*")]
+            taken = await client.llen(processing)
+        else:
+            taken = (await client.xpending(key, settings.consumer_group))["pending"]
+    assert taken <= 2 * READ_COUNT
+    await backend.close()
+
+
+async def test_entries_that_were_removed_do_not_hold_up_those_behind(tmp_path: Path) -> None:
+    with running(SERVERS["redis"][1](tmp_path)) as server:
+        client = aioredis.Redis.from_url(server.settings("any").url)
+        gone, alive = (Group(client, "stream", "group", name) for name in ("gone", "alive"))
+        # Given what a consumer that left had, of which the first page was removed from the stream
+        await gone.create("0")
+        for number in range(25):
+            await client.xadd("stream", {"number": number})
+        entries = [*await gone.read(), *await gone.read(), *await gone.read()]
+        await gone.leave()
+        await client.xdel("stream", *(entry.entry_id for entry in entries[:READ_COUNT]))
+
+        # When another consumer takes over, then it looks on at once
+        found = [entry.entry_id for _ in range(4) for entry in await alive.reclaim()]
+        assert found == [entry.entry_id for entry in entries[READ_COUNT:]]
         await client.aclose()
-
-
-def _append(key: str, pipeline: Any) -> None:
-    pipeline.xadd(key, {"data": "x"})

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from redis import asyncio as aioredis
 
+from libs.events.tasks import ERROR_BYTES_MAX
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
 from services.ingest.tasks.backend import TaskBackend
@@ -71,9 +72,11 @@ async def test_what_is_not_a_task_goes_to_the_dead_letters_and_others_are_applie
     async with queued(settings) as ingest, aioredis.Redis.from_url(redis.url) as client:
         # Given what no ingest has made, and a task whose ID no ingest has made
         key = f"{redis.stream_prefix}.ingest-0:tasks"
-        strange: list[dict[str, bytes]] = [{"task": b"not JSON"}]
+        quoted = b'{"task_id":"%s","operation":"a","created_at":"a","payload":{}}'
+        long = quoted % (b"A" * 600_000)
+        strange: list[dict[str, bytes]] = [{"task": b"not JSON"}, {"task": long}]
         if redis.task_structure == "lists":
-            await client.rpush(key, strange[0]["task"])
+            await client.rpush(key, *(one["task"] for one in strange))
         else:
             strange.append({"another": b"field"})
             for fields in strange:
@@ -95,8 +98,9 @@ async def test_what_is_not_a_task_goes_to_the_dead_letters_and_others_are_applie
         assert "a letter of it is wrong" in last.error
         dead = f"{key[:-5]}dead-letter"
         assert all(f" of {dead}: " in one.error for one in unreadable)
+        assert max(len(one.error) for one in unreadable) < 2 * ERROR_BYTES_MAX
         letters = [fields for _, fields in await client.xrange(dead)]
-        assert letters[0][b"data"] == b"not JSON"
+        assert [one[b"data"] for one in letters[:2]] == [b"not JSON", long]
         waiting = TaskBackend(settings, 0, Telemetry().meter)
         await waiting.connect()
         assert (await waiting.connected.stats()).pending_tasks == 0
