@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         StoredMessage,
     )
     from slatemq._admin.events_status import EventsStatus
+    from slatemq._admin.instance import Instance
     from slatemq._admin.instance_status import Status
     from slatemq._admin.janitor import JobProgress, JobRun, JobRunState
     from slatemq._admin.queue_models import (
@@ -108,6 +109,7 @@ __all__ = [
     "Explanation",
     "Extend",
     "Fail",
+    "Instance",
     "ItemLease",
     "JobProgress",
     "JobRun",
@@ -179,6 +181,7 @@ _HOMES = {
         "StoredMessage",
     ],
     "slatemq._admin.events_status": ["EventsStatus"],
+    "slatemq._admin.instance": ["Instance"],
     "slatemq._admin.instance_status": ["Status"],
     "slatemq._admin.janitor": ["JobProgress", "JobRun", "JobRunState"],
     "slatemq._publish.published": ["Published"],

@@ -12,6 +12,7 @@ from slatemq._admin.admin import Admin
 from slatemq._admin.archived import ArchivedCalls
 from slatemq._admin.entries import EntryCalls
 from slatemq._admin.events_status import EventsCalls
+from slatemq._admin.instance import InstanceCalls
 from slatemq._admin.instance_status import InstanceStatus
 from slatemq._admin.janitor import JanitorCalls
 from slatemq._admin.message_reads import MessageReads
@@ -83,6 +84,7 @@ class Client(
     MessageReads,
     OutboxCalls,
     EventsCalls,
+    InstanceCalls,
     JanitorCalls,
     TaskCalls,
 ):

@@ -75,13 +75,17 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """One process; `detail` says why it does not serve."""
+    """One process; `detail` says why it does not serve.
+
+    `instance_number`: the record of the instance's settings that it runs with; 0 = it did not say.
+    """
 
     service: str
     shard: int
     address: str
     serving: bool
     detail: str = ""
+    instance_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

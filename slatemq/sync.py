@@ -257,6 +257,8 @@ class SyncClient(ViewCalls):
     wait_task = method_of(asynchronous.Client.wait_task)
     retry_failed_tasks = method_of(asynchronous.Client.retry_failed_tasks)
     events_status = method_of(asynchronous.Client.events_status)
+    get_instance = method_of(asynchronous.Client.get_instance)
+    update_instance = method_of(asynchronous.Client.update_instance)
     run_job = method_of(asynchronous.Client.run_job)
     get_job_run = method_of(asynchronous.Client.get_job_run)
     cancel_job_run = method_of(asynchronous.Client.cancel_job_run)

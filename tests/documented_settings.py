@@ -9,14 +9,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from libs.serving.process.config import (
-    ENVIRONMENT_PREFIX,
-    Scope,
-    ServingConfig,
-    Setting,
-    kind_of,
-    settings_of,
-)
+from libs.serving.process.config import ServingConfig
+from libs.serving.process.instance import InstanceSettings
+from libs.serving.process.settings import Setting, flag_of, kind_of, settings_of, variable_of
 from services.broker.config import BrokerConfig
 from services.ingest.config import IngestConfig
 from services.janitor.config import JanitorConfig
@@ -28,9 +23,8 @@ HEAD = """\
 # Settings of the services
 
 Each setting is a flag (`--drain-ms`) and an environment variable (`SLATEMQ_DRAIN_MS`). The flag
-goes before the variable, and that before the default. `python -m services.broker --help` tells the
-same. A wrong one ends the process with exit code 2 and names itself. **Instance** means: the same
-for all processes, for the life of the instance; the others may differ per process.
+goes before the variable, and that before the default. `python -m services.broker --help` shows the
+same. A wrong one ends the process with exit code 2 and names itself.
 
 Every process knows the variables of the others, so all can share one environment file. A variable
 that begins with `SLATEMQ_` and that none of them knows is named in a warning at the start. What
@@ -39,12 +33,20 @@ Kubernetes sets for a Service called `slatemq` or `slatemq-…` is ignored.
 This page is written by `python -m tests.documented_settings`; a test compares it with the code.
 """
 
-SECTIONS = (
-    ("Every service", ServingConfig),
-    ("Ingest", IngestConfig),
-    ("Broker", BrokerConfig),
-    ("Router", RouterConfig),
-    ("Janitor", JanitorConfig),
+INSTANCE = """\
+All processes have these alike: they are one record at the root, which each process reads at its
+start. A flag or a variable states the value for a new instance; from then on it has to agree with
+the record, or the process ends with exit code 2. `slatemq instance set` changes them:
+[how](../how-to/instance.md).
+"""
+
+SECTIONS: tuple[tuple[str, str, type], ...] = (
+    ("The instance", INSTANCE, InstanceSettings),
+    ("Every service", "", ServingConfig),
+    ("Ingest", "", IngestConfig),
+    ("Broker", "", BrokerConfig),
+    ("Router", "", RouterConfig),
+    ("Janitor", "", JanitorConfig),
 )
 
 
@@ -52,37 +54,33 @@ def page() -> str:
     """The whole page."""
     parts = [HEAD]
     common = {field.name for field in settings_of(ServingConfig)}
-    for title, config in SECTIONS:
+    for title, text, holder in SECTIONS:
         shown = [
             field
-            for field in settings_of(config)
-            if config is ServingConfig or field.name not in common
+            for field in settings_of(holder)
+            if holder is ServingConfig or field.name not in common
         ]
         rows = "\n".join(_row(field) for field in shown)
-        parts.append(
-            f"## {title}\n\n| flag | variable | default | what |\n|---|---|---|---|\n{rows}\n"
-        )
+        head = f"## {title}\n\n{text}\n" if text else f"## {title}\n\n"
+        parts.append(f"{head}| flag | variable | default | what |\n|---|---|---|---|\n{rows}\n")
     return "\n".join(parts)
 
 
 def _row(field: dataclasses.Field[Any]) -> str:
-    told: Setting = field.metadata["setting"]
-    text = told.text.replace("|", "\\|")
-    if told.choices:
-        text += " One of " + ", ".join(f"`{choice}`" for choice in told.choices) + "."
-    if told.minimum is not None or told.maximum is not None:
-        text += f" {_bounds(told)}."
-    if told.scope is Scope.INSTANCE:
-        text += " **Instance.**"
-    flag = "--" + field.name.replace("_", "-")
-    variable = ENVIRONMENT_PREFIX + field.name.upper()
-    return f"| `{flag}` | `{variable}` | {_default(field)} | {text} |"
+    described: Setting = field.metadata["setting"]
+    text = described.text.replace("|", "\\|")
+    if described.choices:
+        text += " One of " + ", ".join(f"`{choice}`" for choice in described.choices) + "."
+    if described.minimum is not None or described.maximum is not None:
+        text += f" {_bounds(described)}."
+    name = field.name
+    return f"| `{flag_of(name)}` | `{variable_of(name)}` | {_default(field)} | {text} |"
 
 
-def _bounds(told: Setting) -> str:
-    if told.maximum is None:
-        return f"At least {told.minimum:,}"
-    return f"{told.minimum or 0:,} to {told.maximum:,}"
+def _bounds(described: Setting) -> str:
+    if described.maximum is None:
+        return f"At least {described.minimum:,}"
+    return f"{described.minimum or 0:,} to {described.maximum:,}"
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -13,6 +13,7 @@ if __name__ == "__main__":
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import sys
@@ -25,9 +26,14 @@ from libs.serving import telemetry
 from libs.serving.process import logs, parent
 from libs.serving.process.config import ServingConfig, load
 from libs.serving.process.exits import EXIT_FENCED, ExitCause, FatalError
+from libs.serving.process.instance import join_instance
 from libs.serving.process.memory import bound_arenas, calm_collector
+from libs.serving.process.shards import opened_root
 from libs.serving.process.watchdog import Watchdog
-from libs.serving.server import Service, run_service
+from libs.serving.server import Service, Signals, cause_of, run_service
+from libs.storage.database.roots import Root
+from libs.storage.errors import StorageError
+from libs.storage.objects.instance_records import InstanceRecords
 from slatemq.variables import unknown_variables
 
 try:
@@ -44,7 +50,7 @@ C = TypeVar("C", bound=ServingConfig)
 def main(
     name: str,
     config_type: type[C],
-    build: Callable[[C, telemetry.Telemetry], Service],
+    build: Callable[[C, telemetry.Telemetry, Root], Service],
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> NoReturn:
@@ -53,7 +59,8 @@ def main(
     Args:
         name: Of the service, e.g. `broker`.
         config_type: Its settings.
-        build: Makes the service; called on the running loop. Raises FatalError to name the exit.
+        build: Makes the service, with the settings of the instance in its config; called on the
+            running loop. Raises FatalError to name the exit.
         argv: The arguments without the program's name; the process's own by default.
         environ: The environment; the process's own by default.
     """
@@ -77,7 +84,7 @@ def main(
 async def _serve(
     name: str,
     config: C,
-    build: Callable[[C, telemetry.Telemetry], Service],
+    build: Callable[[C, telemetry.Telemetry, Root], Service],
     watchdog: Watchdog | None,
     exposition: Exposition | None,
 ) -> ExitCause:
@@ -93,12 +100,32 @@ async def _serve(
         watchdog.count = told.record_slow_step
     try:
         render = exposition.render if exposition is not None else None
-        return await run_service(build(config, told), config, told, render)
+        root = opened_root(config.root)
+        config = await _joined(config, root)
+        return await run_service(build(config, told, root), config, told, render)
     except FatalError as error:
-        logging.getLogger(__name__).error("%s", error.cause.message)
+        level = logging.ERROR if error.cause.code else logging.INFO
+        logging.getLogger(__name__).log(level, "%s", error.cause.message)
         return error.cause
     finally:
         await asyncio.to_thread(told.shutdown)
+
+
+async def _joined(config: C, root: Root) -> C:
+    """The config with the settings of the instance. Raises FatalError."""
+    joining = asyncio.ensure_future(join_instance(InstanceRecords(root.objects), config.stated))
+    try:
+        with Signals() as signals:
+            asked = asyncio.ensure_future(signals.first.wait())
+            await asyncio.wait([joining, asked], return_when=asyncio.FIRST_COMPLETED)
+            asked.cancel()
+            if not joining.done():
+                joining.cancel()
+                raise FatalError(ExitCause.clean(f"{signals.name} while starting"))
+        instance = await joining
+    except StorageError as error:
+        raise FatalError(cause_of(error)) from error
+    return dataclasses.replace(config, instance=instance.settings, instance_number=instance.number)
 
 
 def _exposition() -> Exposition:

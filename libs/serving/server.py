@@ -117,11 +117,11 @@ async def run_service(
     `GET /metrics` answers.
     """
     running = RunningService(service, config, telemetry or Telemetry(), render_metrics)
-    with _Signals() as signals:
+    with Signals() as signals:
         return await running.run(signals)
 
 
-class _Signals:
+class Signals:
     """SIGTERM and SIGINT as events, while the context lasts."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class _Signals:
         self.second = asyncio.Event()
         self.name = ""
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> Signals:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._received, number)
@@ -181,15 +181,15 @@ class RunningService:
                 CallGuard(
                     self.gate,
                     telemetry,
-                    limits.message_bytes_max(config.payload_bytes_max),
+                    limits.message_bytes_max(config.instance.payload_bytes_max),
                     Elsewhere(service.directory, service.grpc_services),
                     lambda: service.held_bytes,
                 )
             ],
-            options=limits.server_options(config.payload_bytes_max),
+            options=limits.server_options(config.instance.payload_bytes_max),
         )
 
-    async def run(self, signals: _Signals) -> ExitCause:
+    async def run(self, signals: Signals) -> ExitCause:
         """Bind, start, serve, and stop once there is a cause."""
         try:
             await self._bind()
@@ -245,7 +245,7 @@ class RunningService:
     def _http_fact(self) -> dict[str, str]:
         return {"http_address": self.http_address} if self.http_address else {}
 
-    async def _serve(self, signals: _Signals) -> ExitCause:
+    async def _serve(self, signals: Signals) -> ExitCause:
         """Start, then serve until something ends it."""
         asked = asyncio.ensure_future(signals.first.wait())
         try:
@@ -295,7 +295,7 @@ class RunningService:
             works += [standstill.watch(), store.run()]
         self._watches = [asyncio.create_task(work) for work in works]
 
-    async def _drain(self, signals: _Signals) -> None:
+    async def _drain(self, signals: Signals) -> None:
         """End the calls in flight: by themselves within the grace, then by force."""
         log.info("draining", extra={"calls": self.gate.calls_count, "signal": signals.name})
         self.gate.close("DRAINING", "the service is stopping")
@@ -328,7 +328,7 @@ class RunningService:
         except Exception as error:
             log.exception("stop failed")
             # What ended the service matters more than what closing it then ran into.
-            return cause if cause.code else _cause_of(error)
+            return cause if cause.code else cause_of(error)
         return cause
 
     def _ended(self, cause: ExitCause) -> ExitCause:
@@ -351,10 +351,11 @@ async def _cancel(future: asyncio.Future[Any]) -> None:
 def _failure_of(done: asyncio.Future[Any]) -> ExitCause | None:
     """The cause that an exception stands for; None where there was none."""
     error = done.exception()
-    return None if error is None else _cause_of(error)
+    return None if error is None else cause_of(error)
 
 
-def _cause_of(error: BaseException) -> ExitCause:
+def cause_of(error: BaseException) -> ExitCause:
+    """The cause that an error stands for; one that is not ours is logged with its traceback."""
     if isinstance(error, FatalError):
         return error.cause
     if isinstance(error, Fenced):

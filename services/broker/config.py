@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libs.serving.limits import MESSAGE_DELAY_MS_MAX, RETENTION_S_MAX
-from libs.serving.process.config import Scope, ServingConfig, purge_grace_setting, setting
+from libs.serving.process.config import ServingConfig
+from libs.serving.process.settings import setting
 from libs.storage.layout.ids import MAX_SHARD
 from services.broker.core import redrives
 from services.broker.core.lists import outbox
@@ -53,13 +53,6 @@ class BrokerConfig(ServingConfig):
         default=lane_budget.BYTES_MAX,
         minimum=1 << 20,
     )
-    max_message_delay_ms: int = setting(
-        "Longest delay of a message in delayed queues, and of a delayed queue, in ms.",
-        default=900_000,
-        scope=Scope.INSTANCE,
-        minimum=0,
-        maximum=MESSAGE_DELAY_MS_MAX,
-    )
     queue_changes_per_s: int = setting(
         "Queues that may be created, updated and deleted in a second, so that messages keep "
         "moving meanwhile. The others wait for their turn, up to 10 s; then their callers get "
@@ -68,15 +61,6 @@ class BrokerConfig(ServingConfig):
         minimum=1,
         maximum=1_000_000,
     )
-    replay_window_s: int = setting(
-        "How far back a new queue may start, in seconds; 0 = for ever. What no queue needs any "
-        "more is kept so long for it.",
-        default=7 * 24 * 3600,
-        scope=Scope.INSTANCE,
-        minimum=0,
-        maximum=RETENTION_S_MAX,
-    )
-    purge_grace_s: int = purge_grace_setting()
     outbox_rows_max: int = setting(
         "Pushed messages that may wait for an ingest; over it pushes get RESOURCE_EXHAUSTED.",
         default=outbox.ROWS_MAX,

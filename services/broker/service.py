@@ -15,13 +15,15 @@ import grpc.aio
 from libs.serving.events.servicer import SERVICE_NAME as EVENTS_SERVICE
 from libs.serving.events.servicer import EventsServicer, direct_mode
 from libs.serving.http.parts import HttpParts
+from libs.serving.instance.servicer import SERVICE_NAME as INSTANCE_SERVICE
+from libs.serving.instance.servicer import InstanceServicer
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.peers.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.peers.topology_servicer import TopologyServicer
 from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
-from libs.serving.process.shards import opened_root, wait_for_clock, wait_lost
+from libs.serving.process.shards import wait_for_clock, wait_lost
 from libs.serving.requests.answer_budget import AnswerBudget
 from libs.serving.snapshot_servicer import SERVICE_NAME as SNAPSHOT_SERVICE
 from libs.serving.snapshot_servicer import SnapshotServicer
@@ -78,6 +80,7 @@ from slatemq.v1 import (
     entry_pb2,
     entry_pb2_grpc,
     events_pb2_grpc,
+    instance_pb2_grpc,
     outbox_pb2,
     outbox_pb2_grpc,
     queue_name_pb2,
@@ -109,6 +112,7 @@ GRPC_SERVICES = (
         )
     ),
     EVENTS_SERVICE,
+    INSTANCE_SERVICE,
     SNAPSHOT_SERVICE,
     TOPOLOGY_SERVICE,
 )
@@ -121,32 +125,31 @@ class BrokerService:
         self,
         config: BrokerConfig,
         telemetry: Telemetry,
+        root: Root,
         *,
-        root: Root | None = None,
         make_clock: Callable[[int], Clock] = HybridClock,
         wall: Callable[[], float] = time.time,
         make_ingests: Callable[[Channels], Ingests] = IngestClient,
         make_target: Callable[[Channels, TopologyDirectory, int], OutboxTarget] = IngestPushes,
     ) -> None:
-        """Prepare; `start` opens. The last five are for tests."""
+        """Prepare; `start` opens. The last four are for tests."""
         self._config = config
         self._telemetry = telemetry
         self._make_clock = make_clock
         self._wall = wall
         self._make_ingests = make_ingests
         self._make_target = make_target
-        self._root = root or opened_root(config.root)
+        self._root = root
         self._directory = TopologyDirectory(self._root.objects)
         self._channels = Channels(
             self._directory,
-            payload_bytes_max=config.payload_bytes_max,
+            payload_bytes_max=config.instance.payload_bytes_max,
             carrier=telemetry.carrier,
         )
         self._budget = AnswerBudget(config.delivery_bytes_max, "delivery_bytes_max")
-        self._limits = PushLimits(config.payload_bytes_max, config.max_message_delay_ms)
-        self._queues = QueueServicer(
-            config.shard, config.max_message_delay_ms, config.queue_changes_per_s
-        )
+        delay_ms_max = config.instance.max_message_delay_ms
+        self._limits = PushLimits(config.instance.payload_bytes_max, delay_ms_max)
+        self._queues = QueueServicer(config.shard, delay_ms_max, config.queue_changes_per_s)
         self._consumers = ConsumerServicer(config.shard)
         self._assignments = AssignmentServicer(config.shard)
         self._entries = EntryServicer(config.shard)
@@ -209,6 +212,8 @@ class BrokerService:
         queue_name_pb2_grpc.add_QueueNameServiceServicer_to_server(self._names, server)
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(self._snapshots, server)
         events_pb2_grpc.add_EventsServiceServicer_to_server(self._events, server)
+        instance = InstanceServicer(self._root.objects, self._directory, self._config)
+        instance_pb2_grpc.add_InstanceServiceServicer_to_server(instance, server)
         topology = TopologyServicer(self._directory)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(topology, server)
 
@@ -233,7 +238,7 @@ class BrokerService:
         cleaner = DelayedCleaner(owner, database, last_ms)
         teller = EntryTeller(owner, database, ingests, budget)
         self._watches = DelayedWatches(owner, database, teller)
-        starts = ReplayStarts(self._directory, self._channels, config.replay_window_s)
+        starts = ReplayStarts(self._directory, self._channels, config.instance.replay_window_s)
         names = UniqueNames(owner, QueueNames(self._root.objects), self._channels, config.shard)
         self._names.begin(names)
         self._queues.begin(owner, delivery, sweeper, starts, names)
@@ -259,7 +264,7 @@ class BrokerService:
         runner = RedriveRunner(owner, lists.failed, ingests, others, target, blobs, limits)
         settler = LetterSettler(owner, lists.failed, target, blobs, limits, config.shard)
         redriver = ArchiveRedriver(owner, lists.archived, target, others, blobs, limits)
-        self._removals.begin(owner, Remover(owner, lists, config.purge_grace_s), redriver)
+        self._removals.begin(owner, Remover(owner, lists, config.instance.purge_grace_s), redriver)
         self._entries.begin_redrives(owner, runner, others, settler)
         self._owner, self._delivery = owner, delivery
         measure(self._telemetry, shard)

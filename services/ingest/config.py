@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from libs.serving.limits import MESSAGE_DELAY_MS_MAX, RETENTION_S_MAX
-from libs.serving.process.config import Scope, ServingConfig, purge_grace_setting, setting
+from libs.serving.limits import RETENTION_S_MAX
+from libs.serving.process.config import ServingConfig
+from libs.serving.process.settings import setting
 from libs.storage.layout.ids import DEFAULT_BLOCK_SIZE, MAX_SHARD
 
 MIB: Final = 1 << 20
-
-DEDUPE_WINDOW_S_MAX: Final = 366 * 24 * 3600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,51 +23,12 @@ class IngestConfig(ServingConfig):
         minimum=0,
         maximum=MAX_SHARD,
     )
-    retention_s: int = setting(
-        "How long a message lives whose producer does not say, in seconds; 0 = for ever.",
-        default=7 * 24 * 3600,
-        scope=Scope.INSTANCE,
-        minimum=0,
-        maximum=RETENTION_S_MAX,
-    )
-    max_message_delay_ms: int = setting(
-        "Longest delay of a message in delayed queues, in ms.",
-        default=900_000,
-        scope=Scope.INSTANCE,
-        minimum=0,
-        maximum=MESSAGE_DELAY_MS_MAX,
-    )
-    dedupe_window_s: int = setting(
-        "For how long a dedupe key stands for the message first published with it, in seconds. "
-        "Each key costs some 100 bytes on disk until then, and no memory.",
-        default=600,
-        scope=Scope.INSTANCE,
-        minimum=1,
-        maximum=DEDUPE_WINDOW_S_MAX,
-    )
     dedupe_cache_keys: int = setting(
         "Dedupe keys kept in memory, some 300 bytes each; one that is not there is looked up on "
         "disk.",
         default=50_000,
         minimum=0,
     )
-    request_id_window_s: int = setting(
-        "For how long a repeated request ID gets the first answer, in seconds; counted in whole "
-        "minutes, and at least 10 of them are promised to producers.",
-        default=600,
-        scope=Scope.INSTANCE,
-        minimum=600,
-        maximum=24 * 3600,
-    )
-    replay_window_s: int = setting(
-        "For how long after its receipt a message is kept for queues that will start in the past, "
-        "though no queue needs it, in seconds; 0 = for ever.",
-        default=7 * 24 * 3600,
-        scope=Scope.INSTANCE,
-        minimum=0,
-        maximum=RETENTION_S_MAX,
-    )
-    purge_grace_s: int = purge_grace_setting()
     events_hold_s: int = setting(
         "For how long after its receipt a message is kept from being purged while its event is not "
         "published (`queue.consistency: write-through`), in seconds; 0 waits for no event.",

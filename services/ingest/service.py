@@ -12,16 +12,18 @@ import grpc.aio
 from libs.serving.events.servicer import SERVICE_NAME as EVENTS_SERVICE
 from libs.serving.events.servicer import EventsServicer, direct_mode
 from libs.serving.http.parts import HttpParts
+from libs.serving.instance.servicer import SERVICE_NAME as INSTANCE_SERVICE
+from libs.serving.instance.servicer import InstanceServicer
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.peers.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.peers.topology_servicer import TopologyServicer
 from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
-from libs.serving.process.shards import opened_root
 from libs.serving.snapshot_servicer import SERVICE_NAME as SNAPSHOT_SERVICE
 from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.serving.telemetry import Telemetry
+from libs.storage.database.roots import Root
 from libs.storage.objects.probe import probe_store
 from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import SERVICE_NAME, IngestServicer
@@ -34,6 +36,7 @@ from services.ingest.tasks.servicer import TaskServicer
 from slatemq.v1 import (
     events_pb2_grpc,
     ingest_pb2_grpc,
+    instance_pb2_grpc,
     purge_pb2_grpc,
     snapshot_pb2_grpc,
     task_pb2_grpc,
@@ -54,9 +57,9 @@ QUEUED: Final = ("async", "sync")
 class IngestProcess:
     """One ingest shard as `libs.serving.server` runs it."""
 
-    def __init__(self, config: IngestConfig, telemetry: Telemetry) -> None:
-        """Prepare; raises FatalError for a root that means nothing."""
-        self._root = opened_root(config.root)
+    def __init__(self, config: IngestConfig, telemetry: Telemetry, root: Root) -> None:
+        """Prepare; `start` opens."""
+        self._root = root
         self._config = config
         self._telemetry = telemetry
         self._directory = TopologyDirectory(self._root.objects)
@@ -97,6 +100,7 @@ class IngestProcess:
             SNAPSHOT_SERVICE,
             EVENTS_SERVICE,
             TASK_SERVICE,
+            INSTANCE_SERVICE,
             TOPOLOGY_SERVICE,
         )
 
@@ -112,7 +116,7 @@ class IngestProcess:
         module = import_module("services.ingest.events.s3_events")
         channels = Channels(
             self._directory,
-            payload_bytes_max=self._config.payload_bytes_max,
+            payload_bytes_max=self._config.instance.payload_bytes_max,
             carrier=self._telemetry.carrier,
         )
         s3_events: S3Events = module.S3Events(
@@ -134,6 +138,9 @@ class IngestProcess:
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(self._snapshots, server)
         events_pb2_grpc.add_EventsServiceServicer_to_server(self._events, server)
         task_pb2_grpc.add_TaskServiceServicer_to_server(TaskServicer(self._tasks), server)
+        instance_pb2_grpc.add_InstanceServiceServicer_to_server(
+            InstanceServicer(self._root.objects, self._directory, self._config), server
+        )
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(
             TopologyServicer(self._directory), server
         )
@@ -150,7 +157,7 @@ class IngestProcess:
             purge_epoch=lambda: shard.purge_epoch.durable,
         )
         config = self._config
-        limit = config.payload_bytes_max
+        limit = config.instance.payload_bytes_max
         peer = Peer("ingest", config.shard, address, config.peer_address, limit)
         commits = shard.publisher.commits
         if self._tasks is None:

@@ -177,7 +177,7 @@ async def _recover(
     told = await database.get(ID_BLOCK_KEY)
     block = decode_seq_block(told) if told is not None else None
     outboxes = await Outboxes.load(database)
-    requests = RequestIds(database, config.request_id_window_s * 1000)
+    requests = RequestIds(database, config.instance.request_id_window_s * 1000)
     await requests.load(last_ms, clock.now_ms())
     metadata_log: MetadataLog = MetadataLog(
         database,
@@ -196,7 +196,7 @@ async def _recover(
         IdAllocator(block, config.id_block_size),
         gaps,
         requests,
-        DedupeKeys(database, config.dedupe_window_s * 1000, config.dedupe_cache_keys),
+        DedupeKeys(database, config.instance.dedupe_window_s * 1000, config.dedupe_cache_keys),
         outboxes,
         metadata_log,
         cache,
@@ -210,7 +210,7 @@ async def _recover(
     turns, changes = Turns(), Changes(publisher, metadata_log, reader)
     replacer = Replacer(database, clock, publisher, metadata_log, reader, turns, changes)
     purge_epoch = await PurgeEpoch.load(database, publisher)
-    rules = Rules(config.purge_grace_s * 1000, config.replay_window_s * 1000)
+    rules = Rules(config.instance.purge_grace_s * 1000, config.instance.replay_window_s * 1000)
     purger = Purger(database, blobs, clock, metadata_log, changes, turns, purge_epoch, rules)
     return Shard(
         database,

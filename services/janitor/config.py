@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from libs.serving.process.config import Scope, ServingConfig, setting
+from libs.serving.process.config import ServingConfig
+from libs.serving.process.settings import setting
 
 JANITORS_MAX: Final = 16_384
 
@@ -55,22 +56,6 @@ class JanitorConfig(ServingConfig):
         default=604_800,
         minimum=0,
         maximum=U32_MAX,
-    )
-    replay_window_s: int = setting(
-        "How far back a new queue may start, in seconds; 0 = for ever, and then no message is ever "
-        "removed for being unreferenced. As the brokers have it.",
-        default=604_800,
-        scope=Scope.INSTANCE,
-        minimum=0,
-        maximum=U32_MAX,
-    )
-    purge_grace_s: int = setting(
-        "How far the clocks of the instance's machines may be apart, in seconds: so much longer "
-        "everything is kept. The owners have a grace of their own.",
-        default=60,
-        scope=Scope.INSTANCE,
-        minimum=0,
-        maximum=86_400,
     )
     spark_master: str = setting(
         "Where Spark runs the jobs: local[*] uses all cores of this machine; the executors of a "

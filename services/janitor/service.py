@@ -16,14 +16,16 @@ import grpc.aio
 from libs.serving.events.servicer import SERVICE_NAME as EVENTS_SERVICE
 from libs.serving.events.servicer import EventsServicer, direct_mode
 from libs.serving.http.parts import HttpParts
+from libs.serving.instance.servicer import SERVICE_NAME as INSTANCE_SERVICE
+from libs.serving.instance.servicer import InstanceServicer
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.peers.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.peers.topology_servicer import TopologyServicer
 from libs.serving.process.exits import ExitCause, FatalError, first_cause
 from libs.serving.process.ownership import Announcement
-from libs.serving.process.shards import opened_root
 from libs.serving.telemetry import Telemetry
+from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
 from services.janitor.archive.archived import ArchivedLetters
 from services.janitor.config import JanitorConfig
@@ -42,6 +44,7 @@ from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import SlateMQError
 from slatemq.v1 import (
     events_pb2_grpc,
+    instance_pb2_grpc,
     janitor_pb2_grpc,
     snapshot_pb2,
     snapshot_pb2_grpc,
@@ -76,16 +79,20 @@ class JanitorProcess:
     """A janitor as `libs.serving.server` runs it. It never imports Spark: its children do."""
 
     def __init__(
-        self, config: JanitorConfig, telemetry: Telemetry, worker: Sequence[str] = WORKER
+        self,
+        config: JanitorConfig,
+        telemetry: Telemetry,
+        root: Root,
+        worker: Sequence[str] = WORKER,
     ) -> None:
         """Prepare; raises FatalError for settings that mean nothing. `worker` does the jobs."""
         self._config = config
         self._carrier = telemetry.carrier
-        objects = opened_root(config.root).objects
+        objects = self._objects = root.objects
         self._directory = TopologyDirectory(objects)
         self._channels = Channels(
             self._directory,
-            payload_bytes_max=config.payload_bytes_max,
+            payload_bytes_max=config.instance.payload_bytes_max,
             carrier=telemetry.carrier,
         )
         self._store = RunStore(objects)
@@ -109,7 +116,8 @@ class JanitorProcess:
             telemetry.tracer,
             self._relay.events if self._relay is not None else RunEvents(),
         )
-        ages = Ages(config.replay_window_s, config.dead_letters_older_than_s, config.purge_grace_s)
+        shared = config.instance
+        ages = Ages(shared.replay_window_s, config.dead_letters_older_than_s, shared.purge_grace_s)
         self._timetable = Timetable(
             _schedules(config),
             Looker(self._directory, self._channels, objects, ages).look,
@@ -129,7 +137,7 @@ class JanitorProcess:
     @property
     def grpc_services(self) -> Sequence[str]:
         """What it serves."""
-        return (SERVICE_NAME, EVENTS_SERVICE, TOPOLOGY_SERVICE)
+        return (SERVICE_NAME, EVENTS_SERVICE, INSTANCE_SERVICE, TOPOLOGY_SERVICE)
 
     @property
     def directory(self) -> TopologyDirectory:
@@ -153,6 +161,9 @@ class JanitorProcess:
         )
         janitor_pb2_grpc.add_JanitorServiceServicer_to_server(servicer, server)
         events_pb2_grpc.add_EventsServiceServicer_to_server(self._events, server)
+        instance_pb2_grpc.add_InstanceServiceServicer_to_server(
+            InstanceServicer(self._objects, self._directory, self._config), server
+        )
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(
             TopologyServicer(self._directory), server
         )
@@ -225,8 +236,8 @@ class JanitorProcess:
             "options": {
                 "dry_run": ask.dry_run,
                 "run": run.run_id,
-                "grace_s": config.purge_grace_s,
-                "replay_window_s": config.replay_window_s,
+                "grace_s": config.instance.purge_grace_s,
+                "replay_window_s": config.instance.replay_window_s,
                 "older_than_s": older_than_s,
                 "queues": list(ask.queue_ids) or None,
                 "target": ask.target_queue_id,

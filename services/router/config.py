@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libs.serving.process.config import ServingConfig, setting
+from libs.serving.process.config import ServingConfig
+from libs.serving.process.settings import setting
 
 SHARDS_MAX = 16_384
 """Ingest shards have 14 bits in a message ID."""

@@ -10,14 +10,16 @@ from contextlib import suppress
 import grpc.aio
 
 from libs.serving.http.parts import HttpParts
+from libs.serving.instance.servicer import SERVICE_NAME as INSTANCE_SERVICE
+from libs.serving.instance.servicer import InstanceServicer
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.peers.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.peers.topology_servicer import TopologyServicer
 from libs.serving.process.exits import ExitCause, FatalError
 from libs.serving.process.ownership import Announcement
-from libs.serving.process.shards import opened_root
 from libs.serving.telemetry import Telemetry
+from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
 from services.router.config import RouterConfig, parse_shards
 from services.router.explain import Explainer
@@ -25,7 +27,7 @@ from services.router.pieces import PieceLimits
 from services.router.router import Router
 from services.router.servicer import SERVICE_NAME, RouterServicer
 from services.router.tails import Buffer
-from slatemq.v1 import router_pb2_grpc, topology_pb2_grpc
+from slatemq.v1 import instance_pb2_grpc, router_pb2_grpc, topology_pb2_grpc
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +41,18 @@ READY_LOOK_SECONDS = 0.02
 class RouterProcess:
     """A router as `libs.serving.server` runs it."""
 
-    def __init__(self, config: RouterConfig, telemetry: Telemetry) -> None:
+    def __init__(self, config: RouterConfig, telemetry: Telemetry, root: Root) -> None:
         """Prepare; raises FatalError for settings that mean nothing."""
         try:
             shards = parse_shards(config.ingest_shards)
         except ValueError as error:
             raise FatalError(ExitCause.usage(str(error))) from error
         self._config = config
-        self._directory = TopologyDirectory(opened_root(config.root).objects)
+        self._objects = root.objects
+        self._directory = TopologyDirectory(root.objects)
         self._channels = Channels(
             self._directory,
-            payload_bytes_max=config.payload_bytes_max,
+            payload_bytes_max=config.instance.payload_bytes_max,
             carrier=telemetry.carrier,
         )
         self.router = Router(
@@ -75,7 +78,7 @@ class RouterProcess:
     @property
     def grpc_services(self) -> Sequence[str]:
         """What it serves."""
-        return (SERVICE_NAME, TOPOLOGY_SERVICE)
+        return (SERVICE_NAME, INSTANCE_SERVICE, TOPOLOGY_SERVICE)
 
     @property
     def directory(self) -> TopologyDirectory:
@@ -96,6 +99,9 @@ class RouterProcess:
         """Register the servicers."""
         servicer = RouterServicer(self.router, Explainer(self.router))
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
+        instance_pb2_grpc.add_InstanceServiceServicer_to_server(
+            InstanceServicer(self._objects, self._directory, self._config), server
+        )
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(
             TopologyServicer(self._directory), server
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -14,7 +14,7 @@ from slatemq._rpc.peers import Peers
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import INCOMPLETE, SHARDS, SlateMQError
 from slatemq.models import RouteStatus, ServiceStatus
-from slatemq.v1 import router_pb2, router_pb2_grpc
+from slatemq.v1 import instance_pb2, instance_pb2_grpc, router_pb2, router_pb2_grpc
 
 HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"
@@ -32,12 +32,15 @@ class Status:
     """The whole instance, as far as it answered.
 
     `unlisted_brokers`: the broker shards that did not answer, whose queues are missing.
+    `instance_number`: the latest record of the instance's settings; a process with a smaller number
+    has to be started again. 0 = no process said.
     """
 
     services: list[ServiceStatus]
     routes: list[RouteStatus]
     queues: list[Queue]
     unlisted_brokers: list[int]
+    instance_number: int = 0
 
 
 class InstanceStatus:
@@ -62,12 +65,32 @@ class InstanceStatus:
             )
             for shard, address in sorted(addresses.items())
         ]
-        services, routes, (queues, unlisted) = await asyncio.gather(
-            asyncio.gather(*(self._health(*one) for one in asked)),
+        processes, routes, (queues, unlisted) = await asyncio.gather(
+            asyncio.gather(*(self._process(*one) for one in asked)),
             self._routes(sorted(topology.routers.values())),
             self._queues(sorted(topology.brokers)),
         )
-        return Status(list(services), routes, queues, unlisted)
+        services = [process for process, _ in processes]
+        latest = max((number for _, number in processes), default=0)
+        return Status(services, routes, queues, unlisted, latest)
+
+    async def _process(self, service: str, shard: int, address: str) -> tuple[ServiceStatus, int]:
+        """One process, and the number of the latest instance record that it sees; 0 = none."""
+        health, instance = await asyncio.gather(
+            self._health(service, shard, address), self._instance(address)
+        )
+        health = replace(health, instance_number=instance.running_number)
+        return health, instance.instance.number
+
+    async def _instance(self, address: str) -> instance_pb2.GetInstanceResponse:
+        stub: Any = instance_pb2_grpc.InstanceServiceStub(self._peers.at(address))
+        try:
+            found: instance_pb2.GetInstanceResponse = await stub.GetInstance(
+                instance_pb2.GetInstanceRequest(), timeout=STATUS_S
+            )
+        except grpc.RpcError:
+            return instance_pb2.GetInstanceResponse()  # Its health says why.
+        return found
 
     async def _queues(self, shards: list[int]) -> tuple[list[Queue], list[int]]:
         """The queues that are listed within `STATUS_S`, and the brokers whose are not."""

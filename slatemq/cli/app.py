@@ -147,6 +147,11 @@ COMMANDS = {
     "janitor": Place(
         "slatemq.cli.janitor", "janitor", "Run the jobs that clean up, archive and report."
     ),
+    "instance": Place(
+        "slatemq.cli.instance",
+        "instance",
+        "See and change the settings that all processes of the instance have alike.",
+    ),
     "explain": Place(
         "slatemq.cli.queue.inspecting",
         "explain",

@@ -70,6 +70,10 @@ def advice(error: SlateMQError) -> str:
             return "`slatemq queue ls` lists the queues, `slatemq queue create` makes one"
         case AlreadyExists(resource_type="queue"):
             return "look at it with `slatemq queue show`, change it with `slatemq queue update`"
+        case FailedPrecondition(reason="CHANGE_LOSES"):
+            return "--accept-loss permits it"
+        case FailedPrecondition(reason="QUEUES_DELAY_LONGER"):
+            return f"`slatemq queue update {error.subject} --default-delay` shortens its delay"
         case FailedPrecondition(reason="QUEUE_PAUSED"):
             return "`slatemq queue resume` ends the pause"
         case NotFound(resource_type="message", reason="ENTRY_UNKNOWN"):

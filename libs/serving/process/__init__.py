@@ -5,6 +5,9 @@ In reading order; a file imports only files above it:
 `event_settings` The `queue` section in the settings of a process; without one, nothing of it is
                  loaded
 `exits`          Why a service process ends, and with which exit code
+`settings`       One setting: a field of a frozen dataclass, with its text, bounds, flag and
+                 variable
+`instance`       The settings of the instance: what must be the same in every process
 `config`         Settings: frozen dataclasses, read once at start from flags and environment
 `health`         The health of a process, and why it does not serve
 `healthprobe`    `python -m libs.serving.process.healthprobe HOST:PORT`: exit 0 if it serves, else

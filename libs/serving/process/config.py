@@ -9,72 +9,38 @@ A service declares its settings by extending `ServingConfig`::
 
 and `load` gives each one a flag (`--lease-ms`), a variable (`SLATEMQ_LEASE_MS`) and a line in
 `--help`. A flag goes before the variable, and that before the default.
+
+The settings of the instance have flags and variables too; see `libs.serving.process.instance`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from libs.serving import limits
 from libs.serving.process.event_settings import read_queue_settings
 from libs.serving.process.exits import EXIT_FENCED
+from libs.serving.process.instance import InstanceSettings, StatedSetting
+from libs.serving.process.settings import (
+    Setting,
+    flag_of,
+    kind_of,
+    parse,
+    setting,
+    settings_of,
+    variable_of,
+)
 from slatemq.errors import InvalidArgument
 from slatemq.variables import is_service_link, unknown_variables
 
 if TYPE_CHECKING:
     from libs.events.settings import QueueSettings
 
-ENVIRONMENT_PREFIX = "SLATEMQ_"
-
 C = TypeVar("C", bound="ServingConfig")
-
-_KINDS: Final[dict[str, type]] = {kind.__name__: kind for kind in (str, int, bool)}
-
-
-class Scope(enum.Enum):
-    """Where a setting may differ."""
-
-    PROCESS = "may differ per process"
-    INSTANCE = "the same for all processes, for the life of the instance"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a config field says of itself, beyond its name, type and default."""
-
-    text: str
-    scope: Scope
-    minimum: int | None
-    maximum: int | None
-    choices: tuple[str, ...]
-
-
-def setting(
-    text: str,
-    *,
-    default: Any = dataclasses.MISSING,
-    scope: Scope = Scope.PROCESS,
-    minimum: int | None = None,
-    maximum: int | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    """A field of a config dataclass, of type str, int or bool; required when it has no default.
-
-    Args:
-        text: What it does, with its unit; shown by `--help`.
-        default: Its value when neither flag nor variable gives one.
-        scope: Whether it may differ between the processes of one instance.
-        minimum: The least value of an int.
-        maximum: The greatest value of an int.
-        choices: The values allowed for a str; none means any.
-    """
-    told = Setting(text, scope, minimum, maximum, choices)
-    return dataclasses.field(default=default, kw_only=True, metadata={"setting": told})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +49,19 @@ class ServingConfig:
 
     Attributes:
         queue: The `queue` section of the file `config` and its variables; None in direct mode.
+        instance: The settings of the instance, once the process has joined it.
+        instance_number: Of the record that they come from; 0 before.
+        stated: Those that flags and variables of this process state.
     """
 
     queue: QueueSettings | None = None
+    instance: InstanceSettings = field(default_factory=InstanceSettings)
+    instance_number: int = 0
+    stated: tuple[StatedSetting, ...] = ()
 
     root: str = setting(
         "URL of the object store folder that holds all data: file:///path, memory:///, "
         "s3://bucket/prefix?region=…, gs://bucket/prefix, az://container/prefix.",
-        scope=Scope.INSTANCE,
     )
     config: str = setting(
         "YAML file with the section `queue`, the settings of event queues; empty reads none.",
@@ -142,13 +113,6 @@ class ServingConfig:
         default=limits.ADMISSION_CALLS_MAX,
         minimum=1,
     )
-    payload_bytes_max: int = setting(
-        "Largest payload of a message, in bytes; message size limits follow from it.",
-        default=limits.PAYLOAD_BYTES_MAX,
-        scope=Scope.INSTANCE,
-        minimum=1,
-        maximum=limits.PAYLOAD_BYTES_CEILING,
-    )
     log_level: str = setting(
         "Least severity that is logged.",
         default="info",
@@ -176,18 +140,6 @@ class ServingConfig:
     )
 
 
-def purge_grace_setting() -> Any:
-    """The field `purge_grace_s` of every service that removes what it owns."""
-    return setting(
-        "How long something must have been over, by this process's clock, before it is removed for "
-        "good, in seconds: more than clocks of the instance's machines differ.",
-        default=60,
-        scope=Scope.INSTANCE,
-        minimum=0,
-        maximum=24 * 3600,
-    )
-
-
 def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mapping[str, str]) -> C:
     """Read the settings of `config_type`.
 
@@ -200,15 +152,19 @@ def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mappi
     Raises:
         SystemExit: 0 after `--help`; 2 with a message on stderr when a setting is wrong.
     """
-    fields = settings_of(config_type)
+    own, shared = settings_of(config_type), settings_of(InstanceSettings)
     parser = argparse.ArgumentParser(prog=program, description=config_type.__doc__)
-    for field in fields:
-        parser.add_argument(
-            _flag(field.name),
-            default=None,
-            metavar=kind_of(field).__name__.upper(),
-            help=_help(field).replace("%", "%%"),
-        )
+    for group, scope in (
+        (own, "may differ per process"),
+        (shared, "of the instance: for a new one, and then as `slatemq instance show` has it"),
+    ):
+        for one in group:
+            parser.add_argument(
+                flag_of(one.name),
+                default=None,
+                metavar=kind_of(one).__name__.upper(),
+                help=_help(one, scope).replace("%", "%%"),
+            )
     given = vars(parser.parse_args(argv))
 
     def refuse(problem: str) -> NoReturn:
@@ -216,88 +172,43 @@ def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mappi
         parser.error("\n".join(filter(None, (problem, unknown_variables(environ)))))
 
     values: dict[str, Any] = {}
-    for field in fields:
-        source, text = _flag(field.name), given[field.name]
+    sources: dict[str, str] = {}
+    for one in (*own, *shared):
+        source, text = flag_of(one.name), given[one.name]
         if text is None:
-            source = _variable(field.name)
+            source = variable_of(one.name)
             text = environ.get(source)
             if text is not None and is_service_link(source, text):
                 text = None
         if text is None:
-            if field.default is dataclasses.MISSING:
-                refuse(f"{_flag(field.name)} or {source} is required")
+            if one.default is dataclasses.MISSING:
+                refuse(f"{flag_of(one.name)} or {source} is required")
             continue
         try:
-            values[field.name] = _parse(kind_of(field), field.metadata["setting"], text)
+            values[one.name] = parse(one, text)
         except ValueError as error:
             refuse(f"{source}: {error}, not {text!r}")
+        sources[one.name] = source
     try:
         queue = read_queue_settings(values.get("config", ""), environ)
     except InvalidArgument as error:
         refuse(error.message)
-    return config_type(queue=queue, **values)
+    stated = tuple(
+        StatedSetting(one.name, values.pop(one.name), sources[one.name])
+        for one in shared
+        if one.name in values
+    )
+    return config_type(queue=queue, stated=stated, **values)
 
 
-def settings_of(config_type: type[ServingConfig]) -> list[dataclasses.Field[Any]]:
-    """The fields that are made with `setting`."""
-    return [field for field in dataclasses.fields(config_type) if "setting" in field.metadata]
-
-
-def kind_of(field: dataclasses.Field[Any]) -> type:
-    """The type of a setting: str, int or bool."""
-    name = field.type if isinstance(field.type, str) else field.type.__name__
-    if name not in _KINDS:
-        raise TypeError(f"a setting is str, int or bool, not {name}")
-    return _KINDS[name]
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _variable(name: str) -> str:
-    return ENVIRONMENT_PREFIX + name.upper()
-
-
-def _help(field: dataclasses.Field[Any]) -> str:
-    told: Setting = field.metadata["setting"]
-    facts = [_variable(field.name)]
-    if told.choices:
-        facts.append("one of " + ", ".join(told.choices))
-    if field.default is dataclasses.MISSING:
+def _help(one: dataclasses.Field[Any], scope: str) -> str:
+    described: Setting = one.metadata["setting"]
+    facts = [variable_of(one.name)]
+    if described.choices:
+        facts.append("one of " + ", ".join(described.choices))
+    if one.default is dataclasses.MISSING:
         facts.append("required")
-    elif field.default != "":
-        facts.append(f"default {field.default}")
-    facts.append(told.scope.value)
-    return f"{told.text} [{'; '.join(facts)}]"
-
-
-def _parse(kind: type, told: Setting, text: str) -> str | int | bool:
-    if kind is bool:
-        return _parse_bool(text)
-    if kind is int:
-        return _parse_int(told, text)
-    if told.choices and text not in told.choices:
-        raise ValueError("must be one of " + ", ".join(told.choices))
-    return text
-
-
-def _parse_bool(text: str) -> bool:
-    lowered = text.lower()
-    if lowered in ("1", "true", "yes", "on"):
-        return True
-    if lowered in ("0", "false", "no", "off"):
-        return False
-    raise ValueError("must be true or false")
-
-
-def _parse_int(told: Setting, text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise ValueError("must be a whole number") from None
-    if told.minimum is not None and value < told.minimum:
-        raise ValueError(f"must be at least {told.minimum}")
-    if told.maximum is not None and value > told.maximum:
-        raise ValueError(f"must be at most {told.maximum}")
-    return value
+    elif one.default != "":
+        facts.append(f"default {one.default}")
+    facts.append(scope)
+    return f"{described.text} [{'; '.join(facts)}]"

@@ -35,6 +35,7 @@ from libs.storage.errors import (
     CorruptRecord,
     DamagedStore,
     Fenced,
+    OtherFormat,
     StoreFailed,
     StoreUnavailable,
     Unstorable,
@@ -324,6 +325,8 @@ def _told(method: str, error: BaseException) -> errors.SlateMQError:
     if isinstance(error, CorruptRecord | DamagedStore):
         log.error("damaged data: %s", error, extra={"method": method})
         return errors.DataLoss(str(error), reason="DAMAGED_DATA")
+    if isinstance(error, OtherFormat):
+        return errors.FailedPrecondition("OTHER_FORMAT", str(error))
     log.error("unexpected error", exc_info=error, extra={"method": method})
     return errors.Internal("internal error; the service's log says more")
 

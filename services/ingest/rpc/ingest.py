@@ -47,7 +47,8 @@ SPAN: Final = {
 
 def rules_of(config: IngestConfig) -> wire.Rules:
     """What these settings ask of messages."""
-    return wire.Rules(config.payload_bytes_max, config.retention_s, config.max_message_delay_ms)
+    shared = config.instance
+    return wire.Rules(shared.payload_bytes_max, shared.retention_s, shared.max_message_delay_ms)
 
 
 class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
@@ -149,7 +150,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self, shard: Shard, request: ingest_pb2.BatchGetPayloadsRequest, bytes_max: int
     ) -> bytes:
         message_ids = list(request.message_ids)
-        room = Room(bytes_max, limits.message_bytes_max(self._config.payload_bytes_max))
+        room = Room(bytes_max, limits.message_bytes_max(self._config.instance.payload_bytes_max))
         end = shard.log.end
         if request.encoded or request.runs:
             if request.with_etags:
@@ -205,7 +206,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     ) -> ingest_pb2.ReplaceMessageResponse:
         """See the proto."""
         replacement = wire_for_brokers.to_replacement(
-            request, self._config.payload_bytes_max, self._config.shard
+            request, self._config.instance.payload_bytes_max, self._config.shard
         )
         shard = self._open()
         end = shard.log.end

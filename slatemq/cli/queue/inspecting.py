@@ -147,6 +147,7 @@ def _fields(found: Status) -> dict[str, Any]:
         "routes": [_route_fields(one) for one in found.routes],
         "queues": [queue_fields(one) for one in found.queues],
         "unlisted_brokers": found.unlisted_brokers,
+        "instance_number": found.instance_number,
     }
 
 
@@ -166,6 +167,13 @@ def _show(found: Status) -> None:
         for one in found.services
     ]
     write_table(("service", "shard", "address", "state", "detail"), services)
+    older = [one for one in found.services if 0 < one.instance_number < found.instance_number]
+    if older:
+        names = ", ".join(f"{one.service} {one.shard}" for one in older)
+        note(
+            f"these run with settings from before instance record {found.instance_number}, "
+            f"restart them: {names}"
+        )
     if found.routes:
         print()
         write_table(

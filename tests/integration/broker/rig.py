@@ -16,7 +16,7 @@ import pytest
 from libs.serving.peers.channels import Channels, open_channel
 from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.process.exits import ExitCause
-from libs.serving.server import RunningService, _Signals
+from libs.serving.server import RunningService, Signals
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root, open_root
 from libs.storage.objects.durability import NoSync
@@ -37,6 +37,7 @@ from slatemq.v1 import (
     queue_pb2,
     queue_pb2_grpc,
 )
+from tests.configs import config_of
 from tests.integration.broker.outbox.pushes import Pushes
 from tests.manual_clock import ManualClock
 
@@ -165,8 +166,9 @@ class Rig:
         self.clock = clock
         self.ingest = ingest
         self.disk = disk
-        self.signals = _Signals()
-        config = BrokerConfig(
+        self.signals = Signals()
+        config = config_of(
+            BrokerConfig,
             queue_changes_per_s=1_000_000,
             root="memory:///",
             port=0,
@@ -177,7 +179,7 @@ class Rig:
         self.service = BrokerService(
             config,
             Telemetry(),
-            root=root,
+            root,
             make_clock=self._clock,
             make_ingests=ingest,
             make_target=pushes or Pushes(),

@@ -19,10 +19,12 @@ from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
 from libs.serving.telemetry import Telemetry
+from libs.storage.database.roots import open_root
 from services.ingest.config import IngestConfig
 from services.ingest.service import IngestProcess
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
+from tests.configs import config_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -107,7 +109,7 @@ class Server:
 
     def __init__(self, config: IngestConfig, telemetry: Telemetry) -> None:
         self.gate = Gate(config.concurrent_calls_max)
-        self.service = IngestProcess(config, telemetry)
+        self.service = IngestProcess(config, telemetry, open_root(config.root))
         self.address = ""
         self._server = grpc.aio.server(
             interceptors=[
@@ -117,7 +119,7 @@ class Server:
                     elsewhere=Elsewhere(self.service.directory, self.service.grpc_services),
                 )
             ],
-            options=limits.server_options(config.payload_bytes_max),
+            options=limits.server_options(config.instance.payload_bytes_max),
         )
         self.service.add_to(self._server)
 
@@ -137,7 +139,7 @@ class Server:
 async def serving(
     root: str = "memory:///", telemetry: Telemetry | None = None, **settings: Any
 ) -> AsyncIterator[Ingest]:
-    server = Server(IngestConfig(root=root, **settings), telemetry or Telemetry())
+    server = Server(config_of(IngestConfig, root=root, **settings), telemetry or Telemetry())
     await server.start()
     try:
         async with open_channel(server.address) as channel:

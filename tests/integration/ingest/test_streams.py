@@ -23,6 +23,7 @@ from slatemq._rpc.rpc_status import from_status, raising_slatemq_errors
 from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
 from slatemq.v1 import ingest_pb2
 from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest, PublishStreamRequest
+from tests.configs import config_of
 from tests.integration.ingest.server import Ingest, Server, message, process, serving
 from tests.integration.ingest.test_ingest import BAD_PUBLISHES, bad_publish
 from tests.integration.waiting import eventually
@@ -77,7 +78,7 @@ class Stream:
 
 @asynccontextmanager
 async def server(**settings: Any) -> AsyncIterator[tuple[Server, Ingest]]:
-    made = Server(IngestConfig(root="memory:///", **settings), telemetry.Telemetry())
+    made = Server(config_of(IngestConfig, root="memory:///", **settings), telemetry.Telemetry())
     await made.start()
     try:
         async with open_channel(made.address) as channel:

@@ -35,7 +35,7 @@ class Instance:
         self.data = folder / "data"
         self.janitor = JobInstance(self.data.as_uri())
         self.ingest = Service(folder, "ingest", *SHORT)
-        self.router = Service(folder, "router")
+        self.router = Service(folder, "router", *SHORT)
         self.brokers = [
             Service(folder, "broker", "--shard", str(shard), *SHORT)
             for shard in range(brokers_count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from services.broker.config import BrokerConfig
+from libs.serving.process.instance import InstanceSettings
 from tests.integration.broker.rig import refusal
 from tests.integration.router.replay_rig import World, create, drained, replayed, world
 
@@ -34,7 +34,7 @@ async def test_no_queue_starts_before_the_replay_window(since_ms: int | None) ->
 
 
 def test_the_replay_window_is_a_week_unless_the_instance_says_otherwise() -> None:
-    assert BrokerConfig(root="memory:///").replay_window_s == 7 * 24 * 3600
+    assert InstanceSettings().replay_window_s == 7 * 24 * 3600
 
 
 async def test_a_start_that_is_no_time_up_to_now_is_refused() -> None:

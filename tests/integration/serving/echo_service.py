@@ -17,10 +17,12 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from libs.serving.http.parts import HttpParts
 from libs.serving.main import main
-from libs.serving.process.config import ServingConfig, setting
+from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import ExitCause, FatalError
 from libs.serving.process.ownership import Announcement
+from libs.serving.process.settings import setting
 from libs.serving.telemetry import Telemetry
+from libs.storage.database.roots import Root
 from libs.storage.errors import Fenced, StoreUnavailable
 from slatemq.errors import FailedPrecondition
 
@@ -125,7 +127,7 @@ class EchoConfig(ServingConfig):
     end: str = setting("How to end: fenced, failed, unavailable, wrong; or not.", default="")
 
 
-def build(config: EchoConfig, telemetry: Telemetry) -> EchoService:
+def build(config: EchoConfig, telemetry: Telemetry, root: Root) -> EchoService:
     service = EchoService()
     match config.end:
         case "fenced":

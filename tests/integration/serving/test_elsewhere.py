@@ -88,7 +88,7 @@ async def test_a_method_that_no_service_has_is_unimplemented(tmp_path: Path, met
 async def test_what_a_process_serves_is_what_callers_of_others_are_told(kind: str) -> None:
     config_type, build = PROCESSES[kind]
     config: Any = load(config_type, kind, ["--root", "memory:///"], {})
-    process: Any = build(config, Telemetry())
+    process: Any = build(config, Telemetry(), open_root(config.root))
 
     told = {f"{PACKAGE}{name}" for name, kinds in SERVED_BY.items() if kind in kinds}
     assert set(process.grpc_services) == told

@@ -303,4 +303,4 @@ async def test_a_process_drains_on_sigterm(tmp_path: Path) -> None:
 
     assert program.returncode == 0
     events = [json.loads(line)["message"] for line in said.decode().splitlines()]
-    assert events == ["listening", "serving", "draining", "stopped: SIGTERM"]
+    assert events == ["made the instance", "listening", "serving", "draining", "stopped: SIGTERM"]

@@ -17,8 +17,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from libs.serving.peers.channels import open_channel
 from libs.serving.process.config import load
 from libs.serving.recording import recording
-from libs.serving.server import RunningService, _Signals
+from libs.serving.server import RunningService, Signals
 from libs.serving.telemetry import Telemetry
+from libs.storage.database.roots import open_root
 from services.broker.config import BrokerConfig
 from services.broker.service import BrokerService
 from services.ingest.config import IngestConfig
@@ -68,9 +69,9 @@ async def running(kind: str, root: Path, telemetry: Telemetry) -> AsyncIterator[
     """A service in this process, and a channel to it."""
     config_type, build = SERVICES[kind]
     config: Any = load(config_type, kind, ["--root", (root / "data").as_uri()], {})
-    built = build(config, telemetry)
+    built = build(config, telemetry, open_root(config.root))
     service = RunningService(built, config, telemetry)
-    signals = _Signals()
+    signals = Signals()
     run = asyncio.create_task(service.run(signals))
     try:
         async with asyncio.timeout(WAIT_S):

@@ -14,6 +14,7 @@ from services.ingest.config import IngestConfig
 from services.ingest.shard import Shard, open_shard
 from services.ingest.wire import publishes as wire
 from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest
+from tests.configs import config_of
 from tests.manual_clock import ManualClock
 
 
@@ -36,7 +37,7 @@ async def opened(
     root: Root | None = None, clock: ManualClock | None = None, **settings: Any
 ) -> AsyncIterator[Shard]:
     chosen = root or open_root("memory:///")
-    config = IngestConfig(root=chosen.url, **settings)
+    config = config_of(IngestConfig, root=chosen.url, **settings)
     if clock is None:
         shard = await open_shard(chosen, config)
     else:

@@ -2,7 +2,9 @@ from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 
-from libs.serving.process.config import Scope, ServingConfig, load, setting
+from libs.serving.process.config import ServingConfig, load
+from libs.serving.process.instance import InstanceSettings, StatedSetting
+from libs.serving.process.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -10,7 +12,7 @@ class KettleConfig(ServingConfig):
     """Boils water."""
 
     lease_ms: int = setting("Lease, in ms.", default=30_000, minimum=1, maximum=60_000)
-    whistle: bool = setting("Whether to whistle.", default=False, scope=Scope.INSTANCE)
+    whistle: bool = setting("Whether to whistle.", default=False)
 
 
 ROOT = ["--root", "memory:///"]
@@ -74,4 +76,22 @@ def test_help_teaches_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "Lease, in ms. [SLATEMQ_LEASE_MS; default 30000; may differ per process]" in text
-    assert "SLATEMQ_WHISTLE; default False; the same for all processes" in text
+    assert "SLATEMQ_PURGE_GRACE_S; default 60; of the instance: for a new one, and then as" in text
+
+
+def test_settings_of_the_instance_are_stated_by_flags_and_variables_with_their_bounds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = [*ROOT, "--replay-window-s", "60"]
+
+    config = load(KettleConfig, "kettle", arguments, {"SLATEMQ_PURGE_GRACE_S": "7"})
+
+    assert config.stated == (
+        StatedSetting("replay_window_s", 60, "--replay-window-s"),
+        StatedSetting("purge_grace_s", 7, "SLATEMQ_PURGE_GRACE_S"),
+    )
+    # What holds is known only once the process has joined the instance
+    assert config.instance == InstanceSettings()
+    with pytest.raises(SystemExit):
+        load(KettleConfig, "kettle", [*ROOT, "--request-id-window-s", "599"], {})
+    assert "--request-id-window-s: must be at least 600, not '599'" in capsys.readouterr().err

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from libs.events.settings import keys, variable_of
-from libs.serving.process.config import load, settings_of
+from libs.serving.process.config import load
+from libs.serving.process.instance import InstanceSettings
+from libs.serving.process.settings import settings_of
 from services.broker.config import BrokerConfig
 from services.ingest.config import IngestConfig
 from services.janitor.config import JanitorConfig
@@ -16,6 +18,7 @@ from slatemq.cli.app import invoke
 from slatemq.variables import KNOWN, is_service_link, unknown_variables
 
 CONFIGS = (BrokerConfig, IngestConfig, JanitorConfig, RouterConfig)
+HOLDERS = (*CONFIGS, InstanceSettings)
 COMMAND = {f"SLATEMQ_{name}" for name in ("ENDPOINT", "MESSAGE_ID", "QUEUE", "ATTEMPTS", "HEADERS")}
 COMPOSE = Path(__file__).parents[3] / "docker-compose.yml"
 
@@ -36,7 +39,7 @@ LINKS = {
 
 
 def test_the_variables_of_all_processes_are_known_and_no_others() -> None:
-    settings = {f"SLATEMQ_{field.name.upper()}" for one in CONFIGS for field in settings_of(one)}
+    settings = {f"SLATEMQ_{field.name.upper()}" for one in HOLDERS for field in settings_of(one)}
     compose = set(re.findall(r"SLATEMQ_[A-Z_]+", COMPOSE.read_text()))
 
     assert settings | COMMAND | compose | {variable_of(key) for key in keys()} == KNOWN

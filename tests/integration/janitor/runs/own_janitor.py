@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from libs.serving.main import main
 from libs.serving.telemetry import Telemetry
+from libs.storage.database.roots import Root
 from services.janitor.config import JanitorConfig
 from services.janitor.rpc.queues import NamedQueues
 from services.janitor.runs.history import Ask
@@ -35,8 +36,8 @@ class RealQueues(NamedQueues):
 class OwnJanitor(JanitorProcess):
     """A janitor that does these jobs."""
 
-    def __init__(self, config: JanitorConfig, telemetry: Telemetry) -> None:
-        super().__init__(config, telemetry, WORKER)
+    def __init__(self, config: JanitorConfig, telemetry: Telemetry, root: Root) -> None:
+        super().__init__(config, telemetry, root, WORKER)
         self._queues = RealQueues(self._directory, self._channels)
 
 

@@ -1,0 +1,131 @@
+"""InstanceService, which every process serves: the settings of the instance, and their changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any, Final
+
+from libs.serving.instance.changes import changed, check_losses, lowers_delay
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.process.config import ServingConfig
+from libs.serving.process.instance import InstanceSettings, settings_of_record
+from libs.storage.errors import CorruptRecord
+from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords
+from libs.storage.objects.small_objects import Objects
+from slatemq._rpc.rpc_status import raising_slatemq_errors
+from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+from slatemq.v1 import instance_pb2, instance_pb2_grpc, queue_pb2, queue_pb2_grpc
+
+__all__ = ["SERVICE_NAME", "InstanceServicer"]
+
+SERVICE_NAME: Final = instance_pb2.DESCRIPTOR.services_by_name["InstanceService"].full_name
+"""For `Service.grpc_services`."""
+
+PAGE_QUEUES: Final = 1000
+
+
+class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
+    """Reads and writes the records of the root; keeps nothing."""
+
+    def __init__(
+        self, objects: Objects, directory: TopologyDirectory, config: ServingConfig
+    ) -> None:
+        """Serve the records below this root; `config` is what the process runs with."""
+        self._records = InstanceRecords(objects)
+        self._directory = directory
+        self._config = config
+
+    async def GetInstance(  # noqa: N802 - the RPC's name
+        self, request: instance_pb2.GetInstanceRequest, context: Any
+    ) -> instance_pb2.GetInstanceResponse:
+        """The latest record. Raises StoreUnavailable, CorruptRecord."""
+        return instance_pb2.GetInstanceResponse(
+            instance=_to_wire(await self._latest()), running_number=self._config.instance_number
+        )
+
+    async def UpdateInstance(  # noqa: N802 - the RPC's name
+        self, request: instance_pb2.UpdateInstanceRequest, context: Any
+    ) -> instance_pb2.UpdateInstanceResponse:
+        """Write the next record, unless nothing changes. Raises as GetInstance; SlateMQError."""
+        values = {field.name: value for field, value in request.settings.ListFields()}
+        if not values:
+            raise InvalidArgument("settings", "name at least one setting to change")
+        while True:
+            record = await self._latest()
+            after = await self._checked(record, values, accept_loss=request.accept_loss)
+            if after != settings_of_record(record):
+                now_ms = time.time_ns() // 1_000_000
+                following = InstanceRecord(record.number + 1, now_ms, asdict(after))
+                if not await self._records.create(following):
+                    continue  # Another change came first: judge this one by what that left.
+                record = following
+            return instance_pb2.UpdateInstanceResponse(instance=_to_wire(record))
+
+    async def _latest(self) -> InstanceRecord:
+        record = await self._records.latest()
+        if record is None:
+            # This process has read or written one at its start.
+            raise CorruptRecord("instance record", "it was removed from the store: restore it")
+        return record
+
+    async def _checked(
+        self, record: InstanceRecord, values: Mapping[str, int], *, accept_loss: bool
+    ) -> InstanceSettings:
+        before = settings_of_record(record)
+        after = changed(before, values)
+        check_losses(before, after, accept_loss=accept_loss)
+        if lowers_delay(before, after):
+            await self._check_queues(after.max_message_delay_ms)
+        return after
+
+    async def _check_queues(self, delay_ms: int) -> None:
+        """Raises FailedPrecondition for a queue whose default delay is longer."""
+        channels = Channels(
+            self._directory, payload_bytes_max=self._config.instance.payload_bytes_max
+        )
+        try:
+            async with aclosing(self._queues(channels)) as queues:
+                async for queue in queues:
+                    if queue.default_delay_ms > delay_ms:
+                        raise FailedPrecondition(
+                            "QUEUES_DELAY_LONGER",
+                            f"max_message_delay_ms cannot become {delay_ms}: queue "
+                            f"{queue.queue_id!r} delays its messages by {queue.default_delay_ms} "
+                            "ms. Update that queue first, or delete it",
+                            subject=queue.queue_id,
+                        )
+        finally:
+            await channels.close()
+
+    async def _queues(self, channels: Channels) -> AsyncGenerator[queue_pb2.Queue, None]:
+        topology = await self._directory.read(max_age_ms=0)
+        for shard in topology.brokers:
+            stub = queue_pb2_grpc.QueueServiceStub(await channels.to("broker", shard))
+            request = queue_pb2.ListQueuesRequest(page_size=PAGE_QUEUES)
+            while True:
+                try:
+                    with raising_slatemq_errors():
+                        page = await stub.ListQueues(request)
+                except Unavailable as error:
+                    raise Unavailable(
+                        f"broker {shard} has to be asked for its queues: {error.message}",
+                        retry_after_ms=error.retry_after_ms,
+                        reason=error.reason,
+                    ) from error
+                for queue in page.queues:
+                    yield queue
+                if not page.next_page_token:
+                    break
+                request.page_token = page.next_page_token
+
+
+def _to_wire(record: InstanceRecord) -> instance_pb2.Instance:
+    return instance_pb2.Instance(
+        number=record.number,
+        written_at_ms=record.written_at_ms,
+        settings=instance_pb2.InstanceSettings(**asdict(settings_of_record(record))),
+    )

@@ -1,0 +1,109 @@
+"""One setting: a field of a frozen dataclass, with its text, bounds, flag and variable.
+
+::
+
+    @dataclass(frozen=True, kw_only=True)
+    class BrokerConfig(ServingConfig):
+        shard: int = setting("Number of this broker's shard.", default=0, minimum=0)
+
+`libs.serving.process.config.load` reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final
+
+ENVIRONMENT_PREFIX: Final = "SLATEMQ_"
+
+_KINDS: Final[dict[str, type]] = {kind.__name__: kind for kind in (str, int, bool)}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a config field says of itself, beyond its name, type and default."""
+
+    text: str
+    minimum: int | None
+    maximum: int | None
+    choices: tuple[str, ...]
+
+
+def setting(
+    text: str,
+    *,
+    default: Any = dataclasses.MISSING,
+    minimum: int | None = None,
+    maximum: int | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A field of a config dataclass, of type str, int or bool; required when it has no default.
+
+    Args:
+        text: What it does, with its unit; shown by `--help`.
+        default: Its value when neither flag nor variable states one.
+        minimum: The least value of an int.
+        maximum: The greatest value of an int.
+        choices: The values allowed for a str; none means any.
+    """
+    described = Setting(text, minimum, maximum, choices)
+    return dataclasses.field(default=default, kw_only=True, metadata={"setting": described})
+
+
+def settings_of(config_type: type) -> list[dataclasses.Field[Any]]:
+    """The fields that are made with `setting`."""
+    return [field for field in dataclasses.fields(config_type) if "setting" in field.metadata]
+
+
+def kind_of(field: dataclasses.Field[Any]) -> type:
+    """The type of a setting: str, int or bool."""
+    name = field.type if isinstance(field.type, str) else field.type.__name__
+    if name not in _KINDS:
+        raise TypeError(f"a setting is str, int or bool, not {name}")
+    return _KINDS[name]
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting, such as `--drain-ms`."""
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of a setting, such as `SLATEMQ_DRAIN_MS`."""
+    return ENVIRONMENT_PREFIX + name.upper()
+
+
+def parse(field: dataclasses.Field[Any], text: str) -> str | int | bool:
+    """The value that a flag or variable states. Raises ValueError with the rule it breaks."""
+    described: Setting = field.metadata["setting"]
+    kind = kind_of(field)
+    if kind is bool:
+        return _parse_bool(text)
+    if kind is int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError("must be a whole number") from None
+        check_bounds(described, value)
+        return value
+    if described.choices and text not in described.choices:
+        raise ValueError("must be one of " + ", ".join(described.choices))
+    return text
+
+
+def check_bounds(described: Setting, value: int) -> None:
+    """Raises ValueError with the bound that the value of an int setting breaks."""
+    if described.minimum is not None and value < described.minimum:
+        raise ValueError(f"must be at least {described.minimum}")
+    if described.maximum is not None and value > described.maximum:
+        raise ValueError(f"must be at most {described.maximum}")
+
+
+def _parse_bool(text: str) -> bool:
+    lowered = text.lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("must be true or false")

@@ -1,0 +1,79 @@
+"""The settings of the instance: small objects below its root, of which the highest number holds.
+
+    instance/<number, 20 digits>.json
+        {"number": 2, "written_at_ms": 1767225600000, "nonce": "8f…",
+         "settings": {"payload_bytes_max": 67108864, "replay_window_s": 604800, …}}
+
+An object is created only if it is absent, and neither changed nor removed. So a change is a
+compare-and-swap on the number before it, which a folder can do as well as an object store, and the
+objects are the history of the settings. What a setting means is not known here.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from libs.storage.errors import CorruptRecord
+from libs.storage.objects.small_objects import Objects
+
+__all__ = ["FOLDER", "InstanceRecord", "InstanceRecords"]
+
+FOLDER: Final = "instance"
+_NONCE_BYTES: Final = 8
+
+
+class InstanceRecord(NamedTuple):
+    """The settings of the instance as one change left them; the first has the number 1."""
+
+    number: int
+    written_at_ms: int
+    settings: Mapping[str, int]
+
+
+class InstanceRecords:
+    """The records of one root. Every method raises StoreUnavailable."""
+
+    def __init__(self, objects: Objects) -> None:
+        """Below the root of these objects."""
+        self._objects = objects
+
+    async def latest(self) -> InstanceRecord | None:
+        """The record that holds; None before the instance is made. Raises CorruptRecord.
+
+        Costs a LIST and a GET.
+        """
+        paths = [path for path in await self._objects.list(FOLDER) if path.endswith(".json")]
+        if not paths:
+            return None
+        return _decode(paths[-1], await self._objects.get(paths[-1]))
+
+    async def create(self, record: InstanceRecord) -> bool:
+        """Write the record if there is none of its number yet; durable on return.
+
+        False: another writer came first; read the latest again.
+        """
+        content = {**record._asdict(), "nonce": secrets.token_hex(_NONCE_BYTES)}
+        return await self._objects.put_if_absent(_path(record.number), json.dumps(content).encode())
+
+
+def _path(number: int) -> str:
+    return f"{FOLDER}/{number:020}.json"
+
+
+def _decode(path: str, data: bytes) -> InstanceRecord:
+    try:
+        content = json.loads(data)
+        record = InstanceRecord(
+            content["number"], content["written_at_ms"], dict(content["settings"])
+        )
+        numbers = [record.number, record.written_at_ms, *record.settings.values()]
+        if any(type(number) is not int for number in numbers):
+            raise ValueError("it has a value that is not a whole number")
+        if path != _path(record.number):
+            raise ValueError(f"it says that it is number {record.number}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptRecord("instance record", f"{path}: {error!r}") from error
+    return record
