@@ -1,0 +1,163 @@
+"""The settings of the instance, between processes: made, contradicted, changed, refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import slatemq
+from libs.serving.process.instance import InstanceSettings
+from libs.serving.process.settings import settings_of
+from slatemq._admin import instance as client_part
+from slatemq.cli import instance as command
+from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+from tests.integration.stack.processes import Service
+
+WAIT_S = 60
+HOUR_MS = 3_600_000
+GRACE = ("--purge-grace-s", "7")
+
+
+@asynccontextmanager
+async def running(*services: Service) -> AsyncIterator[slatemq.Client]:
+    try:
+        for service in services:
+            await service.start()
+        async with slatemq.connect(services[0].address) as client:
+            yield client
+    finally:
+        for service in services:
+            await service.close()
+
+
+async def ended(*arguments: str, **environ: str) -> tuple[int | None, str]:
+    """How a program of ours ends, and what it says on stderr."""
+    program = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        *arguments,
+        env={**os.environ, **environ},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    async with asyncio.timeout(WAIT_S):
+        said, _ = await program.communicate()
+    return program.returncode, said.decode()
+
+
+def test_all_parts_have_the_same_settings() -> None:
+    names = tuple(field.name for field in settings_of(InstanceSettings))
+
+    assert names == client_part.SETTINGS == command.SETTINGS
+
+
+async def test_a_process_that_contradicts_the_instance_stops(tmp_path: Path) -> None:
+    # Given an instance that an ingest made with a grace of 7 s
+    async with running(Service(tmp_path, "ingest", *GRACE)) as client:
+        # When a broker starts whose environment says otherwise
+        root = (tmp_path / "data").as_uri()
+        code, said = await ended(
+            "services.broker", "--root", root, SLATEMQ_PURGE_GRACE_S="8", SLATEMQ_RETENTION_S="5"
+        )
+
+        # Then it names both values and the command, with the exit code of a wrong setting
+        assert code == 2
+        assert "SLATEMQ_PURGE_GRACE_S is 8, but the instance has purge_grace_s=7" in said
+        assert "slatemq instance set purge_grace_s=8" in said
+        assert "SLATEMQ_RETENTION_S is 5, but the instance has retention_s=604800" in said
+        assert not (tmp_path / "data/broker").exists()
+        found = await client.get_instance()
+        assert (found.number, found.settings["purge_grace_s"]) == (1, 7)
+
+
+async def test_a_change_holds_in_each_process_that_starts_again(tmp_path: Path) -> None:
+    ingest, broker = Service(tmp_path, "ingest"), Service(tmp_path, "broker")
+    async with running(ingest, broker) as client:
+        # Given a queue that may not delay for so long
+        with pytest.raises(InvalidArgument):
+            await client.create_queue("slow", default_delay=3600)
+
+        # When the instance is changed
+        await client.update_instance({"max_message_delay_ms": HOUR_MS})
+
+        # Then what runs goes on as before
+        with pytest.raises(InvalidArgument):
+            await client.create_queue("slow", default_delay=3600)
+
+        # And a broker that is started again follows
+        await broker.kill()
+        await broker.start()
+        assert (await client.create_queue("slow", default_delay=3600)).default_delay_ms == HOUR_MS
+        status = await client.status()
+        assert status.instance_number == 2
+        numbers = {one.service: one.instance_number for one in status.services}
+        assert numbers == {"ingest": 1, "broker": 2}
+
+
+async def test_a_change_that_would_lose_something_is_refused(tmp_path: Path) -> None:
+    ingest, broker = Service(tmp_path, "ingest"), Service(tmp_path, "broker")
+    async with running(ingest, broker) as client:
+        await client.create_queue("slow", default_delay=600)
+
+        async def refusal(accept_loss: bool = False, **settings: int) -> str:
+            with pytest.raises(FailedPrecondition) as refused:
+                await client.update_instance(settings, accept_loss=accept_loss)
+            return refused.value.reason
+
+        assert await refusal(replay_window_s=1) == "CHANGE_LOSES"
+        assert await refusal(purge_grace_s=1) == "CHANGE_LOSES"
+        assert await refusal(True, payload_bytes_max=1) == "PAYLOADS_STORED"
+        assert await refusal(True, max_message_delay_ms=599_999) == "QUEUES_DELAY_LONGER"
+        # Nothing of a change is made where a part of it is refused
+        assert await refusal(purge_grace_s=1, retention_s=1) == "CHANGE_LOSES"
+        assert (await client.get_instance()).number == 1
+
+        # What no queue needs is taken, and what loses something once it is accepted
+        assert (await client.update_instance({"max_message_delay_ms": 600_000})).number == 2
+        changed = await client.update_instance({"purge_grace_s": 1}, accept_loss=True)
+        assert (changed.number, changed.settings["purge_grace_s"]) == (3, 1)
+
+        # A broker that cannot be asked may have such a queue
+        await broker.kill()
+        async with slatemq.connect(ingest.address, call_timeout=1) as hasty:
+            with pytest.raises(Unavailable, match="broker 0 has to be asked for its queues"):
+                await hasty.update_instance({"max_message_delay_ms": 1})
+
+
+async def test_changes_at_the_same_time_are_all_kept_and_repeating_one_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    changes = [
+        {"retention_s": 100},
+        {"dedupe_window_s": 700},
+        {"request_id_window_s": 1200},
+        {"replay_window_s": 0},
+        {"purge_grace_s": 90},
+    ]
+    async with running(Service(tmp_path, "ingest")) as client:
+        await asyncio.gather(*(client.update_instance(change) for change in changes))
+
+        found = await client.get_instance()
+        assert found.number == 1 + len(changes)
+        for change in changes:
+            assert change.items() <= found.settings.items()
+        # An answer that got lost is repeated by the client
+        assert await client.update_instance(changes[0]) == found
+
+
+async def test_a_change_without_sense_is_refused(tmp_path: Path) -> None:
+    async with running(Service(tmp_path, "ingest")) as client:
+        for settings, words in (
+            ({"speed": 1}, "'speed' is not a setting of the instance"),
+            ({"retention_s": "long"}, "must be a whole number"),
+            ({"retention_s": -1}, "must be at least 0, not -1"),
+            ({}, "name at least one setting"),
+        ):
+            with pytest.raises(InvalidArgument, match=words):
+                await client.update_instance(settings)  # type: ignore[arg-type]
