@@ -81,9 +81,9 @@ class LocalStack:
         os.kill(pid, number)
         return pid
 
-    def wait_restarted(self, service: str, old_pid: int) -> None:
+    def wait_restarted(self, service: str, old_pid: int, seconds: float = START_SECONDS) -> None:
         """Wait until another process serves in the place of that one."""
-        wait_until(lambda: self.pids[service] not in (old_pid, None), START_SECONDS, self._alive)
+        wait_until(lambda: self.pids[service] not in (old_pid, None), seconds, self._alive)
 
     def terminate(self) -> int:
         """Ask it to stop, and wait; returns the exit code."""

@@ -130,11 +130,12 @@ class Run:
 
         async def publisher(mine: Sequence[Sequence[Line]]) -> None:
             for batch in mine:
-                await self._publish_batch(stubs, batch)
+                await self.publish_batch(stubs, batch)
 
         await asyncio.gather(*(publisher(batches[i::publishers]) for i in range(publishers)))
 
-    async def _publish_batch(self, stubs: Stubs, batch: Sequence[Line]) -> None:
+    async def publish_batch(self, stubs: Stubs, batch: Sequence[Line]) -> None:
+        """Publish some of the lines, until that is answered."""
         request = ingest_pb2.PublishRequest(request_id=str(uuid.uuid4()))
         for line in batch:
             request.messages.add(payload=line.payload, headers=line.headers)

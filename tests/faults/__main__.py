@@ -6,7 +6,10 @@ python -m tests.faults histories --commands 100000 --restarts 200
 python -m tests.faults chains --messages 20000 --kills 30
 python -m tests.faults janitor --stages 1 2
 python -m tests.faults zombies --seconds 600 --changes 10000
+python -m tests.faults frozen --seconds 440 --rounds 1
+python -m tests.faults disk --rounds 20
 python -m tests.faults store --seconds 60 --messages 20000
+python -m tests.faults reads --seconds 60 --messages 6000
 python -m tests.faults events --mode async --backend redis --publishes 100000 --away-seconds 600
 
 Ends with 0 if nothing was lost, stored or routed twice, or redelivered before its lease ended.
@@ -34,8 +37,11 @@ from tests.acceptance.mishaps import SERVICES, ingest_away_under_claims, kill_al
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
 from tests.faults.event_runs import BACKENDS, MODES, run_events, victims_of
+from tests.faults.failing_reads import run_failing_reads
+from tests.faults.frozen import run_frozen
+from tests.faults.full_disk import run_full_disk
 from tests.faults.store_troubles import run_store
-from tests.faults.zombies import run_zombies
+from tests.faults.zombies import LEASE_S, History, run_zombies
 from tests.integration.broker.core.histories_run import run_history
 from tests.integration.janitor.conftest import READY, SMALL
 from tests.integration.janitor.instances import instance
@@ -91,13 +97,7 @@ async def chains(stack: LocalStack, stubs: Stubs, given: argparse.Namespace) -> 
 
 
 FORMS = {"kills": kills, "ingest-away": ingest_away, "chains": chains}
-
-
-HISTORIES = "histories"
-JANITOR = "janitor"
-ZOMBIES = "zombies"
-STORE = "store"
-EVENTS = "events"
+"""Those on a stack that is started for them."""
 
 STAGES_COUNT = len(STAGES["retention"])
 """Each job has as many."""
@@ -109,7 +109,7 @@ def _parse() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("form", choices=[*FORMS, HISTORIES, JANITOR, ZOMBIES, STORE, EVENTS])
+    parser.add_argument("form", choices=[*FORMS, *RUNS])
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument(
         "--kills",
@@ -124,7 +124,8 @@ def _parse() -> argparse.Namespace:
         "--seconds",
         type=float,
         default=60,
-        help="how long ingest is away, zombies run, or each trouble of the store lasts",
+        help="how long ingest is away, zombies run, owners are frozen, or each trouble of the "
+        "store lasts",
     )
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the victims")
     parser.add_argument("--commands", type=int, default=100_000, help="of a random history")
@@ -136,6 +137,7 @@ def _parse() -> argparse.Namespace:
         default=range(1, STAGES_COUNT + 1),
         help="of the janitor's jobs, at which to kill; minutes each",
     )
+    parser.add_argument("--rounds", type=int, default=2, help="of frozen owners, and full disks")
     parser.add_argument("--changes", type=int, default=0, help="of queues, beside the zombies")
     parser.add_argument("--restarts", type=int, default=200, help="of the broker in a history")
     parser.add_argument("--mode", choices=MODES, default="async", help="of event queues")
@@ -167,8 +169,9 @@ def _history(given: argparse.Namespace) -> int:
     return 0
 
 
-def _janitor(wanted: list[int]) -> int:
+def _janitor(given: argparse.Namespace) -> int:
     """Every job of the janitor, killed at each of its stages, then done by two at once."""
+    wanted = given.stages
     of_all = list(zip(*STAGES.values(), strict=True))
 
     async def waves(spark: SparkSession, folder: Path) -> None:
@@ -190,7 +193,26 @@ def _janitor(wanted: list[int]) -> int:
 def _zombies(given: argparse.Namespace) -> int:
     """Kill, freeze, replace and thaw every member for a while; every message is accounted for."""
     with tempfile.TemporaryDirectory(prefix="slatemq-zombies-") as folder:
-        history = asyncio.run(run_zombies(Path(folder), given.seconds, given.seed, given.changes))
+        return _judge_history(
+            asyncio.run(run_zombies(Path(folder), given.seconds, given.seed, given.changes))
+        )
+
+
+def _frozen(given: argparse.Namespace) -> int:
+    """Freeze owners for longer than their WAL is kept."""
+    with tempfile.TemporaryDirectory(prefix="slatemq-frozen-") as folder:
+        return _judge_history(asyncio.run(run_frozen(Path(folder), given.rounds, given.seconds)))
+
+
+def _disk(given: argparse.Namespace) -> int:
+    """Fill the disk of owners, again and again."""
+    with tempfile.TemporaryDirectory(prefix="slatemq-disk-") as folder:
+        run = run_full_disk(Path(folder), given.rounds, given.seed, settled_s=2 * LEASE_S)
+        return _judge_history(asyncio.run(run))
+
+
+def _judge_history(history: History) -> int:
+    """Say what came of a history; returns the exit code."""
     faults = history.faults()
     print(
         f"{len(history.answered)} publishes answered, "
@@ -212,16 +234,8 @@ def main() -> int:
     """Run one form, say what came of it."""
     given = _parse()
     print(f"{given.form}, seed {given.seed}")
-    if given.form == HISTORIES:
-        return _history(given)
-    if given.form == JANITOR:
-        return _janitor(given.stages)
-    if given.form == ZOMBIES:
-        return _zombies(given)
-    if given.form == STORE:
-        return _store(given)
-    if given.form == EVENTS:
-        return _events(given)
+    if given.form in RUNS:
+        return RUNS[given.form](given)
     with (
         tempfile.TemporaryDirectory(prefix="slatemq-faults-") as folder,
         LocalStack(Path(folder)) as stack,
@@ -238,6 +252,14 @@ def _store(given: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="slatemq-store-") as folder:
         began = time.monotonic()
         run = run_store(Path(folder), given.messages, given.seconds, given.seed)
+        return _judge(run, time.monotonic() - began)
+
+
+def _reads(given: argparse.Namespace) -> int:
+    """A stack on S3 that cannot read its tables for a while."""
+    with tempfile.TemporaryDirectory(prefix="slatemq-reads-") as folder:
+        began = time.monotonic()
+        run = run_failing_reads(Path(folder), given.messages, given.seconds)
         return _judge(run, time.monotonic() - began)
 
 
@@ -275,6 +297,18 @@ def _show(faults: list[str]) -> int:
         print(f"  {fault}")
     return 1 if faults else 0
 
+
+RUNS = {
+    "histories": _history,
+    "janitor": _janitor,
+    "zombies": _zombies,
+    "frozen": _frozen,
+    "disk": _disk,
+    "store": _store,
+    "reads": _reads,
+    "events": _events,
+}
+"""Those that start what they need by themselves."""
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -49,6 +50,8 @@ class Fault:
         delay_s: Waits so long first.
         chance: Of a request that it happens, 0 to 1.
         times: How often it happens at most; None: always.
+        window_s: It happens for the first so many seconds of each period; None: always. What hangs
+            or is held waits for the end of them.
         happened: How often it has happened.
     """
 
@@ -58,6 +61,7 @@ class Fault:
     delay_s: float = 0.0
     chance: float = 1.0
     times: int | None = None
+    window_s: tuple[float, float] | None = None
     happened: int = 0
     lifted: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -67,10 +71,23 @@ class Fault:
             return False
         if self.times is not None and self.happened >= self.times:
             return False
+        if self._left_s() == 0:
+            return False
         if luck.random() >= self.chance:
             return False
         self.happened += 1
         return True
+
+    async def over(self) -> None:
+        """Wait until it is lifted, or its window is over."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.lifted.wait(), self._left_s())
+
+    def _left_s(self) -> float | None:
+        if self.window_s is None:
+            return None
+        away_s, period_s = self.window_s
+        return max(away_s - time.monotonic() % period_s, 0)
 
 
 class FaultyStore:
@@ -169,7 +186,7 @@ class FaultyStore:
             if fault.outcome is Outcome.RESET:
                 return False
             if fault.outcome is Outcome.HANG:
-                await fault.lifted.wait()
+                await fault.over()
                 return False
             if fault.outcome is Outcome.REFUSE:
                 writer.write(_REFUSAL)
@@ -177,13 +194,13 @@ class FaultyStore:
                 return True
             lose = lose or fault.outcome is Outcome.LOSE
             if fault.outcome is Outcome.HOLD:
-                await fault.lifted.wait()
+                await fault.over()
         answer = await upstream.ask(method, head + body)
         if lose:
             return False
         for fault in self._faults:  # Those of now: an answer is held like a request.
             if fault.outcome is Outcome.HOLD and fault.meets(method, path, self._luck):
-                await fault.lifted.wait()
+                await fault.over()
         writer.write(answer)
         await writer.drain()
         return True

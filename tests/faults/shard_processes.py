@@ -13,7 +13,10 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from libs.serving.process.exits import EXIT_FENCED
 from tests.acceptance.local_stack import REPOSITORY
@@ -35,7 +38,7 @@ class Member:
         self.shard = shard
         self.address = ""
         self.exits: Counter[int] = Counter()
-        self._folder = folder
+        self.folder = folder
         self._starts = 0
         self._process: asyncio.subprocess.Process | None = None
 
@@ -47,7 +50,7 @@ class Member:
     @property
     def log(self) -> Path:
         """The standard error of all its processes."""
-        return self._folder / f"{self.name}.log"
+        return self.folder / f"{self.name}.log"
 
     @property
     def pid(self) -> int:
@@ -58,11 +61,11 @@ class Member:
     async def start(self, port: int = 0) -> None:
         """Start an owner, and wait until it serves."""
         self._starts += 1
-        ready = self._folder / f"{self.name}.{self._starts}.ready"
-        with self.log.open("a") as log:
+        ready = self.folder / f"{self.name}.{self._starts}.ready"
+        with self.output() as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", f"services.{self.service}", "--shard", str(self.shard)),
-                *("--root", (self._folder / "data").as_uri(), "--port", str(port)),
+                *(sys.executable, *self.program, "--shard", str(self.shard)),
+                *("--root", (self.folder / "data").as_uri(), "--port", str(port)),
                 *("--ready-file", str(ready), "--parent-pid", str(os.getpid())),
                 *self._arguments,
                 cwd=REPOSITORY,
@@ -70,6 +73,7 @@ class Member:
                 stdout=log,
                 stderr=log,
             )
+        self.on_spawn()
         async with asyncio.timeout(START_SECONDS):
             while not ready.exists():
                 if self._process.returncode is not None:
@@ -77,29 +81,50 @@ class Member:
                 await asyncio.sleep(0.05)
         self.address = str(json.loads(ready.read_text())["address"])
 
+    @property
+    def program(self) -> Sequence[str]:
+        """What Python runs."""
+        return "-m", f"services.{self.service}"
+
+    def on_spawn(self) -> None:
+        """Called when there is a new process of it, which has not done anything yet."""
+
+    async def ended(self) -> int:
+        """Wait until the owner has ended by itself; returns its exit code."""
+        assert self._process is not None, "never started"
+        return await self._process.wait()
+
+    @contextmanager
+    def output(self) -> Iterator[IO[bytes]]:
+        """Where a process of it writes its standard error to."""
+        with self.log.open("ab") as log:
+            yield log
+
     async def kill(self) -> None:
         """SIGKILL the owner, and start another at the same address."""
         process = self._send(signal.SIGKILL)
         await process.wait()
         await self.start(int(self.address.rpartition(":")[2]))
 
-    async def freeze(self, seconds: float) -> None:
-        """Stop the owner for a while; no other takes its shard."""
+    async def freeze(self, meanwhile: Awaitable[None]) -> None:
+        """Stop the owner while something goes on; no other takes its shard."""
         process = self._send(signal.SIGSTOP)
         try:
-            await asyncio.sleep(seconds)
+            await meanwhile
         finally:
             process.send_signal(signal.SIGCONT)
 
-    async def replace(self, frozen_seconds: float) -> None:
+    async def replace(self, meanwhile: Awaitable[None]) -> None:
         """Freeze the owner, start a successor elsewhere, thaw it, and wait until it has ended.
+
+        It is thawed once `meanwhile` is over, which begins when the successor serves.
 
         Raises RuntimeError when the zombie goes on, or ends as anything but fenced.
         """
         zombie = self._send(signal.SIGSTOP)
         try:
             await self.start()
-            await asyncio.sleep(frozen_seconds)
+            await meanwhile
         finally:
             zombie.send_signal(signal.SIGCONT)
         try:

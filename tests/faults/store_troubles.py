@@ -23,6 +23,12 @@ from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 
 OWNERS = ("ingest", "broker")
+AWAY_S = (15.0, 20.0)
+"""A store that is away for most of the time: a shard has 5 s to open."""
+
+RESTART_SECONDS = 300.0
+"""How long an owner may take to serve while the store is in trouble."""
+
 BACK_SECONDS = 180.0
 """How long the owners may take to serve once the store is well again."""
 
@@ -56,6 +62,16 @@ TROUBLES = (
     Trouble("every request swallowed", lambda: (Fault(Outcome.HANG),)),
     Trouble("blackholed", lambda: (Fault(Outcome.HOLD),)),
     Trouble("owners killed, 100 ms for each request", lambda: (Fault(delay_s=0.1),), kills=True),
+    Trouble(
+        "owners killed, connections reset for 15 of every 20 s",
+        lambda: (Fault(Outcome.RESET, window_s=AWAY_S), Fault(delay_s=0.05)),
+        kills=True,
+    ),
+    Trouble(
+        "owners killed, blackholed for 15 of every 20 s",
+        lambda: (Fault(Outcome.HOLD, window_s=AWAY_S), Fault(delay_s=0.05)),
+        kills=True,
+    ),
 )
 
 
@@ -67,7 +83,7 @@ async def _undergo(stack: LocalStack, store: FaultyStore, trouble: Trouble, seco
         killed = {owner: stack.signal(owner, signal.SIGKILL) for owner in OWNERS}
     await asyncio.sleep(seconds)
     for owner, pid in killed.items():
-        await asyncio.to_thread(stack.wait_restarted, owner, pid)
+        await asyncio.to_thread(stack.wait_restarted, owner, pid, RESTART_SECONDS)
     store.set()
     happened = sum(fault.happened for fault in faults)
     assert happened, f"{trouble.name}: no request was made"

@@ -176,9 +176,12 @@ async def disturb(members: Sequence[Member], seed: int, end: float) -> list[str]
             case 0:
                 what, mishap = "killed", member.kill()
             case 1:
-                what, mishap = f"frozen for {seconds:g} s", member.freeze(seconds)
+                what, mishap = f"frozen for {seconds:g} s", member.freeze(asyncio.sleep(seconds))
             case _:
-                what, mishap = f"replaced and thawed after {seconds:g} s", member.replace(seconds)
+                what, mishap = (
+                    f"replaced and thawed after {seconds:g} s",
+                    member.replace(asyncio.sleep(seconds)),
+                )
         began = time.monotonic()
         await mishap
         done.append(f"{member.name} {what}")
@@ -189,21 +192,44 @@ async def disturb(members: Sequence[Member], seed: int, end: float) -> list[str]
 
 async def run_zombies(folder: Path, seconds: float, seed: int, changes: int) -> History:
     """One history; raises when a member cannot start again, or a zombie does not end as fenced."""
-    (folder / "data").mkdir()
     members = [
         *(Member(folder, "ingest", shard) for shard in range(2)),
         *(Member(folder, "broker", shard) for shard in range(1)),
         *(Member(folder, "router", shard) for shard in range(2)),
     ]
+
+    async def mishaps(_: History) -> None:
+        end = time.monotonic() + seconds
+        done = await asyncio.gather(
+            disturb(members[:OWNERS], seed, end), disturb(members[OWNERS:], seed + 1, end)
+        )
+        print(f"{sum(map(len, done))} mishaps")
+
+    return await run_history(folder, members, members[2], mishaps, changes)
+
+
+async def run_history(
+    folder: Path,
+    members: Sequence[Member],
+    broker: Member,
+    mishaps: Callable[[History], Awaitable[None]],
+    changes: int = 0,
+    settled_s: float = 2 * LEASE_S,
+) -> History:
+    """Starts the members, and has clients work while something happens to them.
+
+    After that all that was answered must come, and for `settled_s` nothing may come twice.
+    """
+    (folder / "data").mkdir()
     history = History()
     try:
         await asyncio.gather(*(member.start() for member in members))
-        async with slatemq.connect(members[2].address) as client:
+        async with slatemq.connect(broker.address) as client:
             for queue, (text, _) in FILTERS.items():
                 await client.create_queue(
                     queue, filter=text, max_attempts=1_000, backoff=slatemq.Backoff.none()
                 )
-            await _work(client, history, members, seconds, seed, changes)
+            await _work(client, history, mishaps, changes, settled_s)
     finally:
         await asyncio.gather(*(member.close() for member in members))
     return history
@@ -212,10 +238,9 @@ async def run_zombies(folder: Path, seconds: float, seed: int, changes: int) -> 
 async def _work(
     client: slatemq.Client,
     history: History,
-    members: Sequence[Member],
-    seconds: float,
-    seed: int,
+    mishaps: Callable[[History], Awaitable[None]],
     changes: int,
+    settled_s: float,
 ) -> None:
     numbers = itertools.count()
     producers = [asyncio.create_task(produce(client, history, numbers)) for _ in range(2)]
@@ -225,19 +250,17 @@ async def _work(
         for task in range(CHANGING_TASKS if changes else 0)
     ]
     try:
-        end = time.monotonic() + seconds
-        done = await asyncio.gather(
-            disturb(members[:OWNERS], seed, end), disturb(members[OWNERS:], seed + 1, end)
-        )
+        await mishaps(history)
         await asyncio.gather(*changing)
         for producer in producers:
             producer.cancel()
         await asyncio.wait(producers)
         await _drained(history, [*consumers])
+        await asyncio.sleep(settled_s)  # what is delivered once more would come now
         history.dead_letters = {
             queue: (await client.get_queue(queue)).counts.failed_count for queue in FILTERS
         }
-        print(f"{sum(map(len, done))} mishaps, {history.changes_count} queue changes")
+        print(f"{history.changes_count} queue changes")
     finally:
         for task in (*producers, *consumers, *changing):
             task.cancel()
@@ -254,4 +277,3 @@ async def _drained(history: History, consumers: Sequence[asyncio.Task[None]]) ->
         if time.monotonic() - history.moved_at > STALLED_S:
             return
         await asyncio.sleep(0.2)
-    await asyncio.sleep(2 * LEASE_S)  # what is delivered once more would come now

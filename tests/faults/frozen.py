@@ -1,0 +1,94 @@
+"""Owners and a router that stand still until what they last read from the store is collected.
+
+WAL objects are kept for minutes, and then go. An owner that stood still for longer, was replaced,
+and goes on, finds other objects than those that it left, and calls that came meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from libs.serving.peers.channels import open_channel
+from slatemq.v1 import consumer_pb2, consumer_pb2_grpc, ingest_pb2, ingest_pb2_grpc
+from tests.faults.shard_processes import Member
+from tests.faults.zombies import FILTERS, History, run_history
+
+KEPT_WAL_OBJECTS = 1
+"""The newest of an owner's, which its successor has taken: it fences the older one for good."""
+
+PUBLISHES_BEFORE = 20
+CALLS = 16
+COLLECTED_S = 120.0
+
+NOT_ANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+"""Cancelled: the server ends before it has looked at the call."""
+
+
+class CollectingMember(Member):
+    """A member whose WAL objects go at once (see tests.faults.collecting)."""
+
+    @property
+    def program(self) -> Sequence[str]:
+        """See Member."""
+        return "-m", "tests.faults.collecting", self.service
+
+    def wal_objects(self) -> set[str]:
+        """The names of what is in its WAL."""
+        folder = self.folder / "data" / self.service / str(self.shard) / "wal"
+        return {path.name for path in folder.iterdir()}
+
+    def call(self, channel: grpc.aio.Channel) -> Any:
+        """A call that only the owner of the shard may answer."""
+        if self.service == "ingest":
+            message = ingest_pb2.PublishMessage(payload=b'{"n": -1}', headers={"n": "-1"})
+            publish = ingest_pb2.PublishRequest(messages=[message])
+            return ingest_pb2_grpc.IngestServiceStub(channel).Publish(publish)
+        claim = consumer_pb2.ClaimRequest(queue_id=next(iter(FILTERS)), max_messages=1)
+        return consumer_pb2_grpc.ConsumerServiceStub(channel).Claim(claim)
+
+
+async def replace_until_collected(owner: CollectingMember, seconds: float) -> None:
+    """Freeze an owner, and thaw it when nothing is left of its WAL, and the time is over.
+
+    The calls that came meanwhile are the first that it reads then; it may answer none of them.
+    """
+    calls: list[Any] = []
+    left = owner.wal_objects()
+    assert len(left) > KEPT_WAL_OBJECTS, f"{owner.name} has nothing that can be collected"
+
+    async def meanwhile() -> None:
+        calls.extend(owner.call(channel) for _ in range(CALLS))
+        await asyncio.sleep(seconds)
+        async with asyncio.timeout(COLLECTED_S):
+            while len(left & owner.wal_objects()) > KEPT_WAL_OBJECTS:
+                await asyncio.sleep(0.05)
+
+    async with open_channel(owner.address) as channel:
+        await channel.channel_ready()
+        await owner.replace(meanwhile())
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(outcome, grpc.aio.AioRpcError), f"{owner.name} answered {outcome}"
+            assert outcome.code() in NOT_ANSWERED, outcome
+
+
+async def run_frozen(folder: Path, rounds: int, seconds: float) -> History:
+    """In each round each owner is frozen and replaced, and the router is frozen all that time."""
+    ingest, broker = (CollectingMember(folder, service, 0) for service in ("ingest", "broker"))
+    router = Member(folder, "router", 0)
+
+    async def mishaps(history: History) -> None:
+        for number in range(rounds):
+            for owner in (ingest, broker):
+                answered = len(history.answered)
+                while len(history.answered) < answered + PUBLISHES_BEFORE:
+                    await asyncio.sleep(0.05)
+                await router.freeze(replace_until_collected(owner, seconds))
+                print(f"round {number}: {owner.name} replaced, collected and thawed", flush=True)
+
+    members = [ingest, broker, router]
+    return await run_history(folder, members, broker, mishaps, settled_s=seconds)
