@@ -1,6 +1,6 @@
-"""Kills a driver at a place in its work, also from within its tasks, which are other processes.
+"""Kills a driver, or its Java alone, at a place in its work, also from within its tasks.
 
-What is to happen is in the environment, so that Spark's workers have it, too.
+What is to happen is in the environment, so that Spark's workers, other processes, have it, too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from libs.storage.database.blobs import Blobs
@@ -20,6 +22,9 @@ from services.janitor.jobs.owners import Owners
 
 PLACE = "JANITOR_TEST_KILL"
 DRIVER = "JANITOR_TEST_DRIVER"
+JAVA = "jvm"
+"""Before a place or a phase: the Java of the driver is killed there, and not the driver."""
+
 GONE_S = 60
 
 DAEMON = {"spark.python.daemon.module": "tests.integration.janitor.jobs.killing_daemon"}
@@ -51,7 +56,7 @@ PLACES = {
 
 
 def environ(place: str) -> dict[str, str]:
-    """What kills at a place, such as "after-call 2"; nothing for no place."""
+    """What kills at a place, such as "after-call 2" or "jvm after-call 2"; nothing for no place."""
     return {PLACE: place} if place else {}
 
 
@@ -60,7 +65,8 @@ def arm() -> None:
     told = os.environ.get(PLACE)
     if not told:
         return
-    name, number = told.split()
+    *victim, name, number = told.split()
+    kill = _kill_java if victim == [JAVA] else _kill_driver
     place, left = PLACES[name], int(number)
     method = getattr(place.owner, place.name)
 
@@ -75,7 +81,7 @@ def arm() -> None:
         async def awaited(self: Any, *arguments: Any, **rest: Any) -> Any:
             result = await method(self, *arguments, **rest)
             if is_it(arguments):
-                _kill()
+                kill()
             return result
 
         setattr(place.owner, place.name, awaited)
@@ -85,16 +91,33 @@ def arm() -> None:
     def called(self: Any, *arguments: Any, **rest: Any) -> Any:
         it = is_it(arguments)
         if it and not place.after:
-            _kill()
+            kill()
         result = method(self, *arguments, **rest)
-        if it:
-            _kill()
+        if it and place.after:
+            kill()
         return result
 
     setattr(place.owner, place.name, called)
 
 
-def _kill() -> None:
+def _kill_driver() -> None:
     """Kill the driver; its JVM ends, and then so does this process, if it is another."""
     os.kill(int(os.environ[DRIVER]), signal.SIGKILL)
     time.sleep(GONE_S)
+
+
+def _kill_java() -> None:
+    """Kill the driver's JVM; this process goes on until it misses it."""
+    kill_java_of(int(os.environ[DRIVER]))
+
+
+def kill_java_of(pid: int) -> None:
+    """SIGKILL the Java below a process; does nothing once it has gone."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = path.read_text().rpartition(")")
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # It has ended since it was listed.
+        if int(rest.split()[1]) == pid and name.endswith("(java"):
+            with suppress(ProcessLookupError):
+                os.kill(int(path.parent.name), signal.SIGKILL)

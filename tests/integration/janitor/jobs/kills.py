@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from services.janitor.jobs.contract import JobCancelled, Progress
 from services.janitor.jobs.run import PHASES, run_on
 from tests.integration.ingest.server import ROOT
 from tests.integration.janitor.instances import OPTIONS, Instance
-from tests.integration.janitor.jobs.killing import environ
+from tests.integration.janitor.jobs.killing import JAVA, environ, kill_java_of
 
 PHASE_S = 600
 """Far above what anything takes: whoever waits longer waits for nothing."""
@@ -89,12 +88,13 @@ async def wave(
 async def killed(
     made: Instance, job: str, stage: str, folder: Path, now_ms: int | None = None
 ) -> None:
-    """Start a driver, and have it killed at a stage; `jvm PHASE` kills its Java alone there.
+    """Start a driver, and have it killed at a stage; `jvm STAGE` kills its Java alone there.
 
     With `now_ms` it judges by this time.
     """
-    jvm_phase = stage.removeprefix("jvm ") if stage.startswith("jvm ") else ""
-    place = stage if stage.split()[0].startswith(("before-", "after-")) else ""
+    is_java = stage.startswith(f"{JAVA} ")
+    where = stage.removeprefix(f"{JAVA} ")
+    is_place = where.startswith(("before-", "after-"))
     with (folder / f"driver-{job}.log").open("ab") as log:
         driver = await asyncio.create_subprocess_exec(
             *(
@@ -106,34 +106,20 @@ async def killed(
             ),
             *([] if now_ms is None else [str(now_ms)]),
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environ(place)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environ(stage if is_place else "")},
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
         )
     assert driver.stdout is not None
     async with asyncio.timeout(PHASE_S):
         async for line in driver.stdout:
-            if line.decode().strip() == stage:
-                driver.kill()
-            if line.decode().strip() == jvm_phase:
-                _kill_java_of(driver.pid)
+            if line.decode().strip() == where:
+                kill_java_of(driver.pid) if is_java else driver.kill()
         code = await driver.wait()
-    if jvm_phase:
-        assert code > 0, f"{job} ended with {code} although its Java was killed"
+    if is_java:
+        assert code > 0, f"{job} ended with {code} although its Java was killed at {where!r}"
         return
     assert code == -signal.SIGKILL, f"{job} was not killed at {stage!r}, but ended with {code}"
-
-
-def _kill_java_of(pid: int) -> None:
-    """SIGKILL the Java below a process; does nothing once it has gone."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, _, rest = path.read_text().rpartition(")")
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # It has ended since it was listed.
-        if int(rest.split()[1]) == pid and name.endswith("(java"):
-            with suppress(ProcessLookupError):
-                os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 async def _cancelled(spark: SparkSession, made: Instance, job: str, stage: str) -> None:

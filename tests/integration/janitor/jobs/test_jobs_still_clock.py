@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from services.janitor.jobs.run import run_on
+from services.janitor.jobs.run import PHASES, STARTING, run_on
 from tests.forms import proof
 from tests.integration.janitor.instances import OPTIONS, Instance, instance
+from tests.integration.janitor.jobs.killing import JAVA
 from tests.integration.janitor.jobs.kills import (
     LETTERS,
     PHASE_S,
@@ -38,12 +39,12 @@ pytestmark = pytest.mark.slow  # Spark takes seconds to start, and tenths of one
 STATES = ("available", "delayed", "in_flight", "done", "failed", "archived")
 QUEUES = ("orders-0", *LETTERS, *(f"prints-0-{number}" for number in range(PRUNED)))
 JAVA_STAGES = {
-    "retention": "jvm messages",
-    "done": "jvm done lists",
-    "dead-letters": "jvm dead letters",
-    "restore": "jvm archived letters",
-    "report": "jvm report",
-    "unreferenced": "jvm messages",
+    job: tuple(
+        f"{JAVA} {stage}"
+        for stage in dict.fromkeys((*stages, *PHASES[job][1:]))
+        if stage != STARTING
+    )
+    for job, stages in STAGES.items()
 }
 """Where Spark's Java is killed, and its driver is not: its workers may go on for a moment."""
 
@@ -124,7 +125,7 @@ async def _filled(
         *(
             proof(job, stage)
             for job, stages in STAGES.items()
-            for stage in (*stages, JAVA_STAGES[job])
+            for stage in (*stages, *JAVA_STAGES[job])
             if (job, stage) != SHORT
         ),
     ],
