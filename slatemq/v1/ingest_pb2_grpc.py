@@ -177,10 +177,12 @@ class IngestServiceServicer:
 
     def TailLog(self, request, context):
         """Streams the metadata log of this shard in the order in which it was committed, first what is stored, then what comes
-        in, without end. Only durable entries are sent, each once, none left out that is stored still (PurgeService).
+        in, without end. Only durable entries are sent, each once, none left out that is stored still (PurgeService). An entry of over
+        64 KiB comes in several parts, each an entry with the next of its messages, while answers that are not read take the ingest's
+        memory for messages.
 
         Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE, RESOURCE_EXHAUSTED (too many
-        open streams; UNREAD_ANSWERS).
+        open streams).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

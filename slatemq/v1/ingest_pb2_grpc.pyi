@@ -93,10 +93,12 @@ class IngestServiceStub:
     """
     TailLog: _grpc.UnaryStreamMultiCallable[_ingest_pb2.TailLogRequest, _ingest_pb2.TailLogResponse]
     """Streams the metadata log of this shard in the order in which it was committed, first what is stored, then what comes
-    in, without end. Only durable entries are sent, each once, none left out that is stored still (PurgeService).
+    in, without end. Only durable entries are sent, each once, none left out that is stored still (PurgeService). An entry of over
+    64 KiB comes in several parts, each an entry with the next of its messages, while answers that are not read take the ingest's
+    memory for messages.
 
     Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE, RESOURCE_EXHAUSTED (too many
-    open streams; UNREAD_ANSWERS).
+    open streams).
     """
     GetLogStatus: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.GetLogStatusRequest, _ingest_pb2.GetLogStatusResponse]
     """Where the shard's log stands.
@@ -199,10 +201,12 @@ class IngestServiceAsyncStub(IngestServiceStub):
     """
     TailLog: _aio.UnaryStreamMultiCallable[_ingest_pb2.TailLogRequest, _ingest_pb2.TailLogResponse]  # type: ignore[assignment]
     """Streams the metadata log of this shard in the order in which it was committed, first what is stored, then what comes
-    in, without end. Only durable entries are sent, each once, none left out that is stored still (PurgeService).
+    in, without end. Only durable entries are sent, each once, none left out that is stored still (PurgeService). An entry of over
+    64 KiB comes in several parts, each an entry with the next of its messages, while answers that are not read take the ingest's
+    memory for messages.
 
     Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE, RESOURCE_EXHAUSTED (too many
-    open streams; UNREAD_ANSWERS).
+    open streams).
     """
     GetLogStatus: _aio.UnaryUnaryMultiCallable[_ingest_pb2.GetLogStatusRequest, _ingest_pb2.GetLogStatusResponse]  # type: ignore[assignment]
     """Where the shard's log stands.
@@ -326,10 +330,12 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ingest_pb2.TailLogResponse], _abc.AsyncIterator[_ingest_pb2.TailLogResponse]]:
         """Streams the metadata log of this shard in the order in which it was committed, first what is stored, then what comes
-        in, without end. Only durable entries are sent, each once, none left out that is stored still (PurgeService).
+        in, without end. Only durable entries are sent, each once, none left out that is stored still (PurgeService). An entry of over
+        64 KiB comes in several parts, each an entry with the next of its messages, while answers that are not read take the ingest's
+        memory for messages.
 
         Errors: INVALID_ARGUMENT (`after_sequence` negative or beyond the log's end), UNAVAILABLE, RESOURCE_EXHAUSTED (too many
-        open streams; UNREAD_ANSWERS).
+        open streams).
         """
 
     @_abc_1.abstractmethod

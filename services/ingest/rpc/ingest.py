@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, Final, cast
 
@@ -12,13 +12,14 @@ from opentelemetry import trace
 from libs.serving import limits
 from libs.serving import telemetry as told
 from libs.serving.peers.topology import TopologyDirectory
-from libs.serving.requests.answer_budget import AnswerBudget
+from libs.serving.requests.answer_budget import SMALL_BYTES, AnswerBudget
 from libs.serving.requests.guard import encoded
 from libs.serving.telemetry import Telemetry
 from libs.storage.layout.ids import message_id
 from libs.storage.records.metadata import decode_log_entry
 from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
+from services.ingest.read.entry_parts import part_behind
 from services.ingest.read.reading import Room
 from services.ingest.read.tailing import Update
 from services.ingest.rpc.publish_streams import PublishStreams, Requests, published
@@ -177,16 +178,39 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         shard = self._open()
         if request.after_sequence > shard.log.end.last_message_id:
             await shard.prove_ownership()
-        # A share, so that tails which nobody reads leave room for the others.
-        tail = shard.log.tail(request.after_sequence, lambda: self._answers.share_bytes)
-        async with aclosing(tail) as updates:
+        async with aclosing(self._updates(shard, request.after_sequence)) as updates:
             async for update in updates:
                 size_bytes = sum(len(value) for _, value in update.entries)
-                self._answers.hold(size_bytes)
+                # Whatever others hold: a log that stood still for them might do so for ever.
+                self._answers.take(size_bytes)
                 try:
                     yield _tailed(update, stored=request.stored)
                 finally:
                     self._answers.release(size_bytes)
+
+    async def _updates(self, shard: Shard, position: int) -> AsyncGenerator[Update, None]:
+        """What a tail sends: shares, so that tails which are not read leave room for the others.
+
+        Where the memory for answers is used up, an entry that is larger comes in parts. Each is
+        read when it is wanted, so that nothing but the part is kept meanwhile.
+        """
+        answers, is_inside = self._answers, False
+        while True:
+            tail = shard.log.tail(position, lambda: answers.share_bytes)
+            async with aclosing(tail) as updates:
+                async for update in updates:
+                    entries, end = update.entries, update.durable_sequence
+                    # Not where the rest of the entry was purged meanwhile.
+                    is_inside = is_inside and bool(entries) and entries[0][0] <= position
+                    size_bytes = sum(len(value) for _, value in entries)
+                    if is_inside or (size_bytes > SMALL_BYTES and answers.is_exceeded):
+                        break
+                    yield update
+            position = max(position, entries[0][0] - 1)
+            part = await part_behind(entries[0][1], position, answers.share_bytes)
+            position, is_inside = part.last_message_id, not part.is_end
+            del update, entries
+            yield Update([(part.sequence, part.value)], end)
 
     async def Push(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.PushRequest, context: Any
