@@ -70,8 +70,9 @@ KEEPALIVE_TIMEOUT_MS = 10_000
 """Without an answer to a ping for this long, the peer is gone. gRPC needs it twice: what ends the
 connection is `grpc.http2.ping_timeout_ms`, which is 60 s unless it is set."""
 
-PING_INTERVAL_MS_MIN = 5_000
-"""Peers may ping this often; gRPC's own 5 min would cut off clients that keep alive long polls."""
+PING_INTERVAL_MS_MIN = 1_000
+"""Peers may ping this often. Clients ping after 5 s of silence, to notice a frozen server soon;
+gRPC's own minimum of 5 min would cut them off."""
 
 RECONNECT_BACKOFF_MS_MIN = 50
 RECONNECT_BACKOFF_MS_MAX = 1_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections import deque
 from typing import Any
 
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 
 SILENCE_S = 40.0
 """A stream that is silent for so long is dead: the server says something every 10 s."""
+
+STREAM_SILENT = "STREAM_SILENT"
+"""The reason of a watch that ended since its stream was silent."""
 
 
 class DelayedWatch:
@@ -87,7 +91,8 @@ class DelayedWatch:
                 if error.reason == "CLIENT_CLOSED":
                     raise
                 log.debug("the watch of %s broke: %s", self.queue_id, error)
-                self._watch.begin(error)
+                is_silent = error.reason == STREAM_SILENT
+                self._watch.begin(error, time.monotonic() - SILENCE_S if is_silent else None)
                 self._peers.forget()
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, BACKOFF_S_MAX)
@@ -113,7 +118,7 @@ class DelayedWatch:
                     answer = await self._peers.unless_closed(self._call.read())
         except TimeoutError:
             self._drop()
-            raise Unavailable("the stream is silent", reason="STREAM_SILENT") from None
+            raise Unavailable("the stream is silent", reason=STREAM_SILENT) from None
         except asyncio.CancelledError:
             self._drop()
             task = asyncio.current_task()

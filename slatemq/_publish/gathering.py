@@ -191,7 +191,7 @@ class Gatherer:
         self._requests.name(batch.request)
         self._requests.turn()
         self._streamed += 1
-        shard = stream.shard
+        shard, began_s = stream.shard, loop.time()
 
         def answered(told: list[Published] | SlateMQError) -> None:
             self._streamed -= 1
@@ -202,7 +202,7 @@ class Gatherer:
             elif self._given_up:
                 self._end(batch, closed())
             else:
-                self._call(batch, Tried(shard, told))
+                self._call(batch, Tried(shard, told, began_s))
             self._on_changed()
 
         stream.send(batch.numbered, answered, batch.until)

@@ -15,6 +15,7 @@ from slatemq._checks import check_text
 from slatemq._publish.dedupe_shards import dedupe_shard
 from slatemq._publish.published import Published, published
 from slatemq._publish.wire import Runs
+from slatemq._rpc.liveness import Liveness
 from slatemq._rpc.outages import OutageWatch
 from slatemq._rpc.peers import NOT_TAKEN, Peers, connect_s, connected, errors_translated
 from slatemq.errors import (
@@ -49,10 +50,11 @@ _DECODE = ingest_pb2.PublishResponse.FromString
 
 
 class Tried(NamedTuple):
-    """How a request fared that was sent on a stream."""
+    """How a request fared that was sent on a stream at `began_s`, by the monotonic clock."""
 
     shard: int
     error: SlateMQError
+    began_s: float
 
 
 class PublishRequests:
@@ -69,6 +71,7 @@ class PublishRequests:
         self._away: dict[int, float] = {}
         self._no_runs_until = 0.0
         self._outages: dict[int, OutageWatch] = {}
+        self._liveness: dict[int, Liveness] = {}
 
     async def shard_of(self, dedupe_key: str | None) -> int | None:
         """The ingest shard that a message must go to; None without a key: any."""
@@ -161,12 +164,12 @@ class PublishRequests:
         was_sent = False
         full: set[int] = set()
 
-        def failed(at: int, problem: SlateMQError) -> None:
+        def failed(at: int, problem: SlateMQError, began_s: float) -> None:
             """Decides where the next try goes: elsewhere only if nothing can have been stored."""
             nonlocal chosen, was_sent
             if isinstance(problem, Unavailable | DeadlineExceeded):
                 self._away[at] = time.monotonic() + AWAY_S
-                self._outage_of(at).begin(problem)
+                self._outage_of(at).begin(problem, began_s)
                 was_sent = was_sent or problem.reason not in NOT_TAKEN
                 if shard is None and not was_sent:
                     chosen = None
@@ -174,19 +177,23 @@ class PublishRequests:
         async def attempt(timeout: float) -> list[Published]:
             nonlocal chosen, tried
             if tried is not None:
-                (at, problem), tried = tried, None
-                failed(at, problem)
+                (at, problem, began_s), tried = tried, None
+                failed(at, problem, began_s)
                 raise problem
             if chosen is None:
                 chosen = await self._choose_shard(full)
             at = chosen
             channel = await self._peers.ingest(at)
+            may_leave = shard is None and not was_sent and self.has_several
+            liveness = self.liveness(at) if may_leave else None
+            began_s = time.monotonic()
             try:
-                answer = await _publish(channel, encoded, timeout, connect_s(bound_s))
+                answer = await _publish(channel, encoded, timeout, connect_s(bound_s), liveness)
             except SlateMQError as error:
-                failed(at, error)
+                failed(at, error, began_s)
                 raise
             self._away.pop(at, None)
+            self.liveness(at).answered()
             self.answered(at)
             return published(
                 answer.message_ids, answer.received_at_ms, answer.duplicates, answer.task_id
@@ -213,6 +220,18 @@ class PublishRequests:
         """An ingest has stored a request: it is up."""
         if self._outages and (watch := self._outages.pop(shard, None)) is not None:
             watch.end()
+
+    @property
+    def has_several(self) -> bool:
+        """Whether a request may go to another ingest shard, as far as it is known."""
+        return len(self._peers.ingests_at_hand()) > 1
+
+    def liveness(self, shard: int) -> Liveness:
+        """When this ingest shard last answered."""
+        liveness = self._liveness.get(shard)
+        if liveness is None:
+            liveness = self._liveness[shard] = Liveness()
+        return liveness
 
     def _outage_of(self, shard: int) -> OutageWatch:
         watch = self._outages.get(shard)
@@ -261,13 +280,23 @@ class PublishRequests:
 
 
 async def _publish(
-    channel: grpc.aio.Channel, encoded: bytes, timeout_s: float, connecting_s: float
+    channel: grpc.aio.Channel,
+    encoded: bytes,
+    timeout_s: float,
+    connecting_s: float,
+    liveness: Liveness | None,
 ) -> ingest_pb2.PublishResponse:
-    """One try, which sends nothing before there is a connection. Raises as `connected`."""
+    """One try, which sends nothing before there is a connection, or a sign of life if asked to.
+
+    Raises as `connected` and `Liveness.prove`.
+    """
     until = time.monotonic() + timeout_s
     publish: Any = channel.unary_unary(_METHOD, response_deserializer=_DECODE)
     with errors_translated():
-        await connected(channel, min(timeout_s, connecting_s))
+        if liveness is None:
+            await connected(channel, min(timeout_s, connecting_s))
+        else:
+            await liveness.prove(channel, min(timeout_s, connecting_s))
         answer: ingest_pb2.PublishResponse = await publish(
             encoded, timeout=max(until - time.monotonic(), 0.001)
         )

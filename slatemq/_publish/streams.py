@@ -19,6 +19,7 @@ import grpc.aio
 
 from slatemq._publish.published import Published, published
 from slatemq._publish.requests import ATTEMPT_S, PublishRequests
+from slatemq._rpc.liveness import Liveness
 from slatemq._rpc.peers import (
     HOPELESS,
     NOT_CONNECTED,
@@ -96,7 +97,10 @@ class PublishStreams:
         channel = self._peers.ingest_at_hand(shard)
         if channel is None:
             return None
-        stream = self._streams[shard] = PublishStream(channel, shard, self._on_ended)
+        requests = self._requests
+        stream = self._streams[shard] = PublishStream(
+            channel, shard, self._on_ended, requests.liveness(shard), lambda: requests.has_several
+        )
         self._alive.add(stream)
         stream.reading.add_done_callback(lambda _: self._alive.discard(stream))
         return stream
@@ -122,10 +126,19 @@ class PublishStream:
         channel: grpc.aio.Channel,
         shard: int,
         on_ended: Callable[[PublishStream, SlateMQError | None], None],
+        liveness: Liveness,
+        has_several: Callable[[], bool],
     ) -> None:
-        """Open it; `on_ended` is told when it takes no more."""
+        """Open it; `on_ended` is called when it takes no more.
+
+        While `has_several` ingests are known, nothing is written before this one's `liveness` is
+        proven: what was not written may go to another one.
+        """
         self.shard = shard
         self._on_ended = on_ended
+        self._channel = channel
+        self._liveness = liveness
+        self._has_several = has_several
         # Requests are encoded when they are sent, not when the connection takes them: who gets one
         # back may change it.
         self._call: Any = channel.stream_stream(
@@ -134,7 +147,7 @@ class PublishStream:
         self._loop = asyncio.get_running_loop()
         self._unanswered: dict[int, _Sent] = {}
         self._number = 0
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[tuple[int, bytes]] = deque()
         self._wanted: asyncio.Future[None] | None = None
         self._is_over = False
         self._is_connected = False
@@ -163,7 +176,7 @@ class PublishStream:
         sent = _Sent(answer, min(until, now + ATTEMPT_S))
         self._unanswered[self._number] = sent
         self._used_at = now
-        self._queue.append(request.SerializeToString())
+        self._queue.append((self._number, request.SerializeToString()))
         _wake(self._wanted)
         if sent.until < self._timer.when():
             self._timer.cancel()
@@ -189,17 +202,30 @@ class PublishStream:
                 self._connecting.cancel()
             while True:
                 while self._queue:
-                    await self._call.write(self._queue.popleft())
+                    if self._has_several() and not self._liveness.is_fresh:
+                        await self._prove()
+                    if self._queue:
+                        await self._call.write(self._queue.popleft()[1])
                 if self._is_over:
                     await self._call.done_writing()
                     return
                 self._wanted = self._loop.create_future()
                 await self._wanted
 
+    async def _prove(self) -> None:
+        """Waits for a sign of life; without one the stream ends."""
+        sent = self._unanswered.get(self._queue[0][0])
+        left_s = 0.0 if sent is None else sent.until - self._loop.time()
+        try:
+            await self._liveness.prove(self._channel, connect_s(max(left_s, 0.001)))
+        except Unavailable as error:
+            self._break(error)
+
     async def _read(self) -> None:
         error: SlateMQError = Unavailable("the stream ended", reason="STREAM_ENDED")
         try:
             while (response := await self._call.read()) is not grpc.aio.EOF:
+                self._liveness.answered()
                 for answer in response.answers:
                     self._answered(answer)
             self._end(None if self._is_over else error)
@@ -243,7 +269,10 @@ class PublishStream:
         """No connection came about: what waits for it may go elsewhere."""
         if self._is_connected or not self._unanswered:
             return
-        error = not_connected(waited_s)
+        self._break(not_connected(waited_s))
+
+    def _break(self, error: SlateMQError) -> None:
+        """It leads nowhere: what waits to be written may go elsewhere."""
         self._end(error)
         self._call.cancel()
         self._hand_back(error)
@@ -258,16 +287,17 @@ class PublishStream:
 
     def _hand_back(self, error: SlateMQError) -> None:
         """What has no answer gets none here."""
+        # What was not written another ingest may store.
+        unwritten = {number for number, _ in self._queue}
+        not_sent = Unavailable(error.message, reason=NOT_CONNECTED)
         self._queue.clear()
-        if not self._is_connected:
-            # Nothing was written: another ingest may store it.
-            error = Unavailable(error.message, reason=NOT_CONNECTED)
-        elif not isinstance(error, Unavailable | ResourceExhausted) or error.reason in HOPELESS:
-            # It says nothing of any one request: a call of its own will tell.
+        is_of_a_request = isinstance(error, Unavailable | ResourceExhausted)
+        if not is_of_a_request or error.reason in HOPELESS or error.reason == NOT_CONNECTED:
+            # It says nothing of any one request: a call of its own will show.
             error = Unavailable(error.message, reason="STREAM_BROKEN", retry_after_ms=0)
         unanswered, self._unanswered = self._unanswered, {}
-        for sent in unanswered.values():
-            sent.answer(error)
+        for number, sent in unanswered.items():
+            sent.answer(not_sent if number in unwritten else error)
 
 
 def _wake(sleeper: asyncio.Future[None] | None) -> None:

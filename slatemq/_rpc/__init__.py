@@ -19,6 +19,8 @@ In reading order; a file imports only files above it:
 `endpoints`       The addresses that a client is given: `host:port`, several of them in a list or
                   with commas
 `failures`        What an exception says of the work in which it was raised
+`liveness`        Whether a server answers now: asked before it gets what cannot be sent elsewhere
+                  afterwards
 `outages`         Outages of servers that a client waits for: in the log, and bounded where that is
                   wanted
 `queue_locations` Which broker has a queue, and questions to all brokers: those that are down hide

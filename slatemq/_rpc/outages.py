@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from slatemq._rpc.peers import PEER_SILENT, SILENCE_S
 from slatemq.errors import InvalidArgument, SlateMQError, Unavailable
 from slatemq.models import Span, seconds
 
@@ -21,7 +22,7 @@ __all__ = [
     "timeout_of",
 ]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("slatemq.outage")
 
 WARN_S = 5.0
 """An outage is logged when it has lasted for so long: a restart may take some seconds."""
@@ -87,6 +88,7 @@ class OutageWatch:
         self._has_work = has_work
         self._since_s: float | None = None
         self._progress_s = 0.0
+        self._answered_s = float("-inf")
         self._error: SlateMQError | None = None
         self._warned = False
         self._timers: list[asyncio.TimerHandle] = []
@@ -99,20 +101,31 @@ class OutageWatch:
             return None
         return Outage(self._progress_s, self._server, self._error)
 
-    def begin(self, error: SlateMQError | None = None) -> None:
-        """The broker does not answer; `error` says why, None before the first try."""
+    def begin(self, error: SlateMQError | None = None, since_s: float | None = None) -> None:
+        """The server does not answer; `error` says why, None before the first try.
+
+        `since_s`: since when, by the monotonic clock; None: now, or since the last sign of life of
+        a server that no longer answers pings.
+        """
         self._drop_proof()
         self._error = error or self._error
         if self._since_s is not None:
             return
-        self._since_s = self._progress_s = time.monotonic()
+        now_s = time.monotonic()
+        if since_s is None:
+            is_silent = error is not None and error.reason == PEER_SILENT
+            since_s = now_s - SILENCE_S if is_silent else now_s
+        self._since_s = self._progress_s = max(since_s, self._answered_s)
+        lasted_s = now_s - self._since_s
         loop = asyncio.get_running_loop()
-        self._timers = [loop.call_later(WARN_S, self._warn)]
+        self._timers = [loop.call_later(max(WARN_S - lasted_s, 0), self._warn)]
         if self._timeout_s is not None:
-            self._timers.append(loop.call_later(self._timeout_s, self._give_up))
+            left_s = max(self._timeout_s - lasted_s, 0)
+            self._timers.append(loop.call_later(left_s, self._give_up))
 
     def end(self) -> None:
-        """The broker has answered."""
+        """The server has answered."""
+        self._answered_s = time.monotonic()
         self._drop_proof()
         if self._since_s is None:
             return
@@ -130,6 +143,7 @@ class OutageWatch:
 
     def end_soon(self) -> None:
         """There is a connection: the outage is over if that lasts for `PROVEN_S`."""
+        self._answered_s = time.monotonic()
         if self._error is None:
             self.end()
         elif self._since_s is not None and self._proof is None:
@@ -153,7 +167,9 @@ class OutageWatch:
 
     def _warn(self) -> None:
         self._warned = True
-        log.warning("%s has not answered for %.0f s: %s", self._server, WARN_S, self._why())
+        assert self._since_s is not None
+        lasted_s = time.monotonic() - self._since_s
+        log.warning("%s has not answered for %.0f s: %s", self._server, lasted_s, self._why())
 
     def _give_up(self) -> None:
         assert self._timeout_s is not None

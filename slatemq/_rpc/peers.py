@@ -37,6 +37,12 @@ ATTEMPT_S = 10.0
 CONNECT_S = 5.0
 """How long one try to connect may take: a far or busy server needs a while to answer."""
 
+PING_S = 5.0
+"""A connection with calls on it that brings nothing for so long is pinged."""
+
+PING_ANSWER_S = 5.0
+"""A ping without an answer for so long ends the connection: the server is frozen or cut off."""
+
 BACKOFF_S = 0.05
 BACKOFF_S_MAX = 1.0
 
@@ -52,6 +58,12 @@ NOT_CONNECTED = "NOT_CONNECTED"
 WRONG_SERVICE = "WRONG_SERVICE"
 """The reason of a call that got to a process of another kind."""
 
+PEER_SILENT = "PEER_SILENT"
+"""The reason of a call whose server answered no ping: it may have been silent for `SILENCE_S`."""
+
+SILENCE_S = PING_S + PING_ANSWER_S
+"""From the last sign of life of a server to the end of an idle connection to it."""
+
 NOT_TAKEN = frozenset({NOT_CONNECTED, WRONG_SERVICE})
 """Reasons of calls that cannot have taken effect."""
 
@@ -65,9 +77,10 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", int(CONNECT_S * 1000)),  # In truth that of one try.
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # What ends the connection; 60 s unless it is set.
+    ("grpc.keepalive_time_ms", int(PING_S * 1000)),
+    ("grpc.keepalive_timeout_ms", int(PING_ANSWER_S * 1000)),
+    # What ends the connection; 60 s unless it is set.
+    ("grpc.http2.ping_timeout_ms", int(PING_ANSWER_S * 1000)),
     # A stream may wait for messages for hours: it must find out when the other side is gone.
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),  # Ours know which calls may be repeated.
@@ -352,12 +365,17 @@ def translated(error: grpc.RpcError) -> SlateMQError:
         return Unavailable(problem.message, reason=WRONG_SERVICE, metadata=problem.metadata)
     if any(key == STATUS_DETAILS_KEY for key, _ in call.trailing_metadata() or ()):
         return problem
+    if _NO_PING_ANSWER in (call.details() or ""):
+        return Unavailable("the server answers no ping", reason=PEER_SILENT)
     if call.code() is grpc.StatusCode.INTERNAL:
         return Unavailable(problem.message, reason="CONNECTION_BROKEN")
     if call.code() is grpc.StatusCode.UNAVAILABLE and _NEVER_SENT.match(call.details() or ""):
         return Unavailable(problem.message, reason=NOT_CONNECTED)
     return problem
 
+
+_NO_PING_ANSWER = "ping timeout"
+"""What the details hold of a call that gRPC ended since its ping had no answer."""
 
 _NEVER_SENT = re.compile("failed to connect to all addresses|DNS resolution failed")
 """How gRPC begins the details of a call that had no connection to go out on."""
