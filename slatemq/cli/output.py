@@ -5,10 +5,8 @@ Results go to stdout, everything else to stderr.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -90,6 +88,8 @@ def payload_fields(payload: bytes) -> dict[str, str]:
     try:
         return {"payload": payload.decode()}
     except UnicodeDecodeError:
+        import base64
+
         return {"payload_base64": base64.b64encode(payload).decode()}
 
 
@@ -111,7 +111,11 @@ class _Shown(dict[int, str]):
 
 def line_width() -> int:
     """Columns of a line: the terminal's; without bounds where stdout is not one."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    if not sys.stdout.isatty():
+        return sys.maxsize
+    import shutil  # with every kind of compression, which takes longer than a short command
+
+    return shutil.get_terminal_size().columns
 
 
 def cut(text: str, width: int) -> str:

@@ -12,26 +12,32 @@ nothing but Python, and imports nothing else of SlateMQ.
 
 from __future__ import annotations
 
-from slatemq.textqueue.compacting import Compacted
-from slatemq.textqueue.controls import State
-from slatemq.textqueue.entries import Entry, Variable, Variables, render, reserve
-from slatemq.textqueue.errors import (
-    AlreadyMarked,
-    AppendLost,
-    BadText,
-    Busy,
-    ClaimLost,
-    DoesNotFit,
-    FormatError,
-    NoSuchEntry,
-    NoSuchVariable,
-    NotAMessage,
-    Rewritten,
-    TextQueueError,
-)
-from slatemq.textqueue.parsing import Document, parse, scan
-from slatemq.textqueue.queue import Claim, TextQueue
-from slatemq.textqueue.split import SplitQueue
+from importlib import import_module
+
+TYPE_CHECKING = False  # that of typing, without loading it
+if TYPE_CHECKING:
+    from typing import Any
+
+    from slatemq.textqueue.compacting import Compacted
+    from slatemq.textqueue.controls import State
+    from slatemq.textqueue.entries import Entry, Variable, Variables, render, reserve
+    from slatemq.textqueue.errors import (
+        AlreadyMarked,
+        AppendLost,
+        BadText,
+        Busy,
+        ClaimLost,
+        DoesNotFit,
+        FormatError,
+        NoSuchEntry,
+        NoSuchVariable,
+        NotAMessage,
+        Rewritten,
+        TextQueueError,
+    )
+    from slatemq.textqueue.parsing import Document, parse, scan
+    from slatemq.textqueue.queue import Claim, TextQueue
+    from slatemq.textqueue.split import SplitQueue
 
 __all__ = [
     "AlreadyMarked",
@@ -60,3 +66,25 @@ __all__ = [
     "reserve",
     "scan",
 ]
+
+_HOMES = {
+    "compacting": ["Compacted"],
+    "controls": ["State"],
+    "entries": ["Entry", "Variable", "Variables", "render", "reserve"],
+    "parsing": ["Document", "parse", "scan"],
+    "queue": ["Claim", "TextQueue"],
+    "split": ["SplitQueue"],
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__"})
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when asked for: a command that reads a file needs half of it.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOME_OF.get(name, "errors")
+    return getattr(import_module(f"{__name__}.{home}"), name)

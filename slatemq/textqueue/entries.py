@@ -10,7 +10,6 @@ r"""What a queue file consists of: entries, and the variables under them.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -126,6 +125,8 @@ class Entry:
     @property
     def digest(self) -> str:
         """16 hexadecimal digits of its text: the same for the same text."""
+        import hashlib  # with OpenSSL, which no reader needs
+
         text, digest = self.text, hashlib.blake2b(digest_size=8)
         for start in range(0, len(text), PIECE_LENGTH):
             digest.update(text[start : start + PIECE_LENGTH].encode())

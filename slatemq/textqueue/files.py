@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any, TypeVar
 
 from slatemq.textqueue.appends import (
@@ -262,7 +261,7 @@ class QueueFile:
 
     def sync_folder(self) -> None:
         """The file's name to the disk."""
-        with opened(str(Path(self.path).parent), os.O_RDONLY, How.NONE) as descriptor:
+        with opened(os.path.dirname(self.path), os.O_RDONLY, How.NONE) as descriptor:
             os.fsync(descriptor)
 
 

@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cache
-from pathlib import Path
 
 from slatemq.textqueue.locks import put
 
@@ -147,6 +144,8 @@ def sidecar(path: str) -> str:
 
 def new_token() -> str:
     """Names a claim; its beginning goes into the message's mutex variable."""
+    import secrets  # with what it loads, and no reader needs
+
     return TOKEN_BEGINS + "".join(secrets.choice(TOKEN_LETTERS) for _ in range(TOKEN_LENGTH))
 
 
@@ -154,11 +153,11 @@ def new_token() -> str:
 def this_place() -> str:
     """Where a process ID of ours means our process."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = _content("/proc/sys/kernel/random/boot_id").strip()
         space = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         boot, space = "", 0
-    return f"{plain(socket.gethostname())[:64]}/{boot[:36]}/{space}"
+    return f"{plain(os.uname().nodename)[:64]}/{boot[:36]}/{space}"
 
 
 def plain(text: str) -> str:
@@ -176,7 +175,12 @@ def start_of(pid: int) -> int:
         pass  # somebody else's, so it is there
     try:
         # The name, in parentheses, may itself have spaces and parentheses.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _content(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
         return 0
     return -1 if fields[0] in "ZX" else int(fields[19])
+
+
+def _content(path: str) -> str:
+    with open(path) as file:
+        return file.read()

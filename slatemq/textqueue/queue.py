@@ -8,16 +8,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 from slatemq.textqueue.arguments import milliseconds, of_kind, several, state_of
 from slatemq.textqueue.claiming import ERROR, Claimer, clear_slot
-from slatemq.textqueue.compacting import Compacted, compact
 from slatemq.textqueue.controls import CONTROLS, State
 from slatemq.textqueue.editing import again, fill, fitted, mark, queued
 from slatemq.textqueue.entries import Entry, Variable, Variables, render
 from slatemq.textqueue.errors import TextQueueError
 from slatemq.textqueue.files import QueueFile
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from slatemq.textqueue.compacting import Compacted
 
 LEASE = timedelta(minutes=5)
 """Of a claim. Long, since a worker that crashes is noticed at once on the same machine."""
@@ -188,6 +192,8 @@ class TextQueue:
 
         Claims go on. Raises Rewritten when somebody wrote without the lock; nothing was changed.
         """
+        from slatemq.textqueue.compacting import compact  # the rarest of all calls
+
         drop = {State.PROCESSED, State.ERROR} if errors else {State.PROCESSED}
         return compact(self._file, drop, self._clock_ms())
 

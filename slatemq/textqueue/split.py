@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -55,6 +54,8 @@ class SplitQueue:
     @property
     def queues(self) -> list[TextQueue]:
         """One for each file that is there now, by name."""
+        import glob
+
         names = sorted(name for name in glob.glob(self._pattern) if not name.endswith(BESIDE))
         self._queues = {name: self._queues.get(name) or self._open(name) for name in names}
         return list(self._queues.values())

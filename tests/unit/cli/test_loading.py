@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 
 from slatemq.cli.app import COMMANDS, slatemq
 from slatemq.cli.groups import Group
+from slatemq.textqueue import TextQueue
 
 LOADED = """
 import sys
@@ -34,6 +36,25 @@ def test_what_asks_no_server_loads_no_client_and_no_event_loop(line: str) -> Non
     assert "click" in loaded
     assert not loaded & {*SERVER, "rich"}
     assert ("slatemq.textqueue" in loaded) == line.startswith("tq")
+
+
+SLOW = {
+    "_hashlib", "glob", "lzma", "pathlib", "secrets", "shutil", "slatemq.cli.queue_options",
+    "slatemq.cli.wording", "slatemq.textqueue.compacting", "slatemq.textqueue.split", "socket",
+}  # fmt: skip
+"""What takes a short command milliseconds to load, and is for others."""
+
+
+@pytest.mark.parametrize(
+    "line", ["--version", "tq ls jobs.tq", "tq ls jobs.tq --json", "tq next jobs.tq"]
+)
+def test_a_short_command_loads_nothing_that_only_others_need(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TextQueue(tmp_path / "jobs.tq").append("one")
+    monkeypatch.chdir(tmp_path)
+
+    assert not loaded_by(*line.split()) & SLOW
 
 
 @pytest.mark.parametrize("name", sorted({*COMMANDS} - {"import"}))

@@ -10,6 +10,8 @@ PROGRAM = """
 import sys
 before = set(sys.modules)
 import slatemq.textqueue
+for name in slatemq.textqueue.__all__:
+    getattr(slatemq.textqueue, name)
 for name in sorted(set(sys.modules) - before):
     print(name)
 """
