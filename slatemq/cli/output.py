@@ -8,26 +8,52 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+PIECE_LENGTH = 1 << 16
+"""Of a text that is encoded at once."""
 
 
 def write_bytes(content: bytes) -> None:
     """Bytes to stdout as they are, out of our hands when this returns."""
-    sys.stdout.flush()
-    stream = sys.stdout.buffer
-    stream.write(content)
-    stream.flush()
+    _write([content])
 
 
 def write_json(fields: Mapping[str, Any]) -> None:
     """One JSON object on a line of its own."""
-    write_bytes(json_line(fields))
+    _write(json_pieces(fields))
+
+
+def _write(pieces: Iterable[bytes]) -> None:
+    sys.stdout.flush()
+    stream = sys.stdout.buffer
+    stream.writelines(pieces)
+    stream.flush()
 
 
 def json_line(fields: Mapping[str, Any]) -> bytes:
     """One JSON object and a newline; all ASCII, so that no reader splits it elsewhere."""
     return f"{json.dumps(fields, separators=(', ', ': '))}\n".encode()
+
+
+def json_pieces(fields: Mapping[str, Any]) -> Iterator[bytes]:
+    """The same in pieces: a long text is never encoded as a whole."""
+    if not any(isinstance(one, str) and len(one) > PIECE_LENGTH for one in fields.values()):
+        yield json_line(fields)
+        return
+    opening = "{"
+    for name, value in fields.items():
+        yield f"{opening}{json.dumps(name)}: ".encode()
+        opening = ", "
+        if isinstance(value, str):
+            yield b'"'
+            for start in range(0, len(value), PIECE_LENGTH):
+                yield json.dumps(value[start : start + PIECE_LENGTH])[1:-1].encode()
+            yield b'"'
+        else:
+            yield json.dumps(value, separators=(", ", ": ")).encode()
+    yield b"}\n"
 
 
 def say(text: str) -> None:

@@ -10,7 +10,7 @@ from datetime import timedelta
 import click
 
 from slatemq.cli.groups import Group
-from slatemq.cli.output import json_line, note, say, write_bytes, write_json
+from slatemq.cli.output import json_pieces, note, say, write_bytes, write_json
 from slatemq.cli.parameters import DURATION, WORDS
 from slatemq.cli.session import Session, pass_session
 from slatemq.cli.tq import marking as marking
@@ -127,7 +127,7 @@ def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> No
         tell_of_mark(file)
         for entry in entries_of(file, strict, wanted):
             if session.json:
-                stream.write(json_line(entry_fields(entry)))
+                stream.writelines(json_pieces(entry_fields(entry)))
             else:
                 write_entry(entry, str(entry.offset))
 

@@ -113,9 +113,10 @@ print(peak() - before, file=sys.stderr)
         ("list(queue.texts())", 4),
         ("queue.claim().text", 4),
         ("run('ls'); run('next')", 5),
+        ("run('ls', '--json'); run('next', '--json'); run('next', '--claim', '--json')", 4),
         ("queue.append('{text}' * ({size} // len('{text}')))", 4),
     ],
-    ids=["read", "texts", "claimed", "shown", "appended"],
+    ids=["read", "texts", "claimed", "shown", "as JSON", "appended"],
 )
 @pytest.mark.parametrize("text", ["x", "a line of some words" + r"\n"], ids=["line", "lines"])
 def test_a_long_message_is_in_memory_a_few_times_at_most(
