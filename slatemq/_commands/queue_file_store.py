@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from slatemq._checks import wrong
@@ -26,8 +27,9 @@ RETRY_S = 0.01
 class TextQueueStore(Generic[T]):
     """A queue file: what is popped is claimed, and its text put into the set.
 
-    Changes of the file by others are waited for: each takes some milliseconds. The event loop
-    goes on meanwhile; one that holds the lock for longer than `timeout` is told of by Busy.
+    The file is read and changed in a thread, so that the event loop goes on meanwhile. Each call
+    waits for others that hold the file's lock, and raises Busy when that takes longer than
+    `timeout`.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class TextQueueStore(Generic[T]):
     ) -> None:
         """Claim from `queue` for `lease`; the texts are items of `codec`.
 
-        `timeout` is how long `pop` and `len` wait for another's lock.
+        `timeout` is how long a call waits for another's lock.
         """
         self._queue = queue
         self._refs = refs
@@ -53,37 +55,55 @@ class TextQueueStore(Generic[T]):
     async def pop(self) -> Hashable | None:
         """Claims the first message that is queued and free; gives its claim's token.
 
-        Raises TextQueueError (Busy), and what the codec raises: then the message is free again.
+        Raises TextQueueError (Busy), and what the codec raises: then the message is free again, as
+        it is when this is cancelled.
         """
-        claim = await self._locked(lambda: self._queue.claim(self._lease))
-        if claim is None:
-            return None
+        claims: list[Claim] = []
+
+        def claim_first() -> None:
+            if (claim := self._queue.claim(self._lease)) is not None:
+                claims.append(claim)
+
         try:
-            self._refs.add(claim.token, self._codec.decode(claim.text.encode()))
+            await self._locked(claim_first)
+            if not claims:
+                return None
+            token = claims[0].token
+            self._refs.add(token, self._codec.decode(claims[0].text.encode()))
         except BaseException:
-            claim.release()
+            for claim in claims:
+                await self._locked(claim.release)
             raise
-        self._claims[claim.token] = claim
-        return claim.token
+        self._claims[token] = claims[0]
+        return token
 
     async def len(self) -> int:
         """How many messages are queued and free; reads the file. Raises TextQueueError (Busy)."""
         return await self._locked(self._count)
 
     async def _locked(self, use: Callable[[], R]) -> R:
-        """What `use` gives under the file's lock, tried until the timeout. Raises Busy, OSError."""
+        """What `use` gives under the file's lock, tried until the timeout. Raises Busy, OSError.
+
+        When this is cancelled, `use` has either run to its end or has not begun.
+        """
         loop = asyncio.get_running_loop()
-        os.stat(self._queue.path)  # locking would make the file
         deadline = loop.time() + self._timeout.total_seconds()
-        while True:
+
+        def attempt() -> tuple[R] | Busy:
+            os.stat(self._queue.path)  # locking would make the file
             with ExitStack() as stack:
                 try:
                     stack.enter_context(self._queue.lock(wait=False))
-                except Busy:
-                    if loop.time() >= deadline:
-                        raise
-                else:
-                    return use()
+                except Busy as busy:
+                    return busy
+                return (use(),)
+
+        while True:
+            result = await _to_its_end(attempt)
+            if not isinstance(result, Busy):
+                return result[0]
+            if loop.time() >= deadline:
+                raise result
             await asyncio.sleep(RETRY_S)
 
     def _count(self) -> int:
@@ -91,24 +111,44 @@ class TextQueueStore(Generic[T]):
         queued = self._queue.entries(State.QUEUED)
         return sum(entry.offset not in claimed for entry in queued)
 
-    def complete(self, tokens: Iterable[RefToken[T]]) -> None:
-        """Marks the messages of these tokens as processed. Raises TextQueueError (ClaimLost)."""
-        self._finish(tokens, Claim.done)
+    async def complete(self, tokens: Iterable[RefToken[T]]) -> None:
+        """Marks the messages of these tokens as processed, in order.
 
-    def release(self, tokens: Iterable[RefToken[T]]) -> None:
-        """Gives the messages of these tokens back. Raises TextQueueError (ClaimLost)."""
-        self._finish(tokens, Claim.release)
+        Raises TextQueueError (ClaimLost, Busy).
+        """
+        await self._finish(tokens, Claim.done)
 
-    def _finish(self, tokens: Iterable[RefToken[T]], finish: _Finish) -> None:
+    async def release(self, tokens: Iterable[RefToken[T]]) -> None:
+        """Gives the messages of these tokens back, in order.
+
+        Raises TextQueueError (ClaimLost, Busy).
+        """
+        await self._finish(tokens, Claim.release)
+
+    async def _finish(self, tokens: Iterable[RefToken[T]], finish: _Finish) -> None:
         for place, token in enumerate(tokens):
             if not isinstance(token, RefToken):
                 raise wrong(f"tokens[{place}]", "a RefToken", token)
             token.check()
             if token.item_id not in self._claims:
                 raise wrong(f"tokens[{place}]", "a token of this queue", token)
-            finish(self._claims[token.item_id])
-            del self._claims[token.item_id]
-            token.settled()
+            claim = self._claims[token.item_id]
+            try:
+                await self._locked(partial(finish, claim))
+            finally:
+                if claim.finished:
+                    self._claims.pop(token.item_id, None)
+                    token.settled()
+
+
+async def _to_its_end(call: Callable[[], R]) -> R:
+    """What `call` gives in a thread. Who is cancelled waits for its end."""
+    work = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
 
 
 class _Finish(Protocol):

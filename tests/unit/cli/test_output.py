@@ -24,7 +24,7 @@ def test_a_table_without_rows_has_its_head(capfdbinary: pytest.CaptureFixture[by
 
 
 def test_a_long_text_is_the_same_json_in_pieces() -> None:
-    text = '"\\\n\t\x00\x7fé漢😀' * (PIECE_LENGTH // 4)
+    text = '"\\\n\t\x00\x7fé漢😀' * PIECE_LENGTH
     fields = {"offset": 1, "text": text, "variables": [{"name": None, "value": "x"}], "state": "y"}
 
     pieces = list(json_pieces(fields))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -94,15 +96,72 @@ async def test_a_view_takes_the_texts_of_a_queue_file(tmp_path: Path) -> None:
     assert (len(tokens), await view.len()) == (3, 0)
 
     # Completed ones are marked, released ones come again, none twice
-    store.complete(tokens[:1])
-    store.release(tokens[1:2])
+    await store.complete(tokens[:1])
+    await store.release(tokens[1:2])
     assert await view.len() == 1
     assert [entry.text for entry in file.entries(State.PROCESSED)] == ['{"n": 0}']
     again = await view.try_next()
     assert again is not None
     assert refs.lease(again).item == {"n": 1}
     with pytest.raises(FailedPrecondition, match="used already"):
-        store.complete(tokens[:1])
+        await store.complete(tokens[:1])
+
+
+@pytest.mark.parametrize("how", ["complete", "release"])
+async def test_tokens_are_settled_beside_the_event_loop_while_their_file_is_locked(
+    tmp_path: Path, how: str
+) -> None:
+    # Given two tokens of a queue file that another holds locked
+    file = TextQueue(tmp_path / "jobs.tq")
+    file.append_all(["x", "y"])
+    refs = RefSet[str]()
+    brief = TextQueueStore(file, refs, codecs.TEXT, timeout=timedelta(milliseconds=100))
+    patient = TextQueueStore(file, refs, codecs.TEXT, timeout=timedelta(minutes=1))
+    first = await QueueView(brief, refs).try_next()
+    second = await QueueView(patient, refs).try_next()
+    assert first is not None
+    assert second is not None
+    with opened(file.path, os.O_RDWR, How.EXCLUSIVE) as other:
+        # When one is settled, then that is refused after the timeout
+        with pytest.raises(Busy):
+            await getattr(brief, how)([first])
+
+        # And one that waits longer goes on when the lock is gone, which the loop alone can end
+        waiting = asyncio.create_task(getattr(patient, how)([second]))
+        await asyncio.sleep(0.03)
+        assert not waiting.done()
+        fcntl.flock(other, fcntl.LOCK_UN)
+        await waiting
+
+    # Then what was refused can be tried again
+    await getattr(brief, how)([first])
+    assert await brief.len() == (0 if how == "complete" else 2)
+
+
+async def test_a_cancelled_look_at_a_file_claims_nothing(tmp_path: Path) -> None:
+    # Given a view whose claim has begun
+    begun, go_on = threading.Event(), threading.Event()
+
+    def clock_ms() -> int:
+        begun.set()
+        go_on.wait(60)
+        return time.time_ns() // 1_000_000
+
+    path = tmp_path / "jobs.tq"
+    TextQueue(path).append("x")
+    refs = RefSet[str]()
+    store = TextQueueStore(TextQueue(path, clock_ms=clock_ms), refs, codecs.TEXT)
+    looking = asyncio.create_task(QueueView(store, refs).try_next())
+    assert await asyncio.to_thread(begun.wait, 60)
+
+    # When it is cancelled meanwhile
+    looking.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await looking
+
+    # Then the message is free
+    assert (len(refs), await store.len()) == (0, 1)
 
 
 @pytest.mark.parametrize("by", ["try_next", "len"])
@@ -149,6 +208,6 @@ async def test_a_claim_that_ended_is_refused_when_it_is_completed(tmp_path: Path
     assert token is not None
     file.claimed(str(token.item_id)).release()
     with pytest.raises(ClaimLost):
-        store.complete([token])
+        await store.complete([token])
     with pytest.raises(InvalidArgument, match="a RefToken"):
-        store.complete(["x"])  # type: ignore[list-item]
+        await store.complete(["x"])  # type: ignore[list-item]
