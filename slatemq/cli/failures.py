@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from slatemq.cli.wording import in_options
 from slatemq.errors import (
     Aborted,
     AlreadyExists,
@@ -111,8 +112,6 @@ def advice(error: SlateMQError) -> str:
 
 def sentence(error: SlateMQError) -> str:
     """The error and the advice, for people."""
-    from slatemq.cli.wording import in_options  # with the options of all commands
-
     told = in_options(error) if isinstance(error, InvalidArgument) else error.message
     what = told or error.reason
     hint = advice(error)

@@ -18,24 +18,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-RESETTABLE = {
-    name: name.replace("-", "_")
-    for name in (
-        "filter",
-        "priority",
-        "fallback-priority",
-        "max-attempts",
-        "lease",
-        "max-lease",
-        "max-total-lease",
-        "default-delay",
-        "backoff",
-        "done-retention",
-        "failed-retention",
-        "max-in-flight",
-    )
-}
-
 DEFAULT_PRIORITY = "128"
 DEFAULT_BACKOFF = "exponential:1s..10m,multiplier=5,jitter=0.5"
 

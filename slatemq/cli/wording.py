@@ -5,8 +5,26 @@ from __future__ import annotations
 import re
 
 from slatemq.cli.durations import format_duration
-from slatemq.cli.queue_options import RESETTABLE
 from slatemq.errors import InvalidArgument
+
+RESETTABLE = {
+    name: name.replace("-", "_")
+    for name in (
+        "filter",
+        "priority",
+        "fallback-priority",
+        "max-attempts",
+        "lease",
+        "max-lease",
+        "max-total-lease",
+        "default-delay",
+        "backoff",
+        "done-retention",
+        "failed-retention",
+        "max-in-flight",
+    )
+}
+"""Options of queues that can be taken back, with their fields."""
 
 _FIELD = re.compile(r"(?:queue|message)\.(?P<name>\w+?)(?P<unit>_ms|_s)?")
 

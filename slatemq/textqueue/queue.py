@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from slatemq.textqueue.arguments import milliseconds, of_kind, several, state_of
 from slatemq.textqueue.claiming import ERROR, Claimer, clear_slot
+from slatemq.textqueue.compacting import Compacted, compact
 from slatemq.textqueue.controls import CONTROLS, State
 from slatemq.textqueue.editing import again, fill, fitted, mark, queued
 from slatemq.textqueue.entries import Entry, Variable, Variables, render
@@ -20,8 +21,6 @@ from slatemq.textqueue.files import QueueFile
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from slatemq.textqueue.compacting import Compacted
 
 LEASE = timedelta(minutes=5)
 """Of a claim. Long, since a worker that crashes is noticed at once on the same machine."""
@@ -192,8 +191,6 @@ class TextQueue:
 
         Claims go on. Raises Rewritten when somebody wrote without the lock; nothing was changed.
         """
-        from slatemq.textqueue.compacting import compact  # the rarest of all calls
-
         drop = {State.PROCESSED, State.ERROR} if errors else {State.PROCESSED}
         return compact(self._file, drop, self._clock_ms())
 

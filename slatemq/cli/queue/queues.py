@@ -16,7 +16,6 @@ from slatemq.cli.parameters import QUEUE, WORDS
 from slatemq.cli.queue_options import (
     COUNTS,
     OPEN,
-    RESETTABLE,
     count_cells,
     priority_rows,
     queue_fields,
@@ -25,6 +24,7 @@ from slatemq.cli.queue_options import (
     state_of,
 )
 from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.wording import RESETTABLE
 
 if TYPE_CHECKING:
     from slatemq._admin.entry_models import StateName

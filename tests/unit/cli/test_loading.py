@@ -40,7 +40,7 @@ def test_what_asks_no_server_loads_no_client_and_no_event_loop(line: str) -> Non
 
 SLOW = {
     "_hashlib", "glob", "lzma", "pathlib", "secrets", "shutil", "slatemq.cli.queue_options",
-    "slatemq.cli.wording", "slatemq.textqueue.compacting", "slatemq.textqueue.split", "socket",
+    "slatemq.textqueue.split", "socket",
 }  # fmt: skip
 """What takes a short command milliseconds to load, and is for others."""
 
