@@ -116,13 +116,17 @@ async def eventually(come_about: Callable[[], object], seconds: float = EVENTUAL
 
 
 SHORT_FORMS = (
-    "test_a_killed_server_keeps_what_was_answered_and_comes_back_by_itself",
+    "test_events_come_whole_and_in_order",
     "test_a_publish_is_answered_with_a_task_whose_messages_come",
 )
 """What `make test` tries on Kafka, where each group takes seconds to form."""
 
-LONG_FORMS = ("test_a_killed_backend_refuses_publishes_and_goes_on_when_it_is_back[rabbitmq]",)
-"""What it does not try on others: RabbitMQ takes long to start."""
+LONG_FORMS = (
+    "test_a_killed_backend_refuses_publishes_and_goes_on_when_it_is_back[rabbitmq]",
+    "test_a_killed_server_keeps_what_was_answered_and_comes_back_by_itself[rabbitmq]",
+    "test_a_killed_server_keeps_what_was_answered_and_comes_back_by_itself[slatemq]",
+)
+"""What it does not try on others: RabbitMQ and a whole stack take long to start."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

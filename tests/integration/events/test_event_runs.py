@@ -8,6 +8,7 @@ import pytest
 
 from libs.events.settings import Consistency
 from tests.faults.event_runs import BACKEND, INGEST, run_events, victims_of
+from tests.forms import proof
 
 pytestmark = pytest.mark.slow  # Processes are killed and started again.
 
@@ -15,9 +16,8 @@ pytestmark = pytest.mark.slow  # Processes are killed and started again.
 @pytest.mark.parametrize(
     ("mode", "victims"),
     [
-        ("write-through", (INGEST, BACKEND)),
-        # What a killed ingest had comes again after 30 s: that is in the long form, and in
-        # test_async_kills.
+        # Kills in write-through are in test_write_through, and of an ingest in test_async_kills.
+        proof("write-through", (INGEST, BACKEND)),
         ("async", (BACKEND,)),
     ],
 )

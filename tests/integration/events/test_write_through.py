@@ -23,6 +23,7 @@ from libs.serving.process.exits import EXIT_USAGE
 from slatemq.errors import SlateMQError
 from slatemq.events.envelope import Event, decode_event
 from slatemq.v1 import events_pb2, events_pb2_grpc
+from tests.forms import proof
 from tests.integration.events.backends.servers import Server, running
 from tests.integration.events.backends.slatemq_server import SlatemqServer
 from tests.integration.events.conftest import Rig, eventually, served
@@ -30,7 +31,7 @@ from tests.integration.ingest.server import ROOT, Ingest, message, process
 
 pytestmark = pytest.mark.slow  # Real servers, killed and restarted.
 
-BACKENDS = ("redis", "rabbitmq", pytest.param("kafka", marks=pytest.mark.proof))
+BACKENDS = ("redis", proof("rabbitmq"), proof("kafka"))
 QUEUES = ("orders", "mails", "bills")
 EVENTUALLY_S = 60.0
 EMPTY = {"pending_tasks": 0, "dead_letter_count": 0}
@@ -162,13 +163,14 @@ async def status(address: str) -> events_pb2.GetEventsStatusResponse:
         return answer
 
 
+FEW_VICTIMS = ("both", "backend from the start on")
 VICTIMS = ("ingest", "backend", "both", "backend from the start on", "ingest")
 
 
 @pytest.mark.parametrize(
     "victims",
-    [VICTIMS, pytest.param(VICTIMS * 3, marks=pytest.mark.proof)],
-    ids=["some kills", "many kills"],
+    [FEW_VICTIMS, proof(VICTIMS * 3)],
+    ids=["few kills", "many kills"],
 )
 async def test_no_answered_publish_lacks_its_event_when_ingest_and_backend_are_killed(
     tmp_path: Path, server: tuple[str, Server], victims: tuple[str, ...]

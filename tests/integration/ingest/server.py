@@ -94,7 +94,8 @@ class Ingest:
             async for update in call:
                 for entry in update.entries:
                     found += entry.messages
-                if not update.entries or update.entries[-1].sequence >= durable:
+                # Where the last messages are removed, a heartbeat says that there are no more.
+                if not update.entries or found[-1].message_id >= durable:
                     break
         call.cancel()
         return found

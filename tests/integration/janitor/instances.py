@@ -77,7 +77,7 @@ class Instance:
         with suppress(TimeoutError):  # the log has no end, and its last entries may be gone
             while after < end:
                 for entry in (await asyncio.wait_for(call.read(), 1)).entries:
-                    after = entry.sequence
+                    after = entry.messages[-1].message_id
                     found |= {one.message_id for one in entry.messages}
         call.cancel()
         return found

@@ -22,6 +22,7 @@ from services.ingest.tasks.consumer import TaskConsumer
 from slatemq.errors import FailedPrecondition
 from slatemq.v1 import ingest_pb2, task_pb2
 from tests.faults.faulty_store import Fault, Outcome, faulty_store
+from tests.forms import proof
 from tests.integration.events.backends.servers import Server, running
 from tests.integration.events.backends.slatemq_server import SlatemqServer
 from tests.integration.events.conftest import SERVERS
@@ -104,9 +105,9 @@ async def test_a_sync_publish_is_answered_in_time_though_its_backend_took_long(
     ("kind", "consistency"),
     [
         ("redis", "async"),
-        ("redis", "sync"),
+        proof("redis", "sync"),
         *(
-            pytest.param(kind, consistency, marks=pytest.mark.proof)
+            proof(kind, consistency)
             for kind in ("redis-lists", "slatemq")
             for consistency in ("async", "sync")
         ),

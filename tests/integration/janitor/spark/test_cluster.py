@@ -21,7 +21,7 @@ from tests.integration.ingest.server import ROOT
 from tests.integration.janitor.runs.janitors import until
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 
-pytestmark = [pytest.mark.slow, pytest.mark.s3]  # starts three JVMs
+pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.proof]  # starts three JVMs
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 DEPLOY = "org.apache.spark.deploy"
