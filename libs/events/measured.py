@@ -86,6 +86,12 @@ class MeasuredBackend:
         self._inner = inner
         self._monotonic_s = monotonic_s
         self._attributes = {"slatemq.queue.backend": name}
+        self._facts = {
+            (kind, operation): self._attributes
+            | {"slatemq.queue.kind": kind, "slatemq.queue.operation": operation}
+            for kind in (EVENT, TASK)
+            for operation in ("publish", "consume")
+        }
         self._health = QueueHealth(name, False, 0, 0)
         self._looked_at_s: float | None = None
         self._looking = asyncio.Lock()
@@ -268,14 +274,8 @@ class MeasuredBackend:
         return [metrics.Observation(value, self._attributes)]
 
     def _count(self, counter: metrics.Counter, kind: str, operation: str, count: int = 1) -> None:
-        counter.add(count, self._facts(kind, operation))
+        counter.add(count, self._facts[kind, operation])
 
     def _record(self, kind: str, operation: str, since: str) -> None:
         latency_ms = max(0, now_ms() - parse_timestamp("since", since))
-        self._latency_ms.record(latency_ms, self._facts(kind, operation))
-
-    def _facts(self, kind: str, operation: str) -> dict[str, str]:
-        return self._attributes | {
-            "slatemq.queue.kind": kind,
-            "slatemq.queue.operation": operation,
-        }
+        self._latency_ms.record(latency_ms, self._facts[kind, operation])

@@ -1,0 +1,144 @@
+"""Events that go to RabbitMQ together, and a connection that breaks on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+import pytest
+
+from libs.events.backends import open_backend
+from slatemq.errors import Unavailable
+from slatemq.events.envelope import Event
+from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
+from tests.integration.events.backends.servers import running
+from tests.integration.events.backends.test_conformance import Subscriber, created, persist
+from tests.integration.events.conftest import eventually
+
+pytestmark = pytest.mark.slow  # A real server.
+
+EVENTS = 60
+KEY = "k" * 20_000
+"""Events so large that a batch is written in many pieces."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitmqServer]:
+    with running(RabbitmqServer(tmp_path_factory.mktemp("rabbitmq"))) as started:
+        yield started
+
+
+class Proxy:
+    """Forwards connections to a port; breaks those whose time has come.
+
+    Attributes:
+        port: Where it listens.
+        connections: How many were accepted.
+        bytes_left: After how many bytes of clients all connections break, once; None: never.
+        refusals: How many of the next connections are closed at once.
+    """
+
+    def __init__(self, target: int) -> None:
+        self.port = 0
+        self.connections = 0
+        self.bytes_left: int | None = None
+        self.refusals = 0
+        self._target = target
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[Proxy]:
+        async with await asyncio.start_server(self._accept, "127.0.0.1", 0) as listener:
+            self.port = listener.sockets[0].getsockname()[1]
+            yield self
+            self.break_all()
+
+    def break_all(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        if self.refusals:
+            self.refusals -= 1
+            writer.transport.abort()
+            return
+        back, forth = await asyncio.open_connection("127.0.0.1", self._target)
+        both = {writer, forth}
+        self._writers |= both
+        try:
+            with suppress(OSError):
+                await asyncio.gather(
+                    self._forward(reader, forth, self._spend),
+                    self._forward(back, writer, lambda data: data),
+                )
+        finally:
+            self._writers -= both
+            for one in both:
+                one.transport.abort()
+
+    async def _forward(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        allowed: Callable[[bytes], bytes],
+    ) -> None:
+        while data := await reader.read(4096):
+            writer.write(allowed(data))
+            await writer.drain()
+        writer.transport.abort()
+
+    def _spend(self, data: bytes) -> bytes:
+        if self.bytes_left is not None:
+            self.bytes_left -= len(data)
+            if self.bytes_left < 0:
+                self.bytes_left = None
+                self.break_all()
+        return data
+
+
+def break_amid_the_batch(proxy: Proxy) -> None:
+    proxy.bytes_left = EVENTS * len(KEY) // 3
+
+
+def break_before_the_batch_and_refuse_once(proxy: Proxy) -> None:
+    proxy.break_all()
+    proxy.refusals = 1
+
+
+@pytest.mark.parametrize("do_break", [break_amid_the_batch, break_before_the_batch_and_refuse_once])
+async def test_no_event_of_a_batch_overtakes_one_whose_connection_broke(
+    server: RabbitmqServer, do_break: Callable[[Proxy], None]
+) -> None:
+    settings = server.settings(f"t{uuid.uuid4().hex[:8]}")
+    events = [created(f"{KEY}{number}") for number in range(EVENTS)]
+    async with Proxy(server.port).listening() as proxy:
+        # Given a subscriber, and a publisher whose connection can be broken
+        consumer, publisher = open_backend("rabbitmq"), open_backend("rabbitmq")
+        await consumer.connect(settings)
+        url = settings.url.replace(str(server.port), str(proxy.port))
+        await publisher.connect(msgspec.structs.replace(settings, url=url))
+        subscriber = Subscriber(consumer)
+        await consumer.subscribe([], subscriber)
+        await publisher.publish(created("before"))
+        connections = proxy.connections
+
+        # When it breaks, then the batch is refused, and can be published again
+        do_break(proxy)
+        await asyncio.sleep(0.2)  # Most often noticed by now: either way the order holds.
+        with pytest.raises(Unavailable):
+            await publisher.publish_batch(events)
+        await persist(lambda: publisher.publish_batch(events))
+        assert proxy.connections > connections
+        await eventually(lambda: events[-1] in subscriber.got)
+
+        # And the events came in their order, but for what came twice
+        first_came: dict[str, Event] = {}
+        for event in subscriber.got[1:]:
+            first_came.setdefault(event.id, event)
+        assert list(first_came.values()) == events
+        for backend in (publisher, consumer):
+            await backend.close()
