@@ -102,6 +102,9 @@ class Opening:
     async def _log_progress(self, requests: int) -> None:
         if self._wal_count is None:
             self._wal_count = await self._count_wal_objects()
+        if self._wal_count is None:
+            _log.warning("opening %s: %d requests to the store", self._name, requests)
+            return
         # Each WAL object is looked at with HEAD, and read in one range.
         read = min(self._requests("get_range"), self._wal_count)
         _log.warning(
@@ -109,8 +112,8 @@ class Opening:
             *(self._name, read, self._wal_count, requests),
         )
 
-    async def _count_wal_objects(self) -> int:
-        """How many WAL objects this start replays; 0 while that cannot be read."""
+    async def _count_wal_objects(self) -> int | None:
+        """How many WAL objects this start replays; None while that cannot be read."""
         try:
             async with asyncio.timeout(LOG_EVERY_LOOKS * LOOK_S):
                 manifest = await self._admin.read_manifest(None)
@@ -118,7 +121,7 @@ class Opening:
                 return await self._objects.count_after(f"{self._name}/wal", f"{after:020}.sst")
         except (Error, StorageError, TimeoutError) as error:
             _log.debug("counting the WAL objects of %s: %r", self._name, error)
-            return 0
+            return None
 
 
 def _count(value: Any) -> int:

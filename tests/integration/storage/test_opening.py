@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
+from libs.storage.database import opening
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind, ReplayBound, Tuning, tuning_of
 from libs.storage.database.slate import Batch, Database
@@ -80,6 +82,34 @@ async def test_a_start_waits_for_as_long_as_the_store_answers_anything_at_all(
     await crashed.close()
 
 
+async def test_a_start_counts_what_is_to_be_read_once_the_store_lets_it(
+    store: FaultyStore,
+    root: Root,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given what a crash left, and a store that does not give the manifest now
+    monkeypatch.setattr(opening, "LOOK_S", 0.1)
+    crashed = await root.database(NAME, Kind.BROKER, _bounded(NEVER))
+    for number in range(5):
+        await _commit(crashed, number)
+    store.set(Fault(Outcome.HANG, method="GET", match="/manifest/"))
+    starting = asyncio.create_task(root.database(NAME, Kind.BROKER))
+    await _until(lambda: f"opening {NAME}: " in caplog.text or starting.done())
+    assert "WAL objects" not in caplog.text
+
+    # When it gives the manifest, and no WAL object
+    store.set(Fault(Outcome.HANG, method="GET", match="/wal/"))
+
+    # Then the start says how many of them it waits for
+    progress = f"opening {NAME}: 0 of about 5 WAL objects read"
+    await _until(lambda: progress in caplog.text or starting.done())
+    assert not starting.done()
+    store.set()
+    await (await starting).close()
+    await crashed.close()
+
+
 async def test_a_start_ends_when_the_store_has_gone(store: FaultyStore, root: Root) -> None:
     crashed = await root.database(NAME, Kind.BROKER, _bounded(NEVER))
     for number in range(5):
@@ -94,6 +124,32 @@ async def test_a_start_ends_when_the_store_has_gone(store: FaultyStore, root: Ro
     with pytest.raises(StoreUnavailable, match=f"opening {NAME} stopped after"):
         await starting
     store.set()
+    await crashed.close()
+
+
+@pytest.mark.proof
+async def test_a_shard_opens_by_itself_in_a_store_that_is_away_for_most_of_the_time(
+    store: FaultyStore, root: Root
+) -> None:
+    # Given what a crash left, and a store that is silent for longer than a start waits for it
+    crashed = await root.database(NAME, Kind.BROKER, _bounded(NEVER))
+    for number in range(20):
+        await _commit(crashed, number)
+    away = Fault(Outcome.HOLD, window_s=(1.5 * SILENCE_S, 2 * SILENCE_S))
+    store.set(away)
+
+    # When it is started again and again, as a supervisor does
+    async with asyncio.timeout(180):
+        database = None
+        while database is None:
+            with suppress(StoreUnavailable):
+                database = await root.database(NAME, Kind.BROKER)
+
+    # Then it opens while the store is away most of the time, with all that there was
+    assert away.happened
+    store.set()
+    assert await database.get(b"000019", durable=True) == b"v"
+    await database.close()
     await crashed.close()
 
 
