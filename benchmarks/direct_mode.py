@@ -29,7 +29,7 @@ from benchmarks.processor_time import threads_s
 from benchmarks.suite import payloads, servers
 from benchmarks.suite.event_queues import BACKENDS
 from libs.serving.peers.channels import open_channel
-from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest
+from slatemq.v1.ingest_pb2 import PublishRequest, PublishRun
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
 
 SIZE_BYTES = 1024
@@ -74,10 +74,10 @@ class Ingest:
 async def _publish(stub: Any, load: Load, numbers: Iterator[int]) -> None:
     for number in numbers:
         messages = [
-            PublishMessage(payload=payloads.make(number + at, SIZE_BYTES), headers=HEADERS)
+            PublishRun(payloads=[payloads.make(number + at, SIZE_BYTES)], headers=HEADERS)
             for at in range(load.batch)
         ]
-        await stub.Publish(PublishRequest(messages=messages))
+        await stub.Publish(PublishRequest(runs=messages))
 
 
 @contextmanager

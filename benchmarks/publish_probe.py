@@ -14,7 +14,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from libs.serving.peers.channels import open_channel
-from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest
+from slatemq.v1.ingest_pb2 import PublishRequest, PublishRun
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ except ImportError:
 
 def batch(count: int, payload_bytes: int) -> PublishRequest:
     made = (os.urandom(payload_bytes) for _ in range(count))
-    messages = [PublishMessage(payload=payload, headers=HEADERS) for payload in made]
-    return PublishRequest(messages=messages, request_id=str(uuid.uuid4()))
+    messages = [PublishRun(payloads=[payload], headers=HEADERS) for payload in made]
+    return PublishRequest(runs=messages, request_id=str(uuid.uuid4()))
 
 
 async def measure(

@@ -10,7 +10,7 @@ the extra `otel`; what is recorded goes to the program's own providers.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -60,15 +60,14 @@ class Telemetry:
         return list(context.items())
 
     @contextmanager
-    def publishing(self, messages: Any, is_batch: bool) -> Iterator[None]:
-        """Around a publish: gives its context to the messages (of the wire) that have none."""
+    def publishing(self, messages: OutgoingMessages, is_batch: bool) -> Iterator[None]:
+        """Around a publish: adds its context to the messages that have none."""
         with self._operation("publish", "send", "", trace.SpanKind.PRODUCER) as (span, facts):
             if is_batch:
                 span.set_attribute("messaging.batch.message_count", len(messages))
             carried: dict[str, str] = {}
             self._propagator.inject(carried)
-            for message in messages:
-                inject(message.headers, carried)
+            messages.change_headers(lambda headers: inject(headers, carried))
             yield
             self._sent.add(len(messages), facts)
 
@@ -132,6 +131,15 @@ class Telemetry:
         context = self._propagator.extract(carrier, Context())
         created = trace.get_current_span(context).get_span_context()
         return [trace.Link(created)] if created.is_valid else []
+
+
+class OutgoingMessages(Protocol):
+    """What telemetry needs of messages that are published together."""
+
+    def __len__(self) -> int: ...
+
+    def change_headers(self, change: Callable[[MutableMapping[str, str]], None]) -> None:
+        """Change the headers of all."""
 
 
 class DeliveredMessage(Protocol):

@@ -19,7 +19,7 @@ from benchmarks.suite.workloads import Measured
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
-from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest
+from slatemq.v1.ingest_pb2 import PublishRequest, PublishRun
 
 try:
     from uvloop import new_event_loop
@@ -36,10 +36,10 @@ KEY = b"message%016d"
 def _request(size: int) -> bytes:
     """A publish request of ours with this many messages, as bytes."""
     messages = [
-        PublishMessage(payload=payloads.make(n, size), headers={"topic": "bench"})
+        PublishRun(payloads=[payloads.make(n, size)], headers={"topic": "bench"})
         for n in range(BATCH)
     ]
-    return PublishRequest(messages=messages).SerializeToString()
+    return PublishRequest(runs=messages).SerializeToString()
 
 
 def _serve(port: int) -> None:

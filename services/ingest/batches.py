@@ -149,6 +149,8 @@ class Accepted:
         elsewhere: Offsets of the messages whose payloads are stored already, and empty here.
         large: Offsets of the payloads that do not fit into a record.
         size_bytes: What it costs until it is durable.
+        keyed_runs: Of the runs with dedupe keys the offset of the first message, and the run's
+            number in the request, in ascending order: for errors about keys.
     """
 
     payloads: list[bytes]
@@ -158,6 +160,7 @@ class Accepted:
     size_bytes: int
     dedupe_keys: dict[int, str] = field(default_factory=dict)
     elsewhere: list[int] = field(default_factory=list)
+    keyed_runs: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def is_plain(self) -> bool:

@@ -2,7 +2,7 @@
 
 In reading order; a file imports only files above it:
 
-`dedupe_shards` Which ingest shard a dedupe key belongs to: the rule of `PublishMessage.dedupe_key`
+`dedupe_shards` Which ingest shard a dedupe key belongs to: the rule of `PublishRun.dedupe_keys`
 `published`     What publishing gives: the message's ID, and what else is known of it
 `wire`          Messages on their way out: their wire form, their size, and errors about one of
                 many

@@ -1,4 +1,4 @@
-"""Which ingest shard a dedupe key belongs to: the rule of `PublishMessage.dedupe_key`.
+"""Which ingest shard a dedupe key belongs to: the rule of `PublishRun.dedupe_keys`.
 
 Rendezvous hashing: each shard draws a number for the key, the highest one has it. A new shard takes
 over its share of the keys from all others, and no other key moves.

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING
 from slatemq._publish.published import Published
 from slatemq._publish.requests import REPEAT_S_MAX, WRONG_SHARD, PublishRequests, Tried
 from slatemq._publish.streams import BYTES_MAX, PublishStream, PublishStreams
-from slatemq._publish.wire import PLACE, add, moved, size_of
+from slatemq._publish.wire import Runs, moved, size_of
 from slatemq._rpc.byte_semaphore import Room
 from slatemq._rpc.peers import Peers, closed
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.models import BatchSettings, OutgoingMessage
-from slatemq.v1 import ingest_pb2
 
 if TYPE_CHECKING:
     from slatemq.otel import Telemetry
@@ -41,12 +40,12 @@ class _Batch:
     is sent at most, by the loop's time.
     """
 
-    __slots__ = ("answers", "numbered", "request", "ripe", "shard", "size", "timer", "until")
+    __slots__ = ("answers", "request_id", "ripe", "runs", "shard", "size", "timer", "until")
 
-    def __init__(self, shard: int | None) -> None:
+    def __init__(self, shard: int | None, before: Runs | None = None) -> None:
         self.shard = shard
-        self.numbered = ingest_pb2.PublishStreamRequest()
-        self.request = self.numbered.publish
+        self.request_id = ""
+        self.runs = Runs(before)
         self.answers: list[asyncio.Future[Published]] = []
         self.size = 0
         self.timer: asyncio.Handle | None = None
@@ -73,6 +72,7 @@ class Gatherer:
         self._streams = PublishStreams(peers, requests)
         self._room = Room(settings.outstanding_bytes_max)
         self._open: dict[int | None, _Batch] = {}
+        self._last: Runs | None = None
         self._full: deque[_Batch] = deque()
         self._streamed = 0
         self._sending: set[asyncio.Task[None]] = set()
@@ -84,18 +84,14 @@ class Gatherer:
     async def publish(self, message: OutgoingMessage) -> Published:
         """Publishes one message; returns its ID when it is durable."""
         if self._telemetry is None:
-            return await self._publish(ingest_pb2.PublishRequest(), message)
-        request = ingest_pb2.PublishRequest()
-        try:
-            add(request, message)
-        except InvalidArgument as error:
-            raise _alone(error) from None
-        with self._telemetry.publishing(request.messages, is_batch=False):
-            return await self._publish(request, message)
+            return await self._publish(message)
+        runs = Runs()
+        runs.add(message, "")
+        with self._telemetry.publishing(runs, is_batch=False):
+            return await self._publish(message, runs)
 
-    async def _publish(
-        self, traced: ingest_pb2.PublishRequest, message: OutgoingMessage
-    ) -> Published:
+    async def _publish(self, message: OutgoingMessage, traced: Runs | None = None) -> Published:
+        """`traced`: the message in its wire form, where that has more headers."""
         self._peers.check_home()
         if self._closed:
             raise closed()
@@ -110,17 +106,17 @@ class Gatherer:
             finally:
                 self._entering -= 1
         try:
-            answer = self._gather(traced, message, size, shard)
-        except InvalidArgument as error:
+            answer = self._gather(message, traced, size, shard)
+        except InvalidArgument:
             self._room.give_back(size)
-            raise _alone(error) from None
+            raise
         # A caller that gives up does not take its message back: it is on its way.
         return await answer
 
     def _gather(
         self,
-        traced: ingest_pb2.PublishRequest,
         message: OutgoingMessage,
+        traced: Runs | None,
         size: int,
         shard: int | None,
     ) -> asyncio.Future[Published]:
@@ -131,11 +127,12 @@ class Gatherer:
             self._seal(batch)
             batch = None
         if batch is None:
-            batch = self._open[shard] = _Batch(shard)
-        if traced.messages:
-            batch.request.messages.append(traced.messages[0])
+            batch = self._open[shard] = _Batch(shard, self._last)
+            self._last = batch.runs
+        if traced is not None:
+            batch.runs.extend(traced)
         else:
-            add(batch.request, message)
+            batch.runs.add(message, "")
         answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
         batch.answers.append(answer)
         batch.size += size
@@ -188,7 +185,7 @@ class Gatherer:
         if stream is None or batch.size > BYTES_MAX:
             self._call(batch, None)
             return
-        self._requests.name(batch.request)
+        batch.request_id = self._requests.new_id()
         self._requests.turn()
         self._streamed += 1
         shard, began_s = stream.shard, loop.time()
@@ -205,7 +202,7 @@ class Gatherer:
                 self._call(batch, Tried(shard, told, began_s))
             self._on_changed()
 
-        stream.send(batch.numbered, answered, batch.until)
+        stream.send(batch.runs.encoded(batch.request_id), answered, batch.until)
 
     def _call(self, batch: _Batch, tried: Tried | None) -> None:
         task = asyncio.create_task(self._send_batch(batch, tried))
@@ -239,17 +236,18 @@ class Gatherer:
             while batch.answers:
                 try:
                     left = max(batch.until - loop.time(), 0.001)
-                    told = await self._requests.send(batch.request, batch.shard, left, tried)
+                    request_id = batch.request_id or self._requests.new_id()
+                    told = await self._requests.send(
+                        batch.runs, request_id, batch.shard, left, tried
+                    )
                 except InvalidArgument as error:
                     if error.reason == WRONG_SHARD and await self._send_elsewhere(batch):
                         return
                     # The server refuses whole requests: one bad message must not take others along.
-                    bad = PLACE.match(error.field)
-                    if bad is None or int(bad[1]) >= len(batch.answers):
+                    bad = batch.runs.places_of(error.field)
+                    if bad is None:
                         raise
-                    _fail(batch.answers.pop(int(bad[1])), moved(error, f"message.{bad[2]}"))
-                    del batch.request.messages[int(bad[1])]
-                    batch.request.request_id = ""  # Other content; the refused one stored nothing.
+                    _leave_out(batch, *bad, error)
                     tried = None
                     continue
                 self._succeed(batch, told)
@@ -263,13 +261,13 @@ class Gatherer:
 
     async def _send_elsewhere(self, batch: _Batch) -> bool:
         """Sends messages whose keys fall to other shards by now; whether there are such."""
-        by_shard = await self._requests.places(batch.request.messages)
+        by_shard = await self._requests.places(batch.runs)
         if list(by_shard) == [batch.shard]:
             return False
         parts = []
         for shard, places in by_shard.items():
             part = _Batch(shard)  # Of no size: the batch itself gives back the room.
-            part.request.messages.extend(batch.request.messages[place] for place in places)
+            part.runs = batch.runs.only(places)
             part.answers = [batch.answers[place] for place in places]
             part.until = batch.until
             parts.append(part)
@@ -327,7 +325,11 @@ def _fail(answer: asyncio.Future[Published], error: Exception) -> None:
         answer.exception()  # Whoever gave up waiting does not want to hear of it.
 
 
-def _alone(error: InvalidArgument) -> InvalidArgument:
-    """The same error for whoever published one message and knows of no batch."""
-    place = PLACE.match(error.field)
-    return moved(error, place[2] or "message") if place else error
+def _leave_out(batch: _Batch, bad: range, part: str, error: InvalidArgument) -> None:
+    """Fails messages that the server refuses, in the words of a caller that sent one message."""
+    for answer in batch.answers[bad.start : bad.stop]:
+        _fail(answer, moved(error, f"message.{part}"))
+    del batch.answers[bad.start : bad.stop]
+    kept = [at for at in range(len(batch.runs)) if at not in bad]
+    batch.runs = batch.runs.only(kept)
+    batch.request_id = ""  # Other content; the refused one stored nothing.

@@ -17,7 +17,7 @@ from slatemq._checks import check_whole, message_of
 from slatemq._publish.gathering import Gatherer
 from slatemq._publish.published import Published
 from slatemq._publish.requests import WRONG_SHARD, PublishRequests
-from slatemq._publish.wire import PLACE, Runs, moved
+from slatemq._publish.wire import Runs, moved
 from slatemq._rpc.peers import Peers
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.models import BatchSettings, OutgoingMessage
@@ -113,11 +113,11 @@ class Publisher:
 
     async def _send_part(self, part: _Part) -> list[Published]:
         try:
-            return await self._requests.send_runs(part.runs, part.shard)
+            return await self._requests.send_batch(part.runs, part.shard)
         except InvalidArgument as error:
             if error.reason != WRONG_SHARD:
                 raise _placed(error, part.runs, part.places) from None
-            by_shard = await self._requests.places(part.runs.request().messages)
+            by_shard = await self._requests.places(part.runs)
             if list(by_shard) == [part.shard]:
                 raise _placed(error, part.runs, part.places) from None
         told: dict[int, Published] = {}
@@ -140,20 +140,15 @@ class Publisher:
             raise _placed(error, runs, range(len(runs))) from None
 
     async def _send_batch(self, runs: Runs, request_id: str, shard: int | None) -> list[Published]:
-        if shard is not None or not runs.has_keys:
-            return await self._requests.send_runs(runs, shard, request_id)
-        request = runs.request()
-        request.request_id = request_id
-        chosen = await self._requests.one_shard(request.messages)
+        requests = self._requests
+        chosen = await requests.one_shard(runs) if shard is None else shard
         try:
-            return await self._requests.send_traced(request, chosen)
+            return await requests.send_batch(runs, chosen, request_id)
         except InvalidArgument as error:
-            if error.reason != WRONG_SHARD:
+            if error.reason != WRONG_SHARD or shard is not None:
                 raise
-            await self._peers.fresh_topology()
-        return await self._requests.send_traced(
-            request, await self._requests.one_shard(request.messages)
-        )
+        await self._peers.fresh_topology()
+        return await requests.send_batch(runs, await requests.one_shard(runs), request_id)
 
     async def close(self, close_s: float | None = None) -> None:
         """Sends what was gathered and waits for it; each publish gets its own outcome.
@@ -166,9 +161,8 @@ class Publisher:
 
 def _placed(error: InvalidArgument, runs: Runs, places: Sequence[int]) -> InvalidArgument:
     """The same error about the message's place among all that were to be published."""
-    bad = PLACE.match(error.field)
-    named = (int(bad[1]), bad[2]) if bad is not None else runs.place_of(error.field)
+    named = runs.places_of(error.field)
     if named is None:
         return moved(error, "messages") if error.field == "runs" else error
-    place, what = named
-    return moved(error, f"messages[{places[place]}].{what}") if place < len(places) else error
+    bad, part = named
+    return moved(error, f"messages[{places[bad.start]}].{part}")

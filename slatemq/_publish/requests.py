@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
@@ -39,9 +39,6 @@ REPEAT_S_MAX = 540.0
 AWAY_S = 5.0
 """How long new requests avoid a shard that could not be reached, where there are others."""
 
-NO_RUNS_S = 60.0
-"""How long messages are sent each for itself after an ingest that knows no runs."""
-
 WRONG_SHARD = "WRONG_SHARD"
 """The server's reason for refusing a dedupe key that falls to another shard by now."""
 
@@ -69,7 +66,6 @@ class PublishRequests:
         self._name = uuid4().hex
         self._names = itertools.count()
         self._away: dict[int, float] = {}
-        self._no_runs_until = 0.0
         self._outages: dict[int, OutageWatch] = {}
         self._liveness: dict[int, Liveness] = {}
 
@@ -89,21 +85,19 @@ class PublishRequests:
         shards = await self._peers.call(known)
         return dedupe_shard(dedupe_key, shards)
 
-    async def places(
-        self, messages: Iterable[ingest_pb2.PublishMessage]
-    ) -> dict[int | None, list[int]]:
+    async def places(self, runs: Runs) -> dict[int | None, list[int]]:
         """The places of messages by the shards that they must go to, as the topology is now."""
         await self._peers.fresh_topology()
         by_shard: dict[int | None, list[int]] = {}
-        for place, message in enumerate(messages):
-            by_shard.setdefault(await self.shard_of(message.dedupe_key), []).append(place)
+        for place, key in enumerate(runs.dedupe_keys or [None] * len(runs)):
+            by_shard.setdefault(await self.shard_of(key), []).append(place)
         return by_shard
 
-    async def one_shard(self, messages: Iterable[ingest_pb2.PublishMessage]) -> int | None:
+    async def one_shard(self, runs: Runs) -> int | None:
         """The shard of all keys together. Raises InvalidArgument (MIXED_SHARDS)."""
         chosen: int | None = None
-        for place, message in enumerate(messages):
-            shard = await self.shard_of(message.dedupe_key)
+        for place, key in enumerate(runs.dedupe_keys):
+            shard = await self.shard_of(key)
             if chosen is not None and shard not in (None, chosen):
                 raise InvalidArgument(
                     f"messages[{place}].dedupe_key",
@@ -114,52 +108,29 @@ class PublishRequests:
             chosen = shard if chosen is None else chosen
         return chosen
 
-    async def send_traced(
-        self, request: ingest_pb2.PublishRequest, shard: int | None = None
-    ) -> list[Published]:
-        """The same as `send`, in a span where there are any."""
-        if self._telemetry is None:
-            return await self.send(request, shard)
-        with self._telemetry.publishing(request.messages, is_batch=True):
-            return await self.send(request, shard)
-
-    async def send_runs(
+    async def send_batch(
         self, runs: Runs, shard: int | None = None, request_id: str = ""
     ) -> list[Published]:
-        """Sends messages in the form that costs least, traced where anything is."""
-        refused = None
-        if self._telemetry is None and not runs.has_keys and self._no_runs_until < time.monotonic():
-            request_id = request_id or self._new_id()
-            try:
-                return await self.send(runs.encoded(request_id), shard)
-            except InvalidArgument as error:
-                # To an ingest of an earlier version, runs are a batch without messages.
-                is_unknown = error.field == "messages" and error.reason == error.default_reason
-                if not (is_unknown and runs.are_runs):
-                    raise
-                refused = error
-        request = runs.request()
-        request.request_id = request_id
-        told = await self.send_traced(request, shard)
-        if refused is not None:
-            self._no_runs_until = time.monotonic() + NO_RUNS_S
-        return told
+        """The same as `send`, in a span where there are any."""
+        request_id = request_id or self.new_id()
+        if self._telemetry is None:
+            return await self.send(runs, request_id, shard)
+        with self._telemetry.publishing(runs, is_batch=True):
+            return await self.send(runs, request_id, shard)
 
     async def send(
         self,
-        request: ingest_pb2.PublishRequest | bytes,
+        runs: Runs,
+        request_id: str,
         shard: int | None = None,
         call_s: float | None = None,
         tried: Tried | None = None,
     ) -> list[Published]:
         """One request, under one ID on one shard, however often it is tried.
 
-        `request`: encoded with an ID, or a message, which gets one. `tried`: the first try, which
-        failed, and the shard that it went to.
+        `tried`: the first try, which failed, and the shard that it went to.
         """
-        if not isinstance(request, bytes):
-            self.name(request)
-        encoded = request if isinstance(request, bytes) else request.SerializeToString()
+        encoded = runs.encoded(request_id)
         chosen = shard if tried is None else tried.shard
         was_sent = False
         full: set[int] = set()
@@ -245,12 +216,8 @@ class PublishRequests:
             watch.close()
         self._outages.clear()
 
-    def name(self, request: ingest_pb2.PublishRequest) -> None:
-        """Gives a request an ID of its own, unless it has one."""
-        if not request.request_id:
-            request.request_id = self._new_id()
-
-    def _new_id(self) -> str:
+    def new_id(self) -> str:
+        """The ID of a new request."""
         return f"{self._name}-{next(self._names)}"
 
     def shards_at_hand(self) -> Sequence[int]:

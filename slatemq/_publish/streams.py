@@ -19,6 +19,7 @@ import grpc.aio
 
 from slatemq._publish.published import Published, published
 from slatemq._publish.requests import ATTEMPT_S, PublishRequests
+from slatemq._publish.wire import numbered
 from slatemq._rpc.liveness import Liveness
 from slatemq._rpc.peers import (
     HOPELESS,
@@ -139,8 +140,6 @@ class PublishStream:
         self._channel = channel
         self._liveness = liveness
         self._has_several = has_several
-        # Requests are encoded when they are sent, not when the connection takes them: who gets one
-        # back may change it.
         self._call: Any = channel.stream_stream(
             _METHOD, response_deserializer=ingest_pb2.PublishStreamResponse.FromString
         )()
@@ -162,21 +161,21 @@ class PublishStream:
         """Requests without an answer."""
         return len(self._unanswered)
 
-    def send(self, request: ingest_pb2.PublishStreamRequest, answer: Answer, until: float) -> None:
-        """Sends a request. `answer` is told its outcome once, by `until` (loop time) at the latest.
+    def send(self, request: bytes, answer: Answer, until: float) -> None:
+        """Sends an encoded PublishRequest.
 
-        An outcome that is unknown is Unavailable or DeadlineExceeded.
+        Calls `answer` with its outcome once, by `until` (loop time) at the latest. An outcome that
+        is unknown is Unavailable or DeadlineExceeded.
         """
         now = self._loop.time()
         self._number += 1
-        request.number = self._number
         if not self._is_connected and self._connecting is None:
             timeout_s = connect_s(until - now)
             self._connecting = self._loop.call_later(timeout_s, self._give_up, timeout_s)
         sent = _Sent(answer, min(until, now + ATTEMPT_S))
         self._unanswered[self._number] = sent
         self._used_at = now
-        self._queue.append((self._number, request.SerializeToString()))
+        self._queue.append((self._number, numbered(self._number, request)))
         _wake(self._wanted)
         if sent.until < self._timer.when():
             self._timer.cancel()

@@ -867,16 +867,16 @@ class PushCommand(_message.Message):
     queue_id: _builtins.str
     """The queue; must exist."""
     payload: _builtins.bytes
-    """The bytes to carry, as in PublishMessage."""
+    """The bytes to carry, as in PublishRun."""
     retention_s: _builtins.int
-    """As in PublishMessage."""
+    """As in PublishRun."""
     delay_ms: _builtins.int
-    """As in PublishMessage."""
+    """As in PublishRun."""
     visible_at_ms: _builtins.int
-    """As in PublishMessage."""
+    """As in PublishRun."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Its headers, as in PublishMessage."""
+        """Its headers, as in PublishRun."""
 
     def __init__(
         self,

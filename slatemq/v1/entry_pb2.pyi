@@ -1103,10 +1103,10 @@ class ReplaceLetter(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
-    """The bytes to carry, as in PublishMessage."""
+    """The bytes to carry, as in PublishRun."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Its headers, as in PublishMessage: all of them."""
+        """Its headers, as in PublishRun: all of them."""
 
     def __init__(
         self,

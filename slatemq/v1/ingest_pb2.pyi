@@ -21,8 +21,10 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class PublishMessage(_message.Message):
-    """A message to publish."""
+class PublishRun(_message.Message):
+    """Messages in a row that differ in nothing but their payloads and dedupe keys. A single message is a run of one. Ingest reads and
+    checks a run as one, so a long run costs little more than its payloads.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -46,58 +48,65 @@ class PublishMessage(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    PAYLOAD_FIELD_NUMBER: _builtins.int
+    PAYLOADS_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     CREATED_AT_MS_FIELD_NUMBER: _builtins.int
     RETENTION_S_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
     VISIBLE_AT_MS_FIELD_NUMBER: _builtins.int
-    DEDUPE_KEY_FIELD_NUMBER: _builtins.int
-    payload: _builtins.bytes
-    """The bytes to carry; may be empty. At most the instance's largest payload (67,108,864 bytes, 64 MiB, unless set otherwise)."""
+    DEDUPE_KEYS_FIELD_NUMBER: _builtins.int
     created_at_ms: _builtins.int
-    """When the producer made the message, in milliseconds since the Unix epoch; not negative. Absent: the time of receipt."""
+    """When the producer made the messages, in milliseconds since the Unix epoch; not negative. Absent: the time of receipt."""
     retention_s: _builtins.int
-    """How long the message may live, from its receipt, in seconds; 0 = for ever; absent = the instance's default (7 days).
-    At most 4,294,967,295. A message past its retention is never handed out, and is removed. One of a retention above 0 may be removed before
+    """How long each message may live, from its receipt, in seconds; 0 = for ever; absent = the instance's default (7 days).
+    At most 4,294,967,295. A message past its retention is never delivered, and is removed. One of a retention above 0 may be removed before
     that, once it is older than the replay window and no queue needs it; one with 0 stays stored, also when every queue is done with it.
     """
     delay_ms: _builtins.int
-    """How long the message stays unavailable in delayed queues (those whose `default_delay_ms` is above 0), from its receipt, in
-    place of their default; 0 = no delay there. Normal queues pay no heed to it. 0 up to the instance's largest delay (900,000 ms,
+    """How long each message stays unavailable in delayed queues (those whose `default_delay_ms` is above 0), from its receipt, in
+    place of their default; 0 = no delay there. Other queues ignore it. 0 up to the instance's largest delay (900,000 ms,
     15 min, unless set otherwise). Not together with `visible_at_ms`.
     """
     visible_at_ms: _builtins.int
-    """From when on the message may be claimed, in milliseconds since the Unix epoch, in every queue; not negative; a time that is over
+    """From when on each message may be claimed, in milliseconds since the Unix epoch, in every queue; not negative; a time that is over
     means at once. Not together with `delay_ms`.
     """
-    dedupe_key: _builtins.str
-    """Publishes with the same key within the instance's window (10 minutes unless set otherwise) store one message: the later ones get
-    its ID, whatever their content. 1–255 bytes of UTF-8; empty = none. A key belongs to one ingest shard, told by rendezvous
-    hashing: of the shards in the topology the one with the highest `BLAKE2b-64(key ‖ shard as u32 big-endian)`, the hash read as
-    a big-endian number. Another shard refuses it (INVALID_ARGUMENT, WRONG_SHARD; the ErrorInfo's metadata has `shard`). So
-    a retry stays on its shard; when shards are added, the keys that fall to them begin anew there.
-    """
+    @_builtins.property
+    def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The bytes that each message carries, in order: one payload for each message, so at least one; a payload may be empty. At most the
+        instance's largest payload (67,108,864 bytes, 64 MiB, unless set otherwise) each.
+        """
+
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """At most 255 pairs; keys 1–65,535 bytes, values 0–65,535 bytes of UTF-8. A queue without a filter of its own takes the messages
-        whose header `queue` is its ID.
+        """The headers of each message. At most 255 pairs; keys 1–65,535 bytes, values 0–65,535 bytes of UTF-8. A queue without a filter of its
+        own takes the messages whose header `queue` is its ID.
+        """
+
+    @_builtins.property
+    def dedupe_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The dedupe key of each message, in the order of `payloads`; none at all, or as many as payloads, where an empty key stands for a
+        message without one. Publishes with the same key within the instance's window (10 minutes unless set otherwise) store one message:
+        the later ones get its ID, whatever their content. 1–255 bytes of UTF-8. A key belongs to one ingest shard, chosen by rendezvous
+        hashing: of the shards in the topology the one with the highest `BLAKE2b-64(key ‖ shard as u32 big-endian)`, the hash read as
+        a big-endian number. Another shard refuses it (INVALID_ARGUMENT, WRONG_SHARD; the ErrorInfo's metadata has `shard`). So
+        a retry stays on its shard; when shards are added, the keys that fall to them begin anew there.
         """
 
     def __init__(
         self,
         *,
-        payload: _builtins.bytes = ...,
+        payloads: _abc.Iterable[_builtins.bytes] | None = ...,
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         created_at_ms: _builtins.int | None = ...,
         retention_s: _builtins.int | None = ...,
         delay_ms: _builtins.int | None = ...,
         visible_at_ms: _builtins.int | None = ...,
-        dedupe_key: _builtins.str = ...,
+        dedupe_keys: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_delay_ms", b"_delay_ms", "_retention_s", b"_retention_s", "_visible_at_ms", b"_visible_at_ms", "created_at_ms", b"created_at_ms", "delay_ms", b"delay_ms", "retention_s", b"retention_s", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_delay_ms", b"_delay_ms", "_retention_s", b"_retention_s", "_visible_at_ms", b"_visible_at_ms", "created_at_ms", b"created_at_ms", "dedupe_key", b"dedupe_key", "delay_ms", b"delay_ms", "headers", b"headers", "payload", b"payload", "retention_s", b"retention_s", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_delay_ms", b"_delay_ms", "_retention_s", b"_retention_s", "_visible_at_ms", b"_visible_at_ms", "created_at_ms", b"created_at_ms", "dedupe_keys", b"dedupe_keys", "delay_ms", b"delay_ms", "headers", b"headers", "payloads", b"payloads", "retention_s", b"retention_s", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__created_at_ms: _TypeAlias = _typing.Literal["created_at_ms"]  # noqa: Y015
     _WhichOneofArgType__created_at_ms: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms"]  # noqa: Y015
@@ -116,77 +125,37 @@ class PublishMessage(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__visible_at_ms) -> _WhichOneofReturnType__visible_at_ms | None: ...
 
-Global___PublishMessage: _TypeAlias = PublishMessage  # noqa: Y015
-
-@_typing.final
-class PublishRun(_message.Message):
-    """Messages in a row that differ in nothing but their payloads. They are read and checked as one, so that many cost little more than
-    their bytes.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    COMMON_FIELD_NUMBER: _builtins.int
-    PAYLOADS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def common(self) -> Global___PublishMessage:
-        """What they have in common: a message without a payload, and without a dedupe key."""
-
-    @_builtins.property
-    def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """The payload of each, in order; at least one. Limits as for the payload of a PublishMessage."""
-
-    def __init__(
-        self,
-        *,
-        common: Global___PublishMessage | None = ...,
-        payloads: _abc.Iterable[_builtins.bytes] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["common", b"common"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["common", b"common", "payloads", b"payloads"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
 Global___PublishRun: _TypeAlias = PublishRun  # noqa: Y015
 
 @_typing.final
 class PublishRequest(_message.Message):
-    """A batch to publish: `messages` or `runs`, not both, in all 1 to 10,000 messages; the request as a whole must stay under the size
-    limit of a gRPC message (97 MiB, see IngestService). In runs, the headers of all messages, each counted for itself, have at most
-    4 MiB.
-    """
+    """A batch to publish."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    MESSAGES_FIELD_NUMBER: _builtins.int
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes repeating safe: a second call with the same ID and the same content within 10 minutes stores nothing and gets
-    the first call's IDs; with other content it gets INVALID_ARGUMENT (REQUEST_ID_REUSED). 1–128 bytes, a UUID for example;
+    """Makes repeating safe: a second call with the same ID and the same messages within 10 minutes stores nothing and gets
+    the first call's IDs; with other messages it gets INVALID_ARGUMENT (REQUEST_ID_REUSED). 1–128 bytes, a UUID for example;
     empty = none. It holds on the shard that got the first call, restarts included: repeat against the same shard.
     """
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishMessage]:
-        """The messages, each for itself."""
-
-    @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishRun]:
-        """The messages run by run, in order: the same content as in `messages`, also to a repeat. Errors name `runs[2].payloads[5]` or
-        `runs[2].common.retention_s`. An ingest that does not know of runs yet refuses such a batch as empty (field `messages`).
+        """The messages, run by run, in order: in all 1 to 10,000 messages. The request as a whole must stay under the size limit of a gRPC
+        message (97 MiB, see IngestService). The headers of the messages behind the first of each run, each counted for itself, have at most
+        4 MiB together. Errors name `runs[2].payloads[5]` or `runs[2].retention_s`.
         """
 
     def __init__(
         self,
         *,
-        messages: _abc.Iterable[Global___PublishMessage] | None = ...,
-        request_id: _builtins.str = ...,
         runs: _abc.Iterable[Global___PublishRun] | None = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "request_id", b"request_id", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -642,7 +611,7 @@ class LogMessage(_message.Message):
     payload_bytes: _builtins.int
     """The length of its payload."""
     delay_ms: _builtins.int
-    """How long it stays unavailable in delayed queues, as in PublishMessage; absent = as their default says."""
+    """How long it stays unavailable in delayed queues, as in PublishRun; absent = as their default says."""
     direct_queue_id: _builtins.str
     """The one queue that gets it, whatever the filters say: it was pushed, not published. Empty = published."""
     @_builtins.property
@@ -797,43 +766,98 @@ Global___FindLogPositionResponse: _TypeAlias = FindLogPositionResponse  # noqa: 
 
 @_typing.final
 class PushedMessage(_message.Message):
-    """A row of an outbox."""
+    """A row of an outbox: a message for one queue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    MESSAGE_FIELD_NUMBER: _builtins.int
+    @_typing.final
+    class HeadersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    CREATED_AT_MS_FIELD_NUMBER: _builtins.int
+    RETENTION_S_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    VISIBLE_AT_MS_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     PAYLOAD_URI_FIELD_NUMBER: _builtins.int
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     RETENTION_DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    payload: _builtins.bytes
+    """Its payload; empty where `payload_uri` is set. Limits as in PublishRun, here and below."""
+    created_at_ms: _builtins.int
+    """When it was pushed; absent = the time of receipt."""
+    retention_s: _builtins.int
+    """Its retention, as in PublishRun."""
+    delay_ms: _builtins.int
+    """Its delay, as in PublishRun, but of any length: the broker has judged it."""
+    visible_at_ms: _builtins.int
+    """From when on it may be claimed, as in PublishRun."""
     queue_id: _builtins.str
-    """The queue that alone gets it."""
+    """The queue that alone gets it; 1–255 bytes."""
     payload_uri: _builtins.str
     """Set in place of the payload where that was stored as an object beforehand: its URI below the root."""
     payload_bytes: _builtins.int
     """The payload's length when `payload_uri` is set."""
     retention_deadline_ms: _builtins.int
-    """Set in place of `message.retention_s` where the message is older than the row: it is not delivered from then on, nor within the
+    """Set in place of `retention_s` where the message is older than the row: it is not delivered from then on, nor within the
     second before. A row that comes later is passed over: it counts as stored, and nothing is. 0 = none.
     """
     @_builtins.property
-    def message(self) -> Global___PublishMessage:
-        """The message; `visible_at_ms` and `delay_ms` count as for a publish, a `dedupe_key` is refused."""
+    def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Its headers."""
 
     def __init__(
         self,
         *,
-        message: Global___PublishMessage | None = ...,
+        payload: _builtins.bytes = ...,
+        headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        created_at_ms: _builtins.int | None = ...,
+        retention_s: _builtins.int | None = ...,
+        delay_ms: _builtins.int | None = ...,
+        visible_at_ms: _builtins.int | None = ...,
         queue_id: _builtins.str = ...,
         payload_uri: _builtins.str = ...,
         payload_bytes: _builtins.int = ...,
         retention_deadline_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_delay_ms", b"_delay_ms", "_retention_s", b"_retention_s", "_visible_at_ms", b"_visible_at_ms", "created_at_ms", b"created_at_ms", "delay_ms", b"delay_ms", "retention_s", b"retention_s", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "payload_bytes", b"payload_bytes", "payload_uri", b"payload_uri", "queue_id", b"queue_id", "retention_deadline_ms", b"retention_deadline_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_delay_ms", b"_delay_ms", "_retention_s", b"_retention_s", "_visible_at_ms", b"_visible_at_ms", "created_at_ms", b"created_at_ms", "delay_ms", b"delay_ms", "headers", b"headers", "payload", b"payload", "payload_bytes", b"payload_bytes", "payload_uri", b"payload_uri", "queue_id", b"queue_id", "retention_deadline_ms", b"retention_deadline_ms", "retention_s", b"retention_s", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__created_at_ms: _TypeAlias = _typing.Literal["created_at_ms"]  # noqa: Y015
+    _WhichOneofArgType__created_at_ms: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms"]  # noqa: Y015
+    _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
+    _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
+    _WhichOneofReturnType__retention_s: _TypeAlias = _typing.Literal["retention_s"]  # noqa: Y015
+    _WhichOneofArgType__retention_s: _TypeAlias = _typing.Literal["_retention_s", b"_retention_s"]  # noqa: Y015
+    _WhichOneofReturnType__visible_at_ms: _TypeAlias = _typing.Literal["visible_at_ms"]  # noqa: Y015
+    _WhichOneofArgType__visible_at_ms: _TypeAlias = _typing.Literal["_visible_at_ms", b"_visible_at_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__created_at_ms) -> _WhichOneofReturnType__created_at_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms) -> _WhichOneofReturnType__delay_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_s) -> _WhichOneofReturnType__retention_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__visible_at_ms) -> _WhichOneofReturnType__visible_at_ms | None: ...
 
 Global___PushedMessage: _TypeAlias = PushedMessage  # noqa: Y015
 

@@ -60,18 +60,18 @@ class ExplainRequest(_message.Message):
     payload_bytes: _builtins.int
     """The payload's length, which filters see as `size`; not negative."""
     visible_at_ms: _builtins.int
-    """The time from which the message is visible, as in PublishMessage; 0 = none. Filters see as `visible_at` this time, or the receipt with
+    """The time from which the message is visible, as in PublishRun; 0 = none. Filters see as `visible_at` this time, or the receipt with
     the delay added.
     """
     delay_ms: _builtins.int
-    """The message's own delay, as in PublishMessage; not beside `visible_at_ms`."""
+    """The message's own delay, as in PublishRun; not beside `visible_at_ms`."""
     retention_s: _builtins.int
-    """As in PublishMessage, in seconds; 0 = for ever."""
+    """As in PublishRun, in seconds; 0 = for ever."""
     message_id: _builtins.int
     """Which ID the message has; ingest gives it to real ones. Not negative."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """As in PublishMessage; may be none."""
+        """As in PublishRun; may be none."""
 
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -66,7 +66,7 @@ class Chains:
         for first in range(0, self.published_count, PUBLISH_BATCH):
             request = ingest_pb2.PublishRequest(request_id=str(uuid.uuid4()))
             for n in range(first, min(first + PUBLISH_BATCH, self.published_count)):
-                request.messages.add(payload=b"%d" % n, headers={"queue": QUEUES[0]})
+                request.runs.add(payloads=[b"%d" % n], headers={"queue": QUEUES[0]})
             await persist(partial(stubs.ingest.Publish, request, timeout=CALL_SECONDS))
 
     async def work(self, stubs: Stubs) -> None:

@@ -83,8 +83,8 @@ async def test_a_queue_gets_messages_after_a_crash_took_back_its_newest_change(
                 await change_and_crash(stack, store, stubs, queue_id, change)
 
                 # When a message is published to it
-                message = ingest_pb2.PublishMessage(headers={"to": queue_id})
-                publish = ingest_pb2.PublishRequest(messages=[message])
+                message = ingest_pb2.PublishRun(payloads=[b""], headers={"to": queue_id})
+                publish = ingest_pb2.PublishRequest(runs=[message])
                 await persist(lambda p=publish: stubs.ingest.Publish(p))  # type: ignore[misc]
 
                 # Then it arrives

@@ -57,4 +57,4 @@ def test_the_program_on_the_page_for_nodejs_runs(stack: LocalStack, tmp_path: Pa
     assert len(re.findall(r"^received ", said, re.MULTILINE)) == 3, said
     assert "received päivää" in said
     assert "refused INVALID_FIELD [" in said
-    assert "field: 'messages'" in said
+    assert "field: 'runs'" in said

@@ -49,7 +49,7 @@ async def test_a_message_is_published_explained_claimed_nacked_extended_and_acke
         router_pb2.ExplainRequest(headers=headers, queue_ids=["letters"])
     )
     publish = ingest_pb2.PublishRequest()
-    publish.messages.add(payload="päivää".encode(), headers=headers)
+    publish.runs.add(payloads=["päivää".encode()], headers=headers)
     (message_id,) = (await stubs.ingest.Publish(publish)).message_ids
 
     # Then it comes, comes again after a nack, and is gone after an ack
@@ -87,7 +87,7 @@ async def test_a_stream_with_credits_sends_what_there_is_room_for(stubs: Stubs) 
     )
     publish = ingest_pb2.PublishRequest()
     for n in range(5):
-        publish.messages.add(payload=b"%d" % n, headers={"queue": "stream"})
+        publish.runs.add(payloads=[b"%d" % n], headers={"queue": "stream"})
     await stubs.ingest.Publish(publish)
     call = stubs.consumer.Consume()
     start = consumer_pb2.ConsumeStart(queue_id="stream")

@@ -138,7 +138,7 @@ class Run:
         """Publish some of the lines, until that is answered."""
         request = ingest_pb2.PublishRequest(request_id=str(uuid.uuid4()))
         for line in batch:
-            request.messages.add(payload=line.payload, headers=line.headers)
+            request.runs.add(payloads=[line.payload], headers=line.headers)
         answer = await persist(lambda: stubs.ingest.Publish(request, timeout=CALL_SECONDS))
         assert len(answer.message_ids) == len(batch)
         self.published_count += len(batch)

@@ -145,7 +145,7 @@ class _Rig:
                 while number >= self._due(self._killed_count + 1):
                     await asyncio.sleep(0.01)
                 request = ingest_pb2.PublishRequest(
-                    messages=[message(b"%d" % number, queue="orders")], request_id=f"p{number}"
+                    runs=[message(b"%d" % number, queue="orders")], request_id=f"p{number}"
                 )
                 while (answer := await self._try(client, request)) is None:
                     await asyncio.sleep(0.05)

@@ -45,8 +45,8 @@ class CollectingMember(Member):
     def call(self, channel: grpc.aio.Channel) -> Any:
         """A call that only the owner of the shard may answer."""
         if self.service == "ingest":
-            message = ingest_pb2.PublishMessage(payload=b'{"n": -1}', headers={"n": "-1"})
-            publish = ingest_pb2.PublishRequest(messages=[message])
+            message = ingest_pb2.PublishRun(payloads=[b'{"n": -1}'], headers={"n": "-1"})
+            publish = ingest_pb2.PublishRequest(runs=[message])
             return ingest_pb2_grpc.IngestServiceStub(channel).Publish(publish)
         claim = consumer_pb2.ClaimRequest(queue_id=next(iter(FILTERS)), max_messages=1)
         return consumer_pb2_grpc.ConsumerServiceStub(channel).Claim(claim)

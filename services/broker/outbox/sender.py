@@ -26,7 +26,7 @@ from services.broker.core.lists.outbox import PUT_ASIDE, REFUSED_MAX
 from services.broker.outbox.targets import NumbersDiffer, OutboxTarget, RowRefused
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import FailedPrecondition
-from slatemq.v1.ingest_pb2 import PublishMessage, PushedMessage, PushRequest
+from slatemq.v1.ingest_pb2 import PushedMessage, PushRequest
 
 log = logging.getLogger(__name__)
 
@@ -293,15 +293,16 @@ async def _decoded(values: Sequence[bytes]) -> tuple[int, list[OutboxRecord]]:
 
 def pushed_message(row: OutboxRecord) -> PushedMessage:
     """A row as ingest takes it."""
-    message = PublishMessage(headers=dict(row.headers), created_at_ms=row.pushed_at_ms)
+    pushed = PushedMessage(
+        headers=dict(row.headers), created_at_ms=row.pushed_at_ms, queue_id=row.queue_id
+    )
     for name in ("retention_s", "delay_ms", "visible_at_ms"):
         value = getattr(row, name)
         if value != NOT_SET:
-            setattr(message, name, value)
-    pushed = PushedMessage(message=message, queue_id=row.queue_id)
+            setattr(pushed, name, value)
     pushed.retention_deadline_ms = row.retention_deadline_ms
     if isinstance(row.payload, PayloadUri):
         pushed.payload_uri, pushed.payload_bytes = row.payload.uri, row.payload_bytes
     else:
-        pushed.message.payload = row.payload
+        pushed.payload = row.payload
     return pushed

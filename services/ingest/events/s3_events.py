@@ -24,7 +24,7 @@ from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.events import message_of, read_notifications
 from slatemq.models import OutgoingMessage
-from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest, PublishResponse
+from slatemq.v1.ingest_pb2 import PublishRequest, PublishResponse, PublishRun
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
 
 __all__ = ["S3Events"]
@@ -117,12 +117,12 @@ class S3Events:
 
     async def _send(self, shard: int, messages: Sequence[OutgoingMessage]) -> PublishResponse:
         request = PublishRequest(
-            messages=[
-                PublishMessage(
-                    payload=message.payload,
+            runs=[
+                PublishRun(
+                    payloads=[message.payload],
                     headers=message.headers,
                     created_at_ms=message.created_at_ms,
-                    dedupe_key=message.dedupe_key or "",
+                    dedupe_keys=[message.dedupe_key or ""],
                 )
                 for message in messages
             ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any, Final, cast
 
@@ -104,7 +104,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         publisher = self._open().publisher
         if accepted.dedupe_keys:
             try:
-                await self._check_shards(accepted.dedupe_keys)
+                await self._check_shards(accepted)
             except InvalidArgument:
                 # A repeat of what was stored before the topology grew must not go elsewhere.
                 first = await publisher.repeated(accepted)
@@ -278,18 +278,16 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         raised = await self._open().purge_epoch.raise_by_one()
         return ingest_pb2.RaisePurgeEpochResponse(purge_epoch=raised)
 
-    async def _check_shards(self, dedupe_keys: Mapping[int, str]) -> None:
+    async def _check_shards(self, accepted: Accepted) -> None:
         """Raises InvalidArgument for a dedupe key of another shard."""
         topology = await self._directory.read()
         shards = {*topology.ingests, self._config.shard}
         if len(shards) == 1:
             return
-        if len(shards) * len(dedupe_keys) > HASHES_INLINE_MAX:
-            await asyncio.to_thread(
-                wire.check_dedupe_shards, dedupe_keys, shards, self._config.shard
-            )
+        if len(shards) * len(accepted.dedupe_keys) > HASHES_INLINE_MAX:
+            await asyncio.to_thread(wire.check_dedupe_shards, accepted, shards, self._config.shard)
         else:
-            wire.check_dedupe_shards(dedupe_keys, shards, self._config.shard)
+            wire.check_dedupe_shards(accepted, shards, self._config.shard)
 
     def _open(self) -> Shard:
         if self.shard is None:

@@ -54,6 +54,7 @@ class _Request(Accepted):
             accepted.size_bytes,
             accepted.dedupe_keys,
             accepted.elsewhere,
+            accepted.keyed_runs,
         )
         self.request = request
 
@@ -127,7 +128,7 @@ class QueuedServicer(IngestServicer):
         if first is not None:
             return published(first)
         if accepted.dedupe_keys:
-            await self._check_shards(accepted.dedupe_keys)
+            await self._check_shards(accepted)
         task_id = await self._tasks.enqueue(accepted, request.SerializeToString())
         if self._waits:
             outcome = (await self._tasks.wait(task_id, wait_s())).outcome

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,9 +21,9 @@ from slatemq.errors import InvalidArgument
 from slatemq.v1.ingest_pb2 import (
     LogEntry,
     LogMessage,
-    PublishMessage,
     PublishRequest,
     PublishRun,
+    PushedMessage,
 )
 from slatemq.v1.message_pb2 import Message
 
@@ -34,9 +35,9 @@ REQUEST_ID_BYTES_MAX: Final = 128
 
 DEDUPE_KEY_BYTES_MAX: Final = 255
 
-RUN_HEADERS_BYTES_MAX: Final = 4 << 20
-"""Headers of all messages in runs, each counted for itself: as many as are hashed on the event
-loop, and far from what a large request may have."""
+REPEATED_HEADER_BYTES_MAX: Final = 4 << 20
+"""Headers of all messages behind the first of their run: as many as are hashed on the event loop,
+and far from what a large request may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,66 +50,39 @@ class Rules:
 
 
 def accept(request: PublishRequest, rules: Rules) -> Accepted:
-    """The batch as columns. Raises InvalidArgument naming the first field that breaks a rule."""
+    """The batch as columns. Raises InvalidArgument naming the first field that breaks a rule.
+
+    Protobuf has checked that text is UTF-8.
+    """
     if len(request.request_id.encode()) > REQUEST_ID_BYTES_MAX:
         raise InvalidArgument("request_id", f"at most {REQUEST_ID_BYTES_MAX} bytes")
-    if not request.runs:
-        return accept_messages(request.messages, rules, request.request_id)
-    if request.messages:
-        raise InvalidArgument("runs", "may not be given together with messages")
-    return _accept_runs(request.runs, rules, request.request_id)
+    runs = request.runs
+    if len(runs) > MESSAGES_MAX:  # Each has a message at least.
+        raise InvalidArgument("runs", f"at most {MESSAGES_MAX} messages, not {len(runs)} runs")
+    accepting = _Accepting(rules, "runs[{}]")
+    for at, run in enumerate(runs):
+        payloads = run.payloads
+        count = len(payloads)
+        if count == 1:
+            accepting.take_single(at, run, payloads[0])
+            continue
+        if len(accepting.payloads) + count > MESSAGES_MAX:
+            check_count("runs", sum(len(run.payloads) for run in runs))
+        accepting.take_run(at, run, list(payloads))
+    check_count("runs", len(accepting.payloads))
+    return accepting.accepted(request.request_id)
 
 
-def accept_messages(
-    messages: Sequence[PublishMessage], rules: Rules, request_id: str = ""
-) -> Accepted:
-    """The messages as columns. Raises InvalidArgument, naming fields as `messages[3].headers`.
-
-    Protobuf has seen to it that text is UTF-8.
-    """
+def accept_pushed(messages: Sequence[PushedMessage], rules: Rules) -> Accepted:
+    """Messages of an outbox as columns. Raises InvalidArgument, naming `messages[3].headers`."""
     check_count("messages", len(messages))
     accepting = _Accepting(rules, "messages[{}]")
     for at, message in enumerate(messages):
         payload = message.payload
         if len(payload) > INLINE_PAYLOAD_MAX_BYTES:
             accepting.check_payload(f"messages[{at}].payload", at, len(payload))
-        if message.dedupe_key:
-            accepting.dedupe_keys[at] = _dedupe_key(at, message.dedupe_key)
         accepting.take(at, message, (payload,))
-    return accepting.accepted(request_id)
-
-
-def _accept_runs(runs: Sequence[PublishRun], rules: Rules, request_id: str) -> Accepted:
-    """The same, naming fields as `runs[3].common.headers`."""
-    if len(runs) > MESSAGES_MAX:  # Each has a message at least.
-        raise InvalidArgument("runs", f"at most {MESSAGES_MAX} messages, not {len(runs)} runs")
-    check_count("runs", sum(len(run.payloads) for run in runs))
-    accepting = _Accepting(rules, "runs[{}].common")
-    for at, run in enumerate(runs):
-        common, payloads = run.common, list(run.payloads)
-        if not payloads:
-            raise InvalidArgument(f"runs[{at}].payloads", "may not be empty")
-        if common.payload:
-            raise InvalidArgument(f"runs[{at}].common.payload", "may not be given: see payloads")
-        if common.dedupe_key:
-            raise InvalidArgument(
-                f"runs[{at}].common.dedupe_key", "may not be given: use messages for such"
-            )
-        if max(map(len, payloads)) > INLINE_PAYLOAD_MAX_BYTES:
-            first = len(accepting.payloads)
-            for place, payload in enumerate(payloads):
-                if len(payload) > INLINE_PAYLOAD_MAX_BYTES:
-                    field = f"runs[{at}].payloads[{place}]"
-                    accepting.check_payload(field, first + place, len(payload))
-        accepting.take(at, common, payloads)
-        # What is told once is kept for each: a small request must not become gigabytes.
-        if accepting.header_bytes > RUN_HEADERS_BYTES_MAX:
-            raise InvalidArgument(
-                "runs",
-                f"headers, counted for each message, have at most {RUN_HEADERS_BYTES_MAX} bytes "
-                "in runs: use messages",
-            )
-    return accepting.accepted(request_id)
+    return accepting.accepted("")
 
 
 def check_count(field: str, count: int) -> None:
@@ -122,8 +96,9 @@ class _Accepting:
 
     def __init__(self, rules: Rules, field: str) -> None:
         self.payloads: list[bytes] = []
-        self.header_bytes = 0
-        self.dedupe_keys: dict[int, str] = {}
+        self._repeated_header_bytes = 0
+        self._dedupe_keys: dict[int, str] = {}
+        self._keyed_runs: list[tuple[int, int]] = []
         self._rules = rules
         self._field = field
         self._columns = Columns()
@@ -140,7 +115,53 @@ class _Accepting:
             raise InvalidArgument(field, f"{payload_bytes} bytes, at most {most} are allowed")
         self._large.append(at)
 
-    def take(self, at: int, message: PublishMessage, payloads: Sequence[bytes]) -> None:
+    def take_single(self, at: int, run: PublishRun, payload: bytes) -> None:
+        """Take a run of one: as `take_run`, in less time."""
+        if len(payload) > INLINE_PAYLOAD_MAX_BYTES:
+            self.check_payload(f"runs[{at}].payloads[0]", len(self.payloads), len(payload))
+        if run.dedupe_keys:
+            self._take_keys(at, run.dedupe_keys, 1)
+        self.take(at, run, (payload,))
+
+    def take_run(self, at: int, run: PublishRun, payloads: Sequence[bytes]) -> None:
+        """Take the messages of a run. Raises InvalidArgument."""
+        if not payloads:
+            raise InvalidArgument(f"runs[{at}].payloads", "may not be empty")
+        first = len(self.payloads)
+        if max(map(len, payloads)) > INLINE_PAYLOAD_MAX_BYTES:
+            for place, payload in enumerate(payloads):
+                if len(payload) > INLINE_PAYLOAD_MAX_BYTES:
+                    field = f"runs[{at}].payloads[{place}]"
+                    self.check_payload(field, first + place, len(payload))
+        if run.dedupe_keys:
+            self._take_keys(at, run.dedupe_keys, len(payloads))
+        self.take(at, run, payloads)
+        # Sent once, kept for each message: a small request must not become gigabytes.
+        if self._repeated_header_bytes > REPEATED_HEADER_BYTES_MAX:
+            raise InvalidArgument(
+                "runs",
+                "the headers of the messages behind the first of each run, counted for each "
+                f"message, have over {REPEATED_HEADER_BYTES_MAX} bytes: make shorter runs",
+            )
+
+    def _take_keys(self, at: int, keys: Sequence[str], count: int) -> None:
+        if len(keys) != count:
+            raise InvalidArgument(
+                f"runs[{at}].dedupe_keys",
+                f"{len(keys)} keys for {count} payloads: give one for each, or none",
+            )
+        first = len(self.payloads)
+        self._keyed_runs.append((first, at))
+        for place, key in enumerate(keys):
+            if len(key.encode()) > DEDUPE_KEY_BYTES_MAX:
+                raise InvalidArgument(
+                    f"runs[{at}].dedupe_keys[{place}]",
+                    f"at most {DEDUPE_KEY_BYTES_MAX} bytes are allowed",
+                )
+            if key:
+                self._dedupe_keys[first + place] = key
+
+    def take(self, at: int, message: PublishRun | PushedMessage, payloads: Sequence[bytes]) -> None:
         """Take messages that have these payloads and all else in common."""
         columns, count = self._columns, len(payloads)
         created, retention = NOT_SET, self._rules.retention_s
@@ -163,7 +184,7 @@ class _Accepting:
         if own != self._headers:
             self._headers = own
             self._encoded = encoded_headers(f"{self._field}.headers", at, own)
-        self.header_bytes += count * len(self._encoded)
+        self._repeated_header_bytes += (count - 1) * len(self._encoded)
         each_bytes = len(self._encoded) + MESSAGE_OVERHEAD_BYTES
         if count == 1:
             # As below, in half of the time: batches may have nothing else.
@@ -185,7 +206,7 @@ class _Accepting:
         columns.payload_bytes += sizes
         self._size_bytes += sum(sizes) + count * each_bytes
 
-    def _take_times(self, field: str, message: PublishMessage, count: int) -> None:
+    def _take_times(self, field: str, message: PublishRun | PushedMessage, count: int) -> None:
         places = range(len(self.payloads), len(self.payloads) + count)
         if message.HasField("delay_ms"):
             if message.HasField("visible_at_ms"):
@@ -208,16 +229,9 @@ class _Accepting:
             request_id,
             self._large,
             self._size_bytes,
-            self.dedupe_keys,
+            self._dedupe_keys,
+            keyed_runs=self._keyed_runs,
         )
-
-
-def _dedupe_key(at: int, key: str) -> str:
-    if len(key.encode()) > DEDUPE_KEY_BYTES_MAX:
-        raise InvalidArgument(
-            f"messages[{at}].dedupe_key", f"at most {DEDUPE_KEY_BYTES_MAX} bytes are allowed"
-        )
-    return key
 
 
 def carry_trace(columns: Columns) -> None:
@@ -260,15 +274,16 @@ def to_message(metadata: Metadata, payload: bytes) -> Message:
     )
 
 
-def check_dedupe_shards(
-    dedupe_keys: Mapping[int, str], shards: Collection[int], shard: int
-) -> None:
+def check_dedupe_shards(accepted: Accepted, shards: Collection[int], shard: int) -> None:
     """Raises InvalidArgument for a dedupe key that belongs to another of the shards."""
-    for at, key in dedupe_keys.items():
+    for at, key in accepted.dedupe_keys.items():
         wanted = dedupe_shard(key, shards)
         if wanted != shard:
+            first, run = accepted.keyed_runs[
+                bisect_right(accepted.keyed_runs, (at, MESSAGES_MAX)) - 1
+            ]
             raise InvalidArgument(
-                f"messages[{at}].dedupe_key",
+                f"runs[{run}].dedupe_keys[{at - first}]",
                 f"belongs to ingest shard {wanted}, this is {shard}",
                 reason="WRONG_SHARD",
                 metadata={"shard": str(wanted)},

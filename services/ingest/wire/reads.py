@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Final
 
@@ -30,8 +29,6 @@ QUEUE_ID_BYTES_MAX: Final = 255
 DELAY_MS_MAX: Final = (1 << 62) - 1
 """The broker has judged the delay. One that is no longer allowed must not hold the outbox up."""
 
-_MESSAGE: Final = re.compile(r"^(messages\[\d+\])\.")
-
 
 def accept_push(request: PushRequest, rules: wire.Rules) -> tuple[Push, Accepted, dict[int, str]]:
     """Which rows they are, their messages, and the URIs of payloads that are objects, by offset.
@@ -49,12 +46,7 @@ def accept_push(request: PushRequest, rules: wire.Rules) -> tuple[Push, Accepted
     if aside and not request.messages:
         return push, Accepted([], Columns(), "", [], 0), {}
     rules = replace(rules, delay_ms_max=DELAY_MS_MAX)
-    wire.check_count("messages", len(request.messages))
-    try:
-        accepted = wire.accept_messages([row.message for row in request.messages], rules)
-    except InvalidArgument as error:
-        field = _MESSAGE.sub(r"\1.message.", error.field)
-        raise InvalidArgument(field, error.description, reason=error.reason) from None
+    accepted = wire.accept_pushed(request.messages, rules)
     uris: dict[int, str] = {}
     for at, row in enumerate(request.messages):
         if not 1 <= len(row.queue_id.encode()) <= QUEUE_ID_BYTES_MAX:
@@ -62,8 +54,6 @@ def accept_push(request: PushRequest, rules: wire.Rules) -> tuple[Push, Accepted
                 f"messages[{at}].queue_id", f"must have 1 to {QUEUE_ID_BYTES_MAX} bytes"
             )
         accepted.columns.direct_queue_id[at] = row.queue_id
-        if row.message.dedupe_key:
-            raise InvalidArgument(f"messages[{at}].message.dedupe_key", "is not for pushes")
         if row.retention_deadline_ms < 0:
             raise InvalidArgument(f"messages[{at}].retention_deadline_ms", "may not be negative")
         if row.retention_deadline_ms:
@@ -76,7 +66,7 @@ def accept_push(request: PushRequest, rules: wire.Rules) -> tuple[Push, Accepted
 
 
 def _uri(at: int, row: PushedMessage, payload_bytes_max: int) -> str:
-    if row.message.payload:
+    if row.payload:
         raise InvalidArgument(
             f"messages[{at}].payload_uri", "may not be given together with a payload"
         )

@@ -32,7 +32,6 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
         gate: Publishes wait for it.
         keys: The IDs of the messages that came with dedupe keys.
         shards: The shards that it knows of; it refuses the keys of others.
-        runs: Whether it knows of runs.
         streamed: How many requests came on streams.
         breaks: So many requests on streams are stored, and the stream breaks instead of an answer.
     """
@@ -46,7 +45,6 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
     keys: dict[str, int] = field(default_factory=dict)
     shards: list[int] = field(default_factory=lambda: [0])
     calls: list[tuple[float, str, int]] = field(default_factory=list)
-    runs: bool = True
     streamed: int = 0
     breaks: int = 0
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,8 +98,6 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
 
     async def _publish(self, request: Any) -> Any:
         now = asyncio.get_running_loop().time()
-        if not self.runs:
-            request.ClearField("runs")  # As protobuf does with a field that it does not know.
         messages = dict(self._messages(request))
         self.calls.append((now, request.request_id, len(messages)))
         self.asked.set()
@@ -109,12 +105,13 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
         if self.before:
             raise self.before.popleft()
         if not messages:
-            raise InvalidArgument("messages", "1 to 10000 messages, not 0")
+            raise InvalidArgument("runs", "1 to 10000 messages, not 0")
         for named, message in messages.items():
-            if message.payload == b"bad":
+            (payload,), (key,) = message.payloads, message.dedupe_keys
+            if payload == b"bad":
                 raise InvalidArgument(named, "is too large")
-            if message.dedupe_key and dedupe_shard(message.dedupe_key, self.shards) != self.shard:
-                named = named.replace("payload", "dedupe_key")
+            if key and dedupe_shard(key, self.shards) != self.shard:
+                named = named.replace("payloads", "dedupe_keys")
                 raise InvalidArgument(named, "no", reason="WRONG_SHARD")
         content = b"".join(m.SerializeToString(deterministic=True) for m in messages.values())
         known = self.seen.get(request.request_id)
@@ -134,20 +131,23 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
 
     def _messages(self, request: Any) -> Iterator[tuple[str, Any]]:
         """The messages by what an error about their payloads names."""
-        for index, message in enumerate(request.messages):
-            yield f"messages[{index}].payload", message
         for index, run in enumerate(request.runs):
-            for place, payload in enumerate(run.payloads):
-                message = ingest_pb2.PublishMessage(payload=payload)
-                message.MergeFrom(run.common)
+            keys = run.dedupe_keys or [""] * len(run.payloads)
+            for place, (payload, key) in enumerate(zip(run.payloads, keys, strict=True)):
+                message = ingest_pb2.PublishRun()
+                message.CopyFrom(run)
+                del message.payloads[:], message.dedupe_keys[:]
+                message.payloads.append(payload)
+                message.dedupe_keys.append(key)
                 yield f"runs[{index}].payloads[{place}]", message
 
     def _store(self, message: Any) -> tuple[int, bool]:
-        if message.dedupe_key in self.keys:
-            return self.keys[message.dedupe_key], True
-        self.stored.append(message.payload)
+        (payload,), (key,) = message.payloads, message.dedupe_keys
+        if key in self.keys:
+            return self.keys[key], True
+        self.stored.append(payload)
         self.headers.append(dict(message.headers))
         message_id = (self.shard << 48) + len(self.stored)
-        if message.dedupe_key:
-            self.keys[message.dedupe_key] = message_id
+        if key:
+            self.keys[key] = message_id
         return message_id, False

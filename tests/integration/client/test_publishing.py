@@ -316,25 +316,6 @@ async def connect_once(address: str) -> slatemq.Topology:
         return await client.topology()
 
 
-@pytest.mark.parametrize("lost", [0, 2], ids=["answers come", "answers are lost"])
-async def test_an_ingest_that_knows_no_runs_gets_messages(instance: Instance, lost: int) -> None:
-    ingest = instance.ingest
-    ingest.runs = False
-    ingest.after.extend([AWAY] * lost)
-    payloads = [b"%d" % n for n in range(40)]
-    async with slatemq.connect(instance.endpoint, batches=BatchSettings(messages_max=10)) as client:
-        told = await client.publish_many(payloads)
-        told += await client.publish_batch([OutgoingMessage(b"x", {"a": "b"})] * 3)
-        with pytest.raises(InvalidArgument) as refused:
-            await client.publish_batch([OutgoingMessage(b"x"), OutgoingMessage(b"bad")])
-    assert ingest.stored == [*payloads, b"x", b"x", b"x"]
-    assert [ingest.stored[one - 1] for one in told] == ingest.stored
-    assert refused.value.field == "messages[1].payload"
-    # It was asked in vain once, under the ID that the messages had then.
-    assert [count for _, _, count in ingest.calls].count(0) == 1
-    assert ingest.calls[0][1] == ingest.calls[1][1]
-
-
 async def test_a_batch_that_is_refused_names_the_message(instance: Instance) -> None:
     alike = [OutgoingMessage(b"x", {"a": "b"})] * 3
     async with slatemq.connect(instance.endpoint) as client:

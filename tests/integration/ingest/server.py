@@ -42,10 +42,8 @@ class Ingest:
         async with open_channel(address) as channel:
             yield cls(channel)
 
-    async def publish(
-        self, *messages: ingest_pb2.PublishMessage, request_id: str = ""
-    ) -> list[int]:
-        request = ingest_pb2.PublishRequest(messages=messages, request_id=request_id)
+    async def publish(self, *messages: ingest_pb2.PublishRun, request_id: str = "") -> list[int]:
+        request = ingest_pb2.PublishRequest(runs=messages, request_id=request_id)
         with raising_slatemq_errors():
             return list((await self.stub.Publish(request, timeout=30)).message_ids)
 
@@ -101,8 +99,8 @@ class Ingest:
         return found
 
 
-def message(payload: bytes = b"", **headers: str) -> ingest_pb2.PublishMessage:
-    return ingest_pb2.PublishMessage(payload=payload, headers=headers)
+def message(payload: bytes = b"", **headers: str) -> ingest_pb2.PublishRun:
+    return ingest_pb2.PublishRun(payloads=[payload], headers=headers)
 
 
 class Server:

@@ -9,7 +9,7 @@ from libs.storage.database.roots import open_root
 from slatemq._publish.dedupe_shards import dedupe_shard
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import InvalidArgument, Unavailable
-from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest, PublishResponse
+from slatemq.v1.ingest_pb2 import PublishRequest, PublishResponse, PublishRun
 from tests.integration.ingest.server import Ingest, process, serving
 
 
@@ -18,16 +18,14 @@ def root(tmp_path: Path) -> str:
     return (tmp_path / "data").as_uri()
 
 
-def keyed(key: str, payload: bytes = b"", **fields: Any) -> PublishMessage:
-    return PublishMessage(payload=payload, dedupe_key=key, **fields)
+def keyed(key: str, payload: bytes = b"", **fields: Any) -> PublishRun:
+    return PublishRun(payloads=[payload], dedupe_keys=[key], **fields)
 
 
-async def publish(
-    ingest: Ingest, *messages: PublishMessage, request_id: str = ""
-) -> PublishResponse:
+async def publish(ingest: Ingest, *messages: PublishRun, request_id: str = "") -> PublishResponse:
     with raising_slatemq_errors():
         answer: PublishResponse = await ingest.stub.Publish(
-            PublishRequest(messages=messages, request_id=request_id), timeout=30
+            PublishRequest(runs=messages, request_id=request_id), timeout=30
         )
         return answer
 
@@ -51,14 +49,14 @@ async def test_duplicates_stand_among_others_in_one_request(cached: int) -> None
         (known,) = await ingest.publish(keyed("k"))
         answer = await publish(
             ingest,
-            PublishMessage(payload=b"0", headers={"at": "0"}, delay_ms=5),
+            PublishRun(payloads=[b"0"], headers={"at": "0"}, delay_ms=5),
             keyed("k", b"1"),
             keyed("a", b"2", headers={"at": "2"}, visible_at_ms=77),
             keyed("a", b"3" * 70_000),
             keyed("b", b"4" * 70_000, headers={"at": "4"}),
             keyed("k", b"5"),
             keyed("a", b"6"),
-            PublishMessage(payload=b"7", headers={"at": "7"}, delay_ms=9),
+            PublishRun(payloads=[b"7"], headers={"at": "7"}, delay_ms=9),
         )
         first = answer.message_ids[0]
         stored = [first, first + 1, first + 2, first + 3]
@@ -145,11 +143,11 @@ async def test_kills_amid_publishes_leave_each_key_with_one_message(
 async def test_a_repeated_request_gets_its_ids_and_duplicates_again(
     root: str, restart: bool
 ) -> None:
-    requests: list[tuple[str, list[PublishMessage]]] = [
-        ("some", [keyed("a"), keyed("b"), keyed("k"), keyed("b"), PublishMessage()]),
+    requests: list[tuple[str, list[PublishRun]]] = [
+        ("some", [keyed("a"), keyed("b"), keyed("k"), keyed("b"), PublishRun(payloads=[b""])]),
         ("all", [keyed("k"), keyed("a"), keyed("k")]),
         ("all, too", [keyed("k"), keyed("a"), keyed("k")]),
-        ("none", [PublishMessage(payload=b"1"), PublishMessage(payload=b"2")]),
+        ("none", [PublishRun(payloads=[b"1"]), PublishRun(payloads=[b"2"])]),
     ]
 
     async def all_of(ingest: Ingest) -> list[PublishResponse]:
@@ -198,10 +196,12 @@ async def test_a_key_of_another_shard_is_refused_with_its_shard(root: str) -> No
     assert {dedupe_shard(key, shards) for key in others} == {1, 4}
     async with serving(root) as ingest:
         for key in others:
+            keys_of_run = [*mine, "", key]
+            run = PublishRun(payloads=[b""] * len(keys_of_run), dedupe_keys=keys_of_run)
             with pytest.raises(InvalidArgument) as refused:
-                await publish(ingest, *map(keyed, mine), keyed(key))
+                await publish(ingest, PublishRun(payloads=[b"", b""]), run, keyed(mine[0]))
             assert refused.value.reason == "WRONG_SHARD"
-            assert refused.value.field == f"messages[{len(mine)}].dedupe_key"
+            assert refused.value.field == f"runs[1].dedupe_keys[{len(mine) + 1}]"
             assert refused.value.metadata["shard"] == str(dedupe_shard(key, shards))
         assert (await ingest.status()).durable_sequence == 0
         assert len(await ingest.publish(*map(keyed, mine))) == len(mine)
@@ -212,7 +212,7 @@ async def test_a_key_of_another_shard_is_refused_with_its_shard(root: str) -> No
         assert len(await ingest.publish(*map(keyed, many))) == len(many)
         with pytest.raises(InvalidArgument) as refused:
             await publish(ingest, *map(keyed, many), keyed(others[0]))
-        assert refused.value.field == f"messages[{len(many)}].dedupe_key"
+        assert refused.value.field == f"runs[{len(many)}].dedupe_keys[0]"
 
 
 async def test_a_repeat_gets_its_answer_though_its_key_is_of_another_shard_by_now(

@@ -40,40 +40,37 @@ def methods() -> dict[str, Any]:
     return {one.name: one for one in found if one.name not in READING}
 
 
-def published(**fields: Any) -> ingest_pb2.PublishMessage:
-    return ingest_pb2.PublishMessage(
-        payload=b"x",
-        headers={"a": "b"},
-        created_at_ms=1,
-        retention_s=DAY_S,
-        visible_at_ms=LATER_MS,
-        **fields,
-    )
+FIELDS: Final[dict[str, Any]] = {
+    "headers": {"a": "b"},
+    "created_at_ms": 1,
+    "retention_s": DAY_S,
+    "visible_at_ms": LATER_MS,
+}
 
 
 async def publish(ingest: Ingest) -> Any:
     number = (await ingest.status()).durable_sequence
-    messages = [published(dedupe_key=f"key-{number}")]
-    return ingest_pb2.PublishRequest(messages=messages, request_id=f"request-{number}")
+    messages = [ingest_pb2.PublishRun(payloads=[b"x"], dedupe_keys=[f"key-{number}"], **FIELDS)]
+    return ingest_pb2.PublishRequest(runs=messages, request_id=f"request-{number}")
 
 
 async def publish_delayed(ingest: Ingest) -> Any:
-    return ingest_pb2.PublishRequest(messages=[ingest_pb2.PublishMessage(delay_ms=1)])
+    return ingest_pb2.PublishRequest(runs=[ingest_pb2.PublishRun(payloads=[b""], delay_ms=1)])
 
 
 async def publish_run(ingest: Ingest) -> Any:
-    run = ingest_pb2.PublishRun(common=message(a="b"), payloads=[b"x", b"y"])
+    run = ingest_pb2.PublishRun(headers={"a": "b"}, payloads=[b"x", b"y"])
     return ingest_pb2.PublishRequest(runs=[run])
 
 
 async def publish_on_a_stream(ingest: Ingest) -> Any:
-    request = ingest_pb2.PublishRequest(messages=[message(b"x", a="b")])
+    request = ingest_pb2.PublishRequest(runs=[message(b"x", a="b")])
     return ingest_pb2.PublishStreamRequest(number=1, publish=request)
 
 
 async def push(ingest: Ingest) -> Any:
     row = ingest_pb2.PushedMessage(
-        message=published(), queue_id="q", retention_deadline_ms=LATER_MS
+        payload=b"x", queue_id="q", retention_deadline_ms=LATER_MS, **FIELDS
     )
     request = ingest_pb2.PushRequest(broker_shard=1, first_number=1, messages=[row])
     # Stored once, and from then on told how far the outbox is.

@@ -29,7 +29,7 @@ async def published(ingest: Ingest) -> list[int]:
     ids = await ingest.send(*(b"%d" % n for n in range(30)), kind="a")
     ids += await ingest.send(b"", b"x" * 70_000, b"y", kind="b", more="ü")
     ids += await ingest.publish(
-        *(ingest_pb2.PublishMessage(payload=b"%d" % n, created_at_ms=n // 2) for n in range(7))
+        *(ingest_pb2.PublishRun(payloads=[b"%d" % n], created_at_ms=n // 2) for n in range(7))
     )
     return ids + await ingest.publish(message(b"last"))
 

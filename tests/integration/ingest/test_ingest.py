@@ -25,8 +25,11 @@ async def test_what_is_published_can_be_read_and_stands_in_the_log() -> None:
     async with serving(shard=3) as ingest:
         # When a batch is published
         first, second = await ingest.publish(
-            ingest_pb2.PublishMessage(
-                payload=b"one", headers={"type": "order", "ü": ""}, created_at_ms=5, retention_s=60
+            ingest_pb2.PublishRun(
+                payloads=[b"one"],
+                headers={"type": "order", "ü": ""},
+                created_at_ms=5,
+                retention_s=60,
             ),
             message(b""),
         )
@@ -74,10 +77,10 @@ async def test_the_log_tells_delays_and_visible_times(cache: int) -> None:
     async with serving(log_cache_bytes=cache, max_message_delay_ms=5) as ingest:
         await ingest.publish(
             message(b"plain"),
-            ingest_pb2.PublishMessage(delay_ms=0),
-            ingest_pb2.PublishMessage(delay_ms=5),
-            ingest_pb2.PublishMessage(visible_at_ms=1 << 60),
-            ingest_pb2.PublishMessage(visible_at_ms=0),
+            ingest_pb2.PublishRun(payloads=[b""], delay_ms=0),
+            ingest_pb2.PublishRun(payloads=[b""], delay_ms=5),
+            ingest_pb2.PublishRun(payloads=[b""], visible_at_ms=1 << 60),
+            ingest_pb2.PublishRun(payloads=[b""], visible_at_ms=0),
         )
         logged = await ingest.log()
         delays = [one.delay_ms if one.HasField("delay_ms") else None for one in logged]
@@ -85,27 +88,24 @@ async def test_the_log_tells_delays_and_visible_times(cache: int) -> None:
         assert [one.visible_at_ms for one in logged] == [0, 0, 0, 1 << 60, 0]
         assert {one.direct_queue_id for one in logged} == {""}
         with pytest.raises(InvalidArgument) as refused:
-            await ingest.publish(ingest_pb2.PublishMessage(delay_ms=6))
+            await ingest.publish(ingest_pb2.PublishRun(payloads=[b""], delay_ms=6))
         assert refused.value.description == "must be 0..5 (the setting max_message_delay_ms), not 6"
 
 
 async def test_delays_reach_to_a_hundred_years() -> None:
     century_ms = 3_155_760_000_000
     async with serving(max_message_delay_ms=century_ms) as ingest:
-        await ingest.publish(ingest_pb2.PublishMessage(delay_ms=century_ms))
+        await ingest.publish(ingest_pb2.PublishRun(payloads=[b""], delay_ms=century_ms))
         assert [one.delay_ms for one in await ingest.log()] == [century_ms]
 
 
-def run(payloads: list[bytes], common: Any = None) -> ingest_pb2.PublishRun:
-    return ingest_pb2.PublishRun(payloads=payloads, common=common)
+def run(payloads: list[bytes], **fields: Any) -> ingest_pb2.PublishRun:
+    return ingest_pb2.PublishRun(payloads=payloads, **fields)
 
 
-def runs(*payloads: list[bytes], common: Any = None) -> ingest_pb2.PublishRequest:
-    """The last run has this in common."""
-    told = ingest_pb2.PublishRequest(runs=map(run, payloads))
-    if common is not None:
-        told.runs[-1].common.CopyFrom(common)
-    return told
+def one(**fields: Any) -> list[ingest_pb2.PublishRun]:
+    """A message with these fields."""
+    return [run([b""], **fields)]
 
 
 def broken(field: str, value: Any) -> Any:
@@ -113,70 +113,43 @@ def broken(field: str, value: Any) -> Any:
 
 
 BAD_PUBLISHES = [
-    broken("messages", ingest_pb2.PublishRequest()),
-    broken("messages", ingest_pb2.PublishRequest(messages=[message()] * 10_001)),
+    broken("runs", ingest_pb2.PublishRequest()),
+    broken("runs", [message()] * 10_001),
+    broken("runs", [run([b""] * 5001), run([b""] * 5000)]),
+    broken("runs", [run([b""] * 10_000, headers={"x": "v" * 450})]),
+    broken("runs", [message(), run([b""] * 5_000, headers={"x": "v" * 900})]),
     broken("request_id", {"request_id": "é" * 65}),
-    broken("messages[1].payload", [message(), message(bytes(1001))]),
-    broken(
-        "messages[0].headers",
-        [ingest_pb2.PublishMessage(headers={f"k{n}": "" for n in range(256)})],
-    ),
-    broken('messages[0].headers["x"]', [message(x="v" * 70_000)]),
-    broken('messages[0].headers["x"]', [message(x="é" * 32_768)]),
-    broken('messages[0].headers[""]', [ingest_pb2.PublishMessage(headers={"": "v"})]),
-    broken(
-        f'messages[0].headers["{"k" * 64}…"]',
-        [ingest_pb2.PublishMessage(headers={"k" * 65_536: ""})],
-    ),
-    broken("messages[0].created_at_ms", [ingest_pb2.PublishMessage(created_at_ms=-1)]),
-    broken("messages[0].retention_s", [ingest_pb2.PublishMessage(retention_s=-1)]),
-    broken("messages[0].retention_s", [ingest_pb2.PublishMessage(retention_s=1 << 32)]),
-    broken("messages[0].delay_ms", [ingest_pb2.PublishMessage(delay_ms=-1)]),
-    broken("messages[1].delay_ms", [message(), ingest_pb2.PublishMessage(delay_ms=900_001)]),
-    broken("messages[0].delay_ms", [ingest_pb2.PublishMessage(delay_ms=0, visible_at_ms=0)]),
-    broken("messages[0].delay_ms", [ingest_pb2.PublishMessage(delay_ms=5, visible_at_ms=9)]),
-    broken("messages[0].visible_at_ms", [ingest_pb2.PublishMessage(visible_at_ms=-1)]),
-    broken("messages[0].dedupe_key", [ingest_pb2.PublishMessage(dedupe_key="é" * 128)]),
-    broken("runs", runs([b""] * 5001, [b""] * 5000)),
-    broken("runs", ingest_pb2.PublishRequest(messages=[message()], runs=[run([b""])])),
-    broken("runs", runs([b""] * 10_000, common=message(x="v" * 450))),
-    broken("runs", runs([b""], [b""] * 5_000, common=message(x="v" * 900))),
-    broken("runs[1].payloads", runs([b"a"], [])),
-    broken("runs[1].payloads[2]", runs([b"a"], [b"a", b"b", bytes(70_000), b"d"])),
-    broken("runs[0].common.payload", runs([b"a"], common=message(b"b"))),
-    broken(
-        "runs[0].common.dedupe_key", runs([b"a"], common=ingest_pb2.PublishMessage(dedupe_key="k"))
-    ),
-    broken('runs[0].common.headers["x"]', runs([b"a"], common=message(x="v" * 70_000))),
-    broken(
-        "runs[0].common.created_at_ms",
-        runs([b"a"], common=ingest_pb2.PublishMessage(created_at_ms=-1)),
-    ),
-    broken(
-        "runs[1].common.retention_s",
-        runs([b"a"], [b"b"], common=ingest_pb2.PublishMessage(retention_s=-1)),
-    ),
-    broken(
-        "runs[0].common.delay_ms",
-        runs([b"a"], common=ingest_pb2.PublishMessage(delay_ms=5, visible_at_ms=9)),
-    ),
-    broken(
-        "runs[0].common.visible_at_ms",
-        runs([b"a"], common=ingest_pb2.PublishMessage(visible_at_ms=-1)),
-    ),
+    broken("runs[1].payloads", [message(), run([])]),
+    # Above the limit of payloads, and above that of records, which is higher here.
+    broken("runs[1].payloads[0]", [message(), run([bytes(70_000)])]),
+    broken("runs[1].payloads[2]", [message(), run([b"a", b"b", bytes(70_000), b"d"])]),
+    broken("runs[0].headers", one(headers={f"k{n}": "" for n in range(256)})),
+    broken('runs[0].headers["x"]', [message(x="v" * 70_000)]),
+    broken('runs[0].headers["x"]', [message(x="é" * 32_768)]),
+    broken('runs[0].headers[""]', one(headers={"": "v"})),
+    broken(f'runs[0].headers["{"k" * 64}…"]', one(headers={"k" * 65_536: ""})),
+    broken("runs[0].created_at_ms", one(created_at_ms=-1)),
+    broken("runs[1].retention_s", [message(), *one(retention_s=-1)]),
+    broken("runs[0].retention_s", one(retention_s=1 << 32)),
+    broken("runs[0].delay_ms", one(delay_ms=-1)),
+    broken("runs[1].delay_ms", [message(), *one(delay_ms=900_001)]),
+    broken("runs[0].delay_ms", one(delay_ms=0, visible_at_ms=0)),
+    broken("runs[0].delay_ms", one(delay_ms=5, visible_at_ms=9)),
+    broken("runs[0].visible_at_ms", one(visible_at_ms=-1)),
+    broken("runs[0].dedupe_keys[0]", one(dedupe_keys=["é" * 128])),
+    broken("runs[1].dedupe_keys[1]", [message(), run([b"", b""], dedupe_keys=["", "é" * 128])]),
+    broken("runs[0].dedupe_keys", [run([b"a", b"b"], dedupe_keys=["k"])]),
+    broken("runs[0].dedupe_keys", one(dedupe_keys=["k", "l"])),
 ]
 """Fields at fault, with requests or parts of them."""
 
 
-def bad_publish(field: str, request_: Any) -> ingest_pb2.PublishRequest:
+def bad_publish(request_: Any) -> ingest_pb2.PublishRequest:
     if isinstance(request_, list):
-        request_ = ingest_pb2.PublishRequest(messages=request_)
+        request_ = ingest_pb2.PublishRequest(runs=request_)
     elif isinstance(request_, dict):
-        request_ = ingest_pb2.PublishRequest(messages=[message()], **request_)
+        request_ = ingest_pb2.PublishRequest(runs=[message()], **request_)
     made: ingest_pb2.PublishRequest = request_
-    if field == "messages[1].payload":
-        # The limit of payloads is lower than that of records, so that both are above it.
-        made.messages[1].payload = bytes(70_000)
     return made
 
 
@@ -184,7 +157,7 @@ def bad_publish(field: str, request_: Any) -> ingest_pb2.PublishRequest:
 async def test_a_bad_publish_names_its_field_and_changes_nothing(field: str, request_: Any) -> None:
     async with serving(payload_bytes_max=1000) as ingest:
         with pytest.raises(InvalidArgument) as refused, raising_slatemq_errors():
-            await ingest.stub.Publish(bad_publish(field, request_))
+            await ingest.stub.Publish(bad_publish(request_))
 
         assert refused.value.field == field
         assert (await ingest.status()).durable_sequence == 0
@@ -194,7 +167,7 @@ async def test_a_bad_publish_names_its_field_and_changes_nothing(field: str, req
 async def test_the_largest_headers_are_accepted() -> None:
     headers = {f"k{n}": "" for n in range(254)} | {"k" * 65_535: "v" * 65_535}
     async with serving() as ingest:
-        (message_id,) = await ingest.publish(ingest_pb2.PublishMessage(headers=headers))
+        (message_id,) = await ingest.publish(ingest_pb2.PublishRun(payloads=[b""], headers=headers))
         assert dict((await ingest.read(message_id)).messages[0].headers) == headers
         (entry,) = await ingest.tail()
         assert dict(entry.messages[0].headers) == headers
@@ -206,7 +179,7 @@ async def test_the_largest_payload_is_accepted_and_one_byte_more_is_not(root: st
         (message_id,) = await ingest.send(largest)
         with pytest.raises(InvalidArgument) as refused:
             await ingest.send(largest + b"x")
-        assert refused.value.field == "messages[0].payload"
+        assert refused.value.field == "runs[0].payloads[0]"
         assert await ingest.payloads(message_id) == [largest]
     async with serving(root) as ingest:
         assert await ingest.payloads(message_id) == [largest]

@@ -88,11 +88,11 @@ async def test_the_memory_of_an_ingest_stays_below_what_is_stated_under_the_wors
 
 async def publishes(there: Ingest) -> Counter[grpc.StatusCode | None]:
     """How large publishes end that come at once, by calls and on streams."""
-    message = ingest_pb2.PublishMessage(payload=bytes(60 * MEBIBYTE))
-    whole = ingest_pb2.PublishRequest(messages=[message]).SerializeToString()
-    message = ingest_pb2.PublishMessage(payload=bytes(1_900 << 10))
+    message = ingest_pb2.PublishRun(payloads=[bytes(60 * MEBIBYTE)])
+    whole = ingest_pb2.PublishRequest(runs=[message]).SerializeToString()
+    message = ingest_pb2.PublishRun(payloads=[bytes(1_900 << 10)])
     on_streams = ingest_pb2.PublishStreamRequest(
-        publish=ingest_pb2.PublishRequest(messages=[message])
+        publish=ingest_pb2.PublishRequest(runs=[message])
     ).SerializeToString()
     channels = [channel(there.address) for _ in range(4)]
     errors, codes = await asyncio.gather(

@@ -76,7 +76,7 @@ async def purged(ingest: Ingest, ids: Iterable[int], epoch: int = 0) -> int:
     return count
 
 
-def short(payload: bytes, **headers: str) -> ingest_pb2.PublishMessage:
+def short(payload: bytes, **headers: str) -> ingest_pb2.PublishRun:
     told = message(payload, **headers)
     told.retention_s = 1
     return told
@@ -220,9 +220,9 @@ async def test_publishes_edits_and_reads_go_on_while_thousands_go(root: str) -> 
 
 
 async def test_repeats_and_dedupe_keys_outlive_their_messages(root: str) -> None:
-    asked = ingest_pb2.PublishRequest(messages=[short(b"a"), short(b"b")], request_id="r")
-    keyed = ingest_pb2.PublishRequest(messages=[short(b"c")])
-    keyed.messages[0].dedupe_key = "key"
+    asked = ingest_pb2.PublishRequest(runs=[short(b"a"), short(b"b")], request_id="r")
+    keyed = ingest_pb2.PublishRequest(runs=[short(b"c")])
+    keyed.runs[0].dedupe_keys.append("key")
     async with at_once(root) as ingest:
         first = await ingest.stub.Publish(asked, timeout=30)
         once = await ingest.stub.Publish(keyed, timeout=30)

@@ -12,7 +12,7 @@ from libs.storage.database.roots import open_root
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
 from slatemq.v1 import ingest_pb2
-from tests.integration.ingest.server import Ingest, message, process, serving
+from tests.integration.ingest.server import Ingest, process, serving
 
 QUEUE = "invoices"
 
@@ -23,7 +23,8 @@ def root(tmp_path: Path) -> str:
 
 
 def row(number: int, **fields: object) -> ingest_pb2.PushedMessage:
-    fields.setdefault("message", message(b"%d" % number))
+    if "payload_uri" not in fields:
+        fields.setdefault("payload", b"%d" % number)
     fields.setdefault("queue_id", QUEUE)
     return ingest_pb2.PushedMessage(**fields)  # type: ignore[arg-type]
 
@@ -64,8 +65,8 @@ def objects(root: str) -> list[Path]:
 
 async def test_what_is_pushed_is_in_the_log_for_its_queue_alone() -> None:
     async with serving() as ingest:
-        told = ingest_pb2.PublishMessage(payload=b"x", headers={"a": "b"}, delay_ms=7_000_000_000)
-        assert await push_rows(ingest, 1, row(1), row(2, message=told, queue_id="other")) == 2
+        other = row(2, payload=b"x", queue_id="other", headers={"a": "b"}, delay_ms=7_000_000_000)
+        assert await push_rows(ingest, 1, row(1), other) == 2
         (published,) = await ingest.send(b"published")
 
         first, second, third = await ingest.log()
@@ -144,8 +145,8 @@ async def test_large_payloads_come_with_the_call_or_as_objects_stored_before(roo
     uri = await Blobs(open_root(root)).put(stored_before)
     async with serving(root) as ingest:
         rows = [
-            row(1, message=message(large)),
-            row(2, message=message(), payload_uri=uri, payload_bytes=len(stored_before)),
+            row(1, payload=large),
+            row(2, payload_uri=uri, payload_bytes=len(stored_before)),
             row(3),
         ]
         assert await push_rows(ingest, 1, *rows) == 3
@@ -176,36 +177,24 @@ def bad(field: str, **fields: object) -> object:
         bad("messages", messages=[row(1)] * 10_001),
         bad("messages[1].queue_id", messages=[row(1), row(2, queue_id="")]),
         bad("messages[1].queue_id", messages=[row(1), row(2, queue_id="q" * 256)]),
-        bad(
-            "messages[0].message.dedupe_key",
-            messages=[row(1, message=ingest_pb2.PublishMessage(dedupe_key="k"))],
-        ),
-        bad(
-            "messages[0].message.retention_s",
-            messages=[row(1, message=ingest_pb2.PublishMessage(retention_s=-1))],
-        ),
-        bad(
-            "messages[0].message.delay_ms",
-            messages=[row(1, message=ingest_pb2.PublishMessage(delay_ms=-1))],
-        ),
-        bad(
-            'messages[1].message.headers[""]',
-            messages=[row(1), row(2, message=ingest_pb2.PublishMessage(headers={"": "x"}))],
-        ),
-        bad("messages[0].payload_uri", messages=[row(1, payload_uri="memory:///blobs/ab/cd")]),
+        bad("messages[0].retention_s", messages=[row(1, retention_s=-1)]),
+        bad("messages[0].delay_ms", messages=[row(1, delay_ms=-1)]),
+        bad('messages[1].headers[""]', messages=[row(1), row(2, headers={"": "x"})]),
         bad(
             "messages[0].payload_uri",
-            messages=[row(1, message=message(), payload_uri="file:///etc/passwd")],
+            messages=[row(1, payload=b"x", payload_uri="memory:///blobs/ab/cd")],
         ),
         bad(
             "messages[0].payload_uri",
-            messages=[row(1, message=message(), payload_uri="memory:///blobs/../cd")],
+            messages=[row(1, payload_uri="file:///etc/passwd")],
+        ),
+        bad(
+            "messages[0].payload_uri",
+            messages=[row(1, payload_uri="memory:///blobs/../cd")],
         ),
         bad(
             "messages[0].payload_bytes",
-            messages=[
-                row(1, message=message(), payload_uri="memory:///blobs/ab/cd", payload_bytes=-1)
-            ],
+            messages=[row(1, payload_uri="memory:///blobs/ab/cd", payload_bytes=-1)],
         ),
     ],
 )

@@ -39,8 +39,8 @@ async def contents(ingest: Ingest, *ids: int) -> list[tuple[bytes, dict[str, str
 
 async def test_payload_and_headers_are_replaced_and_nothing_else(root: str) -> None:
     async with serving(root) as ingest:
-        told = ingest_pb2.PublishMessage(
-            payload=b"two", headers={"n": "2"}, created_at_ms=5, retention_s=60, delay_ms=9
+        told = ingest_pb2.PublishRun(
+            payloads=[b"two"], headers={"n": "2"}, created_at_ms=5, retention_s=60, delay_ms=9
         )
         ids = await ingest.publish(message(b"one", n="1"), told, message(b"three", n="3"))
         before = await ingest.log()

@@ -19,14 +19,14 @@ from services.broker.delivery.message_cache import FETCH_BYTES, Came, IngestClie
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import SlateMQError, Unavailable
 from slatemq.v1 import ingest_pb2, snapshot_pb2, snapshot_pb2_grpc
-from tests.integration.ingest.server import Ingest, message, serving
+from tests.integration.ingest.server import Ingest, serving
 
 Call = Callable[[Ingest, int], Awaitable[Any]]
 """Asks an ingest for something, given an ID that it has skipped."""
 
 
 def push(first_number: int) -> ingest_pb2.PushRequest:
-    row = ingest_pb2.PushedMessage(message=message(b"pushed"), queue_id="q")
+    row = ingest_pb2.PushedMessage(payload=b"pushed", queue_id="q")
     return ingest_pb2.PushRequest(first_number=first_number, messages=[row])
 
 

@@ -1,5 +1,6 @@
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,28 +24,23 @@ async def test_a_repeat_gets_the_first_ids_and_stores_nothing() -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["same process", "after a restart"])
-async def test_messages_repeated_as_a_run_are_the_same(root: str, restart: bool) -> None:
+async def test_messages_repeated_in_other_runs_are_the_same(root: str, restart: bool) -> None:
     payloads = [b"%d" % n for n in range(40)]
-    common = ingest_pb2.PublishMessage(headers={"type": "order"}, delay_ms=5)
-    alone = ingest_pb2.PublishMessage(retention_s=60)
+    common: dict[str, Any] = {"headers": {"type": "order"}, "delay_ms": 5}
+    alone = ingest_pb2.PublishRun(payloads=[b"last"], retention_s=60)
     in_runs = ingest_pb2.PublishRequest(
-        request_id="r",
-        runs=[
-            ingest_pb2.PublishRun(common=common, payloads=payloads),
-            ingest_pb2.PublishRun(common=alone, payloads=[b"last"]),
-        ],
+        request_id="r", runs=[ingest_pb2.PublishRun(payloads=payloads, **common), alone]
     )
-    in_messages = ingest_pb2.PublishRequest(request_id="r")
-    for payload, like in [*((payload, common) for payload in payloads), (b"last", alone)]:
-        in_messages.messages.add(payload=payload).MergeFrom(like)
+    singles = [ingest_pb2.PublishRun(payloads=[payload], **common) for payload in payloads]
+    in_singles = ingest_pb2.PublishRequest(request_id="r", runs=[*singles, alone])
 
     async with serving(root) as ingest:
         first = await ingest.stub.Publish(in_runs)
         assert len(first.message_ids) == 41
         if not restart:
-            assert await ingest.stub.Publish(in_messages) == first
+            assert await ingest.stub.Publish(in_singles) == first
     async with serving(root) as ingest:
-        assert await ingest.stub.Publish(in_messages) == first
+        assert await ingest.stub.Publish(in_singles) == first
         told = await ingest.log()
         assert [one.message_id for one in told] == list(first.message_ids)
         assert [(dict(one.headers), one.delay_ms) for one in told[:40]] == [

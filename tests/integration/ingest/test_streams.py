@@ -22,7 +22,7 @@ from services.ingest.rpc import publish_streams
 from slatemq._rpc.rpc_status import from_status, raising_slatemq_errors
 from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
 from slatemq.v1 import ingest_pb2
-from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest, PublishStreamRequest
+from slatemq.v1.ingest_pb2 import PublishRequest, PublishRun, PublishStreamRequest
 from tests.configs import config_of
 from tests.integration.ingest.server import Ingest, Server, message, process, serving
 from tests.integration.ingest.test_ingest import BAD_PUBLISHES, bad_publish
@@ -39,9 +39,9 @@ class Stream:
         self._number = 0
 
     async def send(
-        self, *messages: PublishMessage, request_id: str = "", number: int | None = None
+        self, *messages: PublishRun, request_id: str = "", number: int | None = None
     ) -> int:
-        return await self.ask(PublishRequest(messages=messages, request_id=request_id), number)
+        return await self.ask(PublishRequest(runs=messages, request_id=request_id), number)
 
     async def ask(self, request: PublishRequest, number: int | None = None) -> int:
         self._number = self._number + 1 if number is None else number
@@ -122,7 +122,7 @@ async def test_a_bad_request_names_its_field_and_harms_no_other(field: str, requ
     async with serving(payload_bytes_max=1000) as ingest:
         stream = Stream(ingest)
         good = await stream.send(message(b"before"))
-        bad = await stream.ask(bad_publish(field, request_))
+        bad = await stream.ask(bad_publish(request_))
         later = await stream.send(message(b"after"))
         told = await stream.answers(3)
 
@@ -140,7 +140,7 @@ async def test_a_bad_request_names_its_field_and_harms_no_other(field: str, requ
     [
         pytest.param("", b"\xff\xff\xff", id="no message"),
         pytest.param(
-            "publish.messages[0].dedupe_key",
+            "publish.runs[0].dedupe_keys[0]",
             b"\x12\x06\x0a\x04\x3a\x02\xff\xfe",
             id="a text that is no UTF-8",
         ),
@@ -154,7 +154,7 @@ async def test_bytes_that_are_no_request_end_the_stream_and_what_came_before_is_
         call: Any = ingest.channel.stream_stream(
             METHOD, response_deserializer=ingest_pb2.PublishStreamResponse.FromString
         )()
-        good = PublishStreamRequest(number=7, publish=PublishRequest(messages=[message(b"x")]))
+        good = PublishStreamRequest(number=7, publish=PublishRequest(runs=[message(b"x")]))
         await call.write(good.SerializeToString())
         await call.write(data)
         (answer,) = (await call.read()).answers
@@ -202,8 +202,8 @@ async def test_keys_and_large_payloads_go_beside_plain_messages(tmp_path: Path) 
         stream = Stream(ingest)
         plain = await stream.send(message(b"plain"))
         blob = await stream.send(message(large))
-        key = await stream.send(PublishMessage(payload=b"1", dedupe_key="k"))
-        again = await stream.send(PublishMessage(payload=b"2", dedupe_key="k"), message(b"new"))
+        key = await stream.send(PublishRun(payloads=[b"1"], dedupe_keys=["k"]))
+        again = await stream.send(PublishRun(payloads=[b"2"], dedupe_keys=["k"]), message(b"new"))
         told = await stream.answers(4)
         answers = [told[at] for at in (plain, blob, key, again)]
         ids = [list(one.message_ids) for one in answers]  # type: ignore[union-attr]
@@ -298,7 +298,7 @@ async def test_a_producer_that_goes_leaves_nothing_behind() -> None:
         await stream.send(message(b"first"))
         await stream.ids(1)
         await stream.send(message(b"on its way"))
-        await stream.send(PublishMessage(payload=b"with a key", dedupe_key="k"))
+        await stream.send(PublishRun(payloads=[b"with a key"], dedupe_keys=["k"]))
         streams = running.service._servicer.streams
         (served,) = streams._open
         await eventually(lambda: served._unanswered == 2)

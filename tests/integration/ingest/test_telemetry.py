@@ -3,7 +3,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from libs.serving import recording
-from slatemq.v1.ingest_pb2 import PublishMessage
+from slatemq.v1.ingest_pb2 import PublishRun
 from tests.integration.ingest.server import message, serving
 
 
@@ -13,7 +13,7 @@ async def test_a_publish_is_traced_counted_and_carried_on_in_the_headers() -> No
     full = {f"k{n}": "" for n in range(255)}
     async with serving(telemetry=told) as ingest:
         ids = await ingest.publish(
-            message(b"a"), PublishMessage(headers=full), message(traceparent="mine"),
+            message(b"a"), PublishRun(payloads=[b""], headers=full), message(traceparent="mine"),
             request_id="r",
         )  # fmt: skip
 
@@ -29,7 +29,7 @@ async def test_a_publish_is_traced_counted_and_carried_on_in_the_headers() -> No
 
         # A repeat, though it comes with another span, has the same content
         assert ids == await ingest.publish(
-            message(b"a"), PublishMessage(headers=full), message(traceparent="mine"),
+            message(b"a"), PublishRun(payloads=[b""], headers=full), message(traceparent="mine"),
             request_id="r",
         )  # fmt: skip
 

@@ -73,8 +73,8 @@ async def test_answers_that_are_not_read_take_bounded_memory_and_hold_up_no_smal
 
 
 async def publish(stub: ingest_pb2_grpc.IngestServiceAsyncStub, payloads: list[bytes]) -> list[int]:
-    messages = [ingest_pb2.PublishMessage(payload=payload) for payload in payloads]
-    answer = await stub.Publish(ingest_pb2.PublishRequest(messages=messages))
+    messages = [ingest_pb2.PublishRun(payloads=[payload]) for payload in payloads]
+    answer = await stub.Publish(ingest_pb2.PublishRequest(runs=messages))
     return list(answer.message_ids)
 
 

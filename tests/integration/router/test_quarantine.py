@@ -34,10 +34,10 @@ async def publish(stack: Stack, count: int) -> list[int]:
     """So many messages that the slow filter alone takes, and then one that both take."""
     stub = ingest_pb2_grpc.IngestServiceStub(stack.ingest.there)
     request = ingest_pb2.PublishRequest(
-        messages=[
+        runs=[
             # Unlike one another, or they would be judged as one.
-            *[ingest_pb2.PublishMessage(headers={"kind": f"b{n}"}) for n in range(count)],
-            ingest_pb2.PublishMessage(headers={"kind": "a"}),
+            ingest_pb2.PublishRun(payloads=[b""], headers={"kind": kind})
+            for kind in [*(f"b{n}" for n in range(count)), "a"]
         ],
         request_id=str(uuid.uuid4()),
     )

@@ -129,7 +129,7 @@ def pairs(count: int) -> bytes:
 
 
 MILLIONS: list[tuple[str, str, Callable[[], bytes]]] = [
-    (PUBLISH, "messages[0].headers", lambda: field(1, pairs(1_000_000))),
+    (PUBLISH, "runs[0].headers", lambda: field(1, pairs(1_000_000))),
     (PUBLISH, "messages", lambda: field(1, b"") * 6_500_000),
     (PUBLISH, "runs[0].payloads", lambda: field(3, field(2, b"x") * 4_000_000)),
     (PUBLISH, "runs[0].common.headers", lambda: field(3, field(1, pairs(1_000_000)))),
@@ -216,10 +216,10 @@ async def test_large_publishes_side_by_side_are_bounded_in_memory_and_leave_none
     """The bound is that of README.md, over what the process has at rest."""
     async with ingest(tmp_path) as there:
         before = there.resident
-        message = ingest_pb2.PublishMessage(
-            payload=bytes(mebibytes * MEBIBYTE), headers={"queue": "q"}
+        message = ingest_pb2.PublishRun(
+            payloads=[bytes(mebibytes * MEBIBYTE)], headers={"queue": "q"}
         )
-        request = ingest_pb2.PublishRequest(messages=[message]).SerializeToString()
+        request = ingest_pb2.PublishRequest(runs=[message]).SerializeToString()
         channels = [channel(there.address) for _ in range(4)]
 
         # When more than a gigabyte comes at once
@@ -252,8 +252,8 @@ async def test_large_messages_on_streams_side_by_side_are_bounded_in_memory(
     """The bound is that of README.md, over what the process has at rest."""
     async with ingest(tmp_path) as there:
         before = there.resident
-        message = ingest_pb2.PublishMessage(payload=bytes(int(mebibytes * MEBIBYTE)))
-        publish = ingest_pb2.PublishRequest(messages=[message])
+        message = ingest_pb2.PublishRun(payloads=[bytes(int(mebibytes * MEBIBYTE))])
+        publish = ingest_pb2.PublishRequest(runs=[message])
         request = ingest_pb2.PublishStreamRequest(publish=publish).SerializeToString()
         channels = [channel(there.address) for _ in range(4)]
 
@@ -273,7 +273,7 @@ async def test_large_messages_on_streams_side_by_side_are_bounded_in_memory(
         assert there.peak - before < 1024 * MEBIBYTE
         assert " ERROR " not in there.log.read_text()
         # And publishes are answered
-        small = ingest_pb2.PublishRequest(messages=[ingest_pb2.PublishMessage(payload=b"x")])
+        small = ingest_pb2.PublishRequest(runs=[ingest_pb2.PublishRun(payloads=[b"x"])])
         assert await ended(method(channels[0])(small.SerializeToString(), timeout=60)) is None
         for one in channels:
             await one.close()
@@ -319,7 +319,7 @@ async def test_senders_that_stall_do_not_hold_up_the_others(tmp_path: Path) -> N
             stalled.append(writer)
 
         # When others publish
-        small = ingest_pb2.PublishRequest(messages=[ingest_pb2.PublishMessage(payload=b"x")])
+        small = ingest_pb2.PublishRequest(runs=[ingest_pb2.PublishRun(payloads=[b"x"])])
         call: Any = opened.unary_unary(PUBLISH)
         publishing = (ended(call(small.SerializeToString(), timeout=30)) for _ in range(20))
 

@@ -126,7 +126,7 @@ class Stack:
     async def publish_answer(self, *kinds: str) -> ingest_pb2.PublishResponse:
         stub = ingest_pb2_grpc.IngestServiceStub(self.ingest.there)
         request = ingest_pb2.PublishRequest(
-            messages=[ingest_pb2.PublishMessage(headers={"kind": kind}) for kind in kinds],
+            runs=[ingest_pb2.PublishRun(payloads=[b""], headers={"kind": kind}) for kind in kinds],
             request_id=str(uuid.uuid4()),
         )
         return await patiently(lambda: stub.Publish(request))

@@ -76,8 +76,8 @@ class Auditor:
 
 async def publish(stack: Stack, text: str) -> None:
     stub = ingest_pb2_grpc.IngestServiceStub(stack.ingest.there)
-    message = ingest_pb2.PublishMessage(payload=text.encode(), headers={"queue": QUEUE})
-    request = ingest_pb2.PublishRequest(messages=[message], request_id=text)
+    message = ingest_pb2.PublishRun(payloads=[text.encode()], headers={"queue": QUEUE})
+    request = ingest_pb2.PublishRequest(runs=[message], request_id=text)
     await patiently(lambda: stub.Publish(request))
 
 

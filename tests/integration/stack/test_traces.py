@@ -123,8 +123,8 @@ async def all_running(root: Path, spans: InMemorySpanExporter) -> AsyncIterator[
 
 
 async def publish(stubs: Stubs) -> None:
-    message = ingest_pb2.PublishMessage(payload=b"x", headers={"queue": "q"})
-    request = ingest_pb2.PublishRequest(messages=[message])
+    message = ingest_pb2.PublishRun(payloads=[b"x"], headers={"queue": "q"})
+    request = ingest_pb2.PublishRequest(runs=[message])
     await stubs.ingest.Publish(request, metadata=context_of(TRACE), timeout=30)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slatemq._publish.wire import Runs, add
+from slatemq._publish.wire import REPEATED_BYTES_MAX, Runs, numbered
 from slatemq.errors import InvalidArgument
 from slatemq.models import OutgoingMessage
 from slatemq.v1 import ingest_pb2
@@ -39,11 +39,11 @@ def in_runs(draw: st.DrawFn) -> list[OutgoingMessage]:
     ]
 
 
-def requested(messages: list[OutgoingMessage]) -> ingest_pb2.PublishRequest:
-    request = ingest_pb2.PublishRequest()
-    for message in messages:
-        add(request, message)
-    return request
+def single(message: OutgoingMessage) -> ingest_pb2.PublishRun:
+    """A run of one, by protobuf's own means."""
+    fields = {name: value for name, value in message._asdict().items() if value is not None}
+    keys = [fields.pop("dedupe_key", "")]
+    return ingest_pb2.PublishRun(payloads=[fields.pop("payload")], dedupe_keys=keys, **fields)
 
 
 def gathered(messages: list[OutgoingMessage]) -> Runs:
@@ -53,35 +53,41 @@ def gathered(messages: list[OutgoingMessage]) -> Runs:
     return runs
 
 
-def flat(request: ingest_pb2.PublishRequest) -> ingest_pb2.PublishRequest:
-    """What is in runs as messages, by protobuf's own means."""
-    told = ingest_pb2.PublishRequest()
+def decoded(runs: Runs) -> ingest_pb2.PublishRequest:
+    return ingest_pb2.PublishRequest.FromString(runs.encoded())
+
+
+def singles(request: ingest_pb2.PublishRequest) -> list[ingest_pb2.PublishRun]:
+    """Each message of a request as a run of one."""
+    found = []
     for run in request.runs:
-        for payload in run.payloads:
-            told.messages.add().CopyFrom(run.common)
-            told.messages[-1].payload = payload
-    return told
+        keys = run.dedupe_keys or [""] * len(run.payloads)
+        for payload, key in zip(run.payloads, keys, strict=True):
+            one = ingest_pb2.PublishRun()
+            one.CopyFrom(run)
+            del one.payloads[:], one.dedupe_keys[:]
+            one.payloads.append(payload)
+            one.dedupe_keys.append(key)
+            found.append(one)
+    return found
 
 
 @given(in_runs())
-def test_either_form_has_the_messages_that_were_added(messages: list[OutgoingMessage]) -> None:
+def test_a_request_has_the_messages_that_were_added(messages: list[OutgoingMessage]) -> None:
     runs = gathered(messages)
     assert len(runs) == len(messages)
-    assert runs.request() == requested(messages)
-    told = ingest_pb2.PublishRequest.FromString(runs.encoded("r-ä"))
-    assert told.request_id == "r-ä"
-    assert not (told.messages and told.runs)
-    assert (flat(told) if told.runs else told).messages == requested(messages).messages
+    request = ingest_pb2.PublishRequest.FromString(runs.encoded("r-ä"))
+    assert request.request_id == "r-ä"
+    assert singles(request) == list(map(single, messages))
+    assert len(runs.encoded()) <= runs.size_bytes
+    keys = [message.dedupe_key for message in messages]
+    assert runs.dedupe_keys == (keys if any(keys) else [])
 
 
 @given(in_runs())
 def test_neighbours_that_are_alike_are_one_run(messages: list[OutgoingMessage]) -> None:
-    told = ingest_pb2.PublishRequest.FromString(gathered(messages).encoded())
-    runs_count = sum(one[1:] != other[1:] for one, other in pairwise(messages)) + bool(messages)
-    if 2 * runs_count > len(messages):
-        assert len(told.messages) == len(messages)
-    else:
-        assert len(told.runs) == runs_count
+    runs_count = sum(one[1:6] != other[1:6] for one, other in pairwise(messages)) + bool(messages)
+    assert len(decoded(gathered(messages)).runs) == runs_count
 
 
 @given(in_runs(), st.data())
@@ -90,18 +96,58 @@ def test_some_of_the_messages_are_those_that_were_chosen(
 ) -> None:
     places = data.draw(st.permutations(range(len(messages))))[: len(messages) // 2]
     chosen = gathered(messages).only(places)
-    assert chosen.request() == requested([messages[place] for place in places])
+    assert len(chosen) == len(places)
+    assert singles(decoded(chosen)) == [single(messages[place]) for place in places]
 
 
-def test_an_error_about_a_run_is_one_about_a_message() -> None:
+@given(in_runs(), in_runs())
+def test_two_requests_become_one(one: list[OutgoingMessage], two: list[OutgoingMessage]) -> None:
+    runs = gathered(one)
+    runs.extend(gathered(two))
+    for message in one:
+        runs.add(message, "")
+    assert singles(decoded(runs)) == list(map(single, [*one, *two, *one]))
+
+
+@given(in_runs(), in_runs())
+def test_a_request_after_another_has_its_own_messages(
+    one: list[OutgoingMessage], two: list[OutgoingMessage]
+) -> None:
+    runs = Runs(before=gathered(one))
+    for message in [*one[-1:], *two]:
+        runs.add(message, "")
+    assert singles(decoded(runs)) == list(map(single, [*one[-1:], *two]))
+
+
+def test_headers_are_changed_in_all_messages() -> None:
+    runs = gathered([OutgoingMessage(b"a", {"n": "1"}), OutgoingMessage(b"b", dedupe_key="k")])
+    runs.change_headers(lambda headers: headers.update(new="x"))
+    runs.add(OutgoingMessage(b"c"), "")
+    assert singles(decoded(runs)) == [
+        single(OutgoingMessage(b"a", {"n": "1", "new": "x"})),
+        single(OutgoingMessage(b"b", {"new": "x"}, dedupe_key="k")),
+        single(OutgoingMessage(b"c")),
+    ]
+
+
+@given(st.integers(0, (1 << 63) - 1), st.binary(max_size=300))
+def test_a_numbered_request_is_what_protobuf_writes(number: int, payload: bytes) -> None:
+    runs = gathered([OutgoingMessage(payload)])
+    request = ingest_pb2.PublishStreamRequest.FromString(numbered(number, runs.encoded("r")))
+    assert (request.number, request.publish.request_id) == (number, "r")
+    assert singles(request.publish) == [single(OutgoingMessage(payload))]
+
+
+def test_an_error_about_a_run_is_one_about_its_messages() -> None:
     alike = [OutgoingMessage(b"", {"n": "1"})] * 3
     runs = gathered([*alike, OutgoingMessage(b"", {"n": "2"}), *alike])
-    assert runs.place_of("runs[0].payloads[2]") == (2, "payload")
-    assert runs.place_of('runs[2].common.headers["n"]') == (4, 'headers["n"]')
-    assert runs.place_of("runs[1].common.retention_s") == (3, "retention_s")
-    assert runs.place_of("runs[3].common.retention_s") is None
-    assert runs.place_of("runs") is None
-    assert runs.place_of("request_id") is None
+    assert runs.places_of("runs[0].payloads[2]") == (range(2, 3), "payload")
+    assert runs.places_of("runs[2].dedupe_keys[1]") == (range(5, 6), "dedupe_key")
+    assert runs.places_of('runs[2].headers["n"]') == (range(4, 7), 'headers["n"]')
+    assert runs.places_of("runs[1].retention_s") == (range(3, 4), "retention_s")
+    assert runs.places_of("runs[3].retention_s") is None
+    assert runs.places_of("runs") is None
+    assert runs.places_of("request_id") is None
 
 
 def test_a_mapping_that_is_used_for_all_messages_is_read_each_time() -> None:
@@ -110,7 +156,7 @@ def test_a_mapping_that_is_used_for_all_messages_is_read_each_time() -> None:
     for number in range(3):
         headers["n"] = str(number)
         runs.add(OutgoingMessage(b"x", headers), "")
-    assert [message.headers["n"] for message in runs.request().messages] == ["0", "1", "2"]
+    assert [run.headers["n"] for run in decoded(runs).runs] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -131,12 +177,14 @@ def test_what_has_no_wire_form_is_refused_by_name(message: OutgoingMessage, fiel
     with pytest.raises(InvalidArgument) as refused:
         runs.add(message, "messages[1].")
     assert field in refused.value.field
-    assert runs.request() == requested([OutgoingMessage(b"good", {})])
+    assert singles(decoded(runs)) == [single(OutgoingMessage(b"good", {}))]
 
 
-def test_many_headers_go_as_messages() -> None:
-    headers = {"h": "v" * 1000}
-    few, many = (gathered([OutgoingMessage(b"x", headers)] * count) for count in (1000, 3000))
-    assert few.are_runs
-    assert not many.are_runs
-    assert ingest_pb2.PublishRequest.FromString(many.encoded()) == many.request()
+def test_runs_repeat_no_more_headers_than_the_server_takes() -> None:
+    message = OutgoingMessage(b"x", {"h": "v" * 1000})
+    request = decoded(gathered([message] * 3000))
+    assert singles(request) == [single(message)] * 3000
+    longest, *others = request.runs
+    common_bytes = longest.ByteSize() - len(longest.payloads) * 3
+    assert 0 <= REPEATED_BYTES_MAX - common_bytes * (len(longest.payloads) - 1) < common_bytes
+    assert {len(run.payloads) for run in others} == {1}

@@ -53,7 +53,7 @@ CALLS: list[tuple[str, str, Call]] = [
     ("token", "a MessageToken", lambda c: made(c.queue_view("q", codecs.JSON).refs.lease("x"))),
     ("lease", "seconds or", lambda c: made(c.queue_view("q", codecs.JSON, lease="5s"))),
     ("payload", "bytes or text, not int", lambda c: c.publish(5)),
-    ("messages[0].payload", "be bytes, not str", lambda c: c.publish_many([OutgoingMessage("x")])),  # type: ignore[arg-type]
+    ("messages[0].payload", "text, not str", lambda c: c.publish_many([OutgoingMessage("x")])),  # type: ignore[arg-type]
     ("payload", "bytes or text, not NoneType", lambda c: c.publish(None)),
     ("headers", "a mapping of text to text, not str", lambda c: c.publish(b"", "h")),
     ("headers['a']", "text, not int", lambda c: c.publish(b"", {"a": 5})),

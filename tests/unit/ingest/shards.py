@@ -13,7 +13,7 @@ from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
 from services.ingest.shard import Shard, open_shard
 from services.ingest.wire import publishes as wire
-from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest
+from slatemq.v1.ingest_pb2 import PublishRequest, PublishRun
 from tests.configs import config_of
 from tests.manual_clock import ManualClock
 
@@ -50,12 +50,12 @@ async def opened(
 
 
 def batch(*payloads: bytes, request_id: str = "", **headers: str) -> Accepted:
-    messages = [PublishMessage(payload=payload, headers=headers) for payload in payloads]
+    messages = [PublishRun(payloads=[payload], headers=headers) for payload in payloads]
     return accepted(*messages, request_id=request_id)
 
 
-def accepted(*messages: PublishMessage, request_id: str = "") -> Accepted:
-    request = PublishRequest(messages=messages, request_id=request_id)
+def accepted(*messages: PublishRun, request_id: str = "") -> Accepted:
+    request = PublishRequest(runs=messages, request_id=request_id)
     return wire.accept(request, wire.Rules(64 << 20, 3600, 900_000))
 
 

@@ -18,7 +18,7 @@ from services.ingest.events.relay import hold_for
 from services.ingest.shard import Shard
 from slatemq.events.catalogue import MessagePublished, data_of
 from slatemq.events.envelope import Event, format_timestamp
-from slatemq.v1.ingest_pb2 import PublishMessage
+from slatemq.v1.ingest_pb2 import PublishRun
 from tests.manual_clock import ManualClock
 from tests.unit.ingest import shards
 from tests.unit.ingest.shards import accepted, batch
@@ -62,7 +62,7 @@ def ids(events: list[Event]) -> list[int]:
     return [int(event.data["message_id"]) for event in events]
 
 
-async def publish(shard: Shard, *messages: PublishMessage) -> list[int]:
+async def publish(shard: Shard, *messages: PublishRun) -> list[int]:
     answered = await shard.publisher.publish(accepted(*messages))
     return [answered.first_message_id + n for n in range(len(messages))]
 
@@ -73,9 +73,9 @@ async def test_an_event_tells_what_was_published() -> None:
         at_ms = clock.now_ms()
         (first,) = await publish(
             shard,
-            PublishMessage(payload=b"abc", headers={"queue": "orders"}, visible_at_ms=at_ms + 500),
+            PublishRun(payloads=[b"abc"], headers={"queue": "orders"}, visible_at_ms=at_ms + 500),
         )
-        (second,) = await publish(shard, PublishMessage(payload=b"", delay_ms=700))
+        (second,) = await publish(shard, PublishRun(payloads=[b""], delay_ms=700))
         told = await take(events)
 
     assert [data_of(event) for event in told] == [
@@ -98,7 +98,7 @@ async def test_the_request_of_an_event_is_the_trace_of_its_publish() -> None:
     contexts = (f"00-{trace}-00f067aa0ba902b7-01", "00-short-01")
     async with opened() as (shard, events):
         for context in contexts:
-            await publish(shard, PublishMessage(payload=b"x", headers={"traceparent": context}))
+            await publish(shard, PublishRun(payloads=[b"x"], headers={"traceparent": context}))
         told = await take(events)
 
     assert [event.request_id for event in told] == [trace, ""]
@@ -111,7 +111,7 @@ async def test_every_message_has_one_event_in_the_order_of_the_log_in_bounded_ba
     async with opened(log_cache_bytes=log_cache_bytes) as (shard, events):
         wanted: list[int] = []
         for count in (1, 2, 3 * BATCH_EVENTS + 1, 5):
-            wanted += await publish(shard, *(PublishMessage(payload=b"x") for _ in range(count)))
+            wanted += await publish(shard, *(PublishRun(payloads=[b"x"]) for _ in range(count)))
         told = await take(events)
 
     assert ids(told) == wanted
@@ -121,7 +121,7 @@ async def test_every_message_has_one_event_in_the_order_of_the_log_in_bounded_ba
 async def test_events_come_again_with_their_ids_until_the_cursor_has_passed_them() -> None:
     root = open_root("memory:///")
     async with opened(root) as (shard, events):
-        await publish(shard, *(PublishMessage(payload=b"x") for _ in range(300)))
+        await publish(shard, *(PublishRun(payloads=[b"x"]) for _ in range(300)))
         first = await take(events, done=False)
     async with opened(root) as (_, events):
         again = await take(events)
@@ -135,7 +135,7 @@ async def test_events_come_again_with_their_ids_until_the_cursor_has_passed_them
 async def test_the_cursor_may_stand_inside_an_entry() -> None:
     root = open_root("memory:///")
     async with opened(root) as (shard, events):
-        published = await publish(shard, *(PublishMessage(payload=b"x") for _ in range(300)))
+        published = await publish(shard, *(PublishRun(payloads=[b"x"]) for _ in range(300)))
         async with aclosing(events.batches()) as batches:
             one = await anext(batches)
             events.done(one.position)
@@ -147,19 +147,19 @@ async def test_the_cursor_may_stand_inside_an_entry() -> None:
 async def test_the_first_event_is_of_the_first_message_after_events_were_turned_on() -> None:
     root = open_root("memory:///")
     async with shards.opened(root) as shard:
-        await publish(shard, PublishMessage(payload=b"before"))
+        await publish(shard, PublishRun(payloads=[b"before"]))
     async with opened(root) as (shard, events):
-        after = await publish(shard, PublishMessage(payload=b"after"))
+        after = await publish(shard, PublishRun(payloads=[b"after"]))
         assert ids(await take(events)) == after
 
 
 async def test_what_was_published_while_events_were_off_has_its_events_when_they_are_on() -> None:
     root = open_root("memory:///")
     async with opened(root) as (shard, events):
-        await publish(shard, PublishMessage(payload=b"a"))
+        await publish(shard, PublishRun(payloads=[b"a"]))
         await take(events)
     async with shards.opened(root) as shard:
-        missed = await publish(shard, PublishMessage(payload=b"b"))
+        missed = await publish(shard, PublishRun(payloads=[b"b"]))
     async with opened(root) as (_, events):
         assert ids(await take(events)) == missed
 
@@ -169,7 +169,7 @@ async def test_two_instances_give_no_id_to_two_events() -> None:
     found: set[str] = set()
     for _ in range(2):
         async with opened(clock=clock) as (shard, events):
-            (message_id,) = await publish(shard, PublishMessage(payload=b"x"))
+            (message_id,) = await publish(shard, PublishRun(payloads=[b"x"]))
             (event,) = await take(events)
             assert int(event.data["message_id"]) == message_id
             found.add(event.id)
@@ -179,7 +179,7 @@ async def test_two_instances_give_no_id_to_two_events() -> None:
 @pytest.mark.parametrize("header", [EVENTS_HEADER, TASKS_HEADER])
 async def test_with_slatemq_as_backend_its_events_and_tasks_make_no_events(header: str) -> None:
     async with opened(backend="slatemq") as (shard, events):
-        await publish(shard, PublishMessage(headers={header: "slatemq"}))
+        await publish(shard, PublishRun(payloads=[b""], headers={header: "slatemq"}))
         assert events.lag == 1
         assert await take(events) == []
         assert events.lag == 0
@@ -189,15 +189,15 @@ async def test_with_slatemq_as_backend_its_events_and_tasks_make_no_events(heade
 @pytest.mark.parametrize("backend", ["redis", "rabbitmq", "activemq", "kafka"])
 async def test_with_other_backends_every_message_has_an_event(backend: str, header: str) -> None:
     async with opened(backend=backend) as (shard, events):
-        wanted = await publish(shard, PublishMessage(headers={header: "slatemq"}))
+        wanted = await publish(shard, PublishRun(payloads=[b""], headers={header: "slatemq"}))
         assert ids(await take(events)) == wanted
 
 
 async def test_headers_that_no_backend_may_take_are_left_out() -> None:
     half = "h" * (HEADERS_BYTES_MAX // 4)
     async with opened() as (shard, events):
-        await publish(shard, PublishMessage(headers={f"{n}": half for n in range(3)}))
-        await publish(shard, PublishMessage(headers={f"{n}": half for n in range(4)}))
+        await publish(shard, PublishRun(payloads=[b""], headers={f"{n}": half for n in range(3)}))
+        await publish(shard, PublishRun(payloads=[b""], headers={f"{n}": half for n in range(4)}))
         small, large = [data_of(event) for event in await take(events)]
 
     assert isinstance(small, MessagePublished)
@@ -215,7 +215,7 @@ async def test_a_message_is_not_purged_before_its_event_is_published() -> None:
     async with opened(clock=clock) as (shard, events):
         hold_for(shard, events, 24 * HOUR_MS)
         published = await publish(
-            shard, *(PublishMessage(payload=b"x", retention_s=3600) for _ in range(2))
+            shard, *(PublishRun(payloads=[b"x"], retention_s=3600) for _ in range(2))
         )
         clock.advance(HOUR_MS + GRACE_MS)
         assert await purge(shard, published) == Purged(0, 0, published)
@@ -229,9 +229,9 @@ async def test_messages_purged_after_the_hold_are_counted_as_lost_for_good() -> 
     async with opened(root, clock) as (shard, events):
         hold_for(shard, events, 24 * HOUR_MS)
         lost = await publish(
-            shard, *(PublishMessage(payload=b"x", retention_s=3600) for _ in range(3))
+            shard, *(PublishRun(payloads=[b"x"], retention_s=3600) for _ in range(3))
         )
-        kept = await publish(shard, PublishMessage(payload=b"y"))
+        kept = await publish(shard, PublishRun(payloads=[b"y"]))
         clock.advance(24 * HOUR_MS)
         assert await purge(shard, lost) == Purged(3, 3)
         assert events.lost_count == 3
@@ -243,7 +243,7 @@ async def test_messages_purged_after_the_hold_are_counted_as_lost_for_good() -> 
 async def test_a_log_that_was_purged_to_its_end_leaves_no_lag() -> None:
     clock = ManualClock()
     async with opened(clock=clock) as (shard, events):
-        published = await publish(shard, PublishMessage(payload=b"x", retention_s=3600))
+        published = await publish(shard, PublishRun(payloads=[b"x"], retention_s=3600))
         clock.advance(2 * HOUR_MS)
         assert (await purge(shard, published)).count == 1
         assert await take(events) == []
@@ -254,5 +254,5 @@ async def test_giving_up_skips_to_the_end_and_tells_how_much() -> None:
     async with opened() as (shard, events):
         await shard.publisher.publish(batch(*[b"x"] * 7))
         assert events.skip_to_end() == 7
-        after = await publish(shard, PublishMessage(payload=b"y"))
+        after = await publish(shard, PublishRun(payloads=[b"y"]))
         assert ids(await take(events)) == after

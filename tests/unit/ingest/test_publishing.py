@@ -9,7 +9,7 @@ from services.ingest.batches import FINGERPRINT_FORMS, Accepted
 from services.ingest.read.reading import Room
 from services.ingest.shard import Shard
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
-from slatemq.v1.ingest_pb2 import PublishMessage
+from slatemq.v1.ingest_pb2 import PublishRun
 from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import GatedObjects, accepted, batch, opened, sequences
 
@@ -130,7 +130,7 @@ async def test_of_two_on_their_way_with_one_key_the_first_to_be_committed_has_it
     async with opened(root) as shard:
         slow = asyncio.create_task(shard.publisher.publish(large("k")))
         await until_uploading(store)
-        quick = await shard.publisher.publish(accepted(PublishMessage(dedupe_key="k")))
+        quick = await shard.publisher.publish(accepted(keyed("k")))
         assert not quick.duplicates
         store.gate.set()
         assert list((await slow).message_ids) == list(quick.message_ids)
@@ -164,9 +164,9 @@ async def test_a_publish_that_is_given_up_leaves_its_key_free(
 async def test_keys_that_have_ended_are_removed_in_the_background(root: Root) -> None:
     clock = ManualClock()
     async with opened(root, clock, dedupe_window_s=60) as shard:
-        first = await shard.publisher.publish(accepted(PublishMessage(dedupe_key="k")))
+        first = await shard.publisher.publish(accepted(keyed("k")))
         clock.advance(60_000)
-        second = await shard.publisher.publish(accepted(PublishMessage(dedupe_key="k")))
+        second = await shard.publisher.publish(accepted(keyed("k")))
         assert first.message_ids != second.message_ids
         clock.advance(120_000)
         async with asyncio.timeout(30):
@@ -181,8 +181,12 @@ async def dedupe_rows(shard: Shard) -> int:
     return sum([len(rows) for span in spans async for rows in span])
 
 
+def keyed(key: str) -> PublishRun:
+    return PublishRun(payloads=[b""], dedupe_keys=[key])
+
+
 def large(key: str, request_id: str = "") -> Accepted:
-    return accepted(PublishMessage(payload=LARGE, dedupe_key=key), request_id=request_id)
+    return accepted(PublishRun(payloads=[LARGE], dedupe_keys=[key]), request_id=request_id)
 
 
 async def test_a_client_that_leaves_after_the_hand_over_changes_nothing() -> None:
@@ -247,13 +251,13 @@ async def test_ids_go_on_past_the_block_across_restarts(root: Root) -> None:
 
 async def test_content_differs_in_its_fingerprint() -> None:
     few: list[dict[str, Any]] = [
-        {"delay_ms": 0}, {"delay_ms": 1}, {"visible_at_ms": 1}, {"dedupe_key": "a"},
-        {"dedupe_key": "b"}, {"dedupe_key": "a", "delay_ms": 0},
+        {"delay_ms": 0}, {"delay_ms": 1}, {"visible_at_ms": 1},
+        {"dedupe_keys": ["a"]}, {"dedupe_keys": ["b"]}, {"dedupe_keys": ["a"], "delay_ms": 0},
     ]  # fmt: skip
     contents = [
-        *(accepted(PublishMessage(payload=b"ab", **field)) for field in few),
-        accepted(PublishMessage(), PublishMessage(dedupe_key="a")),
-        accepted(PublishMessage(dedupe_key="a"), PublishMessage()),
+        *(accepted(PublishRun(payloads=[b"ab"], **field)) for field in few),
+        accepted(PublishRun(payloads=[b""]), keyed("a")),
+        accepted(keyed("a"), PublishRun(payloads=[b""])),
         batch(b"a", b"b"), batch(b"ab"), batch(b"ab", b""), batch(b"", b"ab"), batch(b"b", b"a"),
         batch(b"a", b"b", x="1"), batch(b"a", b"b", x="2"), batch(b"a", b"b", y="1"),
         batch(b"a" + LARGE), batch(b"b" + LARGE), batch(LARGE, b"a"), batch(b"a", LARGE),

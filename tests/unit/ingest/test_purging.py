@@ -23,7 +23,7 @@ from services.ingest.read.entries import entries_of
 from services.ingest.read.reading import Room
 from services.ingest.shard import Shard
 from slatemq.errors import FailedPrecondition, NotFound
-from slatemq.v1.ingest_pb2 import PublishMessage
+from slatemq.v1.ingest_pb2 import PublishRun
 from tests.forms import seeds
 from tests.manual_clock import ManualClock
 from tests.unit.ingest import shards
@@ -43,8 +43,8 @@ def opened(
 LONG_S = 365 * 24 * 3600
 
 
-def lasting(payload: bytes, retention_s: int) -> PublishMessage:
-    return PublishMessage(payload=payload, retention_s=retention_s)
+def lasting(payload: bytes, retention_s: int) -> PublishRun:
+    return PublishRun(payloads=[payload], retention_s=retention_s)
 
 
 async def purge(

@@ -12,7 +12,7 @@ from libs.storage.errors import Unstorable
 from services.ingest.shard import Shard
 from services.ingest.write import publishing
 from services.ingest.write.pushing import Push
-from slatemq.v1.ingest_pb2 import PublishMessage
+from slatemq.v1.ingest_pb2 import PublishRun
 from tests.unit.ingest.shards import accepted, batch, opened, sequences
 
 TOO_LONG = "x" * 65_536
@@ -42,7 +42,7 @@ def poison_request_id(shard: Shard) -> Coroutine[Any, Any, object]:
 
 
 def poison_dedupe_key(shard: Shard) -> Coroutine[Any, Any, object]:
-    poisoned = accepted(PublishMessage(payload=b"x"))
+    poisoned = accepted(PublishRun(payloads=[b"x"]))
     poisoned.dedupe_keys = {0: TOO_LONG}
     return shard.publisher.publish(poisoned)
 

@@ -41,7 +41,7 @@ def field(number: int, content: bytes) -> bytes:
 PAIR = field(2, field(1, b"k") + field(2, b"v"))
 
 HUGE: list[tuple[type[Message], bytes, str]] = [
-    (ingest_pb2.PublishRequest, field(1, b"") * (ITEMS_MAX + 1), "messages"),
+    (ingest_pb2.PublishRequest, field(1, b"") * (ITEMS_MAX + 1), "runs"),
     (
         ingest_pb2.PublishRequest,
         ingest_pb2.PublishRequest(
@@ -84,7 +84,7 @@ def test_a_map_of_a_million_is_refused_after_a_thousand() -> None:
 
     assert found is not None
     assert (found.field, found.rule) == (
-        "messages[3].headers",
+        "runs[3].headers",
         f"has more than {PAIRS_MAX} entries",
     )
     assert refusal(ingest_pb2.PublishRequest, headers_of(PAIRS_MAX, 3)) is None
@@ -116,8 +116,8 @@ def test_others_have_their_turn_every_few_thousand_messages_of_a_walk() -> None:
 
 def test_payloads_are_passed_over_whatever_their_size() -> None:
     descriptor: Any = ingest_pb2.PublishRequest.DESCRIPTOR
-    message = ingest_pb2.PublishMessage(payload=b"\x0a\x00" * 5_000_000, headers={"a": "b"})
-    steps = list(walk(descriptor, encoded(messages=[message])))
+    message = ingest_pb2.PublishRun(payloads=[b"\x0a\x00" * 5_000_000], headers={"a": "b"})
+    steps = list(walk(descriptor, encoded(runs=[message])))
 
     assert steps == []
 
@@ -164,7 +164,7 @@ def test_payloads_of_a_run_are_counted_and_walked_over_in_steps() -> None:
     steps = sum(1 for _ in walk(descriptor, most))
 
     assert ITEMS_MAX // TEXT_ITEMS // (steps + 1) < 10_000
-    found = refusal(ingest_pb2.PublishRun, most + field(2, b"one more"))
+    found = refusal(ingest_pb2.PublishRun, most + field(1, b"one more"))
     assert found is not None
     assert found.field == "payloads"
 
@@ -173,9 +173,9 @@ def test_whatever_protobuf_writes_is_walked_to_its_end() -> None:
     chance = random.Random(1)
     for _ in range(200):
         request = ingest_pb2.PublishRequest(
-            messages=[
-                ingest_pb2.PublishMessage(
-                    payload=chance.randbytes(chance.randrange(300)),
+            runs=[
+                ingest_pb2.PublishRun(
+                    payloads=[chance.randbytes(chance.randrange(300))],
                     headers={
                         str(n): "v" * chance.randrange(200) for n in range(chance.randrange(5))
                     },

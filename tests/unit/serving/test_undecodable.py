@@ -18,19 +18,19 @@ def spoiled(data: bytes, word: str) -> bytes:
 
 def publish_bytes() -> bytes:
     messages = [
-        ingest_pb2.PublishMessage(payload=b"\xff\xfe", headers={"name": "value"}),
-        ingest_pb2.PublishMessage(headers={"other": "thing"}, created_at_ms=5),
+        ingest_pb2.PublishRun(payloads=[b"\xff\xfe"], headers={"name": "value"}),
+        ingest_pb2.PublishRun(payloads=[b""], headers={"other": "thing"}, created_at_ms=5),
     ]
-    return ingest_pb2.PublishRequest(messages=messages, request_id="first").SerializeToString()
+    return ingest_pb2.PublishRequest(runs=messages, request_id="first").SerializeToString()
 
 
 @pytest.mark.parametrize(
     ("word", "field"),
     [
         ("first", "request_id"),
-        ("name", "messages[0].headers"),
-        ("value", "messages[0].headers"),
-        ("thing", "messages[1].headers"),
+        ("name", "runs[0].headers"),
+        ("value", "runs[0].headers"),
+        ("thing", "runs[1].headers"),
     ],
 )
 def test_a_text_that_is_no_utf8_is_named(word: str, field: str) -> None:
@@ -60,6 +60,6 @@ def test_nothing_is_named_where_nothing_is_at_fault_and_no_bytes_make_it_fail() 
 
 
 def test_what_to_make_shorter_is_the_list_of_a_request() -> None:
-    assert first_list(PUBLISH) == "messages"
+    assert first_list(PUBLISH) == "runs"
     assert first_list(consumer_pb2.NackRequest.DESCRIPTOR) == "items"
     assert first_list(queue_pb2.GetQueueRequest.DESCRIPTOR) == ""

@@ -176,5 +176,5 @@ class Executed(Finished):
         async with asyncio.timeout(30):
             while len(self.pushes.stored.get(0, [])) < len(self.pushed):
                 await asyncio.sleep(0.01)
-        arrived = [(one.queue_id, one.message.payload) for one in self.pushes.stored.get(0, [])]
+        arrived = [(one.queue_id, one.payload) for one in self.pushes.stored.get(0, [])]
         assert arrived == self.pushed

@@ -92,8 +92,8 @@ async def test_they_come_back_as_new_messages_once_however_often_it_is_asked() -
 
         await eventually(lambda: rig.owner.shard.outbox.waiting_count(0) == 0)
         came = pushes.stored[0]
-        assert [one.message.payload for one in came] == [b"content %d" % n for n in (1, 3, 4, 6)]
-        assert [dict(one.message.headers) for one in came][:2] == [{"number": "1"}, {"number": "3"}]
+        assert [one.payload for one in came] == [b"content %d" % n for n in (1, 3, 4, 6)]
+        assert [dict(one.headers) for one in came][:2] == [{"number": "1"}, {"number": "3"}]
         assert [one.queue_id for one in came] == ["q", "q", "q", "other"]
         assert await ids(rig, ARCHIVED) == [2, 5, 7, 8, 9, 10]
         assert await rig.counts() == {"archived": 6}

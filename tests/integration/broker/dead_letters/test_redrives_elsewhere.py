@@ -80,10 +80,10 @@ async def test_into_a_queue_of_another_shard_they_go_as_new_messages() -> None:
         assert [(one.message_id, one.transferred_to) for one in left] == [(1, "far"), (2, "far")]
         await eventually(lambda: len(pushes.stored.get(0, ())) == 2)
         first, second = pushes.stored[0]
-        assert (first.queue_id, first.message.payload) == ("far", payload(1))
-        assert (first.message.HasField("retention_s"), first.message.retention_s) == (True, 0)
+        assert (first.queue_id, first.payload) == ("far", payload(1))
+        assert (first.HasField("retention_s"), first.retention_s) == (True, 0)
         assert first.retention_deadline_ms == 0
-        assert (second.queue_id, dict(second.message.headers)) == ("far", {"a": "b"})
+        assert (second.queue_id, dict(second.headers)) == ("far", {"a": "b"})
         assert second.retention_deadline_ms == deadline
         assert await Blobs(rig.root).get(second.payload_uri) == b"large " * 20_000
 

@@ -99,8 +99,8 @@ async def test_letters_come_back_go_and_are_replaced_and_it_stays_so() -> None:
         assert left[0].attempts[-1].consumer_id == "ann"
         await eventually(pushes.payloads)
         [pushed] = pushes.stored[0]
-        assert (pushed.queue_id, pushed.message.payload) == ("q", b"3")
-        assert dict(pushed.message.headers) == {"k": "v"}
+        assert (pushed.queue_id, pushed.payload) == ("q", b"3")
+        assert dict(pushed.headers) == {"k": "v"}
 
 
 async def test_when_one_letter_is_gone_nothing_happens_to_the_others() -> None:

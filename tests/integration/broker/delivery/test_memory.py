@@ -86,10 +86,10 @@ async def publish(stack: Stack, payloads: list[bytes], delay_ms: int = 0) -> Non
     stub = ingest_pb2_grpc.IngestServiceStub(stack.ingest.there)
     visible_at_ms = int(time.time() * 1000) + delay_ms if delay_ms else None
     messages = [
-        ingest_pb2.PublishMessage(payload=payload, visible_at_ms=visible_at_ms)
+        ingest_pb2.PublishRun(payloads=[payload], visible_at_ms=visible_at_ms)
         for payload in payloads
     ]
-    await patiently(lambda: stub.Publish(ingest_pb2.PublishRequest(messages=messages)))
+    await patiently(lambda: stub.Publish(ingest_pb2.PublishRequest(runs=messages)))
 
 
 async def assignments(stack: Stack) -> None:

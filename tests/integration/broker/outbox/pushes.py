@@ -61,4 +61,4 @@ class Pushes:
         return self.numbers[place]
 
     def payloads(self, ingest_shard: int = 0) -> list[bytes]:
-        return [one.message.payload for one in self.stored.get(ingest_shard, ())]
+        return [one.payload for one in self.stored.get(ingest_shard, ())]

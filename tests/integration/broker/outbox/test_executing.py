@@ -84,10 +84,10 @@ async def test_all_commands_take_effect_together_and_stay_after_a_restart() -> N
         assert (moved.message.message_id, moved.priority, moved.attempts_count) == (5, 3, 1)
         await eventually(pushes.payloads)
         [pushed] = pushes.stored[0]
-        assert (pushed.queue_id, pushed.message.headers["kind"]) == ("next", "note")
-        assert (pushed.message.retention_s, pushed.message.delay_ms) == (60, 5)
-        assert not pushed.message.HasField("visible_at_ms")
-        assert pushed.message.created_at_ms <= clock.now_ms()
+        assert (pushed.queue_id, pushed.headers["kind"]) == ("next", "note")
+        assert (pushed.retention_s, pushed.delay_ms) == (60, 5)
+        assert not pushed.HasField("visible_at_ms")
+        assert pushed.created_at_ms <= clock.now_ms()
 
 
 async def test_who_waits_on_the_target_gets_what_is_transferred_to_it() -> None:
@@ -302,8 +302,8 @@ async def test_large_payloads_are_stored_as_objects_before_the_commit() -> None:
         await eventually(pushes.payloads)
 
         small, large = pushes.stored[0]
-        assert small.message.payload == b"small"
-        assert (large.message.payload, large.payload_bytes) == (b"", len(payload))
+        assert small.payload == b"small"
+        assert (large.payload, large.payload_bytes) == (b"", len(payload))
         assert await Blobs(root).get(large.payload_uri) == payload
         assert refusal.reason == "LEASE_UNKNOWN"
         assert len(await root.objects.list("blobs")) == 1

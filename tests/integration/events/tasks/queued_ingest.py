@@ -69,10 +69,10 @@ class QueuedIngest(Ingest):
         return task_pb2_grpc.TaskServiceStub(self.channel)
 
     async def enqueue(
-        self, *messages: ingest_pb2.PublishMessage, request_id: str = ""
+        self, *messages: ingest_pb2.PublishRun, request_id: str = ""
     ) -> ingest_pb2.PublishResponse:
         """Publish; gives the whole answer."""
-        request = ingest_pb2.PublishRequest(messages=messages, request_id=request_id)
+        request = ingest_pb2.PublishRequest(runs=messages, request_id=request_id)
         with raising_slatemq_errors():
             answer: ingest_pb2.PublishResponse = await self.stub.Publish(request, timeout=60)
             return answer

@@ -44,7 +44,7 @@ async def test_a_publish_is_answered_with_a_task_whose_messages_come(
 ) -> None:
     async with queued(queue_settings(*backend)) as ingest:
         # When two messages are published
-        request = ingest_pb2.PublishRequest(messages=[message(b"a", k="v"), message(b"b")])
+        request = ingest_pb2.PublishRequest(runs=[message(b"a", k="v"), message(b"b")])
         call = ingest.stub.Publish(request, timeout=30)
         answer = await call
 
@@ -66,7 +66,7 @@ async def test_publishes_on_a_stream_are_tasks_too(backend: tuple[str, Server]) 
     async with queued(queue_settings(*backend)) as ingest:
         stream = ingest.stub.PublishStream(timeout=60)
         for number in range(1, 6):
-            publish = ingest_pb2.PublishRequest(messages=[message(b"%d" % number)])
+            publish = ingest_pb2.PublishRequest(runs=[message(b"%d" % number)])
             await stream.write(ingest_pb2.PublishStreamRequest(number=number, publish=publish))
         await stream.done_writing()
         answers = [answer async for response in stream for answer in response.answers]
@@ -93,7 +93,7 @@ async def test_wrong_input_is_refused_at_once_as_in_direct_mode(
     async with queued(queue_settings(*backend)) as ingest:
         with pytest.raises(InvalidArgument) as refused:
             await ingest.enqueue(message(b"x", **{"": "empty key"}))
-        assert refused.value.field.startswith("messages[0].headers")
+        assert refused.value.field.startswith("runs[0].headers")
         with pytest.raises(InvalidArgument):
             await ingest.enqueue()
         assert await ingest.failed() == []

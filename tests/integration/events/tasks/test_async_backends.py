@@ -228,7 +228,7 @@ async def test_copies_of_a_dead_letter_are_told_retried_and_applied_once(
 
         await eventually(is_dead)
         # When a fourth copy finds the cause removed, then it is a dead letter no more
-        request = ingest_pb2.PublishRequest(messages=[message(b"back")])
+        request = ingest_pb2.PublishRequest(runs=[message(b"back")])
         await open_root(tmp_path.as_uri()).objects.put(path, request.SerializeToString())
         await enqueue(settings, task_id, {"content_length": 4, "data_ref": path})
         await ingest.applied(await ingest.send_task(b"and behind that"))

@@ -165,7 +165,7 @@ async def publish_in_time(ingest: QueuedIngest, names: list[bytes]) -> list[str]
 
 
 def ingest_request(payload: bytes) -> ingest_pb2.PublishRequest:
-    return ingest_pb2.PublishRequest(messages=[message(payload)])
+    return ingest_pb2.PublishRequest(runs=[message(payload)])
 
 
 async def test_two_ingests_on_one_backend_apply_what_each_accepted(

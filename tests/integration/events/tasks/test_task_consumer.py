@@ -28,7 +28,7 @@ from services.ingest.wire import publishes as wire
 from services.ingest.write.uploads import UPLOAD_AGE_MS_MAX
 from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import InvalidArgument
-from slatemq.v1.ingest_pb2 import PublishMessage, PublishRequest
+from slatemq.v1.ingest_pb2 import PublishRequest, PublishRun
 from tests.integration.events.backends.servers import Server, running
 from tests.integration.events.conftest import SERVERS, eventually, served
 from tests.integration.events.tasks.queued_ingest import queue_settings
@@ -79,7 +79,7 @@ class Consuming:
 
     async def enqueue(self, payload: bytes, count: int = 1) -> str:
         """A task with one message, enqueued as often; poison is no request."""
-        request = PublishRequest(messages=[PublishMessage(payload=payload)])
+        request = PublishRequest(runs=[PublishRun(payloads=[payload])])
         body = b"poison" if payload == b"poison" else request.SerializeToString()
         task_id = TaskIds(0).make(self.shard.clock.now_ms())
         bodies = TaskBodies(open_root("memory:///").objects, 0, "none")

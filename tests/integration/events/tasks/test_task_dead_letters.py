@@ -54,7 +54,7 @@ async def test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried
         assert (await ingest.failed())[0].error == task.error
 
         # When the cause is removed and it is retried, then it is applied, once
-        request = ingest_pb2.PublishRequest(messages=[message(b"back")])
+        request = ingest_pb2.PublishRequest(runs=[message(b"back")])
         await objects.put(path, request.SerializeToString())
         assert await ingest.retry() == 1
         (message_id,) = await ingest.applied(task_id)
@@ -138,7 +138,7 @@ async def test_a_damaged_dead_letter_is_told_of_and_hinders_no_other(
         assert [failed.task_id for failed in listed] == ["", "", "", task_id, ""]
         assert all(failed.ended_at_ms for failed in listed)
         assert listed[0].error.startswith("unreadable: entry ")
-        request = ingest_pb2.PublishRequest(messages=[message(b"back")])
+        request = ingest_pb2.PublishRequest(runs=[message(b"back")])
         await open_root(root).objects.put(path, request.SerializeToString())
         assert await ingest.retry() == 1
         await ingest.applied(task_id)

@@ -53,7 +53,7 @@ class Traced:
 
 async def publish(ingest: QueuedIngest, trace: str, payload: bytes) -> ingest_pb2.PublishResponse:
     """Publish under one request ID, as a caller who has this trace."""
-    request = ingest_pb2.PublishRequest(messages=[message(payload)], request_id="r")
+    request = ingest_pb2.PublishRequest(runs=[message(payload)], request_id="r")
     with raising_slatemq_errors():
         answer: ingest_pb2.PublishResponse = await ingest.stub.Publish(
             request, timeout=60, metadata=context_of(trace)
