@@ -140,25 +140,25 @@ def measure_outbox(telemetry: Telemetry, outbox: Outbox) -> None:
             yield Observation(int(ingest_shard in outbox.halts), _of(ingest_shard))
 
     telemetry.meter.create_observable_gauge(
-        "slatemq._admin.outbox.refused.messages",
+        "slatemq.outbox.refused.messages",
         callbacks=[refused],
         unit="{message}",
         description="Pushed messages that an ingest refused for good, put aside for people",
     )
     telemetry.meter.create_observable_gauge(
-        "slatemq._admin.outbox.halted",
+        "slatemq.outbox.halted",
         callbacks=[halted],
         unit="1",
         description="1 while nothing is sent to an ingest until people have seen to it",
     )
     telemetry.meter.create_observable_gauge(
-        "slatemq._admin.outbox.messages",
+        "slatemq.outbox.messages",
         callbacks=[rows],
         unit="{message}",
         description="Pushed messages that wait for an ingest",
     )
     telemetry.meter.create_observable_gauge(
-        "slatemq._admin.outbox.age",
+        "slatemq.outbox.age",
         callbacks=[age],
         unit="s",
         description="How long the oldest pushed message has waited for an ingest",

@@ -86,3 +86,11 @@ def test_the_page_for_operators_lists_all_metrics_and_no_other() -> None:
     listed = [name for row in rows for name in re.findall(r"`([a-z_]+\.[a-z_.]+)`", row)]
 
     assert sorted(listed) == sorted(instruments())
+
+
+def test_no_name_that_users_see_is_that_of_a_private_module() -> None:
+    pages = [*(REPOSITORY / "docs/how-to").glob("*.md"), REPOSITORY / "README.md"]
+    seen = {name for page in pages for name in re.findall(r"`(slatemq\._[^`]*)`", page.read_text())}
+
+    assert not [name for name in instruments() if "._" in name]
+    assert not {name for name in seen if not name.endswith(")")}  # A function that is shown.
