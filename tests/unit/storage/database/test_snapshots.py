@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from libs.storage.database.snapshots import (
     SnapshotReader,
     TooManySnapshots,
 )
-from libs.storage.errors import Fenced, SnapshotNotFound
+from libs.storage.errors import Fenced, SnapshotNotFound, StorageError
 
 LIFETIME_MS = 60_000
+ROWS = 3_000
 
 
 @pytest.fixture
@@ -146,6 +148,34 @@ async def test_a_released_snapshot_is_gone_and_releasing_it_again_is_no_error(
         await snapshots.renew(snapshot, LIFETIME_MS)
     with pytest.raises(SnapshotNotFound):
         await snapshots.renew("no ID at all", LIFETIME_MS)
+
+
+async def test_a_reader_that_stood_still_until_its_snapshot_was_collected_misses_no_row_silently(
+    tmp_path: Path, opened: tuple[Root, Database]
+) -> None:
+    # Given a scan that has begun, of more rows than are read ahead
+    root, database = opened
+    for first in range(0, ROWS, 100):
+        await database.commit(rows(range(first, first + 100), os.urandom(8_000)))
+    snapshots = root.snapshots(database)
+    snapshot = await snapshots.take(LIFETIME_MS)
+    reader = await root.open_snapshot("ingest/0", snapshot)
+    scan = reader.scan(b"", b"\x01")
+    await anext(scan)
+
+    # When its snapshot is gone, and so are the tables in it
+    await snapshots.release(snapshot)
+    for table in (tmp_path / "ingest" / "0" / "compacted").iterdir():
+        table.unlink()
+
+    # Then the scan does not end as if that were all, and no row is said not to be there
+    with pytest.raises(StorageError):
+        [rows async for rows in scan]
+    with pytest.raises(StorageError):
+        await reader.get((ROWS - 1).to_bytes(8, "big"))
+    with pytest.raises(SnapshotNotFound):
+        await root.open_snapshot("ingest/0", snapshot)
+    await reader.close()
 
 
 async def test_a_renewed_snapshot_lives_on_and_one_past_its_lifetime_is_gone(
