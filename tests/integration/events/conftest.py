@@ -28,7 +28,9 @@ CLASSPATH = "ACTIVEMQ_CLASSPATH"
 
 def amqp10(kind: str, folder: Any) -> Server:
     """A server of AMQP 1.0, where its client is installed: see requirements/activemq.txt."""
-    pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+    pytest.importorskip(
+        "proton", reason="requirements/activemq.txt, which takes a C compiler, is not installed"
+    )
     servers = import_module("tests.integration.events.backends.activemq_server")
     server: Server = getattr(servers, kind)(folder)
     return server

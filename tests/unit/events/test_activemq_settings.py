@@ -7,7 +7,9 @@ import pytest
 from libs.events.settings import ActivemqSettings
 from slatemq.errors import InvalidArgument
 
-pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+pytest.importorskip(
+    "proton", reason="requirements/activemq.txt, which takes a C compiler, is not installed"
+)
 
 from libs.events.activemq.backend import ActivemqBackend
 from libs.events.activemq.connection import Addresses
