@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
@@ -17,7 +17,6 @@ from slatemq.cli.groups import Group
 from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.parameters import MESSAGE_ID, QUEUE, SECONDS, TIME, WORDS, queues_option
 from slatemq.cli.progress import progress
-from slatemq.cli.queue_options import format_time
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.errors import SlateMQError
 
@@ -143,16 +142,21 @@ def runs(session: Session, job: str | None, limit: int) -> None:
         for one in found:
             write_json(_fields(one))
         return
+    _show_runs(found)
+
+
+def _show_runs(found: Sequence[JobRun]) -> None:
+    """A row for each; when it was asked for is the beginning of its ID."""
     write_table(
-        ("run", "state", "begun by", "asked for", "took", "result"),
+        ("run", "state", "begun by", "took", "result"),
         (
             (
                 one.run_id,
-                one.state.value + (" (dry run)" if one.dry_run else ""),
+                one.state.value,
                 "schedule" if one.scheduled else "request",
-                format_time(one.created_at_ms),
                 _took(one),
-                one.error or _counts(one) or _standing(one),
+                ("dry run: " if one.dry_run else "")
+                + (one.error or _counts(one) or _standing(one)),
             )
             for one in found
         ),

@@ -71,13 +71,22 @@ def remark(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
+CUT_WIDTH = 8
+"""Columns that are left of what is cut, however narrow the terminal is."""
+
+
 def write_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, headed: bool = True
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    headed: bool = True,
+    cuts: Sequence[str] = (),
 ) -> None:
     """A table for people; cells that are numbers stand on the right. Without a head: more rows.
 
-    Nothing is left out or folded: a terminal that is too narrow wraps the lines, and what is copied
-    from it is whole.
+    Where a terminal is too narrow, cells of the columns `cuts` are cut, those of the first one
+    first. Nothing else is left out or folded: the terminal wraps the lines, and what is copied from
+    it is whole.
     """
     # Imported here: only tables need it.
     from rich.cells import cell_len
@@ -85,6 +94,14 @@ def write_table(
     cells = [list(row) for row in rows]
     shown = [[printable(str(cell)).replace("\n", "\\n") for cell in row] for row in cells]
     widths = [max(map(cell_len, column)) for column in zip(columns, *shown, strict=True)]
+    over = sum(widths) + 2 * (len(columns) - 1) - line_width()
+    for place in map(columns.index, cuts):
+        least = max(cell_len(columns[place]), CUT_WIDTH)
+        width = min(widths[place], max(widths[place] - max(over, 0), least))
+        over -= widths[place] - width
+        widths[place] = width
+        for row in shown:
+            row[place] = cut(row[place], width)
     numeric = [
         bool(cells) and all(isinstance(row[place], int) for row in cells)
         for place in range(len(columns))

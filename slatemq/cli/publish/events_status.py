@@ -69,6 +69,7 @@ def _show(found: list[EventsStatus]) -> None:
             )
             for one in found
         ),
+        cuts=("mode", "state", "backend"),
     )
     for one in found:
         error = one.problem or ("" if one.answering else one.last_error)

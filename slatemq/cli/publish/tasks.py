@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -131,21 +132,24 @@ def failed(session: Session, limit: int) -> None:
         for one in found:
             write_json(_fields(one))
     else:
-        write_table(
-            ("task", "accepted", "failed", "attempts", "error"),
-            (
-                (
-                    one.task_id or "unreadable",
-                    format_time(one.accepted_at_ms) if one.task_id else "",
-                    format_time(one.ended_at_ms),
-                    one.attempts_count,
-                    one.error,
-                )
-                for one in found
-            ),
-        )
+        _show_failed(found)
     if error is not None:
         raise error
+
+
+def _show_failed(found: Sequence[Task]) -> None:
+    write_table(
+        ("task", "failed", "attempts", "error"),
+        (
+            (
+                one.task_id or "unreadable",
+                format_time(one.ended_at_ms),
+                one.attempts_count,
+                one.error,
+            )
+            for one in found
+        ),
+    )
 
 
 @task.command("retry", epilog=RETRY_EPILOG)

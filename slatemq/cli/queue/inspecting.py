@@ -103,16 +103,17 @@ def explain(
     if not found:
         note("there are no queues: create one with `slatemq queue create`")
     else:
-        columns = ("queue", "matches", "priority", "why")
-        write_table(
-            columns,
-            (
-                (one.queue_id, "yes" if one.matched else "no", one.priority, one.reason)
-                for one in found
-            ),
-        )
+        _show_explanations(found)
         matched = sum(one.matched for one in found)
         note(f"{matched} of {len(found)} queues take it" if matched else _none_takes(to, found))
+
+
+def _show_explanations(found: Sequence[Explanation]) -> None:
+    write_table(
+        ("queue", "matches", "priority", "why"),
+        ((one.queue_id, "yes" if one.matched else "no", one.priority, one.reason) for one in found),
+        cuts=("queue",),
+    )
 
 
 def _none_takes(to: str | None, found: Sequence[Explanation]) -> str:
@@ -177,7 +178,7 @@ def _show(found: Status) -> None:
     if found.routes:
         print()
         write_table(
-            ("ingest shard", "broker shard", "lag", "routed to", "stored to"),
+            ("ingest", "broker", "lag", "routed to", "stored to"),
             [
                 (r.ingest_shard, r.broker_shard, r.pending_count, r.cursor, r.durable_sequence)
                 for r in found.routes
@@ -186,6 +187,6 @@ def _show(found: Status) -> None:
     if found.queues:
         print()
         rows = ((one.queue_id, state_of(one), *count_cells(one)) for one in found.queues)
-        write_table(("queue", "state", *COUNTS), rows)
+        write_table(("queue", "state", *COUNTS), rows, cuts=("queue",))
     if found.unlisted_brokers:
         note(silent_brokers(found.unlisted_brokers))

@@ -11,7 +11,7 @@ import click
 from slatemq.cli.groups import Group
 from slatemq.cli.listings import Listing, listing_of
 from slatemq.cli.moments import START
-from slatemq.cli.output import cut, line_width, printable, say, write_json, write_table
+from slatemq.cli.output import CUT_WIDTH, cut, line_width, printable, say, write_json, write_table
 from slatemq.cli.parameters import QUEUE, WORDS
 from slatemq.cli.queue_options import (
     COUNTS,
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from slatemq._admin.entry_models import StateName
     from slatemq._admin.queue_models import Queue
     from slatemq.client import Client
-
-NAME_WIDTH = 8
-"""Columns that a name has in a list, however narrow the terminal is."""
 
 FILTER_WIDTH = 8
 """Columns in which a filter is worth its place in a list."""
@@ -245,7 +242,7 @@ def _show_queues(queues: Sequence[Queue]) -> None:
 
     left = line_width() - taken(range(1, len(heads)))
     for one, row in zip(queues, rows, strict=True):
-        row[0] = cut(one.queue_id, max(left - len(str(row[0])), NAME_WIDTH)) + str(row[0])
+        row[0] = cut(one.queue_id, max(left - len(str(row[0])), CUT_WIDTH)) + str(row[0])
     left -= taken(range(1))
     if left >= FILTER_WIDTH:
         heads = (*heads, "filter")

@@ -14,10 +14,10 @@ from slatemq._admin.entry_models import EntryState
 from slatemq.cli.failures import EXIT_REFUSED, error_fields
 from slatemq.cli.groups import Group, Place
 from slatemq.cli.listings import Listing, listing_of
-from slatemq.cli.output import cut, line_width, note, say, write_json, write_table
+from slatemq.cli.output import CUT_WIDTH, cut, line_width, note, say, write_json, write_table
 from slatemq.cli.parameters import MESSAGE_ID, QUEUE, WHICH, WORDS
 from slatemq.cli.progress import progress
-from slatemq.cli.queue.queues import NAME_WIDTH, purge_states
+from slatemq.cli.queue.queues import purge_states
 from slatemq.cli.repair.messages import finished_listing, show_message
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.errors import NotFound, SlateMQError
@@ -253,7 +253,7 @@ def _show_redrives(found: Sequence[Redrive]) -> None:
             names.append(one.target_queue_id)
         if len(" into ".join(names)) > left:
             width = (left - len(" into ") * (len(names) - 1)) // len(names)
-            names = [cut(name, max(width, NAME_WIDTH)) for name in names]
+            names = [cut(name, max(width, CUT_WIDTH)) for name in names]
         row.append(" into ".join(names))
     write_table(heads, rows)
 

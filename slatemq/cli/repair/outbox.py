@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -109,21 +109,25 @@ def refused(session: Session) -> None:
             write_json(_fields(push))
         found.check_complete()
         return
+    _show_refused(found.items)
+    found.check_complete()
+
+
+def _show_refused(found: Sequence[RefusedPush]) -> None:
     write_table(
-        ("push", "queue", "bytes", "pushed", "refused", "reason"),
+        ("push", "queue", "bytes", "refused", "reason"),
         (
             (
                 push.push_id,
                 push.queue_id,
                 push.payload_bytes,
-                format_time(push.pushed_at_ms),
                 format_time(push.refused_at_ms),
                 push.reason,
             )
-            for push in found.items
+            for push in found
         ),
+        cuts=("queue",),
     )
-    found.check_complete()
 
 
 @outbox.command("show", epilog="\b\nExample:\n  slatemq outbox show 0-0-1f")

@@ -1,13 +1,23 @@
-"""Lists of queues and redrives in a terminal of 80 columns, and in a pipe."""
+"""Tables in a terminal of 80 columns, and in a pipe."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from slatemq._admin.events_status import EventsStatus
+from slatemq._admin.instance_status import Status
+from slatemq._admin.janitor import JobRun, JobRunState
+from slatemq._admin.outbox import RefusedPush
 from slatemq._admin.queue_models import queue_of
 from slatemq._admin.redrives import Redrive, RedriveState
-from slatemq.cli.queue import queues
-from slatemq.cli.repair import dead_letters
+from slatemq._admin.tasks import Task, TaskState
+from slatemq.cli import janitor, output
+from slatemq.cli.publish import events_status, tasks
+from slatemq.cli.queue import inspecting, queues
+from slatemq.cli.repair import dead_letters, outbox
+from slatemq.models import Explanation, RouteStatus, ServiceStatus
 from slatemq.v1 import queue_pb2
 
 LONG = "production.billing.invoices.created.v2"
@@ -56,3 +66,78 @@ def test_a_list_of_redrives_with_long_names_fits_a_terminal_and_is_whole_in_a_pi
     assert max(map(len, lines)) <= 80
     assert "… into produ" in lines[2]
     assert lines[3].endswith("a into b")
+
+
+LAST_ID = (1 << 64) - 1
+TIME_MS = 1_767_225_600_123
+
+
+def shown_status() -> None:
+    found = [queue_of(queue_with_letters(name, paused=True)) for name in (LONG, "short")]
+    services = [ServiceStatus("ingest", 12, "192.168.100.200:17420", False, "waits for the store")]
+    routes = [RouteStatus(255, 255, LAST_ID, LAST_ID, 123_456_789)]
+    inspecting._show(Status(services, routes, found, []))
+
+
+def shown_events() -> None:
+    events_status._show(
+        [
+            EventsStatus(
+                "ingest",
+                12,
+                enabled=True,
+                backend="rabbitmq",
+                consistency="write-through",
+                cursor=LAST_ID,
+                lag_count=123,
+                lag_ms=12_300,
+                lost_count=1_234,
+            )
+        ]
+    )
+
+
+def shown_explanations() -> None:
+    inspecting._show_explanations([Explanation(LONG * 2, False, 128, "its filter is false")])
+
+
+def shown_tasks() -> None:
+    name = "task_01KE8ZJ5Q0000000000000000"
+    tasks._show_failed([Task(name, TaskState.FAILED, TIME_MS, TIME_MS, (), "the queue", 10)])
+
+
+def shown_refused() -> None:
+    push = RefusedPush("0-12-1f3a", LONG * 2, "its payload is", TIME_MS, TIME_MS, 12_345_678, 0, 12)
+    outbox._show_refused([push])
+
+
+def shown_runs() -> None:
+    run_id = "20261231-235959-999-unreferenced-0a1b2c"
+    state = JobRunState.INTERRUPTED
+    run = JobRun(run_id, "report", True, (), True, state, 0, TIME_MS, TIME_MS, TIME_MS, None)
+    janitor._show_runs([run])
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        shown_status,
+        shown_events,
+        shown_explanations,
+        shown_tasks,
+        shown_refused,
+        shown_runs,
+    ],
+)
+def test_a_table_fits_a_terminal_with_long_names_and_is_whole_in_a_pipe(
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    show: Callable[[], None],
+) -> None:
+    show()
+    assert "…" not in capfdbinary.readouterr().out.decode()
+
+    monkeypatch.setattr(output, "line_width", lambda: 80)
+    show()
+    lines = capfdbinary.readouterr().out.decode().splitlines()
+    assert max(map(len, lines)) <= 80, "\n".join(lines)
