@@ -13,7 +13,7 @@ from examples.demo.judge import Verdict
 FAULTS_SHOWN = 10
 
 CAPTION = """\
-failed       dead letters: the consumers refused them at every attempt, on purpose
+failed       dead letters: refused by the consumers at every attempt, on purpose
 redelivered  came again: a consumer failed, let its lease end, or was cut off
 lost         neither acked nor failed: anything but 0 would be a fault"""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -17,6 +18,8 @@ from slatemq._consume import processing
 from tests.integration.client.peers import Instance
 
 ROOT = Path(__file__).parents[3]
+
+WORKERS_PAGE = ROOT / "docs" / "how-to" / "workers.md"
 
 PAYLOADS = [b"1", b"2", b"3", b"4"]
 
@@ -94,6 +97,54 @@ async def test_a_worker_that_gets_sigterm_releases_what_is_in_work(
         assert err == b""
     # Then all went back, and no attempt is counted
     assert sorted(instance.broker.nacked) == [(payload, "", True) for payload in PAYLOADS]
+
+
+def documented(begins: str, work: str) -> str:
+    """The program on the page of workers that begins so, which says that it works, then does."""
+    blocks: list[str] = re.findall(r"```python\n(.*?)```", WORKERS_PAGE.read_text(), re.DOTALL)
+    (program,) = [block for block in blocks if block.startswith(begins)]
+    for what, instead in (
+        ('"127.0.0.1:7420"', "__import__('sys').argv[1]"),
+        ('"charges", prefetch=1', '"q", prefetch=1'),
+        ("print(message.message_id)", f'print("working", flush=True); {work}'),
+    ):
+        assert what in program
+        program = program.replace(what, instead)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("begins", "work", "status"),
+    [
+        ("import signal\n\nimport slatemq.sync\n", "__import__('time').sleep(600)", 143),
+        ("import asyncio\nimport signal\n", "await asyncio.sleep(600)", 0),
+    ],
+    ids=["sync", "asyncio"],
+)
+async def test_a_documented_program_that_gets_sigterm_releases_what_it_works_on(
+    instance: Instance, begins: str, work: str, status: int
+) -> None:
+    # Given a program of the page, which has begun with a message and has one more fetched ahead
+    instance.broker.available.extend([(payload, 0) for payload in PAYLOADS[:2]])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-c", documented(begins, work), instance.endpoint),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        assert await process.stdout.readline() == b"working\n"
+        await instance.broker.until(lambda: len(instance.broker.leases) == 2)
+
+        # When it gets SIGTERM
+        process.send_signal(signal.SIGTERM)
+        ended = await process.communicate()
+
+    # Then it ends as documented, and both messages went back without an attempt counted
+    assert (process.returncode, ended) == (status, (b"", b""))
+    assert sorted(instance.broker.nacked) == [(payload, "", True) for payload in PAYLOADS[:2]]
 
 
 async def test_a_program_may_go_on_after_process_with_sigterm_as_it_was(
