@@ -56,7 +56,7 @@ async def test_sigterm_drains_and_leaves_nothing_running(stack: LocalStack, stub
 
     # Then the claim is answered, in words or with an error, and everything has ended cleanly
     assert code == 0, stack.said
-    await asyncio.wait([waiting], timeout=10)
+    await asyncio.wait([waiting], timeout=60)
     assert waiting.done()
     refused = waiting.exception()
     assert refused is None or isinstance(refused, grpc.aio.AioRpcError)
@@ -71,7 +71,7 @@ def test_a_killed_launcher_leaves_no_orphan(stack: LocalStack) -> None:
     os.kill(pids["launcher"], signal.SIGKILL)
     stack.process.wait()
 
-    wait_until(lambda: not any(is_running(pid) for pid in pids.values()), 10)
+    wait_until(lambda: not any(is_running(pid) for pid in pids.values()), 60)
 
 
 def test_a_restarted_service_keeps_its_port(stack: LocalStack) -> None:

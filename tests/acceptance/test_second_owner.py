@@ -29,7 +29,7 @@ class SecondBroker:
         self.process = subprocess.Popen(
             [*command, "--ready-file", str(self._ready)], cwd=REPOSITORY, stderr=subprocess.DEVNULL
         )
-        wait_until(self._ready.exists, 30)
+        wait_until(self._ready.exists, 60)
 
     @property
     def address(self) -> str:
@@ -62,13 +62,13 @@ async def test_the_first_broker_stops_as_fenced_and_no_answered_ack_is_lost(
 
     # When a second broker is started on the same data
     closing.append(await asyncio.to_thread(SecondBroker, stack))
-    await asyncio.to_thread(wait_until, lambda: not is_running(first), 10)
+    await asyncio.to_thread(wait_until, lambda: not is_running(first), 60)
     consuming.cancel()
     await asyncio.wait([consuming])
     await publishing
 
     # Then the first has stopped by itself, is not started again, and the rest of the stack serves
-    await asyncio.to_thread(wait_until, lambda: "broker was fenced" in stack.said, 10)
+    await asyncio.to_thread(wait_until, lambda: "broker was fenced" in stack.said, 60)
     assert f"exit {EXIT_FENCED}" in stack.said
     assert stack.process.poll() is None
 

@@ -174,7 +174,7 @@ def test_leases_are_finished_by_hand_and_each_is_answered(cli: Cli, queue: str) 
     # Given three messages under leases
     for text in "abc":
         cli.ok("publish", "--to", queue, text)
-    wait_until(lambda: cli.counts(queue)["available_count"] == 3, 10)
+    wait_until(lambda: cli.counts(queue)["available_count"] == 3, 60)
     claimed = claim(cli, queue, "--max", "3", "--lease", "1m").objects
     tokens = [one["lease_token"] for one in claimed]
 
@@ -213,7 +213,7 @@ def test_a_message_is_explained_before_it_is_published(cli: Cli, queue: str) -> 
 
 def test_the_status_names_every_service(cli: Cli, queue: str) -> None:
     cli.ok("publish", "--to", queue, "x")
-    wait_until(lambda: cli.counts(queue)["available_count"] == 1, 10)
+    wait_until(lambda: cli.counts(queue)["available_count"] == 1, 60)
 
     (told,) = cli.ok("status", "--check", "--json").objects
 

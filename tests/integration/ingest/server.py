@@ -162,7 +162,7 @@ async def process(
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (address := _address(ready_file)) is None:
                 assert started.returncode is None, "ended before it served"
                 await asyncio.sleep(0.01)

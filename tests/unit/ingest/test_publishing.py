@@ -18,7 +18,7 @@ HOUR_MS = 60 * 60 * 1000
 
 
 async def until_uploading(store: GatedObjects, count: int = 1) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while store.writes < count:
             await asyncio.sleep(0)
 

@@ -98,7 +98,7 @@ async def test_an_old_reading_is_renewed_behind_the_caller(objects: Objects) -> 
 
     assert last is not None
     assert dict(last.routers) == {}
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not (last := reader.last()) or not last.routers:
             await asyncio.sleep(0)
     await reader.close()

@@ -1,7 +1,8 @@
 """Killed and run again comes to what an unkilled run comes to, by a clock that stands still.
 
 Both runs begin with the same bytes and judge by the same time, so nothing can fall due between
-them: what differs at the end is what the kill has lost, or done twice.
+them: what differs at the end is what the kill has lost, or done twice. The short form, in
+`make test`, is test_jobs_killed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from services.janitor.jobs.run import PHASES, STARTING, run_on
-from tests.forms import proof
 from tests.integration.janitor.instances import OPTIONS, Instance, instance
 from tests.integration.janitor.jobs.killing import JAVA
 from tests.integration.janitor.jobs.kills import (
@@ -34,7 +34,7 @@ from tests.integration.janitor.jobs.kills import (
     killed,
 )
 
-pytestmark = pytest.mark.slow  # Spark takes seconds to start, and tenths of one for each question
+pytestmark = [pytest.mark.slow, pytest.mark.proof]  # Three instances, and Spark twice.
 
 STATES = ("available", "delayed", "in_flight", "done", "failed", "archived")
 QUEUES = ("orders-0", *LETTERS, *(f"prints-0-{number}" for number in range(PRUNED)))
@@ -47,8 +47,6 @@ JAVA_STAGES = {
     for job, stages in STAGES.items()
 }
 """Where Spark's Java is killed, and its driver is not: its workers may go on for a moment."""
-
-SHORT = ("unreferenced", "jvm messages")
 
 EXPIRING_S = 8
 """The retention of messages that fall due by the owners' clocks while the jobs run."""
@@ -120,15 +118,7 @@ async def _filled(
 
 @pytest.mark.parametrize(
     ("job", "stage"),
-    [
-        SHORT,
-        *(
-            proof(job, stage)
-            for job, stages in STAGES.items()
-            for stage in (*stages, *JAVA_STAGES[job])
-            if (job, stage) != SHORT
-        ),
-    ],
+    [(job, stage) for job, stages in STAGES.items() for stage in (*stages, *JAVA_STAGES[job])],
 )
 async def test_a_job_that_was_killed_and_run_again_ends_as_one_that_was_not(
     spark: SparkSession, tmp_path: Path, job: str, stage: str

@@ -169,8 +169,8 @@ async def test_closing_makes_durable_what_was_still_waiting() -> None:
 async def test_closing_an_idle_loop_ends_it() -> None:
     async with committing() as stack:
         await asyncio.sleep(0)
-        await asyncio.wait_for(stack.commits.close(), 1)
-        await asyncio.wait_for(stack.running, 1)
+        await asyncio.wait_for(stack.commits.close(), 60)
+        await asyncio.wait_for(stack.running, 60)
 
 
 async def test_being_fenced_fails_every_waiter_and_ends_the_loop() -> None:

@@ -190,7 +190,7 @@ async def test_an_idle_writer_notices_that_it_was_fenced(root: Root) -> None:
     waiting = asyncio.create_task(old.wait_closed())
     new = await root.database("broker/0", Kind.BROKER)
 
-    assert await asyncio.wait_for(waiting, 10) == "fenced"
+    assert await asyncio.wait_for(waiting, 60) == "fenced"
     await old.close()
     await new.close()
 
