@@ -28,6 +28,9 @@ PACKED_MIN = 50
 FINISHED_SLOTS = 2048
 """Rows of the ring of finished leases; each takes FINISHED_SLOT_MIN before the next one."""
 
+SLOT_LEASES_MAX = 60_000
+"""Finished leases in one row at most: an array has room for a few more."""
+
 FINISHED_SLOT_MIN = 64
 """So 2,047 x 64 = 131,008 finished leases at least are remembered; the protos promise 100,000."""
 
@@ -312,7 +315,7 @@ class FinishedLeases:
         rows = []
         # One slot holds at most what an Array can count; the last one stays open while it is small.
         while self._open:
-            part = self._open[:60_000]
+            part = self._open[:SLOT_LEASES_MAX]
             outcomes = tuple(self._open_outcomes[: len(part)])
             record = FinishedLeasesRecord(self._sequence, tuple(part), outcomes)
             rows.append((self._sequence % FINISHED_SLOTS, record))
